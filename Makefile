@@ -1,0 +1,40 @@
+# make compare runs the main job, make test the tests. Each sets up .venv by itself; the second run starts in seconds.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: help compare test lint format clean
+
+help:
+	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
+	@echo "make test      run the tests"
+	@echo "make lint      ruff and pyright"
+	@echo "make format    let ruff format and fix"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED)-%: pyproject.toml constraints.txt $(BIN)/python
+	$(INSTALL) --editable ".[$*]"
+	@touch $@
+
+compare: $(INSTALLED)-report
+	$(BIN)/softmaxima compare --out build/compare $(ARGS)
+
+test: $(INSTALLED)-test
+	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+
+lint: $(INSTALLED)-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(INSTALLED)-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist

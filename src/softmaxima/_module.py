@@ -1,0 +1,33 @@
+"""`torch.nn` modules over maps and losses. Each mirrors a function and holds its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class OptionsModule(nn.Module):
+    """Holds a function's keyword arguments: numbers as attributes, an `nn.Parameter` as a parameter, a tensor as a buffer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._option_names = tuple(options)
+        for name, value in options.items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._option_names}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={_brief(value)}" for name, value in self.options.items())
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{type(value).__name__}{tuple(value.shape)}"
+    return getattr(value, "__name__", repr(value))

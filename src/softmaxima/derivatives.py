@@ -1,0 +1,76 @@
+"""Derivatives by name: the Jacobian of a map, and Hessian–vector products of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, as_tensor, like_input, linearise
+from softmaxima.maps import Map, find_map
+
+__all__ = ["hessian_vector_product", "jacobian"]
+
+
+def jacobian(
+    map: str | Map,
+    x: Array,
+    dim: int = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    **params: Any,
+) -> Array:
+    """The Jacobian of a map, `J = (diag(s) − q rᵀ)/τ`, one n×n matrix a row: `J[..., i, j] = ∂p_i/∂x_j`.
+
+    Args:
+        map: a registered name ("sparsemax") or a `Map`.
+        x, dim, temperature, where, **params: as for the map.
+
+    Returns:
+        Shape: x's without `dim`, then (n, n). No gradient flows through it; differentiate the map for that.
+
+    Half the sum of its absolute entries is 1 − Σp² for softmax: zero at a one-hot p, where the gradient has vanished.
+    Cost: one evaluation of the map, and n² writes a row.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.jacobian("sparsemax", np.array([1.0, 0.8, 0.1]))
+    array([[ 0.5, -0.5,  0. ],
+           [-0.5,  0.5,  0. ],
+           [ 0. ,  0. ,  0. ]])
+    """
+    found = find_map(map)
+    scores = as_tensor(found.name, "scores", x)
+    with torch.no_grad():
+        s, q, r, tau = linearise(found, scores, dim, temperature, where, params)
+        matrix = (torch.diag_embed(s) - q.unsqueeze(-1) * r.unsqueeze(-2)) / tau
+    return like_input(matrix.to(scores.dtype), x)
+
+
+def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array) -> Array:
+    """`H v` with H the Hessian of `loss` at x, without forming H: the forward derivative of the gradient.
+
+    Args:
+        loss: a scalar function of a tensor.
+        x, v: tensors, or NumPy arrays, of one shape and dtype.
+
+    Returns:
+        A tensor (or array) of x's shape. Cost: about three evaluations of the loss with gradient.
+
+    For cross-entropy H is diag(p) − p pᵀ, the covariance of a one-hot draw from p, which is Fisher's information as well.
+
+    >>> import torch, softmaxima as sm
+    >>> x, target = torch.tensor([0.0, 0.0]), torch.tensor(0)
+    >>> sm.hessian_vector_product(lambda x: sm.cross_entropy(x, target), x, torch.tensor([1.0, 0.0]))
+    tensor([ 0.2500, -0.2500])
+    """
+    name = "hessian_vector_product"
+    point, direction = as_tensor(name, "x", x), as_tensor(name, "v", v)
+    if point.shape != direction.shape or point.dtype != direction.dtype:
+        raise ValueError(
+            f"{name}: x and v must have one shape and dtype, got {tuple(point.shape)} {point.dtype} and "
+            f"{tuple(direction.shape)} {direction.dtype}"
+        )
+    return like_input(torch.func.jvp(torch.func.grad(loss), (point,), (direction,))[1], x)

@@ -1,0 +1,52 @@
+"""Losses for classification, with the shapes and arguments of `torch.nn.functional.cross_entropy`: one file a loss."""
+
+from softmaxima.losses._classification import REGISTRY, Loss, LossModule
+from softmaxima.losses.cross_entropy import CrossEntropyLoss, cross_entropy
+from softmaxima.losses.elastic_cross_entropy import ElasticCrossEntropyLoss, elastic_cross_entropy
+from softmaxima.losses.entmax_loss import Entmax15Loss, EntmaxLoss, entmax15_loss, entmax_loss
+from softmaxima.losses.eps_cross_entropy import EpsCrossEntropyLoss, eps_cross_entropy
+from softmaxima.losses.fenchel_young import FenchelYoungLoss, fenchel_young_loss
+from softmaxima.losses.margin import (
+    AMSoftmaxLoss,
+    ArcFaceLoss,
+    CosFaceLoss,
+    am_softmax_loss,
+    arcface_loss,
+    cosface_loss,
+)
+from softmaxima.losses.soft_accuracy_loss import SoftAccuracyLoss, soft_accuracy_loss
+from softmaxima.losses.sparse_softmax_loss import SparseSoftmaxLoss, sparse_softmax_loss
+from softmaxima.losses.sparsemax_loss import SparsemaxLoss, sparsemax_loss
+from softmaxima.losses.surrogate_loss import SurrogateLoss, surrogate_loss
+
+__all__ = [
+    "REGISTRY",
+    "AMSoftmaxLoss",
+    "ArcFaceLoss",
+    "CosFaceLoss",
+    "CrossEntropyLoss",
+    "ElasticCrossEntropyLoss",
+    "Entmax15Loss",
+    "EntmaxLoss",
+    "EpsCrossEntropyLoss",
+    "FenchelYoungLoss",
+    "Loss",
+    "LossModule",
+    "SoftAccuracyLoss",
+    "SparseSoftmaxLoss",
+    "SparsemaxLoss",
+    "SurrogateLoss",
+    "am_softmax_loss",
+    "arcface_loss",
+    "cosface_loss",
+    "cross_entropy",
+    "elastic_cross_entropy",
+    "entmax15_loss",
+    "entmax_loss",
+    "eps_cross_entropy",
+    "fenchel_young_loss",
+    "soft_accuracy_loss",
+    "sparse_softmax_loss",
+    "sparsemax_loss",
+    "surrogate_loss",
+]

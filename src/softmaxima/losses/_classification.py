@@ -1,0 +1,240 @@
+"""What every classification loss shares, as F.cross_entropy has it: targets, class weights, smoothing, ignored rows, reductions.
+
+A loss turns a `Batch` into one value a row; `Batch` says what the target's expectation of a row of values is, and reduces.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import as_tensor, check_scores, is_concrete, like_input, without_mask
+from softmaxima._module import OptionsModule
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Scores with the classes last, and their targets. Half-precision scores are float32 here."""
+
+    name: str
+    scores: Tensor  # [rows…, classes]
+    labels: Tensor | None  # [rows…], 0 where ignored
+    soft: Tensor | None  # [rows…, classes]; one of labels and soft is None
+    ignored: Tensor | None  # [rows…], None where no row is
+    class_weight: Tensor | None  # [classes]
+    smoothing: float
+    reduction: str
+    given: Any = field(repr=False)  # the scores as they came, whose kind and dtype the result has
+
+    @property
+    def class_axis(self) -> int:
+        return 0 if self.given.ndim == 1 else 1
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """A dtype wider than that of the given scores."""
+        half = as_tensor(self.name, "scores", self.given).dtype in (torch.bfloat16, torch.float16)
+        return torch.float32 if half else torch.float64
+
+    def target_distribution(self) -> Tensor:
+        """y [rows…, classes], smoothed; [classes], any one-hot, for hard targets."""
+        classes = self.scores.shape[-1]
+        if self.labels is None:
+            y: Tensor = self.soft  # type: ignore[assignment]
+        elif self.smoothing == 0:
+            y = torch.zeros(classes, dtype=self.scores.dtype, device=self.scores.device)
+            return torch.cat((torch.ones_like(y[:1]), y[1:]))
+        else:
+            y = torch.nn.functional.one_hot(self.labels, classes).to(self.scores.dtype)
+        return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / classes
+
+    def expectation(self, values: Tensor, class_weight: Tensor | None = None) -> Tensor:
+        """Σ_c w_c y_c values_c [rows…]; values of −∞ count only where y_c > 0, and get no gradient."""
+        if self.labels is None:
+            y = self.target_distribution().to(values.dtype)
+            return _weighted_sum(y if class_weight is None else y * class_weight, values)
+        hit = _at(self.labels, values)
+        if class_weight is not None:
+            hit = hit * class_weight[self.labels]
+        if self.smoothing == 0:
+            return hit
+        spread = values.new_full((), self.smoothing / values.shape[-1]) * (1 if class_weight is None else class_weight)
+        return (1 - self.smoothing) * hit + _weighted_sum(spread.expand(values.shape[-1:]), values)
+
+    def weighted_expectation(self, values: Tensor) -> Tensor:
+        """The expectation with the class weights inside, Σ_c w_c y_c values_c, as in cross-entropy."""
+        return self.expectation(values, self.class_weight)
+
+    def row_weight(self) -> Tensor | None:
+        """One weight a row: w_t, or Σ_c w_c y_c for soft targets."""
+        if self.class_weight is None:
+            return None
+        if self.labels is None:
+            return (self.target_distribution() * self.class_weight).sum(-1)
+        return self.class_weight[self.labels]
+
+    def reduce(self, rows: Tensor) -> Any:
+        """The loss from one value a row, weights included; the mean is over the weights of hard targets, over rows of soft ones."""
+        if self.ignored is not None:
+            rows = rows.masked_fill(self.ignored, 0.0)
+        if self.reduction != "none":
+            rows = rows.sum()
+        if self.reduction == "mean":
+            rows = rows / self._normaliser()
+        scores = as_tensor(self.name, "scores", self.given)
+        return like_input(rows.to(check_scores(self.name, scores).dtype), self.given)
+
+    def _normaliser(self) -> float | Tensor:
+        if self.labels is None or (self.class_weight is None and self.ignored is None):
+            return math.prod(self.scores.shape[:-1]) or math.nan
+        weights = self.class_weight[self.labels] if self.class_weight is not None else torch.ones_like(self.scores[..., 0])
+        return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
+
+
+def _at(labels: Tensor, values: Tensor) -> Tensor:
+    """values[…, label], where a −∞ gets no gradient."""
+    masked = values == -math.inf
+    hit = without_mask(values).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return _impossible(hit, masked.gather(-1, labels.unsqueeze(-1)).squeeze(-1))
+
+
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    finite = (weights * without_mask(values)).sum(-1)
+    return _impossible(finite, ((values == -math.inf) & (weights > 0)).any(-1))
+
+
+def _impossible(finite: Tensor, where: Tensor) -> Tensor:
+    """−∞ where a target has a masked class, with the gradient of the other classes."""
+    return finite + torch.zeros_like(finite).masked_fill(where, -math.inf)
+
+
+def prepare(
+    name: str,
+    x: Any,
+    target: Any,
+    weight: Any,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Batch:
+    """Validate the arguments that all losses share, and move the classes last."""
+    scores = check_scores(name, as_tensor(name, "scores", x))
+    if scores.ndim == 0:
+        raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"{name}: label_smoothing must be in [0, 1], got {label_smoothing}")
+    class_axis = 0 if scores.ndim == 1 else 1
+    classes = scores.shape[class_axis]
+    targets = as_tensor(name, "target", target)
+    hard_shape = tuple(size for axis, size in enumerate(scores.shape) if axis != class_axis)
+    if targets.dtype.is_floating_point:
+        _check_soft(name, scores, targets, ignore_index)
+        labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
+    elif targets.dtype == torch.bool or targets.is_complex() or tuple(targets.shape) != hard_shape:
+        raise ValueError(
+            f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
+            f"got {targets.dtype} of shape {tuple(targets.shape)}"
+        )
+    else:
+        labels, soft = targets.long(), None
+    rows = _wide(scores).movedim(class_axis, -1)
+    class_weight = None
+    if weight is not None:
+        class_weight = as_tensor(name, "weight", weight)
+        if tuple(class_weight.shape) != (classes,) or not class_weight.is_floating_point():
+            raise ValueError(
+                f"{name}: weight must hold one floating-point number for each of the {classes} classes, "
+                f"got {class_weight.dtype} of shape {tuple(class_weight.shape)}"
+            )
+        class_weight = class_weight.to(rows.dtype)
+    ignored = None
+    if labels is not None:
+        ignored = labels == ignore_index
+        labels = labels.masked_fill(ignored, 0)
+        if is_concrete(labels):
+            out_of_range = (labels < 0) | (labels >= classes)
+            if bool(out_of_range.any()):
+                raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
+            ignored = ignored if bool(ignored.any()) else None
+        if ignored is not None:
+            rows = rows.masked_fill(ignored.unsqueeze(-1), 0.0)
+    return Batch(name, rows, labels, soft, ignored, class_weight, float(label_smoothing), reduction, x)
+
+
+def _wide(scores: Tensor) -> Tensor:
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+
+
+def _check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -> None:
+    if targets.shape != scores.shape:
+        raise ValueError(
+            f"{name}: target probabilities must have the scores' shape {tuple(scores.shape)}, got {tuple(targets.shape)}; "
+            "class indices must be integers"
+        )
+    if ignore_index >= 0:
+        raise ValueError(f"{name}: ignore_index works with class indices, not with probabilities; give those rows weight 0 instead")
+    if is_concrete(targets) and bool((targets < 0).any()):
+        raise ValueError(f"{name}: target probabilities must not be negative, got {float(targets.min())}")
+
+
+class LossModule(OptionsModule):
+    """A loss as a module. Subclasses name the function that they mirror.
+
+    `weight` is a buffer; parameters of the loss may be numbers, tensors or `nn.Parameter`.
+    """
+
+    function: Callable[..., Tensor]
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        **options: Any,
+    ) -> None:
+        inspect.signature(type(self).function).bind(None, None, **options)  # an option that the loss does not take raises here
+        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, **options)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return type(self).function(x, target, **self.options)
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What a loss claims; the tests hold it to every claim.
+
+    `map` is the map with ∂L/∂x = map(x) − y, None where the gradient has another form. `examples` are the option sets
+    that tests and benchmarks iterate.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    module: type[LossModule]
+    map: str | None = None
+    examples: tuple[dict[str, Any], ...] = ({},)
+    nonnegative: bool = True
+    zero_at_target: bool = False  # L = 0 where p = y
+    on_cosines: bool = False
+
+
+REGISTRY: dict[str, Loss] = {}
+
+
+def register(loss: Loss) -> Loss:
+    """Add a loss to `losses.REGISTRY`, which tests and benchmarks iterate."""
+    if loss.name in REGISTRY:
+        raise ValueError(f"register: a loss named {loss.name!r} exists already; choose another name")
+    REGISTRY[loss.name] = loss
+    return loss

@@ -1,0 +1,59 @@
+r"""cross_entropy: L = −Σ_c y_c log softmax(x)_c = LSE(x) − ⟨x, y⟩, ∂L/∂x = p − y, ∂²L/∂x² = diag(p) − p pᵀ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from softmaxima._map import Array
+from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
+
+
+def cross_entropy(
+    x: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """Cross-entropy of softmax, `LSE(x) − x_t` for a label t and `−Σ_c y_c log p_c` for probabilities y, in nats.
+
+    Args:
+        x: scores (C), (N, C) or (N, C, d…), float64, float32, bfloat16 or float16.
+        target: class indices () , (N) or (N, d…), or probabilities of x's shape. Probabilities may require grad.
+        weight: one weight a class (C).
+        ignore_index: class indices of this value add nothing, and their scores get no gradient.
+        reduction: "mean" (over the weights of the rows that are not ignored; over all rows for probabilities), "sum" or "none".
+        label_smoothing: ε in [0, 1]; the target becomes (1 − ε) y + ε/C.
+
+    Returns:
+        A scalar, or one value a row, of x's dtype and array kind. A score of −∞ never gives NaN: the loss is +∞ if the target
+        has that class, and does not know of it otherwise. The mean over no rows is NaN, as in torch.
+
+    Raises:
+        TypeError, ValueError or IndexError, before any work, for anything else.
+
+    Where p_t rounds to 1 the loss keeps its digits. Cost: two reads, and one write for the gradient.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.cross_entropy(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([1, 0]))
+    tensor(0.1809)
+    """
+    batch = prepare("cross_entropy", x, target, weight, ignore_index, reduction, label_smoothing)
+    return batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(batch.scores)))
+
+
+class CrossEntropyLoss(LossModule):
+    """`cross_entropy` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.CrossEntropyLoss(reduction="sum")(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    tensor(2.0794)
+    """
+
+    function = cross_entropy
+
+
+register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, map="softmax"))

@@ -1,0 +1,69 @@
+r"""elastic_cross_entropy: L = −log p_t = log(Σ exp(x_j) + exp(β)) − x_t, p the elastic softmax; ∂L/∂x = p − y, ∂L/∂β = p_sink."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, as_tensor, check_params
+from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
+
+
+def elastic_cross_entropy(
+    x: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    beta: float | Array = 0.0,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """Cross-entropy of the elastic softmax, `log(Σ_j exp(x_j) + exp(β)) − x_t` for a label t, in nats.
+
+    Args:
+        beta: score of the sink, "none of the classes", a number or a tensor that broadcasts against x with size 1 along the class
+            axis; a tensor may require grad (its gradient is the sink's probability). −∞ gives `cross_entropy`.
+        The others: as for `cross_entropy`.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.elastic_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), beta=0.0)  # log 3
+    tensor(1.0986)
+    """
+    batch = prepare("elastic_cross_entropy", x, target, weight, ignore_index, reduction, label_smoothing)
+    (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, as_tensor("elastic_cross_entropy", "scores", x), batch.class_axis)
+    if isinstance(level, Tensor):
+        level = level.movedim(batch.class_axis, -1)
+    scores = batch.scores
+    column = torch.as_tensor(level, dtype=scores.dtype, device=scores.device).expand(*scores.shape[:-1], 1)
+    log_p = LOG_SOFTMAX(torch.cat((scores, column), -1))[..., :-1]
+    return batch.reduce(-batch.weighted_expectation(log_p))
+
+
+class ElasticCrossEntropyLoss(LossModule):
+    """`elastic_cross_entropy` as a module; give an `nn.Parameter` as β to learn it.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.ElasticCrossEntropyLoss(beta=-1.0)(torch.zeros(1, 2), torch.tensor([0]))
+    tensor(0.8620)
+    """
+
+    function = elastic_cross_entropy
+
+    def __init__(self, beta: float | Tensor = 0.0, weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, beta=beta, **options)
+
+
+register(
+    Loss(
+        "elastic_cross_entropy",
+        elastic_cross_entropy,
+        ElasticCrossEntropyLoss,
+        map="elastic_softmax",
+        examples=({"beta": 0.0}, {"beta": -3.0}),
+    )
+)

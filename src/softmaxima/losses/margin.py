@@ -1,0 +1,241 @@
+r"""Margin losses on cosines c: the cross-entropy of c/τ, with the target's cosine first made smaller.
+
+    AM-softmax, CosFace:  c_t − m                      ArcFace:  cos(θ_t + m), θ_t = arccos c_t
+
+Past θ_t = π − m, where cos(θ + m) would rise again, ArcFace goes on as −2 − cos(θ_t + m): continuous with its derivative, and
+decreasing in θ throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, as_tensor, is_concrete, like_input
+from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
+
+Margin = Callable[[Tensor, Any], Tensor]  # (cosines, margin of each) → cosines with the margin
+
+
+def additive_cosine(cosine: Tensor, margin: Any) -> Tensor:
+    return cosine - margin
+
+
+def additive_angle(cosine: Tensor, margin: Any) -> Tensor:
+    """cos(arccos(c) + m), decreasing for every angle. Its derivative at |c| = 1, where arccos has none, is cos m: finite."""
+    cosine = cosine.clamp(-1.0, 1.0)
+    squared_sine = (1 - cosine) * (1 + cosine)
+    inside = squared_sine > 0
+    sine = torch.where(inside, torch.where(inside, squared_sine, 1.0).sqrt(), 0.0)
+    cos_margin, sin_margin = (f(torch.as_tensor(margin, dtype=cosine.dtype, device=cosine.device)) for f in (torch.cos, torch.sin))
+    moved = cosine * cos_margin - sine * sin_margin
+    return torch.where(cosine >= -cos_margin, moved, -2 - moved)  # θ ≤ π − m iff cos θ ≥ −cos m
+
+
+def margin_loss(
+    name: str,
+    margin_function: Margin,
+    margin: float,
+    temperature: float,
+    largest_margin: float,
+    x: Any,
+    target: Any,
+    class_vectors: Any,
+    weight: Any,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Any:
+    for what, value, largest in (("margin", margin, largest_margin), ("temperature (1/scale)", temperature, math.inf)):
+        allowed = isinstance(value, (int, float, np.number)) and 0 <= value < largest and (what == "margin" or value > 0)
+        if not allowed:
+            raise ValueError(
+                f"{name}: {what} must be a {'number' if what == 'margin' else 'positive number'} below {largest:.4g}, got {value!r}"
+            )
+    cosines = as_tensor(name, "scores", x)
+    if class_vectors is not None:
+        cosines = _cosines(name, cosines, as_tensor(name, "class_vectors", class_vectors))
+    elif is_concrete(cosines) and cosines.is_floating_point():
+        tolerance = 4 * torch.finfo(cosines.dtype).eps
+        if bool((cosines.abs() > 1 + tolerance).any()):
+            largest = float(cosines.detach().abs().max())
+            raise ValueError(f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well")
+    batch = prepare(name, like_input(cosines, x), target, weight, ignore_index, reduction, label_smoothing)
+    scores = _with_margin(batch, margin_function, margin) / temperature
+    return batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(scores)))
+
+
+def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
+    """Cosines (N, C, d…) of features (N, D, d…), or (C) of (D), with class vectors (C, D)."""
+    axis = 0 if features.ndim == 1 else 1
+    if features.ndim == 0 or vectors.ndim != 2 or features.shape[axis] != vectors.shape[1]:
+        raise ValueError(
+            f"{name}: class_vectors must be (classes, {features.shape[axis] if features.ndim else 'D'}) for features of shape "
+            f"{tuple(features.shape)}, got {tuple(vectors.shape)}"
+        )
+    unit = torch.nn.functional.normalize
+    return torch.matmul(unit(features, dim=axis).movedim(axis, -1), unit(vectors, dim=-1).to(features.dtype).T).movedim(-1, axis)
+
+
+def _with_margin(batch: Batch, margin_function: Margin, margin: float) -> Tensor:
+    """The margin on the target's cosine; on each cosine in proportion to its probability for soft targets."""
+    if batch.labels is None:
+        return margin_function(batch.scores, margin * replace(batch, smoothing=0.0).target_distribution())
+    index = batch.labels.unsqueeze(-1)
+    return batch.scores.scatter(-1, index, margin_function(batch.scores.gather(-1, index), margin))
+
+
+def am_softmax_loss(
+    x: Array,
+    target: Any,
+    class_vectors: Any = None,
+    *,
+    margin: float = 0.35,
+    temperature: float = 1 / 30,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """AM-softmax, `−log(e^{(c_t−m)/τ} / (e^{(c_t−m)/τ} + Σ_{j≠t} e^{c_j/τ}))`: the target must win by a margin in cosine.
+
+    Args:
+        x: cosines (N, C, d…), in [−1, 1] up to rounding; or, with class_vectors, features (N, D, d…).
+        class_vectors: (C, D), one vector a class (the last layer's weight); the cosines are then taken here.
+        margin: m in [0, 2).
+        temperature: τ > 0; cosines alone span too little for a confident softmax.
+        The others, errors: as for `cross_entropy`. For target probabilities y the margin of class c is m·y_c.
+
+    Source: Wang et al. (2018), arXiv:1801.05599; seed 004. Cost: as `cross_entropy`, and the product for features.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.am_softmax_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, temperature=0.1)
+    tensor(0.1269)
+    """
+    return margin_loss(
+        "am_softmax_loss", additive_cosine, margin, temperature, 2.0,
+        x, target, class_vectors, weight, ignore_index, reduction, label_smoothing,
+    )  # fmt: skip
+
+
+def cosface_loss(
+    x: Array,
+    target: Any,
+    class_vectors: Any = None,
+    *,
+    margin: float = 0.35,
+    scale: float = 64.0,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """CosFace: `am_softmax_loss` under its other name, with scale = 1/temperature.
+
+    Source: Wang et al. (2018), arXiv:1801.09414. Arguments and errors as for `am_softmax_loss`.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.cosface_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
+    tensor(0.1269)
+    """
+    temperature = 1 / scale if isinstance(scale, (int, float)) and scale > 0 else -1.0
+    return margin_loss(
+        "cosface_loss", additive_cosine, margin, temperature, 2.0,
+        x, target, class_vectors, weight, ignore_index, reduction, label_smoothing,
+    )  # fmt: skip
+
+
+def arcface_loss(
+    x: Array,
+    target: Any,
+    class_vectors: Any = None,
+    *,
+    margin: float = 0.5,
+    scale: float = 64.0,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """ArcFace: the cross-entropy of scale · cosines, with the target's angle made larger by the margin, cos(θ_t + m).
+
+    Args:
+        margin: m in [0, π), in radians.
+        scale: s > 0.
+        The others, errors: as for `am_softmax_loss`. For target probabilities y the angle of class c grows by m·y_c.
+
+    The gradient is the true one, finite also at cosines of ±1, where arccos has none. Past θ_t = π − m, where cos(θ + m) turns, the
+    loss goes on as −2 − cos(θ_t + m) and so keeps falling as the target comes nearer. Cosines beyond ±1 by rounding count as ±1.
+
+    Source: Deng et al. (2019), arXiv:1801.07698.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.arcface_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
+    tensor(0.0219)
+    """
+    temperature = 1 / scale if isinstance(scale, (int, float)) and scale > 0 else -1.0
+    return margin_loss(
+        "arcface_loss", additive_angle, margin, temperature, math.pi,
+        x, target, class_vectors, weight, ignore_index, reduction, label_smoothing,
+    )  # fmt: skip
+
+
+class _MarginModule(LossModule):
+    """Shared by the margin modules: `forward` takes class vectors as well."""
+
+    def forward(self, x: Tensor, target: Tensor, class_vectors: Tensor | None = None) -> Tensor:
+        return type(self).function(x, target, class_vectors, **self.options)
+
+
+class AMSoftmaxLoss(_MarginModule):
+    """`am_softmax_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.AMSoftmaxLoss(0.5, 0.1)(torch.tensor([[0.9, 0.2]]), torch.tensor([0]))
+    tensor(0.1269)
+    """
+
+    function = am_softmax_loss
+
+    def __init__(self, margin: float = 0.35, temperature: float = 1 / 30, weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, margin=margin, temperature=temperature, **options)
+
+
+class CosFaceLoss(_MarginModule):
+    """`cosface_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.CosFaceLoss(0.5, 10.0)(torch.tensor([[0.9, 0.2]]), torch.tensor([0]))
+    tensor(0.1269)
+    """
+
+    function = cosface_loss
+
+    def __init__(self, margin: float = 0.35, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, margin=margin, scale=scale, **options)
+
+
+class ArcFaceLoss(_MarginModule):
+    """`arcface_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.ArcFaceLoss(0.5, 10.0)(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.eye(2))
+    tensor(0.0002)
+    """
+
+    function = arcface_loss
+
+    def __init__(self, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, margin=margin, scale=scale, **options)
+
+
+register(Loss("am_softmax_loss", am_softmax_loss, AMSoftmaxLoss, examples=({"temperature": 0.2},), on_cosines=True))
+register(Loss("cosface_loss", cosface_loss, CosFaceLoss, examples=({"scale": 5.0},), on_cosines=True))
+register(Loss("arcface_loss", arcface_loss, ArcFaceLoss, examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}), on_cosines=True))

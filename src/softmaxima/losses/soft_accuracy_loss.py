@@ -1,0 +1,64 @@
+r"""soft_accuracy_loss: L = −p_t, p = map(x): a smooth accuracy with its sign changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from softmaxima._map import Array, Map
+from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses.fenchel_young import class_params, probability_map
+
+
+def soft_accuracy_loss(
+    x: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    map: str | Map = "softmax",
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    **params: Any,
+) -> Array:
+    """The soft accuracy `−p_t` of a map, in [−1, 0]: minus the expected accuracy of a label drawn from p.
+
+    Its gradient vanishes with p_t, so a row that is badly wrong does not learn: use it to fine-tune, not from scratch.
+
+    Args:
+        map: a registered name or a `Map`; **params are its parameters.
+        The others, errors: as for `cross_entropy`. Cost: the map.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.soft_accuracy_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor(-0.8808)
+    """
+    batch = prepare("soft_accuracy_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    found = probability_map(batch.name, map)
+    return batch.reduce(-batch.weighted_expectation(found(batch.scores, **class_params(batch, found, params))))
+
+
+class SoftAccuracyLoss(LossModule):
+    """`soft_accuracy_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.SoftAccuracyLoss("sparsemax")(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor(-1.)
+    """
+
+    function = soft_accuracy_loss
+
+    def __init__(self, map: str | Map = "softmax", weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, map=map, **options)
+
+
+register(
+    Loss(
+        "soft_accuracy_loss",
+        soft_accuracy_loss,
+        SoftAccuracyLoss,
+        examples=({"map": "softmax"}, {"map": "entmax15"}),
+        nonnegative=False,
+    )
+)

@@ -1,0 +1,70 @@
+r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest scores or the nucleus of mass p; ∂L/∂x = p_Ω − y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from softmaxima._map import Array
+from softmaxima._rows import row_maximum
+from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.lse.logsumexp import logsumexp
+from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
+from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
+
+
+def sparse_softmax_loss(
+    x: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    k: int | None = None,
+    p: float | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """The loss of top-k and top-p softmax, `log Σ_{i∈Ω} exp(x_i) − x_t`; the target need not be in Ω.
+
+    It is at least 0, finite also where the target's probability is exactly zero, and pulls such a target up. Only scores in Ω and
+    the target's have a gradient, so it suits fine-tuning better than training from scratch.
+
+    Args:
+        k: Ω is the k highest scores; or
+        p: Ω is the fewest highest scores with softmax mass of at least p. Give exactly one of the two.
+        The others, errors: as for `cross_entropy`. Cost: a selection and two reads.
+
+    Source: Sun et al. (2021), arXiv:2112.12433; seed 004.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.sparse_softmax_loss(torch.tensor([[3.0, 2.0, 0.0]]), torch.tensor([2]), k=1)
+    tensor(3.)
+    """
+    batch = prepare("sparse_softmax_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    if (k is None) == (p is None):
+        raise ValueError(f"{batch.name}: give exactly one of k and p, got k={k} and p={p}")
+    for map, value in ((TOPK_SOFTMAX, k), (TOPP_SOFTMAX, p)):
+        (parameter,) = map.params
+        if value is not None and not parameter.valid(value):
+            raise ValueError(f"{batch.name}: {parameter.name} must be {parameter.domain}, got {value!r}")
+    z = batch.scores - row_maximum(batch.scores.detach())
+    kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
+    return batch.reduce(-batch.weighted_expectation(z - logsumexp(z, keepdim=True, where=kept)))
+
+
+class SparseSoftmaxLoss(LossModule):
+    """`sparse_softmax_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.SparseSoftmaxLoss(k=1)(torch.tensor([[3.0, 2.0]]), torch.tensor([1]))
+    tensor(1.)
+    """
+
+    function = sparse_softmax_loss
+
+    def __init__(self, k: int | None = None, p: float | None = None, weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, k=k, p=p, **options)
+
+
+register(Loss("sparse_softmax_loss", sparse_softmax_loss, SparseSoftmaxLoss, examples=({"k": 3}, {"p": 0.8})))

@@ -1,0 +1,46 @@
+r"""sparsemax_loss: L = ½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²), the Fenchel–Young loss of sparsemax; ∂L/∂x = p − y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from softmaxima._map import Array
+from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses.fenchel_young import fenchel_young
+from softmaxima.maps.sparsemax import SPARSEMAX
+
+
+def sparsemax_loss(
+    x: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Array:
+    """The loss of sparsemax: convex, and exactly zero once x_t exceeds every other score by 1.
+
+    For a label t it is `½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²)`. Arguments, errors and cost as for `fenchel_young_loss`.
+    Source: Martins & Astudillo (2016), arXiv:1602.02068; seed 004.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
+    tensor([0.0000, 0.2500])
+    """
+    batch = prepare("sparsemax_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    return fenchel_young(batch, SPARSEMAX, {})
+
+
+class SparsemaxLoss(LossModule):
+    """`sparsemax_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.SparsemaxLoss()(torch.zeros(1, 2), torch.tensor([0]))
+    tensor(0.2500)
+    """
+
+    function = sparsemax_loss
+
+
+register(Loss("sparsemax_loss", sparsemax_loss, SparsemaxLoss, map="sparsemax", zero_at_target=True))

@@ -1,0 +1,81 @@
+r"""surrogate_loss: L = ⟨stop_gradient(p − y), x⟩, p = map(x): the gradient p − y of a Fenchel–Young loss, for any map.
+
+Stopping the gradient at x instead, ⟨p − y, stop_gradient(x)⟩ (as seed 004 writes), has the gradient Jᵀx, not p − y.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima._envelope import envelope
+from softmaxima._map import Array, Map, without_mask
+from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses.fenchel_young import class_params, probability_map
+
+
+def surrogate_loss(
+    x: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    map: str | Map = "softmax",
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    **params: Any,
+) -> Array:
+    """A loss whose gradient is `p − y` for any map, with or without a regulariser. **Its value means nothing.**
+
+    It can have either sign and need not fall as the fit improves: watch an accuracy or a cross-entropy instead. For a map with a
+    regulariser, `fenchel_young_loss` has the same gradient and a meaning. The second derivative is the map's Jacobian; the
+    map's parameters get no gradient.
+
+    Args:
+        map: a registered name or a `Map`; **params are its parameters.
+        weight: as for `fenchel_young_loss`.
+        The others, errors: as for `cross_entropy`. Cost: the map.
+
+    >>> import torch, softmaxima as sm
+    >>> x = torch.tensor([[2.0, 0.0, 1.0]], requires_grad=True)
+    >>> sm.surrogate_loss(x, torch.tensor([2]), map="topk_softmax", k=1).backward()
+    >>> x.grad
+    tensor([[ 1.,  0., -1.]])
+    """
+    batch = prepare("surrogate_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    found = probability_map(batch.name, map)
+    fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in class_params(batch, found, params).items()}
+    z = batch.scores
+    p = found(z, **fixed)
+    with torch.no_grad():
+        value = (p * without_mask(z)).sum(-1, keepdim=True)
+    rows = envelope(found, value, z, p, **fixed).squeeze(-1) - batch.expectation(z)
+    row_weight = batch.row_weight()
+    return batch.reduce(rows if row_weight is None else rows * row_weight)
+
+
+class SurrogateLoss(LossModule):
+    """`surrogate_loss` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.SurrogateLoss("normalize", f=torch.sigmoid)(torch.zeros(1, 2), torch.tensor([0]))
+    tensor(0.)
+    """
+
+    function = surrogate_loss
+
+    def __init__(self, map: str | Map = "softmax", weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(weight, map=map, **options)
+
+
+register(
+    Loss(
+        "surrogate_loss",
+        surrogate_loss,
+        SurrogateLoss,
+        examples=({"map": "softmax"}, {"map": "sparsemax"}, {"map": "taylor_softmax"}),
+        nonnegative=False,
+    )
+)

@@ -1,0 +1,55 @@
+r"""softplus: log(1 + exp(βx))/β = LSE(0, βx)/β, and its inverse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima._map import COMPUTE_DTYPE, Array, as_tensor, check_scores, like_input
+
+
+def softplus(x: Array, beta: float = 1.0) -> Array:
+    """Softplus, `log(1 + exp(βx))/β = max(x, 0) + log1p(exp(−β|x|))/β`, a smooth relu.
+
+    Exact for every x, without a threshold: `0 < softplus(x) − relu(x) ≤ log(2)/β`. Derivative σ(βx), second derivative
+    βσ(βx)(1 − σ(βx)).
+
+    Args:
+        x: any shape, float64, float32, bfloat16 or float16.
+        beta: β > 0, the sharpness.
+
+    Raises:
+        TypeError for another dtype, ValueError for another β.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.softplus(torch.tensor([-40.0, 0.0, 40.0]))
+    tensor([4.2484e-18, 6.9315e-01, 4.0000e+01])
+    """
+    scores, beta = _check("softplus", x, beta)
+    # max(x, 0) + log1p(exp(−|x|)) is −log σ(−x), of which torch has exact first and second derivatives also at 0 and ±∞.
+    wide = scores.to(COMPUTE_DTYPE[scores.dtype])
+    return like_input((-torch.nn.functional.logsigmoid(-beta * wide) / beta).to(scores.dtype), x)
+
+
+def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
+    """The x with softplus(x) = y, `x = y + log(−expm1(−βy))/β`, for y > 0; −∞ at 0 and NaN below.
+
+    Use it to initialise an unconstrained parameter for a positive quantity. Arguments and errors as for `softplus`.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.softplus(sm.inverse_softplus(torch.tensor([1e-8, 1.0, 50.0])))
+    tensor([1.0000e-08, 1.0000e+00, 5.0000e+01])
+    """
+    values, beta = _check("inverse_softplus", y, beta)
+    wide = values.to(COMPUTE_DTYPE[values.dtype])
+    return like_input((wide + torch.log(-torch.expm1(-beta * wide)) / beta).to(values.dtype), y)
+
+
+def _check(name: str, x: Array, beta: float) -> tuple[Tensor, float]:
+    scores = check_scores(name, as_tensor(name, "x", x))
+    if not isinstance(beta, (int, float, np.number)) or not 0 < beta < math.inf:
+        raise ValueError(f"{name}: beta must be a positive finite number, got {beta!r}")
+    return scores, float(beta)

@@ -1,0 +1,53 @@
+"""Maps from scores to probabilities: one file a map, each with its literal reference, its sensitivity and its claims."""
+
+from softmaxima._map import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
+from softmaxima.maps._module import MapModule
+from softmaxima.maps.elastic_softmax import ElasticSoftmax, elastic_softmax
+from softmaxima.maps.entmax import Entmax, entmax
+from softmaxima.maps.entmax15 import Entmax15, entmax15
+from softmaxima.maps.eps_softmax import EpsSoftmax, eps_softmax
+from softmaxima.maps.log_softmax import LogSoftmax, log_softmax
+from softmaxima.maps.normalize import Normalize, normalize
+from softmaxima.maps.rectified_softmax import RectifiedSoftmax, rectified_softmax
+from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin
+from softmaxima.maps.sparsemax import Sparsemax, sparsemax
+from softmaxima.maps.taylor_softmax import TaylorSoftmax, taylor_softmax
+from softmaxima.maps.topk_softmax import TopKSoftmax, topk_softmax
+from softmaxima.maps.topp_softmax import TopPSoftmax, topp_softmax
+
+__all__ = [
+    "REGISTRY",
+    "Cost",
+    "ElasticSoftmax",
+    "Entmax",
+    "Entmax15",
+    "EpsSoftmax",
+    "LogSoftmax",
+    "Map",
+    "MapModule",
+    "Normalize",
+    "Parameter",
+    "Properties",
+    "RectifiedSoftmax",
+    "Softmax",
+    "Softmin",
+    "Sparsemax",
+    "TaylorSoftmax",
+    "TopKSoftmax",
+    "TopPSoftmax",
+    "elastic_softmax",
+    "entmax",
+    "entmax15",
+    "eps_softmax",
+    "find_map",
+    "log_softmax",
+    "normalize",
+    "rectified_softmax",
+    "register",
+    "softmax",
+    "softmin",
+    "sparsemax",
+    "taylor_softmax",
+    "topk_softmax",
+    "topp_softmax",
+]

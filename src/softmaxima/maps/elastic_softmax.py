@@ -1,0 +1,111 @@
+r"""elastic_softmax: p_i = exp(x_i) / (Σ_j exp(x_j) + exp(β)).
+
+The mass that is missing, exp(β) / (Σ exp(x_j) + exp(β)), is the probability of a sink with score β: of none of the classes.
+It is the softmax over (x, β) without its last entry, and so the gradient of log(Σ exp(x_j) + exp(β)).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._rows import row_maximum, total
+from softmaxima.maps._module import MapModule
+from softmaxima.maps.softmax import SOFTMAX, sensitivity
+
+
+def reference(x: Tensor, beta: float | Tensor) -> Tensor:
+    e = x.double().exp()
+    return e / (e.sum(-1, keepdim=True) + torch.as_tensor(beta, dtype=torch.float64).exp())
+
+
+def forward(z: Tensor, beta: float | Tensor) -> Tensor:
+    # The shift covers β too: adding a constant after a shift by max(x) alone would be another function.
+    level = torch.as_tensor(beta, dtype=z.dtype, device=z.device)
+    shift = torch.maximum(row_maximum(z), level)
+    weights = (z - shift).exp()
+    return (weights / total(weights, (level - shift).exp())).to(z.dtype)
+
+
+def sink(z: Tensor, beta: float | Tensor) -> Tensor:
+    """The probability of the sink [rows, 1], exact also where it is small, and differentiable."""
+    column = torch.as_tensor(beta, dtype=z.dtype, device=z.device).expand(*z.shape[:-1], 1)
+    return SOFTMAX(torch.cat((z, column), -1))[..., -1:]
+
+
+def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:
+    return -p * sink(z, beta)
+
+
+def regulariser(p: Tensor, beta: float | Tensor) -> Tensor:
+    """Ω(p) = Σ p log p + p₀ log p₀ − β p₀, with p₀ = 1 − Σp the probability of the sink."""
+    missing = (1 - p.sum(-1)).clamp_min(0.0)  # rounding can leave −1e-17
+    level = beta.squeeze(-1) if isinstance(beta, Tensor) and beta.ndim else beta
+    return torch.xlogy(p, p).sum(-1) + torch.xlogy(missing, missing) - torch.where(missing > 0, level * missing, 0.0)
+
+
+def beta_regulariser_gradient(p: Tensor, beta: float | Tensor) -> Tensor:
+    return p.sum(-1, keepdim=True) - 1
+
+
+ELASTIC_SOFTMAX = register(
+    Map(
+        name="elastic_softmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        regulariser=regulariser,
+        params=(
+            Parameter(
+                name="beta",
+                default=0.0,
+                examples=(0.0, -3.0, 4.0),
+                valid=lambda beta: beta < math.inf,
+                domain="a number below +∞",
+                gradient=beta_gradient,
+                regulariser_gradient=beta_regulariser_gradient,
+            ),
+        ),
+        properties=Properties(mass="at most one", shift_invariant=False),
+        cost=Cost(reads=2),
+        source="seed 000",
+    )
+)
+
+
+def elastic_softmax(
+    x: Array, dim: int = -1, *, beta: float | Array = 0.0, temperature: float | Array = 1.0, where: Array | None = None
+) -> Array:
+    """Elastic softmax, `p_i = exp(x_i/τ) / (Σ_j exp(x_j/τ) + exp(β))`, whose mass is below one.
+
+    The missing mass is the probability of "none of these". It replaces adding an ε to a shifted sum, which is another function
+    for every row.
+
+    Args:
+        beta: score of the sink, a number or a tensor that broadcasts against x with size 1 along `dim` (one a head:
+            `beta[:, None, None]` for scores [batch, head, query, key]); a tensor may require grad. −∞ gives softmax.
+        x, dim, temperature, where: as for `softmax`. β is not divided by τ.
+
+    Errors and cost as for `softmax`.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> p = sm.elastic_softmax(np.array([2.0, 1.0, 0.1]), beta=1.0)
+    >>> p.round(3), p.sum().round(3)
+    (array([0.53 , 0.195, 0.079]), np.float64(0.805))
+    """
+    return ELASTIC_SOFTMAX(x, dim, beta=beta, temperature=temperature, where=where)
+
+
+class ElasticSoftmax(MapModule):
+    """`elastic_softmax` as a module; give `nn.Parameter` as β or temperature to learn them.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.ElasticSoftmax(torch.nn.Parameter(torch.zeros(8, 1, 1)))
+    ElasticSoftmax(dim=-1, temperature=1.0, beta=Parameter(8, 1, 1))
+    """
+
+    def __init__(self, beta: float | Tensor = 0.0, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(ELASTIC_SOFTMAX, dim, temperature=temperature, beta=beta)

@@ -1,0 +1,138 @@
+r"""entmax-α: p = argmax_{q∈Δ} ⟨q, x⟩ − Ω_α(q) = relu(βx − λ)^{1/β}, β = α − 1, Ω_α(p) = (Σ p^α − 1) / (α(α − 1)).
+
+α = 1 is softmax, α = 2 sparsemax. With l = log p, w = p^{2−α} and Σw their sum,
+
+    ∂p/∂α = (p − q)/β² − (p l − q Σ p l)/β = p/Σw · [Σ pφ − φ − β (l Σ pφ − φ Σ p l)],   φ = (e^{−βl} − 1 + βl)/β² = l² φ₂(−βl).
+
+The first form cancels near α = 1; in the second nothing does, for every α ≥ 1, and its value at 1 is the limit
+½ p (Σ p l² − l²).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._series import expm1_ratio, expm1_remainder
+from softmaxima.maps._module import MapModule
+from softmaxima.maps._threshold import entmax_rows
+
+
+def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
+    alpha = torch.as_tensor(alpha, dtype=torch.float64)
+    if (alpha == 1).all():
+        e = x.double().exp()
+        return e / e.sum(-1, keepdim=True)
+    beta = alpha - 1
+    z = beta * x.double()
+    low = z.amax(-1, keepdim=True) - 1
+    high = z.amax(-1, keepdim=True) - z.shape[-1] ** -beta
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = ((z - middle).relu() ** (1 / beta)).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (z - low).relu() ** (1 / beta)
+
+
+def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
+    return entmax_rows(z, alpha - 1)
+
+
+def log_on_support(p: Tensor) -> tuple[Tensor, Tensor]:
+    """(where p > 0, log p there and 0 elsewhere)."""
+    support = p > 0
+    return support, torch.where(support, p, 1.0).log()
+
+
+def sensitivity(p: Tensor, z: None, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    support, log_p = log_on_support(p)
+    s = torch.where(support, ((2 - alpha) * log_p).exp(), 0.0)
+    mass = s.sum(-1, keepdim=True)
+    return s, s / mass.masked_fill(mass == 0, 1.0)
+
+
+def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
+    beta = alpha - 1
+    _, log_p = log_on_support(p)
+    weights, _ = sensitivity(p, None, alpha)
+    mass = weights.sum(-1, keepdim=True)
+    phi = log_p**2 * expm1_remainder(-beta * log_p)
+    mean_phi = (p * phi).sum(-1, keepdim=True)
+    mean_log = (p * log_p).sum(-1, keepdim=True)
+    return p / mass.masked_fill(mass == 0, 1.0) * (mean_phi - phi - beta * (log_p * mean_phi - phi * mean_log))
+
+
+def tsallis(p: Tensor, alpha: float | Tensor) -> Tensor:
+    """Ω_α(p) = Σ p (p^β − 1)/(αβ), and Σ p log p at α = 1."""
+    _, log_p = log_on_support(p)
+    terms = p * log_p * expm1_ratio((alpha - 1) * log_p) / alpha
+    return terms.sum(-1)
+
+
+def alpha_regulariser_gradient(p: Tensor, alpha: float | Tensor) -> Tensor:
+    _, log_p = log_on_support(p)
+    t = (alpha - 1) * log_p
+    first, second = expm1_ratio(t), expm1_remainder(t)
+    return (p * log_p * (log_p * (first - second) - first / alpha)).sum(-1, keepdim=True) / alpha
+
+
+ENTMAX = register(
+    Map(
+        name="entmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        regulariser=tsallis,
+        params=(
+            Parameter(
+                name="alpha",
+                default=1.5,
+                examples=(1.5, 1.0, 1.05, 1.25, 2.0, 2.5),
+                valid=lambda alpha: (alpha >= 1) & (alpha < math.inf),
+                domain="at least 1 and finite",
+                gradient=alpha_gradient,
+                regulariser_gradient=alpha_regulariser_gradient,
+            ),
+        ),
+        properties=Properties(sparse=True),
+        cost=Cost(reads=2),
+        source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015; seed 004",
+    )
+)
+
+
+def entmax(
+    x: Array, dim: int = -1, *, alpha: float | Array = 1.5, temperature: float | Array = 1.0, where: Array | None = None
+) -> Array:
+    """Entmax-α, `p = relu((α−1) x/τ − λ)^{1/(α−1)}` with λ such that Σp = 1, for every α ≥ 1.
+
+    α = 1 is softmax, α = 2 sparsemax, and p moves continuously with α, through α = 1 as well. For α > 1 scores more than
+    1/(α−1) below the maximum of x/τ always get exactly zero.
+
+    Args:
+        alpha: α ≥ 1, a number or a tensor that broadcasts against x with size 1 along `dim` (one a row, or one a head); a tensor
+            may require grad.
+        x, dim, temperature, where: as for `softmax`.
+
+    Errors as for `softmax`. Cost: two reads, one write and a Newton solve over the scores that can be in the support; never a sort.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.entmax(np.array([1.0, 0.0, -2.0]), alpha=1.2).round(4)
+    array([0.7622, 0.2328, 0.005 ])
+    """
+    return ENTMAX(x, dim, alpha=alpha, temperature=temperature, where=where)
+
+
+class Entmax(MapModule):
+    """`entmax` as a module; give an `nn.Parameter` as α to learn it.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.Entmax(alpha=1.25, dim=1)
+    Entmax(dim=1, temperature=1.0, alpha=1.25)
+    """
+
+    def __init__(self, alpha: float | Tensor = 1.5, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(ENTMAX, dim, temperature=temperature, alpha=alpha)

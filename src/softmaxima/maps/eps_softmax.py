@@ -1,0 +1,98 @@
+r"""eps_softmax: p_i = exp(x_i) / (Σ_j exp(x_j) + ε), the elastic softmax with β = log ε."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima.maps._module import MapModule
+from softmaxima.maps.elastic_softmax import forward as elastic_forward
+from softmaxima.maps.elastic_softmax import regulariser as elastic_regulariser
+from softmaxima.maps.elastic_softmax import sink
+from softmaxima.maps.softmax import sensitivity
+
+
+def reference(x: Tensor, eps: float | Tensor) -> Tensor:
+    e = x.double().exp()
+    return e / (e.sum(-1, keepdim=True) + eps)
+
+
+def log(eps: float | Tensor) -> float | Tensor:
+    return eps.log() if isinstance(eps, Tensor) else math.log(eps)
+
+
+def forward(z: Tensor, eps: float | Tensor) -> Tensor:
+    return elastic_forward(z, log(eps))
+
+
+def eps_gradient(p: Tensor, z: Tensor, eps: float | Tensor) -> Tensor:
+    return -p * sink(z, log(eps)) / eps
+
+
+def regulariser(p: Tensor, eps: float | Tensor) -> Tensor:
+    return elastic_regulariser(p, log(eps))
+
+
+def eps_regulariser_gradient(p: Tensor, eps: float | Tensor) -> Tensor:
+    return (p.sum(-1, keepdim=True) - 1) / eps
+
+
+EPS_SOFTMAX = register(
+    Map(
+        name="eps_softmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        regulariser=regulariser,
+        params=(
+            Parameter(
+                name="eps",
+                default=1e-6,
+                examples=(1e-6, 2.0),
+                valid=lambda eps: (eps > 0) & (eps < math.inf),
+                domain="positive and finite",
+                gradient=eps_gradient,
+                regulariser_gradient=eps_regulariser_gradient,
+            ),
+        ),
+        properties=Properties(mass="at most one", shift_invariant=False),
+        cost=Cost(reads=2),
+        source="seed 000",
+    )
+)
+
+
+def eps_softmax(
+    x: Array, dim: int = -1, *, eps: float | Array = 1e-6, temperature: float | Array = 1.0, where: Array | None = None
+) -> Array:
+    """Softmax with ε in the denominator, `p_i = exp(x_i/τ) / (Σ_j exp(x_j/τ) + ε)`, stable for scores of any size.
+
+    Rows whose scores are all far below log ε get (almost) no mass. It is `elastic_softmax(x, beta=log(eps))`, and not the common
+    code that subtracts the maximum first and then adds ε, which can never give less than 1/(1 + ε) of the mass.
+
+    Args:
+        eps: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
+        x, dim, temperature, where: as for `softmax`.
+
+    Errors and cost as for `softmax`.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.eps_softmax(np.array([[0.0, 0.0], [-20.0, -20.0]]), eps=1e-6).round(4)
+    array([[0.5   , 0.5   ],
+           [0.0021, 0.0021]])
+    """
+    return EPS_SOFTMAX(x, dim, eps=eps, temperature=temperature, where=where)
+
+
+class EpsSoftmax(MapModule):
+    """`eps_softmax` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.EpsSoftmax(eps=2.0)(torch.zeros(2))
+    tensor([0.2500, 0.2500])
+    """
+
+    def __init__(self, eps: float | Tensor = 1e-6, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(EPS_SOFTMAX, dim, temperature=temperature, eps=eps)

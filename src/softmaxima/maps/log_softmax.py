@@ -1,0 +1,67 @@
+r"""log_softmax: log p_i = x_i − LSE(x).
+
+The Jacobian I − 1 pᵀ is diag(s) − q rᵀ with s = q = 1 and r = p.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Properties, register
+from softmaxima._rows import shifted_logsumexp
+from softmaxima.maps._module import MapModule
+
+
+def reference(x: Tensor) -> Tensor:
+    return x.double() - x.double().exp().sum(-1, keepdim=True).log()
+
+
+def forward(z: Tensor) -> Tensor:
+    maximum, log_sum = shifted_logsumexp(z)
+    # A row of −∞ has log_sum = −∞ and stays −∞.
+    return ((z - maximum) - log_sum.masked_fill(log_sum == -math.inf, 0.0)).to(z.dtype)
+
+
+def sensitivity(log_p: Tensor, z: None) -> tuple[Tensor, Tensor, Tensor]:
+    allowed = (log_p != -math.inf).to(log_p.dtype)
+    return allowed, allowed, log_p.exp()
+
+
+LOG_SOFTMAX = register(
+    Map(
+        name="log_softmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        properties=Properties(logarithmic=True),
+        cost=Cost(reads=2),
+        source="seed 001",
+    )
+)
+
+
+def log_softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+    """The logarithm of softmax, `x_i/τ − LSE(x/τ)`, in nats; −∞ where a score is masked.
+
+    It keeps its digits near 0, where softmax rounds to 1: `log_softmax([0, −40])[0]` is −4.248e-18. Arguments and errors as
+    for `softmax`. Cost: two reads and one write.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.log_softmax(torch.tensor([0.0, -40.0]))
+    tensor([-4.2484e-18, -4.0000e+01])
+    """
+    return LOG_SOFTMAX(x, dim, temperature=temperature, where=where)
+
+
+class LogSoftmax(MapModule):
+    """`log_softmax` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.LogSoftmax()(torch.zeros(2))
+    tensor([-0.6931, -0.6931])
+    """
+
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(LOG_SOFTMAX, dim, temperature=temperature)

@@ -1,0 +1,94 @@
+r"""rectified_softmax: the softmax over {i : x_i ≥ 0}, and 0 elsewhere: softmax(ReLU∞(x)) with ReLU∞(x) = x if x ≥ 0 else −∞."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._rows import normalise_exp
+from softmaxima.maps._module import MapModule
+
+
+def reference(x: Tensor, empty: str) -> Tensor:
+    e = torch.where(x >= 0, x.double().exp(), 0.0)
+    p = torch.nan_to_num(e / e.sum(-1, keepdim=True))
+    if empty == "uniform":
+        allowed = (x > -math.inf).double()
+        p = torch.where((x < 0).all(-1, keepdim=True), torch.nan_to_num(allowed / allowed.sum(-1, keepdim=True)), p)
+    return p
+
+
+def forward(z: Tensor, empty: str) -> Tensor:
+    negative = z < 0  # False for NaN, which so reaches the row
+    rectified = z.masked_fill(negative, -math.inf)
+    if empty == "uniform":
+        zero = z.masked_fill(z != -math.inf, 0.0)
+        rectified = torch.where(negative.all(-1, keepdim=True), zero, rectified)
+    return normalise_exp(rectified)
+
+
+def sensitivity(p: Tensor, z: Tensor, empty: str) -> tuple[Tensor, Tensor]:
+    return p.masked_fill(z < 0, 0.0), p  # a uniform row does not move with its scores
+
+
+RECTIFIED_SOFTMAX = register(
+    Map(
+        name="rectified_softmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        params=(
+            Parameter(
+                name="empty",
+                default="zeros",
+                examples=("zeros", "uniform"),
+                valid=lambda empty: empty in ("zeros", "uniform"),
+                domain="'zeros' or 'uniform'",
+            ),
+        ),
+        properties=Properties(mass="zero or one", shift_invariant=False, sparse=True, continuous=False),
+        cost=Cost(reads=2),
+        source="seed 000",
+        uses_scores=True,
+    )
+)
+
+
+def rectified_softmax(
+    x: Array,
+    dim: int = -1,
+    *,
+    empty: Literal["zeros", "uniform"] = "zeros",
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+) -> Array:
+    """Softmax over the scores that are not negative; every negative score gets exactly zero.
+
+    Args:
+        empty: what a row without a non-negative score becomes: "zeros" (no mass), or "uniform" over the allowed scores. Its
+            gradient is zero either way.
+        x, dim, temperature, where: as for `softmax`.
+
+    It jumps where a score crosses 0, so its gradient says nothing of that crossing. Errors and cost as for `softmax`.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.rectified_softmax(np.array([-2.0, 3.0, -1.0, 5.0, 0.0, 2.0])).round(4)
+    array([0.    , 0.1135, 0.    , 0.839 , 0.0057, 0.0418])
+    """
+    return RECTIFIED_SOFTMAX(x, dim, empty=empty, temperature=temperature, where=where)
+
+
+class RectifiedSoftmax(MapModule):
+    """`rectified_softmax` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.RectifiedSoftmax(empty="uniform")(torch.tensor([-1.0, -2.0]))
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, empty: Literal["zeros", "uniform"] = "zeros", dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(RECTIFIED_SOFTMAX, dim, temperature=temperature, empty=empty)

@@ -1,0 +1,98 @@
+r"""softmax: p_i = exp(x_i) / Σ_j exp(x_j) = argmax_{q∈Δ} ⟨q, x⟩ + H(q)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, register
+from softmaxima._rows import normalise_exp
+from softmaxima.maps._module import MapModule
+
+
+def reference(x: Tensor) -> Tensor:
+    e = x.double().exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def sensitivity(p: Tensor, z: None, /, **params: object) -> tuple[Tensor, Tensor]:
+    return p, p
+
+
+def shannon(p: Tensor) -> Tensor:
+    """Ω(p) = Σ p log p."""
+    return torch.xlogy(p, p).sum(-1)
+
+
+SOFTMAX = register(
+    Map(
+        name="softmax",
+        reference=reference,
+        forward=normalise_exp,
+        sensitivity=sensitivity,
+        regulariser=shannon,
+        cost=Cost(reads=2),
+        source="Boltzmann (1868); Bridle (1990); seeds 001 and 004",
+    )
+)
+
+
+def softmax(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+    """Softmax, `p_i = exp(x_i/τ) / Σ_j exp(x_j/τ)`.
+
+    Args:
+        x: scores of any shape, float64, float32, bfloat16 or float16.
+        dim: the axis that the probabilities sum to one along.
+        temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
+        where: boolean, broadcasts to x; False (like a score of −∞) gives probability 0 and gradient 0.
+
+    Returns:
+        Probabilities with the shape, dtype and array kind of x. A row with nothing allowed is all zeros; a row that holds
+        NaN or +∞ is NaN. Sums are taken in float64.
+
+    Raises:
+        TypeError, ValueError or IndexError, before any work, for anything else.
+
+    Cost: two reads and one write of a row.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.softmax(np.array([2.0, 1.0, 0.1])).round(3)
+    array([0.659, 0.242, 0.099])
+    """
+    return SOFTMAX(x, dim, temperature=temperature, where=where)
+
+
+class Softmax(MapModule):
+    """`softmax` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.Softmax(dim=0)(torch.zeros(2))
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(SOFTMAX, dim, temperature=temperature)
+
+
+def softmin(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+    """Softmin, `p_i = exp(−x_i/τ) / Σ_j exp(−x_j/τ)`: `softmax(−x)`. Here +∞ is the score that gets exactly zero.
+
+    Arguments, errors and cost as for `softmax`.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.softmin(np.array([2.0, 1.0, 0.1])).round(3)
+    array([0.096, 0.261, 0.643])
+    """
+    return SOFTMAX(-x, dim, temperature=temperature, where=where)
+
+
+class Softmin(Softmax):
+    """`softmin` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.Softmin()(torch.tensor([0.0, float("inf")]))
+    tensor([1., 0.])
+    """
+
+    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        return softmin(x, where=where, **self.options)

@@ -1,0 +1,89 @@
+r"""topk_softmax: the softmax over Ω_k, the k highest scores, and 0 elsewhere. Of equal scores the lowest index counts as higher."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._rows import normalise_exp
+from softmaxima.maps._module import MapModule
+from softmaxima.maps.softmax import sensitivity
+
+
+def reference(x: Tensor, k: int) -> Tensor:
+    order = x.double().sort(dim=-1, descending=True, stable=True).indices
+    kept = torch.zeros_like(x, dtype=torch.bool).scatter(-1, order[..., :k], True)
+    e = torch.where(kept, x.double().exp(), 0.0)
+    return e / e.sum(-1, keepdim=True)
+
+
+def first_of_ties(ties: Tensor, count: Tensor) -> Tensor:
+    """The `count` lowest indices of each row where `ties` holds."""
+    return ties & (ties.cumsum(-1) <= count)
+
+
+def topk_mask(z: Tensor, k: int) -> Tensor:
+    """True at exactly k scores of each row (fewer if the row is shorter), and at NaN."""
+    if k >= z.shape[-1]:
+        return torch.ones_like(z, dtype=torch.bool)
+    lowest = z.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    above = z > lowest
+    return above | first_of_ties(z == lowest, k - above.sum(-1, keepdim=True)) | z.isnan()
+
+
+def forward(z: Tensor, k: int) -> Tensor:
+    return normalise_exp(z.masked_fill(~topk_mask(z, k), -math.inf))
+
+
+TOPK_SOFTMAX = register(
+    Map(
+        name="topk_softmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        params=(
+            Parameter(
+                name="k",
+                default=10,
+                examples=(1, 3, 10),
+                valid=lambda k: isinstance(k, int) and not isinstance(k, bool) and k >= 1,
+                domain="an int of at least 1",
+            ),
+        ),
+        properties=Properties(sparse=True, continuous=False),
+        cost=Cost(reads=3),
+        source="Sun et al. (2021), arXiv:2112.12433; seed 004",
+    )
+)
+
+
+def topk_softmax(x: Array, dim: int = -1, *, k: int = 10, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+    """Softmax over the k highest scores, and exactly zero for the others: sparse softmax, or top-k sampling's distribution.
+
+    Args:
+        k: how many scores to keep, exactly, ties included: of equal scores the lowest indices are kept. At least the row's
+            length gives softmax.
+        x, dim, temperature, where: as for `softmax`.
+
+    It jumps where the k-th score changes hands. Errors as for `softmax`. Cost: a selection (never a sort) and two reads.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.topk_softmax(np.array([1.0, 2.0, 1.0, 0.0]), k=2).round(4)
+    array([0.2689, 0.7311, 0.    , 0.    ])
+    """
+    return TOPK_SOFTMAX(x, dim, k=k, temperature=temperature, where=where)
+
+
+class TopKSoftmax(MapModule):
+    """`topk_softmax` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.TopKSoftmax(k=1)(torch.tensor([1.0, 1.0]))
+    tensor([1., 0.])
+    """
+
+    def __init__(self, k: int = 10, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(TOPK_SOFTMAX, dim, temperature=temperature, k=k)

@@ -1,0 +1,121 @@
+r"""topp_softmax: the softmax over Ω_p, the fewest highest scores that hold at least the share p of softmax's mass, and 0 elsewhere.
+
+Of equal scores the lowest index counts as higher. The lowest score that is kept is found by bisection over the ordered bit
+patterns of the floating-point numbers: exact, 32 or 64 sums of a row, and no sort.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._rows import normalise_exp, row_maximum
+from softmaxima.maps._module import MapModule
+from softmaxima.maps.softmax import sensitivity
+from softmaxima.maps.topk_softmax import first_of_ties
+
+
+def reference(x: Tensor, p: float) -> Tensor:
+    e = x.double().exp()
+    ordered, order = (e / e.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, (before < p) | (p == 1.0))
+    e = torch.where(kept, e, 0.0)
+    return e / e.sum(-1, keepdim=True)
+
+
+def ordered_bits(z: Tensor) -> Tensor:
+    """int64 keys with the order of z; NaN aside, equal scores have equal keys."""
+    bits = (z + 0.0).view(torch.int64 if z.dtype == torch.float64 else torch.int32)  # −0.0 + 0.0 is 0.0
+    return torch.where(bits >= 0, bits, bits ^ torch.iinfo(bits.dtype).max).to(torch.int64)
+
+
+def topp_mask(z: Tensor, p: float) -> Tensor:
+    """True at the scores of each row that its nucleus keeps, and at NaN."""
+    return _topp_mask(z, p) if torch.compiler.is_compiling() else _select(z, p)
+
+
+def _select(z: Tensor, p: float) -> Tensor:
+    if p == 1.0:
+        return torch.ones_like(z, dtype=torch.bool)
+    weights = (z - row_maximum(z)).double().exp()
+    target = p * weights.sum(-1, keepdim=True)
+    keys = ordered_bits(z)
+    low, high = keys.amin(-1, keepdim=True), keys.amax(-1, keepdim=True) + 1
+    while (high - low > 1).any():  # Σ{key ≥ low} reaches the target, Σ{key ≥ high} does not
+        middle = (low & high) + ((low ^ high) >> 1)
+        reaches = weights.masked_fill(keys < middle, 0.0).sum(-1, keepdim=True) >= target
+        low, high = torch.where(reaches, middle, low), torch.where(reaches, high, middle)
+    above, ties = keys > low, keys == low
+    missing = target - weights.masked_fill(~above, 0.0).sum(-1, keepdim=True)
+    each = weights.masked_fill(~ties, 0.0).amax(-1, keepdim=True)
+    return above | first_of_ties(ties, (missing / each).ceil().clamp_min(1.0)) | z.isnan()
+
+
+@torch.library.custom_op("softmaxima::topp_mask", mutates_args=())
+def _topp_mask(z: Tensor, p: float) -> Tensor:
+    """The selection as one operation, for its number of steps depends on the data, which torch.compile cannot trace."""
+    return _select(z, p)
+
+
+@_topp_mask.register_fake
+def _(z: Tensor, p: float) -> Tensor:
+    return torch.empty_like(z, dtype=torch.bool)
+
+
+def forward(z: Tensor, p: float) -> Tensor:
+    return normalise_exp(z.masked_fill(~topp_mask(z, p), -math.inf))
+
+
+TOPP_SOFTMAX = register(
+    Map(
+        name="topp_softmax",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,
+        params=(
+            Parameter(
+                name="p",
+                default=0.9,
+                examples=(0.9, 0.3, 1.0),
+                valid=lambda p: isinstance(p, (int, float)) and 0 < p <= 1,
+                domain="a number in (0, 1]",
+            ),
+        ),
+        properties=Properties(sparse=True, continuous=False),
+        cost=Cost(reads=3),
+        source="Holtzman et al. (2020), arXiv:1904.09751; seed 004",
+    )
+)
+
+
+def topp_softmax(x: Array, dim: int = -1, *, p: float = 0.9, temperature: float | Array = 1.0, where: Array | None = None) -> Array:
+    """Softmax over the nucleus: the fewest highest scores whose softmax mass is at least p; exactly zero for the others.
+
+    Args:
+        p: the share of the mass to keep, in (0, 1]; 1 keeps every score. Masses are compared in float64; of equal scores the
+            lowest indices are kept.
+        x, dim, temperature, where: as for `softmax`.
+
+    It jumps where the nucleus changes. Errors as for `softmax`. Cost: a bisection (never a sort) and two reads.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.topp_softmax(np.log([0.5, 0.3, 0.15, 0.05]), p=0.75).round(4)
+    array([0.625, 0.375, 0.   , 0.   ])
+    """
+    return TOPP_SOFTMAX(x, dim, p=p, temperature=temperature, where=where)
+
+
+class TopPSoftmax(MapModule):
+    """`topp_softmax` as a module.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.TopPSoftmax(p=0.4)(torch.tensor([1.0, 1.0]))
+    tensor([1., 0.])
+    """
+
+    def __init__(self, p: float = 0.9, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
+        super().__init__(TOPP_SOFTMAX, dim, temperature=temperature, p=p)
