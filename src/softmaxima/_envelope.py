@@ -18,7 +18,10 @@ from softmaxima._map import Map, batch_first, forward_mode, primal
 
 
 def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, **params: Any) -> Tensor:
-    """`value` [rows, 1] of `x` [rows, n], with p as its gradient. Where p is None, the map is evaluated when p is needed."""
+    """`value` [rows, 1] of `x` [rows, n], with p as its gradient.
+
+    Where p is None, it is `map.forward(x)` when it is needed; then torch must be able to differentiate that, as it can for softmax.
+    """
     function = _Envelope if torch.compiler.is_compiling() else _EagerEnvelope
     return function.apply(map, value.detach(), x, p, *params.values())  # type: ignore[return-value]
 
@@ -81,4 +84,4 @@ def _recall(ctx: Any, tensors: Any) -> tuple[Map, Tensor, dict[str, Any]]:
         parameter.name: number if value is None else value
         for parameter, value, number in zip(ctx.map.params, values, ctx.numbers, strict=True)
     }
-    return ctx.map, ctx.map(x, **params) if p is None else p, params
+    return ctx.map, ctx.map.forward(x, **params) if p is None else p, params

@@ -213,14 +213,14 @@ def check_dim(name: str, dim: int, ndim: int) -> int:
     return dim % ndim
 
 
+def is_traced(x: Tensor) -> bool:
+    """Whether a compiler or a torch.func transform stands between us and the values."""
+    return torch.compiler.is_compiling() or is_functorch_wrapped_tensor(x)
+
+
 def is_concrete(x: Tensor) -> bool:
-    """Whether the values can be read now without waiting for a device, a compiler or a transform."""
-    return (
-        not torch.compiler.is_compiling()
-        and x.device.type == "cpu"
-        and type(x) in (Tensor, torch.nn.Parameter)
-        and not is_functorch_wrapped_tensor(x)
-    )
+    """Whether the values can be read now, without waiting for a device."""
+    return not is_traced(x) and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def _per_row(name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str) -> float | Tensor:

@@ -1,4 +1,4 @@
-"""Sums of exponentials along the last axis, stable and without gradients: what several maps and logsumexp are made of."""
+"""Sums of exponentials along the last axis, stable: what several maps and logsumexp are made of."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def row_maximum(z: Tensor) -> Tensor:
-    """The maximum of each row, and 0 for a row of −∞, so that `z - row_maximum(z)` is −∞ there and not NaN."""
-    maximum = z.amax(-1, keepdim=True)
+    """The maximum of each row as a constant, and 0 for a row of −∞, so that `z - row_maximum(z)` is −∞ there and not NaN."""
+    maximum = z.detach().amax(-1, keepdim=True)
     return maximum.masked_fill(maximum == -math.inf, 0.0)
 
 

@@ -42,7 +42,7 @@ def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
     params = {name: v.to(batch.wide_dtype) if isinstance(v, Tensor) else v for name, v in class_params(batch, map, params).items()}
     z = batch.scores.to(batch.wide_dtype)
     if map.properties.shift_invariant:
-        z = z - row_maximum(z.detach())
+        z = z - row_maximum(z)
     p = map(z, **params)
     y = batch.target_distribution().to(z.dtype)
     if batch.labels is None and is_concrete(y) and bool(((y.sum(-1) - 1).abs() > 1e-2).any()):

@@ -48,7 +48,7 @@ def sparse_softmax_loss(
         (parameter,) = map.params
         if value is not None and not parameter.valid(value):
             raise ValueError(f"{batch.name}: {parameter.name} must be {parameter.domain}, got {value!r}")
-    z = batch.scores - row_maximum(batch.scores.detach())
+    z = batch.scores - row_maximum(batch.scores)
     kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
     return batch.reduce(-batch.weighted_expectation(z - logsumexp(z, keepdim=True, where=kept)))
 

@@ -1,14 +1,17 @@
-r"""The threshold of entmax-α: the T with Σ_i exp_β(x_i − T) = 1, for rows x whose maximum is 0, β = α − 1 ≥ 0.
+r"""The threshold of entmax-α, for rows x whose maximum is 0 and β = α − 1 ≥ 0, in the variable Λ = −log p_max:
 
-    exp_β(t) = relu(1 + βt)^{1/β}        (β → 0: exp(t);  β = 1: relu(1 + t))
+    p_i = e^{−Λ} ρ_i^{1/β},    ρ_i = relu(1 + βx_i e^{βΛ}),    Λ ∈ [0, log n] with F(Λ) = Σ p_i = 1
 
-is smooth in β, so this form of entmax, p = exp_β(x − T), passes through softmax at β = 0 without cancellation (with
-λ = βT − 1 it is relu(βx − λ)^{1/β}). T lies in [0, (1 − n^{−β})/β].
+At β = 0 this is p = exp(x − Λ), so softmax is met without cancellation; for large β, where p is a high root of a small number,
+equal scores still share exactly. (With λ = −e^{−βΛ} it is relu(βx − λ)^{1/β}.)
 
-F(T) = Σ exp_β(x_i − T) decreases. F^β is a norm with exponent 1/β of relu of an affine function: convex for β ≤ 1, and linear
-while the support is a set of equal scores, or the row is at β = 0. So Newton's step on H(T) = (F^β − 1)/β from the left
-never passes the root, and is exact for softmax, for sparsemax once its support is found, and for ties. A bracket and every
-third step a bisection bound the steps also for β > 1, where H is not convex.
+F decreases; with w_i = p_i/ρ_i its slope is F′ = −Σw. As a function of e^{−βΛ}, F^β is a norm with exponent 1/β of relu of affine
+functions: convex for β ≤ 1, and linear for equal scores, for a known support of sparsemax, and at β = 0. Newton's step on F^β,
+
+    Λ ← Λ − log1p(−βD)/β,    D = F^{1−β} (F^β − 1)/(β Σw),
+
+then never passes the root from the left, and is exact in those cases. For β > 1 the step is Newton's on log F, and every third step
+bisects.
 """
 
 from __future__ import annotations
@@ -25,62 +28,79 @@ from softmaxima._series import expm1_ratio
 _MAX_STEPS = 200
 
 
-def deformed_exp(t: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """(exp_β(t), −∂exp_β(x − T)/∂T = exp_β(t)^{1−β})."""
-    base = 1 + beta * t
-    inside = ~(base <= 0)  # True for NaN
-    exponent = torch.where(beta == 0, t, torch.log1p(beta * t) / beta)
-    value = torch.where(inside, exponent.exp(), 0.0)
-    return value, torch.where(inside, value / base, 0.0)
+def _rows(x: Tensor, level: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(p, w) at Λ = level."""
+    ratio = torch.where(x == 0, 0.0, beta * x * (beta * level).exp())
+    support = ~(ratio <= -1)  # True for NaN
+    inside = torch.where(support, ratio, 0.0)
+    # log1p(βx)/β → x as β → 0
+    log_p = torch.where(beta == 0, x, torch.log1p(inside) / beta) - level
+    p = torch.where(support, log_p.exp(), 0.0)
+    return p, p / (1 + inside)
 
 
-def deformed_exp_1(t: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The case β = 1, sparsemax."""
-    value = (1 + t).relu()
-    return value, (value > 0).to(t.dtype)
+def _sparsemax_rows(x: Tensor, level: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(p, w) for β = 1."""
+    largest = (-level).exp()
+    p = (largest + x).relu()
+    return p, largest * (p > 0)
 
 
-def deformed_exp_half(t: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The case β = ½, entmax-1.5."""
-    slope = (1 + t / 2).relu()
-    return slope.square(), slope
+def _entmax15_rows(x: Tensor, level: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(p, w) for β = ½."""
+    largest = (-level / 2).exp()
+    root = (largest + x / 2).relu()
+    return root.square(), largest * root
 
 
 def entmax_rows(z: Tensor, beta: float | Tensor) -> Tensor:
     """entmax of the rows of z [..., n], β a number or a tensor [..., 1]."""
-    level = torch.as_tensor(beta, dtype=torch.float64, device=z.device)
-    return _entmax_rows(z, level) if torch.compiler.is_compiling() else _solve(z, level)
+    order = torch.as_tensor(beta, dtype=torch.float64, device=z.device)
+    return _entmax_rows(z, order) if torch.compiler.is_compiling() else _solve(z, order)
 
 
 def _solve(z: Tensor, beta: Tensor) -> Tensor:
     """In float64 throughout: the threshold's rounding counts once for every score of the support."""
-    deform = deformed_exp
+    evaluate = _rows
     if beta.numel() == 1:
-        deform = {1.0: deformed_exp_1, 0.5: deformed_exp_half}.get(beta.item(), deformed_exp)
+        evaluate = {1.0: _sparsemax_rows, 0.5: _entmax15_rows}.get(beta.item(), _rows)
     x = z.double() - row_maximum(z).double()
     x = x.clamp_min(torch.finfo(torch.float64).min)  # 0·(−∞) is NaN
-    log_n = math.log(z.shape[-1])
-    low, high = torch.zeros_like(x[..., :1]), (log_n * expm1_ratio(-beta * log_n)).expand(*x.shape[:-1], 1)
-    threshold = low
+    level = low = torch.zeros_like(x[..., :1])
+    high = torch.full_like(low, math.log(z.shape[-1]))
     for step in range(_MAX_STEPS):
-        value, slope = deform(x - threshold, beta)
-        mass, slope = value.sum(-1, keepdim=True), slope.sum(-1, keepdim=True)
-        low = torch.where(mass >= 1, threshold, low)
-        high = torch.where(mass <= 1, threshold, high)
+        p, weights = evaluate(x, level, beta)
+        mass, slope = p.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
+        low = torch.where(mass >= 1, level, low)
+        high = torch.where(mass <= 1, level, high)
         log_mass = mass.log()
-        newton = threshold + mass * (-beta * log_mass).exp() * log_mass * expm1_ratio(beta * log_mass) / slope
+        ascent = mass * log_mass / slope
+        convex = ascent * expm1_ratio(-beta * log_mass)  # D
+        newton = level + torch.where(beta <= 1, torch.where(beta == 0, convex, -torch.log1p(-beta * convex) / beta), ascent)
         accept = (newton > low) & (newton < high) & ((beta <= 1) | (step % 3 != 2))
         proposal = torch.where(accept, newton, (low + high) / 2)
         error = (mass - 1).abs()
-        rounding = 4e-16 * threshold.clamp_min(1.0)
-        still = ((newton - threshold).abs() <= rounding) & ((beta <= 1) | (error <= 1e-12))
+        rounding = 4e-16 * level.clamp_min(1.0)
+        still = ((newton - level).abs() <= rounding) & ((beta <= 1) | (error <= 1e-12))
         settled = (error <= 1e-15) | (high - low <= rounding) | still
         moving = ~(settled | mass.isnan() | (mass == 0))
         if not moving.any():
             break
-        threshold = torch.where(moving, proposal, threshold)
-    value, _ = deform(x - threshold, beta)
-    return (value + 0 * value.sum(-1, keepdim=True)).to(z.dtype)  # NaN anywhere in a row makes the row NaN
+        level = torch.where(moving, proposal, level)
+    p, _ = evaluate(x, level, beta)
+    if bool((unresolved := (p.sum(-1, keepdim=True) - 1).abs() > 1e-12).any()):
+        p = torch.where(unresolved, _between(evaluate(x, low, beta)[0], evaluate(x, high, beta)[0]), p)
+    return (p + 0 * p.sum(-1, keepdim=True)).to(z.dtype)  # NaN anywhere in a row makes the row NaN
+
+
+def _between(above: Tensor, below: Tensor) -> Tensor:
+    """The mixture with mass 1 of rows of mass ≥ 1 and ≤ 1, whose Λ are neighbouring numbers.
+
+    For β > 1 a score enters with infinite slope: at its edge the resolution of Λ leaves a jump, and that score takes what is missing.
+    """
+    excess, lack = above.sum(-1, keepdim=True) - 1, 1 - below.sum(-1, keepdim=True)
+    share = torch.where(lack > 0, excess / (excess + lack), 0.0)
+    return above + share * (below - above)
 
 
 @torch.library.custom_op("softmaxima::entmax_rows", mutates_args=())

@@ -14,7 +14,7 @@ from torch import Tensor
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
 from softmaxima._rows import row_maximum, total
 from softmaxima.maps._module import MapModule
-from softmaxima.maps.softmax import SOFTMAX, sensitivity
+from softmaxima.maps.softmax import sensitivity
 
 
 def reference(x: Tensor, beta: float | Tensor) -> Tensor:
@@ -32,8 +32,10 @@ def forward(z: Tensor, beta: float | Tensor) -> Tensor:
 
 def sink(z: Tensor, beta: float | Tensor) -> Tensor:
     """The probability of the sink [rows, 1], exact also where it is small, and differentiable."""
-    column = torch.as_tensor(beta, dtype=z.dtype, device=z.device).expand(*z.shape[:-1], 1)
-    return SOFTMAX(torch.cat((z, column), -1))[..., -1:]
+    level = torch.as_tensor(beta, dtype=z.dtype, device=z.device)
+    shift = torch.maximum(row_maximum(z), level.detach())
+    of_sink = (level - shift).exp()
+    return (of_sink / total((z - shift).exp(), of_sink)).to(z.dtype)
 
 
 def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:

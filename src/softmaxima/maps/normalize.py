@@ -24,19 +24,19 @@ def divide(y: Tensor, mass: Tensor) -> Tensor:
 
 
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    y = f(without_mask(z)).masked_fill(z == -math.inf, 0.0)
+    y = f(without_mask(z.double())).masked_fill(z == -math.inf, 0.0)  # f may overflow or vanish in a narrower dtype
     if is_concrete(y) and bool((y < 0).any()):
         raise ValueError(f"normalize: f must not be negative, got {float(y.min())}; take relu, sigmoid, softplus or a square")
-    return divide(y, y.sum(-1, keepdim=True))
+    return divide(y, y.sum(-1, keepdim=True)).to(z.dtype)
 
 
 def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    scores = without_mask(z)
+    scores = without_mask(z.double())
     y, pull_back = torch.func.vjp(f, scores)[:2]
     (slope,) = pull_back(torch.ones_like(y))
     masked = z == -math.inf
     mass = y.masked_fill(masked, 0.0).sum(-1, keepdim=True)
-    return divide(slope.masked_fill(masked, 0.0), mass), p
+    return divide(slope.masked_fill(masked, 0.0), mass).to(z.dtype), p
 
 
 NORMALIZE = register(

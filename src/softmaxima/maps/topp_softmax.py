@@ -7,11 +7,12 @@ patterns of the floating-point numbers: exact, 32 or 64 sums of a row, and no so
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, is_traced, register
 from softmaxima._rows import normalise_exp, row_maximum
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
@@ -35,7 +36,7 @@ def ordered_bits(z: Tensor) -> Tensor:
 
 def topp_mask(z: Tensor, p: float) -> Tensor:
     """True at the scores of each row that its nucleus keeps, and at NaN."""
-    return _topp_mask(z, p) if torch.compiler.is_compiling() else _select(z, p)
+    return _topp_mask(z, p) if is_traced(z) else _select(z, p)
 
 
 def _select(z: Tensor, p: float) -> Tensor:
@@ -45,8 +46,8 @@ def _select(z: Tensor, p: float) -> Tensor:
     target = p * weights.sum(-1, keepdim=True)
     keys = ordered_bits(z)
     low, high = keys.amin(-1, keepdim=True), keys.amax(-1, keepdim=True) + 1
-    while (high - low > 1).any():  # Σ{key ≥ low} reaches the target, Σ{key ≥ high} does not
-        middle = (low & high) + ((low ^ high) >> 1)
+    # Σ{key ≥ low} reaches the target and Σ{key ≥ high} does not; the average is rounded down, without overflow.
+    while ((middle := (low & high) + ((low ^ high) >> 1)) > low).any():
         reaches = weights.masked_fill(keys < middle, 0.0).sum(-1, keepdim=True) >= target
         low, high = torch.where(reaches, middle, low), torch.where(reaches, high, middle)
     above, ties = keys > low, keys == low
@@ -57,13 +58,18 @@ def _select(z: Tensor, p: float) -> Tensor:
 
 @torch.library.custom_op("softmaxima::topp_mask", mutates_args=())
 def _topp_mask(z: Tensor, p: float) -> Tensor:
-    """The selection as one operation, for its number of steps depends on the data, which torch.compile cannot trace."""
+    """The selection as one operation, for its number of steps depends on the data, which torch.compile and vmap cannot trace."""
     return _select(z, p)
 
 
 @_topp_mask.register_fake
 def _(z: Tensor, p: float) -> Tensor:
     return torch.empty_like(z, dtype=torch.bool)
+
+
+@_topp_mask.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], z: Tensor, p: float) -> tuple[Tensor, int]:
+    return topp_mask(z.movedim(in_dims[0], 0), p), 0
 
 
 def forward(z: Tensor, p: float) -> Tensor:

@@ -1,0 +1,132 @@
+"""One case a registered map and example of its parameters; `--maps` restricts them. Every property file iterates these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.losses import Loss
+from softmaxima.maps import REGISTRY, Map, Properties
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.load_profile("default")
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+# How far a probability may be from the float64 reference, in absolute terms.
+TOLERANCE = {
+    torch.float64: 1e-11,  # the reference of entmax loses 1/β = 20 times the rounding of its threshold at α = 1.05
+    torch.float32: 3e-6,  # exp of a float32 argument of 30 has a relative error of 30·2⁻²⁴
+    torch.bfloat16: 2**-9 + 3e-6,  # half a unit in the last place below 1
+    torch.float16: 2**-12 + 3e-6,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A map with values for its parameters."""
+
+    map: Map
+    params: dict[str, Any]
+
+    def __call__(self, x: Any, dim: int = -1, **options: Any) -> Any:
+        return self.map(x, dim, **self.params, **options)
+
+    def probabilities(self, x: Tensor, dim: int = -1, **options: Any) -> Tensor:
+        """p, also for maps that return log p."""
+        out = self(x, dim, **options)
+        return out.exp() if self.claims.logarithmic else out
+
+    def reference(self, x: Tensor) -> Tensor:
+        return self.map.reference(x, **self.params)
+
+    @property
+    def claims(self) -> Properties:
+        return self.map.properties
+
+    @property
+    def nothing(self) -> float:
+        """What a masked score gets."""
+        return -math.inf if self.claims.logarithmic else 0.0
+
+    @property
+    def has_kinks(self) -> bool:
+        return self.claims.sparse
+
+    def __str__(self) -> str:
+        values = ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in self.params.items())
+        return f"{self.map.name}({values})"
+
+
+def cases(map: Map) -> Iterator[Case]:
+    defaults = {parameter.name: parameter.default for parameter in map.params}
+    if not map.params:
+        yield Case(map, {})
+    for parameter in map.params:
+        for value in parameter.examples:
+            yield Case(map, defaults | {parameter.name: value})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--maps", default="", help="comma-separated names of the maps to test; all by default")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = [name for name in metafunc.config.getoption("--maps").split(",") if name]
+    maps = [REGISTRY[name] for name in chosen] if chosen else list(REGISTRY.values())
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", [case for map in maps for case in cases(map)], ids=str)
+    if "learnable" in metafunc.fixturenames:
+        learnable = [(case, p) for map in maps for case in cases(map) for p in map.params if p.gradient is not None]
+        metafunc.parametrize("learnable", learnable, ids=lambda pair: f"{pair[0]}-{pair[1].name}")
+    if "loss" in metafunc.fixturenames:
+        examples = [LossCase(loss, options) for loss in LOSSES.values() for options in loss.examples]
+        metafunc.parametrize("loss", examples, ids=str)
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """A loss with values for its options."""
+
+    loss: Loss
+    options: dict[str, Any]
+
+    def __call__(self, x: Any, target: Any, **options: Any) -> Any:
+        return self.loss.function(x, target, **self.options, **options)
+
+    def scores(self, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Scores in the loss's domain."""
+        x = 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return (torch.tanh(x) if self.loss.on_cosines else x).to(dtype)
+
+    def __str__(self) -> str:
+        return f"{self.loss.name}({','.join(f'{k}={v}' for k, v in self.options.items())})"
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Scores without ties."""
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+@st.composite
+def rows(draw: st.DrawFn, dtype: torch.dtype = torch.float64, masks: bool = True) -> Tensor:
+    """Up to 4 rows of up to 12 scores in [−30, 30], with ties and −∞, never a row of −∞ alone."""
+    height, width = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    ordinary = st.floats(-30, 30, width=32)
+    score = st.one_of(ordinary, st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]))
+    if masks:
+        score = st.one_of(score, score, score, st.just(-math.inf))
+    table = [[draw(ordinary)] + [draw(score) for _ in range(width - 1)] for _ in range(height)]
+    return torch.tensor(table, dtype=dtype)

@@ -1,0 +1,143 @@
+"""torch.func, torch.compile, autocast, and the derivatives by name, over every map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Case, LossCase, normal
+from torch.func import grad, jacfwd, jacrev, jvp, vmap
+
+import softmaxima as sm
+
+
+def test_vmap_equals_a_loop(case: Case):
+    x = normal(3, 4, 5)
+    looped = torch.stack([case(row) for row in x])
+    torch.testing.assert_close(vmap(case)(x), looped)
+    torch.testing.assert_close(vmap(vmap(case))(x), looped)
+    torch.testing.assert_close(vmap(lambda row: case(row, dim=0), in_dims=2, out_dims=2)(x), torch.stack(
+        [case(x[..., i], dim=0) for i in range(5)], -1
+    ))  # fmt: skip
+
+
+def test_vmap_over_temperature_and_mask(case: Case):
+    x = normal(4, 5)
+    tau = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    where = normal(4, 5, seed=3) > -1
+    each = [case(x[i], temperature=tau[i], where=where[i]) for i in range(4)]
+    batched = vmap(lambda row, t, w: case(row, temperature=t, where=w))(x, tau, where)
+    torch.testing.assert_close(batched, torch.stack(each))
+    one_row = vmap(lambda t: case(x[0], temperature=t))(tau)
+    torch.testing.assert_close(one_row, torch.stack([case(x[0], temperature=t) for t in tau]))
+
+
+def test_jacobians_agree_however_they_are_taken(case: Case):
+    x = normal(6)
+    named = sm.jacobian(case.map, x, **case.params)
+    for take in (jacrev, jacfwd):
+        torch.testing.assert_close(take(case)(x), named, atol=1e-12, rtol=1e-10)
+
+
+def test_second_derivatives_agree_however_they_are_taken(case: Case):
+    x = normal(5)
+    expected = jacrev(jacrev(case))(x)
+    for outer in (jacrev, jacfwd):
+        for inner in (jacrev, jacfwd):
+            torch.testing.assert_close(outer(inner(case))(x), expected, atol=1e-11, rtol=1e-9)
+
+
+def test_second_derivatives_of_temperature_agree_however_they_are_taken(case: Case):
+    x, tau = normal(5), torch.tensor(1.5, dtype=torch.float64)
+    function = lambda tau: case(x, temperature=tau)
+    expected = jacrev(jacrev(function))(tau)
+    for outer in (jacrev, jacfwd):
+        for inner in (jacrev, jacfwd):
+            torch.testing.assert_close(outer(inner(function))(tau), expected, atol=1e-11, rtol=1e-9)
+
+
+def test_named_jacobian_takes_dim_mask_and_temperature(case: Case):
+    x, where = normal(4, 3), torch.tensor([[True], [True], [False], [True]])
+    tau = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
+    blocks = sm.jacobian(case.map, x, dim=0, temperature=tau, where=where, **case.params)
+    assert blocks.shape == (3, 4, 4)
+    for column in range(3):
+        alone = jacrev(lambda v, c=column: case(v, where=where[:, 0], temperature=tau[0, c]).nan_to_num(neginf=0))(x[:, column])
+        torch.testing.assert_close(blocks[column], alone, atol=1e-12, rtol=1e-10)
+
+
+def test_half_the_jacobian_norm_of_softmax_is_one_minus_its_purity():
+    x = normal(4, 6)
+    norm = sm.jacobian("softmax", x).abs().sum((-2, -1)) / 2
+    torch.testing.assert_close(norm, 1 - sm.softmax(x).square().sum(-1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_equals_eager(case: Case, dynamic: bool):
+    torch._dynamo.reset()
+    x, tau = normal(3, 5).requires_grad_(), torch.full((3, 1), 1.5, dtype=torch.float64, requires_grad=True)
+    where = normal(3, 5, seed=1) > -2
+    function = lambda x, tau: case(x, temperature=tau, where=where).nan_to_num(neginf=0.0).square().sum()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    torch.testing.assert_close(compiled(x, tau), function(x, tau))
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, tau), (x, tau)), torch.autograd.grad(function(x, tau), (x, tau)))
+
+
+def test_compiled_learnable_parameter_equals_eager(learnable):
+    torch._dynamo.reset()
+    case, parameter = learnable
+    value = torch.full((3, 1), float(case.params[parameter.name]), dtype=torch.float64, requires_grad=True)
+    x = normal(3, 5).requires_grad_()
+    function = lambda x, v: case.map(x, **case.params | {parameter.name: v}).square().sum()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(x, value), (x, value)), torch.autograd.grad(function(x, value), (x, value))
+    )
+
+
+def test_compiled_loss_equals_eager(loss: LossCase):
+    torch._dynamo.reset()
+    x, target = loss.scores(4, 5).requires_grad_(), torch.tensor([0, 4, -100, 2])
+    compiled = torch.compile(lambda x: loss(x, target), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), loss(x, target))
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x, target), x))
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax", "topp_softmax"])
+def test_compiled_by_the_default_backend_equals_eager(name: str):
+    torch._dynamo.reset()
+    x = normal(8, 16, dtype=torch.float32).requires_grad_()
+    function = lambda x: sm.maps.REGISTRY[name](x).square().sum()
+    compiled = torch.compile(function, fullgraph=True)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(function(x), x))
+
+
+def test_under_autocast_half_scores_give_float32_as_torch_does_on_a_gpu(case: Case):
+    x = normal(3, 4, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert case(x).dtype == torch.float32
+        torch.testing.assert_close(case(x), case(x.float()))
+        assert case(x.double()).dtype == torch.float64
+    assert case(x).dtype == torch.bfloat16
+
+
+def test_hessian_vector_product_of_cross_entropy_is_the_covariance():
+    x, v, target = normal(6), normal(6, seed=1), torch.tensor(2)
+    p = sm.softmax(x)
+    product = sm.hessian_vector_product(lambda x: sm.cross_entropy(x, target), x, v)
+    torch.testing.assert_close(product, (torch.diag(p) - torch.outer(p, p)) @ v)
+    assert isinstance(sm.hessian_vector_product(lambda x: sm.cross_entropy(x, target), x.numpy(), v.numpy()), type(x.numpy()))
+
+
+def test_hessian_vector_products_agree_with_the_full_hessian(loss: LossCase):
+    x, v, target = loss.scores(2, 5), normal(2, 5, seed=1), torch.tensor([3, 1])
+    full = torch.autograd.functional.hessian(lambda x: loss(x, target), x)
+    product = sm.hessian_vector_product(lambda x: loss(x, target), x, v)
+    torch.testing.assert_close(product, torch.einsum("ijkl,kl->ij", full, v), atol=1e-10, rtol=1e-8)
+
+
+def test_losses_under_vmap_grad_give_per_sample_gradients(loss: LossCase):
+    x, target = loss.scores(4, 5), torch.tensor([0, 4, 1, 2])
+    each = [grad(lambda row, t=t: loss(row, t))(row) for row, t in zip(x, target, strict=True)]
+    torch.testing.assert_close(vmap(grad(lambda row, t: loss(row, t)))(x, target), torch.stack(each))
+    _, forward = jvp(lambda x: loss(x, target), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(forward, grad(lambda x: loss(x, target))(x).sum(), atol=1e-12, rtol=1e-9)
