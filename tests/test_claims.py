@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from conftest import Case, normal, rows
 from hypothesis import given
 from hypothesis import strategies as st
+
+from conftest import Case, normal, rows
 
 
 @given(x=rows())

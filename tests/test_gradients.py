@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from conftest import Case, normal
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
+from conftest import Case, normal
 
 
 def check(function, *inputs: Tensor) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from conftest import TOLERANCE, Case, normal, rows
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
+from conftest import TOLERANCE, Case, normal, rows
 
 
 def decided(case: Case, x: torch.Tensor) -> bool:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from softmaxima import losses as losses
+    from softmaxima import lse as lse
+    from softmaxima import maps as maps
     from softmaxima.derivatives import *
     from softmaxima.losses import *
     from softmaxima.lse import *

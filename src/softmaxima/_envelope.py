@@ -9,6 +9,7 @@ so that only the value and the map are needed, and the map's own derivative make
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from softmaxima._map import Map, batch_first, forward_mode, primal
 
 
-def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, **params: Any) -> Tensor:
+def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, params: Mapping[str, Any]) -> Tensor:
     """`value` [rows, 1] of `x` [rows, n], with p as its gradient.
 
     Where p is None, it is `map.forward(x)` when it is needed; then torch must be able to differentiate that, as it can for softmax.

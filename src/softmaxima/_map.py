@@ -358,7 +358,10 @@ class _MapFunction(torch.autograd.Function):
         if z.shape[-1] == 0:
             return x.clone()
         values = [v.to(z.dtype) if isinstance(v, Tensor) else v for v in params]
-        return map.forward(z, **_named(map, values)).to(x.dtype)
+        p = map.forward(z, **_named(map, values)).to(x.dtype)
+        if torch.compiler.is_compiling():
+            return p
+        return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -436,6 +439,8 @@ def _recall(ctx: Any, read: Callable[[Tensor], Tensor] = lambda tensor: tensor) 
 
 
 def _sensitivity(map: Map, p: Tensor, z: Tensor | None, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    if p.shape[-1] == 0:
+        return p, p, p
     s, q, *r = map.sensitivity(p, z, **params)
     return s, q, (r[0] if r else s)
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 def row_maximum(z: Tensor) -> Tensor:
     """The maximum of each row as a constant, and 0 for a row of −∞, so that `z - row_maximum(z)` is −∞ there and not NaN."""
+    if z.shape[-1] == 0:
+        return z.new_zeros((*z.shape[:-1], 1))
     maximum = z.detach().amax(-1, keepdim=True)
     return maximum.masked_fill(maximum == -math.inf, 0.0)
 

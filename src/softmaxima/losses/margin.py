@@ -29,11 +29,14 @@ def additive_cosine(cosine: Tensor, margin: Any) -> Tensor:
 
 
 def additive_angle(cosine: Tensor, margin: Any) -> Tensor:
-    """cos(arccos(c) + m), decreasing for every angle. Its derivative at |c| = 1, where arccos has none, is cos m: finite."""
+    """cos(arccos(c) + m), decreasing for every angle.
+
+    Its derivative grows without bound towards |c| = 1; at ±1 it is that of the nearest cosine inside.
+    """
     cosine = cosine.clamp(-1.0, 1.0)
     squared_sine = (1 - cosine) * (1 + cosine)
-    inside = squared_sine > 0
-    sine = torch.where(inside, torch.where(inside, squared_sine, 1.0).sqrt(), 0.0)
+    pad = torch.where(squared_sine > 0, 0.0, torch.finfo(cosine.dtype).eps)
+    sine = (squared_sine + pad).sqrt() - pad.sqrt()
     cos_margin, sin_margin = (f(torch.as_tensor(margin, dtype=cosine.dtype, device=cosine.device)) for f in (torch.cos, torch.sin))
     moved = cosine * cos_margin - sine * sin_margin
     return torch.where(cosine >= -cos_margin, moved, -2 - moved)  # θ ≤ π − m iff cos θ ≥ −cos m
@@ -43,8 +46,7 @@ def margin_loss(
     name: str,
     margin_function: Margin,
     margin: float,
-    temperature: float,
-    largest_margin: float,
+    scale: float,
     x: Any,
     target: Any,
     class_vectors: Any,
@@ -53,12 +55,7 @@ def margin_loss(
     reduction: str,
     label_smoothing: float,
 ) -> Any:
-    for what, value, largest in (("margin", margin, largest_margin), ("temperature (1/scale)", temperature, math.inf)):
-        allowed = isinstance(value, (int, float, np.number)) and 0 <= value < largest and (what == "margin" or value > 0)
-        if not allowed:
-            raise ValueError(
-                f"{name}: {what} must be a {'number' if what == 'margin' else 'positive number'} below {largest:.4g}, got {value!r}"
-            )
+    """The cross-entropy of scale · cosines, the target's with its margin."""
     cosines = as_tensor(name, "scores", x)
     if class_vectors is not None:
         cosines = _cosines(name, cosines, as_tensor(name, "class_vectors", class_vectors))
@@ -68,8 +65,17 @@ def margin_loss(
             largest = float(cosines.detach().abs().max())
             raise ValueError(f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well")
     batch = prepare(name, like_input(cosines, x), target, weight, ignore_index, reduction, label_smoothing)
-    scores = _with_margin(batch, margin_function, margin) / temperature
+    scores = scale * _with_margin(batch, margin_function, margin)
     return batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(scores)))
+
+
+def _within(name: str, what: str, value: float, low: float, high: float) -> float:
+    """A number in [low, high), or in (0, ∞) where low is 0 and high ∞."""
+    positive = high == math.inf
+    if not isinstance(value, (int, float, np.number)) or not low <= value < high or (positive and value == 0):
+        domain = "a positive finite number" if positive else f"a number in [{low:g}, {high:.4g})"
+        raise ValueError(f"{name}: {what} must be {domain}, got {value!r}")
+    return float(value)
 
 
 def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
@@ -119,10 +125,12 @@ def am_softmax_loss(
     >>> sm.am_softmax_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, temperature=0.1)
     tensor(0.1269)
     """
+    name = "am_softmax_loss"
+    margin = _within(name, "margin", margin, 0.0, 2.0)
+    scale = 1 / _within(name, "temperature", temperature, 0.0, math.inf)
     return margin_loss(
-        "am_softmax_loss", additive_cosine, margin, temperature, 2.0,
-        x, target, class_vectors, weight, ignore_index, reduction, label_smoothing,
-    )  # fmt: skip
+        name, additive_cosine, margin, scale, x, target, class_vectors, weight, ignore_index, reduction, label_smoothing
+    )
 
 
 def cosface_loss(
@@ -145,11 +153,12 @@ def cosface_loss(
     >>> sm.cosface_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
     tensor(0.1269)
     """
-    temperature = 1 / scale if isinstance(scale, (int, float)) and scale > 0 else -1.0
+    name = "cosface_loss"
+    margin = _within(name, "margin", margin, 0.0, 2.0)
+    scale = _within(name, "scale", scale, 0.0, math.inf)
     return margin_loss(
-        "cosface_loss", additive_cosine, margin, temperature, 2.0,
-        x, target, class_vectors, weight, ignore_index, reduction, label_smoothing,
-    )  # fmt: skip
+        name, additive_cosine, margin, scale, x, target, class_vectors, weight, ignore_index, reduction, label_smoothing
+    )
 
 
 def arcface_loss(
@@ -180,11 +189,12 @@ def arcface_loss(
     >>> sm.arcface_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
     tensor(0.0219)
     """
-    temperature = 1 / scale if isinstance(scale, (int, float)) and scale > 0 else -1.0
+    name = "arcface_loss"
+    margin = _within(name, "margin", margin, 0.0, math.pi)
+    scale = _within(name, "scale", scale, 0.0, math.inf)
     return margin_loss(
-        "arcface_loss", additive_angle, margin, temperature, math.pi,
-        x, target, class_vectors, weight, ignore_index, reduction, label_smoothing,
-    )  # fmt: skip
+        name, additive_angle, margin, scale, x, target, class_vectors, weight, ignore_index, reduction, label_smoothing
+    )
 
 
 class _MarginModule(LossModule):

@@ -2,6 +2,7 @@ r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +51,8 @@ def sparse_softmax_loss(
             raise ValueError(f"{batch.name}: {parameter.name} must be {parameter.domain}, got {value!r}")
     z = batch.scores - row_maximum(batch.scores)
     kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
-    return batch.reduce(-batch.weighted_expectation(z - logsumexp(z, keepdim=True, where=kept)))
+    log_sum = logsumexp(z, keepdim=True, where=kept)
+    return batch.reduce(-batch.weighted_expectation(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
 
 
 class SparseSoftmaxLoss(LossModule):

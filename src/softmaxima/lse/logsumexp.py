@@ -100,7 +100,7 @@ def _row_logsumexp(z: Tensor) -> Tensor:
     infinite = z == math.inf
     # Rows with +∞ become 0 at the infinities and −∞ elsewhere, whose softmax shares the gradient among them.
     shares = torch.where(infinite, 0.0, -math.inf).to(z.dtype)
-    return envelope(SOFTMAX, maximum + log_sum, torch.where(infinite.any(-1, keepdim=True), shares, z), None)
+    return envelope(SOFTMAX, maximum + log_sum, torch.where(infinite.any(-1, keepdim=True), shares, z), None, {})
 
 
 def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:

@@ -88,15 +88,16 @@ def _solve(z: Tensor, beta: Tensor) -> Tensor:
             break
         level = torch.where(moving, proposal, level)
     p, _ = evaluate(x, level, beta)
-    if bool((unresolved := (p.sum(-1, keepdim=True) - 1).abs() > 1e-12).any()):
+    mass = p.sum(-1, keepdim=True)
+    if bool((unresolved := (mass > 0) & ((mass - 1).abs() > 1e-12)).any()):
         p = torch.where(unresolved, _between(evaluate(x, low, beta)[0], evaluate(x, high, beta)[0]), p)
-    return (p + 0 * p.sum(-1, keepdim=True)).to(z.dtype)  # NaN anywhere in a row makes the row NaN
+    return (p + 0 * mass).to(z.dtype)  # NaN anywhere in a row makes the row NaN
 
 
 def _between(above: Tensor, below: Tensor) -> Tensor:
     """The mixture with mass 1 of rows of mass ≥ 1 and ≤ 1, whose Λ are neighbouring numbers.
 
-    For β > 1 a score enters with infinite slope: at its edge the resolution of Λ leaves a jump, and that score takes what is missing.
+    For β > 1 a score enters with infinite slope: the resolution of Λ leaves a jump there, and that score takes what is missing.
     """
     excess, lack = above.sum(-1, keepdim=True) - 1, 1 - below.sum(-1, keepdim=True)
     share = torch.where(lack > 0, excess / (excess + lack), 0.0)

@@ -25,6 +25,7 @@ def divide(y: Tensor, mass: Tensor) -> Tensor:
 
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     y = f(without_mask(z.double())).masked_fill(z == -math.inf, 0.0)  # f may overflow or vanish in a narrower dtype
+    y = y.masked_fill(z == math.inf, math.nan)  # as every map, also where f is bounded
     if is_concrete(y) and bool((y < 0).any()):
         raise ValueError(f"normalize: f must not be negative, got {float(y.min())}; take relu, sigmoid, softplus or a square")
     return divide(y, y.sum(-1, keepdim=True)).to(z.dtype)

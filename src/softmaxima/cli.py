@@ -1,0 +1,176 @@
+"""The command line: `softmaxima compare` trains with every pair of a map and a loss, and tells which to take.
+
+torch and the experiments are imported inside the command, so that help and version answer at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+import softmaxima
+
+if TYPE_CHECKING:
+    from softmaxima.experiments.compare import Comparison, Pair, Settings
+
+WRONG_USE, INTERRUPTED = 2, 130
+REPORT_EXTRA = ("sklearn", "polars", "plotly")
+WIDE = 116  # columns of a terminal that fit the table with its full headings
+
+app = App(
+    name="softmaxima",
+    help="Scores into probabilities: softmax, its alternatives, and their losses.",
+    version=softmaxima.__version__,
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,
+)
+
+
+@app.command
+def compare(
+    table: Annotated[
+        Path | None, Parameter(help="CSV, Parquet, Feather, or NPZ with X and y. Without it: the digits of scikit-learn.")
+    ] = None,
+    /,
+    *,
+    target: Annotated[str | None, Parameter(help="The column to predict: text or ints. Without it: the last column.")] = None,
+    maps: Annotated[
+        list[str] | None, Parameter(help="Only these pairs, or all pairs of these maps: names, separated by commas.", negative=())
+    ] = None,
+    model: Annotated[Literal["linear", "mlp"], Parameter(help="One affine layer, or one hidden layer of 128 ReLU units.")] = "mlp",
+    folds: Annotated[int | None, Parameter(help="Folds of the cross-validation: 5, or 3 with --quick.")] = None,
+    epochs: Annotated[int | None, Parameter(help="Passes over the training rows: 30, or 10 with --quick.")] = None,
+    seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
+    out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
+    quick: Annotated[bool, Parameter(help="A first look: 3 folds, 10 epochs, at most about 1000 rows.", negative=())] = False,
+) -> None:
+    """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
+
+    Folds, initial weights and batches are the same for every pair. Text and boolean features are one-hot encoded.
+    """
+    from softmaxima.experiments.compare import Settings, check_classes, choose, pairs
+    from softmaxima.experiments.compare import compare as run
+    from softmaxima.experiments.tables import InputError, read_table
+    from softmaxima.report.compare import write
+
+    usual = Settings(folds=3, epochs=10, rows=1000) if quick else Settings()
+    try:
+        settings = Settings(
+            model=model,
+            folds=usual.folds if folds is None else folds,
+            epochs=usual.epochs if epochs is None else epochs,
+            seed=seed,
+            rows=usual.rows,
+        )
+        data = read_table(table, target)
+        check_classes(data, settings)
+        chosen = choose(pairs(len(data.classes)), [name for part in maps or () for name in part.split(",") if name.strip()])
+    except InputError as error:
+        fail(str(error))
+    prepare_directory(out)
+
+    target_words = f"target {data.target!r}" + (" (the last column; --target names another)" if data.target_by_default else "")
+    say(f"{data.name}: {data.rows} rows, {data.features.shape[1]} features, {len(data.classes)} classes; {target_words}")
+    if data.encoded:
+        columns = ", ".join(f"{column!r} ({count})" for column, count in data.encoded)
+        say(f"one-hot encoded, with so many indicator columns: {columns}")
+    if settings.rows is not None and data.rows > settings.rows:
+        say(f"--quick: a sample of about {settings.rows} rows, {settings.folds} folds, {settings.epochs} epochs")
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(chosen) * settings.folds)
+        done = itertools.count()
+
+        def starting(pair: Pair, fold: int) -> None:
+            progress.update(task, completed=next(done), description=escape(f"{pair.name}, fold {fold + 1} of {settings.folds}"))
+
+        comparison = run(data, settings, chosen, starting)
+    show(comparison)
+    say("\nwritten: " + ", ".join(str(path) for path in write(comparison, out)))
+
+
+def progress_bar() -> Progress:
+    """On stderr, and only where someone watches."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def show(comparison: Comparison, console: Console | None = None) -> None:
+    """The table, its caption, and the recommendation."""
+    from softmaxima.report.compare import CAPTION, COLUMNS
+
+    console = console or Console()
+    wide = console.width >= WIDE
+    table = RichTable(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold")
+    for number, column in enumerate(COLUMNS):
+        table.add_column(
+            column.heading if wide else column.short, justify="right" if number else "left", vertical="bottom", overflow="fold"
+        )
+    for result in comparison.results:
+        style = "bold" if result.pair == comparison.recommendation.pair else None
+        table.add_row(*(Text(column.cell(result)) for column in COLUMNS), style=style)
+    taken = comparison.recommendation
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(Text(CAPTION, style="dim"))
+    console.print()
+    console.print(Text.assemble("Take ", (taken.pair.name, "bold"), f". {taken.reason}"))
+    console.print()
+    for line in taken.pair.code.splitlines():
+        console.print(Text("    " + line if line else ""), soft_wrap=True)
+
+
+def prepare_directory(out: Path) -> None:
+    """Make sure that results can be written there, before anything is trained."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        fail(f"--out: cannot write to {out} ({error.strerror}); choose another directory")
+
+
+def say(line: str) -> None:
+    """A line on stdout, as it is."""
+    Console().print(Text(line), soft_wrap=True)
+
+
+def fail(message: str, code: int = WRONG_USE) -> Any:
+    """One line on stderr, and the exit code."""
+    Console(stderr=True).print(Text(f"softmaxima: {' '.join(message.split())}"), soft_wrap=True)
+    raise SystemExit(code)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    try:
+        app(arguments, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        fail(f"{error}; see softmaxima --help")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in REPORT_EXTRA:
+            raise
+        fail(f'compare needs {missing}, which is not installed: pip install "softmaxima[report]"')
+    except KeyboardInterrupt:
+        fail("interrupted; nothing was written", INTERRUPTED)

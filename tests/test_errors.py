@@ -1,0 +1,141 @@
+"""Wrong use raises at the public edge and says what was wrong, what arrived and what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import softmaxima as sm
+from conftest import Case, LossCase, normal
+
+X = torch.zeros(2, 3)
+
+
+def test_maps_take_floating_point_scores_only(case: Case):
+    for bad in (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match=rf"{case.map.name}: scores must be float64.*got torch\..*call x\.float\(\)"):
+            case(bad)
+    with pytest.raises(TypeError, match=r"must be a torch.Tensor or a numpy.ndarray, got list"):
+        case([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"no dtype for scores of NumPy dtype"):
+        case(np.zeros(3, dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dim": 2}, IndexError, r"dim must be in \[-2, 1\] for scores of 2 dimensions, got 2"),
+        ({"dim": -3}, IndexError, r"dim must be in \[-2, 1\]"),
+        ({"dim": 0.5}, TypeError, r"dim must be an int, got float"),
+        ({"temperature": 0.0}, ValueError, r"temperature must be positive and finite, got 0.0"),
+        ({"temperature": -1}, ValueError, r"temperature must be positive and finite, got -1"),
+        ({"temperature": float("nan")}, ValueError, r"temperature must be positive and finite, got nan"),
+        ({"temperature": float("inf")}, ValueError, r"temperature must be positive and finite, got inf"),
+        ({"temperature": torch.tensor([[1.0], [0.0]])}, ValueError, r"positive and finite, got a tensor with 0.0"),
+        ({"temperature": torch.ones(3)}, ValueError, r"size 1 along dim 1, got shape \(1, 3\).*temperature.unsqueeze\(1\)"),
+        ({"temperature": torch.ones(3, 1)}, ValueError, r"must broadcast against scores of shape \(2, 3\)"),
+        ({"temperature": torch.ones(1, 2, 1)}, ValueError, r"must broadcast against scores of shape \(2, 3\)"),
+        ({"temperature": "hot"}, TypeError, r"temperature must be a torch.Tensor or a numpy.ndarray, got str"),
+        ({"temperature": torch.ones(2, 1, dtype=torch.bool)}, TypeError, r"temperature must be real, got torch.bool"),
+        ({"where": torch.ones(2, 3)}, TypeError, r"where must be boolean.*got torch.float32; call where.bool\(\)"),
+        ({"where": torch.ones(4, 3).bool()}, ValueError, r"where must broadcast to the scores' shape \(2, 3\), got \(4, 3\)"),
+        ({"where": torch.ones(1, 2, 3).bool()}, ValueError, r"where must broadcast to the scores' shape"),
+        ({"beta_": 1.0}, TypeError, r"unknown parameter beta_; this map takes"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_maps_raise(case: Case, options: dict, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        case(X, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sm.entmax(X, alpha=0.9), r"entmax: alpha must be at least 1 and finite, got 0.9"),
+        (lambda: sm.entmax(X, alpha=float("inf")), r"at least 1 and finite"),
+        (lambda: sm.entmax(X, alpha=torch.tensor([[1.5], [0.5]])), r"at least 1 and finite, got a tensor with 0.5"),
+        (lambda: sm.elastic_softmax(X, beta=float("inf")), r"beta must be a number below"),
+        (lambda: sm.elastic_softmax(X, beta=float("nan")), r"beta must be a number below"),
+        (lambda: sm.eps_softmax(X, eps=0.0), r"eps must be positive and finite, got 0.0"),
+        (lambda: sm.rectified_softmax(X, empty="ones"), r"empty must be 'zeros' or 'uniform', got 'ones'"),
+        (lambda: sm.taylor_softmax(X, order=3), r"order must be an even int"),
+        (lambda: sm.taylor_softmax(X, order=0), r"order must be an even int"),
+        (lambda: sm.topk_softmax(X, k=0), r"k must be an int of at least 1, got 0"),
+        (lambda: sm.topk_softmax(X, k=2.0), r"k must be an int of at least 1, got 2.0"),
+        (lambda: sm.topp_softmax(X, p=0.0), r"p must be a number in \(0, 1\], got 0.0"),
+        (lambda: sm.topp_softmax(X, p=1.5), r"p must be a number in \(0, 1\], got 1.5"),
+        (lambda: sm.normalize(X, f=torch.sin), None),
+        (lambda: sm.normalize(X - 1, f=torch.sin), r"f must not be negative, got -0.8"),
+        (lambda: sm.normalize(X, f="sigmoid"), r"f must be a function"),
+        (lambda: sm.jacobian("sofmax", X), r"unknown map 'sofmax'; registered are: "),
+        (lambda: sm.MapModule("sofmax"), r"unknown map 'sofmax'"),
+        (lambda: sm.hessian_vector_product(torch.sum, X, X[0]), r"x and v must have one shape and dtype"),
+        (lambda: sm.softplus(X, beta=0.0), r"beta must be a positive finite number, got 0.0"),
+        (lambda: sm.inverse_softplus(X, beta=-1.0), r"beta must be a positive finite number, got -1.0"),
+        (lambda: sm.real_softmax(X, sharpness=0.0), r"sharpness must be a positive finite number, got 0.0"),
+        (lambda: sm.logsumexp(X, (0, 0)), r"dim must name each axis to sum over once"),
+        (lambda: sm.logsumexp(X, ()), r"dim must name each axis to sum over once, and at least one"),
+        (lambda: sm.maps.register(sm.maps.REGISTRY["softmax"]), r"a map named 'softmax' exists already"),
+        (lambda: sm.fenchel_young_loss(X, X.long()[:, 0], map="taylor_softmax"), r"has no regulariser.*use surrogate_loss"),
+        (lambda: sm.surrogate_loss(X, X.long()[:, 0], map="log_softmax"), r"returns logarithms, not probabilities"),
+        (lambda: sm.sparse_softmax_loss(X, X.long()[:, 0]), r"give exactly one of k and p, got k=None and p=None"),
+        (lambda: sm.sparse_softmax_loss(X, X.long()[:, 0], k=2, p=0.5), r"give exactly one of k and p"),
+        (lambda: sm.sparse_softmax_loss(X, X.long()[:, 0], k=0), r"k must be an int of at least 1"),
+        (lambda: sm.eps_cross_entropy(X, X.long()[:, 0], eps=-1.0), r"eps must be a finite number of at least 0"),
+        (lambda: sm.sparsemax_loss(X, torch.ones(2, 3)), r"each row of target probabilities must sum to 1"),
+        (lambda: sm.arcface_loss(X + 2, X.long()[:, 0]), r"cosines must lie in \[−1, 1\], got 2; for features, give class_vectors"),
+        (lambda: sm.arcface_loss(X, X.long()[:, 0], margin=4.0), r"margin must be a number in \[0, 3.142\), got 4.0"),
+        (lambda: sm.cosface_loss(X, X.long()[:, 0], scale=0.0), r"scale must be a positive finite number, got 0.0"),
+        (lambda: sm.am_softmax_loss(X, X.long()[:, 0], temperature=0.0), r"temperature must be a positive finite number"),
+        (lambda: sm.am_softmax_loss(X, X.long()[:, 0], torch.zeros(5, 4)), r"class_vectors must be \(classes, 3\)"),
+        (lambda: sm.EntmaxLoss(gamma=2.0), r"unexpected keyword argument 'gamma'"),
+    ],
+)  # fmt: skip
+def test_wrong_values_raise(call, message: str | None):
+    if message is None:
+        call()  # sin is negative somewhere, but not on these scores
+    else:
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "message"),
+    [
+        (torch.tensor([0, 3]), {}, IndexError, r"target 3 is out of range for 3 classes"),
+        (torch.tensor([0, -1]), {}, IndexError, r"target -1 is out of range for 3 classes"),
+        (
+            torch.tensor([0, 1, 2]),
+            {},
+            ValueError,
+            r"class indices of shape \(2,\), or probabilities of shape \(2, 3\); got torch.int64",
+        ),
+        (torch.tensor([True, False]), {}, ValueError, r"got torch.bool of shape"),
+        (torch.tensor([0.0, 1.0]), {}, ValueError, r"must have the scores' shape \(2, 3\), got \(2,\)"),
+        (torch.tensor([[0.5, 0.75, -0.25]] * 2), {}, ValueError, r"must not be negative, got -0.25"),
+        (torch.full((2, 3), 1 / 3), {"ignore_index": 1}, ValueError, r"ignore_index works with class indices"),
+        (torch.tensor([0, 1]), {"reduction": "average"}, ValueError, r"reduction must be one of mean, sum, none, got 'average'"),
+        (torch.tensor([0, 1]), {"label_smoothing": 1.5}, ValueError, r"label_smoothing must be in \[0, 1\], got 1.5"),
+        (torch.tensor([0, 1]), {"weight": torch.ones(2)}, ValueError, r"one floating-point number for each of the 3 classes"),
+        (torch.tensor([0, 1]), {"weight": torch.ones(3).long()}, ValueError, r"one floating-point number for each"),
+        ([0, 1], {}, TypeError, r"target must be a torch.Tensor or a numpy.ndarray, got list"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_losses_raise(loss: LossCase, target, options: dict, error: type[Exception], message: str):
+    with pytest.raises(error, match=rf"{loss.loss.name}: .*{message}"):
+        loss(X, target, **options)
+
+
+def test_losses_take_floating_point_scores_with_a_class_axis_only(loss: LossCase):
+    with pytest.raises(TypeError, match="scores must be float64"):
+        loss(X.long(), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="scores need a class axis"):
+        loss(torch.tensor(1.0), torch.tensor(0))
+
+
+def test_errors_name_the_map_also_when_an_array_is_too_wide():
+    with pytest.raises(TypeError, match=r"softmax: torch has no dtype for scores of NumPy dtype"):
+        sm.softmax(normal(3).numpy().astype(np.longdouble))

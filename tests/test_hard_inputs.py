@@ -1,0 +1,208 @@
+"""Every map and loss meets the same hard inputs: ∞, NaN, ties, offsets, empty, long, strided, every dim, four dtypes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import softmaxima as sm
+from conftest import TOLERANCE, Case, LossCase, normal
+
+INF, NAN = math.inf, math.nan
+
+
+def test_row_of_masks_gives_nothing_and_no_gradient(case: Case, dtype: torch.dtype):
+    x = torch.tensor([[-INF, -INF, -INF], [1.0, 2.0, -INF]], dtype=dtype, requires_grad=True)
+    out = case(x)
+    assert bool((out[0] == case.nothing).all())
+    (gradient,) = torch.autograd.grad(out.masked_fill(x == -INF, 0.0).sum() + out[1, 0], x)
+    assert bool((gradient[0] == 0).all())
+    assert float(gradient[1, 2]) == 0
+
+
+def test_row_with_nan_is_nan_and_no_other_row_is(case: Case, dtype: torch.dtype):
+    x = normal(3, 5, dtype=dtype)
+    x[1, 2] = NAN
+    x.requires_grad_()
+    out = case(x)
+    assert bool(out[1].isnan().all())
+    assert not bool(out[[0, 2]].isnan().any())
+    (gradient,) = torch.autograd.grad((out * normal(3, 5, seed=1).to(dtype)).sum(), x)
+    assert not bool(gradient[[0, 2]].isnan().any())
+
+
+def test_masked_nan_is_not_seen(case: Case):
+    x = normal(2, 4)
+    x[0, 1] = NAN
+    x.requires_grad_()
+    tau = torch.full((2, 1), 1.5, dtype=torch.float64, requires_grad=True)
+    out = case(x, where=~x.isnan(), temperature=tau)
+    gx, gt = torch.autograd.grad((out.nan_to_num(neginf=0) * normal(2, 4, seed=1)).sum(), (x, tau))
+    assert not bool(out.isnan().any())
+    assert not bool(gx.isnan().any())
+    assert not bool(gt.isnan().any())
+
+
+def test_plus_infinity_gives_nan_as_torch_does(case: Case, dtype: torch.dtype):
+    x = torch.tensor([[0.0, INF, 1.0], [0.0, 1.0, 2.0]], dtype=dtype)
+    out = case(x)
+    assert bool(out[0].isnan().any())
+    assert bool(out[1].isfinite().all())
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+def test_offsets_of_1e4_stay_finite(case: Case, dtype: torch.dtype, offset: float):
+    x = torch.tensor([[0.0, 8.0, 16.0], [-8.0, 0.0, 0.0]], dtype=dtype)
+    moved = x + offset  # multiples of 8 are exact at 1e4 in float16; in bfloat16 they are not, so compare what arrived
+    if case.claims.order_preserving or case.claims.shift_invariant:
+        p = case.probabilities(moved)
+        assert bool(p.isfinite().all())
+        assert bool((p.double().sum(-1) <= 1 + 2 * TOLERANCE[dtype]).all())
+    if case.claims.shift_invariant:
+        arrived = moved.double() - offset
+        torch.testing.assert_close(case(moved).double(), case.map(arrived, **case.params), atol=TOLERANCE[dtype], rtol=2**-7)
+    x = moved.requires_grad_()
+    (gradient,) = torch.autograd.grad(case(x)[..., 0].sum(), x)
+    assert bool(gradient.isfinite().all())
+
+
+def test_ties_share_alike_unless_the_map_selects(case: Case, dtype: torch.dtype):
+    for n in (2, 3, 100):
+        p = case.probabilities(torch.full((2, n), 1.5, dtype=dtype))
+        if case.claims.continuous or case.map.name == "rectified_softmax":
+            torch.testing.assert_close(p, p[..., :1].expand_as(p), atol=0, rtol=0)
+        else:
+            chosen = p[p > 0]
+            torch.testing.assert_close(chosen, chosen[:1].expand_as(chosen), atol=0, rtol=0)
+
+
+def test_no_scores_give_nothing(case: Case, dtype: torch.dtype):
+    for shape in ((0,), (3, 0), (0, 3), (2, 0, 3)):
+        x = torch.zeros(shape, dtype=dtype, requires_grad=True)
+        out = case(x)
+        assert out.shape == x.shape
+        out.sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == x.shape
+
+
+def test_one_score_takes_what_there_is(case: Case, dtype: torch.dtype):
+    for x in (torch.tensor(2.5, dtype=dtype), torch.tensor([2.5], dtype=dtype)):
+        out = case.probabilities(x)
+        assert out.shape == x.shape
+        if case.claims.mass == "at most one":
+            assert 0 < float(out) <= 1
+        else:
+            assert float(out) == 1
+
+
+def test_two_scores_agree_with_the_reference(case: Case, dtype: torch.dtype):
+    x = torch.tensor([[0.25, 0.0], [3.0, -1.0], [-0.5, -0.25]], dtype=dtype)
+    torch.testing.assert_close(case(x).double(), case.reference(x), atol=TOLERANCE[dtype], rtol=2**-8)
+
+
+def test_65537_scores_agree_with_the_reference(case: Case, dtype: torch.dtype):
+    x = normal(1, 65_537, scale=3.0, dtype=dtype)
+    relative = 2**-7 if case.claims.logarithmic else 0.0
+    torch.testing.assert_close(case(x).double(), case.reference(x), atol=TOLERANCE[dtype], rtol=relative)
+
+
+def test_half_precision_sums_are_wide(dtype: torch.dtype):
+    p = sm.softmax(torch.zeros(100_000, dtype=dtype))
+    assert float(p.double().sum()) == pytest.approx(1.0, rel=4e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-6)
+    assert float(sm.logsumexp(torch.zeros(100_000, dtype=dtype))) == pytest.approx(math.log(100_000), rel=4e-3)
+
+
+def test_every_dim_and_layout_gives_the_same(case: Case, dtype: torch.dtype):
+    x = normal(3, 4, 5, dtype=dtype)
+    rounding = 4 * torch.finfo(dtype).eps  # vector and scalar code round differently
+    for dim in range(-3, 3):
+        expected = torch.stack([case(row) for row in x.movedim(dim, -1).reshape(-1, x.shape[dim])])
+        expected = expected.reshape(x.movedim(dim, -1).shape).movedim(-1, dim)
+        for layout in (x, x.transpose(0, 2).contiguous().transpose(0, 2), normal(3, 8, 5, dtype=dtype)[:, ::2]):
+            source = layout if layout.stride() != (40, 10, 1) else layout.copy_(x)
+            torch.testing.assert_close(case(source, dim=dim), expected, atol=4 * torch.finfo(dtype).eps, rtol=rounding)
+    expanded = normal(4, dtype=dtype).expand(3, 4)
+    torch.testing.assert_close(case(expanded)[2], case(expanded[0].clone()), atol=0, rtol=0)
+
+
+def test_input_is_not_written(case: Case):
+    x = normal(3, 4)
+    before = x.clone()
+    case(x, where=x > -1, temperature=2.0)
+    assert torch.equal(x, before)
+
+
+def test_loss_with_masked_classes_is_never_nan(loss: LossCase, dtype: torch.dtype):
+    if loss.loss.on_cosines:
+        pytest.skip("a cosine cannot be −∞")
+    x = loss.scores(4, 5, dtype=dtype)
+    x[:, 3] = -INF
+    x[2] = -INF
+    x.requires_grad_()
+    target = torch.tensor([0, 3, 1, 2])
+    rows = loss(x, target, reduction="none")
+    (gradient,) = torch.autograd.grad(rows.masked_fill(~rows.isfinite(), 0.0).sum() + 0 * rows[0], x, retain_graph=True)
+    assert not bool(rows.isnan().any())
+    assert bool(rows[[0, 3]].isfinite().all())
+    assert not bool(gradient.isnan().any())
+    assert bool((gradient[:, 3] == 0).all())
+    bounded = loss.loss.name in ("eps_cross_entropy", "soft_accuracy_loss") and loss.options.get("eps", 1) != 0
+    if not bounded:
+        assert bool((rows[[1, 2]] == INF).all())
+
+
+def test_loss_gradient_is_finite_where_the_target_is_masked(loss: LossCase):
+    if loss.loss.on_cosines:
+        pytest.skip("a cosine cannot be −∞")
+    x = loss.scores(3, 4)
+    x[0, 1] = -INF
+    x[1] = -INF
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(x, torch.tensor([1, 0, 2]), reduction="sum"), x)
+    assert bool(gradient.isfinite().all())
+    assert float(gradient[0, 1]) == 0
+    assert bool((gradient[1] == 0).all())
+
+
+def test_loss_of_a_nan_row_is_nan_and_of_no_other(loss: LossCase):
+    x = loss.scores(3, 4)
+    x[1, 0] = NAN
+    rows = loss(x, torch.tensor([1, 2, 3]), reduction="none")
+    assert rows.isnan().tolist() == [False, True, False]
+
+
+def test_ignored_nan_row_is_not_seen(loss: LossCase):
+    x = loss.scores(3, 4)
+    x[1] = NAN
+    x.requires_grad_()
+    target = torch.tensor([1, -100, 3])
+    value = loss(x, target)
+    torch.testing.assert_close(value, loss(x.detach()[[0, 2]], target[[0, 2]]))
+    (gradient,) = torch.autograd.grad(value, x)
+    assert bool((gradient[1] == 0).all())
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+def test_loss_with_offsets_of_1e4_is_finite(loss: LossCase, offset: float):
+    if not loss.loss.on_cosines:
+        x = (loss.scores(3, 4, dtype=torch.float32) + offset).requires_grad_()
+        value = loss(x, torch.tensor([1, 2, 3]))
+        (gradient,) = torch.autograd.grad(value, x)
+        assert bool(value.isfinite())
+        assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface_loss", "arcface_loss"])
+def test_margin_losses_are_finite_and_fall_towards_the_target_up_to_the_edges(name: str):
+    function = sm.losses.REGISTRY[name].function
+    cosine = torch.cat((torch.tensor([-1.0]), torch.linspace(-1, 1, 401, dtype=torch.float64)[1:-1], torch.tensor([1.0])))
+    x = torch.stack((cosine, torch.zeros_like(cosine)), -1).requires_grad_()
+    rows = function(x, torch.zeros(len(cosine), dtype=torch.long), reduction="none")
+    (gradient,) = torch.autograd.grad(rows.sum(), x)
+    assert bool(rows.isfinite().all())
+    assert bool(gradient.isfinite().all())
+    assert bool((rows.diff() <= 1e-12).all())
+    assert bool((gradient[:, 0] <= 0).all())

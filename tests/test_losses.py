@@ -1,0 +1,286 @@
+"""Losses: shapes and arguments as F.cross_entropy, gradients p − y, Fenchel–Young inequalities, second derivatives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+import softmaxima as sm
+from conftest import Case, LossCase, normal, rows
+from softmaxima.maps import REGISTRY
+
+SHAPES = [((5,), ()), ((4, 5), (4,)), ((4, 5, 3), (4, 3)), ((2, 5, 2, 3), (2, 2, 3))]
+
+
+def labels(shape: tuple[int, ...], classes: int = 5, seed: int = 0) -> torch.Tensor:
+    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def soft(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return torch.softmax(normal(*shape, seed=seed), 0 if len(shape) == 1 else 1)
+
+
+@pytest.mark.parametrize(("shape", "rows_shape"), SHAPES, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("kind", ["hard", "soft", "ignored"])
+def test_cross_entropy_is_that_of_torch(shape, rows_shape, reduction, weighted, smoothing, kind):
+    x = normal(*shape).requires_grad_()
+    target = soft(shape, seed=3) if kind == "soft" else labels(rows_shape, seed=2)
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.25, 3.0], dtype=torch.float64) if weighted else None
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": smoothing}
+    if kind == "ignored":
+        options["ignore_index"] = int(target.flatten()[0])
+    ours, theirs = sm.cross_entropy(x, target, **options), F.cross_entropy(x, target, **options)
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    if bool(theirs.isfinite().all()):
+        gradients = [torch.autograd.grad(value.sum(), x)[0] for value in (ours, theirs)]
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_batch_with_all_targets_ignored_gives_what_torch_gives(loss: LossCase, reduction: str):
+    x, target = loss.scores(3, 4), torch.full((3,), -100)
+    expected = F.cross_entropy(x, target, reduction=reduction)
+    torch.testing.assert_close(loss(x, target, reduction=reduction), expected, equal_nan=True)
+
+
+def test_empty_batch_gives_what_torch_gives(loss: LossCase):
+    x, target = loss.scores(0, 4), labels((0,))
+    for reduction in ("mean", "sum", "none"):
+        expected = F.cross_entropy(x, target, reduction=reduction)
+        torch.testing.assert_close(loss(x, target, reduction=reduction), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(("shape", "rows_shape"), SHAPES, ids=str)
+def test_shapes_are_those_of_rows_taken_alone(loss: LossCase, shape, rows_shape):
+    x, target = loss.scores(*shape), labels(rows_shape)
+    flat = x.movedim(0 if len(shape) == 1 else 1, -1).reshape(-1, 5)
+    alone = torch.stack([loss(row, t) for row, t in zip(flat, target.reshape(-1), strict=True)])
+    none = loss(x, target, reduction="none")
+    assert none.shape == rows_shape
+    torch.testing.assert_close(none.reshape(-1), alone)
+    torch.testing.assert_close(loss(x, target, reduction="sum"), alone.sum())
+    torch.testing.assert_close(loss(x, target), alone.mean())
+
+
+@pytest.mark.parametrize(("shape", "rows_shape"), SHAPES, ids=str)
+def test_soft_one_hot_targets_equal_labels(loss: LossCase, shape, rows_shape):
+    x, target = loss.scores(*shape), labels(rows_shape)
+    one_hot = F.one_hot(target, 5).movedim(-1, 0 if len(shape) == 1 else 1).double()
+    for smoothing in (0.0, 0.2):
+        options = {"reduction": "none", "label_smoothing": smoothing}
+        torch.testing.assert_close(loss(x, one_hot, **options), loss(x, target, **options))
+
+
+def test_weight_and_ignored_rows_scale_as_in_torch(loss: LossCase):
+    x, target = loss.scores(6, 5), torch.tensor([0, 1, -100, 3, 4, 0])
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.0, 3.0], dtype=torch.float64)
+    plain = loss(x, target, reduction="none")
+    row_weight = torch.where(target >= 0, weight[target.clamp_min(0)], 0.0)
+    torch.testing.assert_close(loss(x, target, weight=weight, reduction="none"), row_weight * plain)
+    torch.testing.assert_close(loss(x, target, weight=weight), (row_weight * plain).sum() / row_weight.sum())
+    torch.testing.assert_close(loss(x, target), plain.sum() / 5)
+
+
+def test_gradient_and_second_gradient_are_true(loss: LossCase):
+    x = loss.scores(3, 5, seed=4).requires_grad_()
+    for target in (torch.tensor([0, 4, 2]), soft((3, 5), seed=1)):
+        if loss.loss.name == "surrogate_loss":
+            continue  # its value is not the integral of its gradient
+        function = lambda x, target=target: loss(x, target, label_smoothing=0.1)
+        assert gradcheck(function, (x,), check_forward_ad=True, check_batched_grad=True)
+        assert gradgradcheck(function, (x,), check_fwd_over_rev=True)
+
+
+def test_gradient_is_p_minus_y_where_claimed(loss: LossCase):
+    name = loss.loss.map or (loss.options.get("map") if loss.loss.name in ("surrogate_loss", "fenchel_young_loss") else None)
+    if name is None:
+        pytest.skip("the gradient of this loss has another form")
+    params = {parameter.name: loss.options[parameter.name] for parameter in REGISTRY[name].params if parameter.name in loss.options}
+    x, target = loss.scores(4, 5).requires_grad_(), labels((4,))
+    p = REGISTRY[name](x.detach(), **params)
+    (gradient,) = torch.autograd.grad(loss(x, target, reduction="sum"), x, create_graph=True)
+    torch.testing.assert_close(gradient.detach(), p - F.one_hot(target, 5), atol=1e-10, rtol=0)
+    (second,) = torch.autograd.grad(gradient[0, 1], x)
+    torch.testing.assert_close(second[0], sm.jacobian(name, x.detach()[0], **params)[1], atol=1e-10, rtol=0)
+
+
+def test_loss_does_not_fall_below_zero_where_claimed(loss: LossCase):
+    if loss.loss.nonnegative:
+        x, target = loss.scores(200, 5), labels((200,))
+        assert float(loss(x, target, reduction="none").min()) >= -1e-12
+
+
+def test_loss_is_zero_where_p_is_the_target(loss: LossCase):
+    if loss.loss.zero_at_target:
+        name = loss.loss.map or loss.options["map"]
+        params = {p.name: loss.options[p.name] for p in REGISTRY[name].params if p.name in loss.options}
+        x = loss.scores(20, 5)
+        p = REGISTRY[name](x, **params)
+        if REGISTRY[name].properties.mass == "one":
+            torch.testing.assert_close(loss(x, p, reduction="none"), torch.zeros(20, dtype=torch.float64), atol=1e-11, rtol=0)
+            assert float(loss(x, p.roll(1, -1), reduction="none").min()) > 1e-4
+
+
+@given(x=rows(masks=False), data=st.data())
+def test_fenchel_young_inequality(case: Case, x: torch.Tensor, data: st.DataObject):
+    if case.map.regulariser is None:
+        return
+    y = REGISTRY["sparsemax"](data.draw(rows(masks=False)).flatten()[:1].expand(x.shape) + 0.1 * x.flip(-1))
+    conjugate = lambda p: (p * x).sum(-1) - case.map.regulariser(p, **case.params)
+    best = conjugate(case(x))
+    assert bool((conjugate(y) <= best + 1e-9 * (1 + x.abs().amax())).all())
+
+
+def test_fenchel_young_loss_works_for_every_map_with_a_regulariser(case: Case):
+    x, target = normal(4, 5), labels((4,))
+    if case.map.regulariser is None or case.claims.logarithmic:
+        with pytest.raises(ValueError, match=r"no regulariser|logarithms"):
+            sm.fenchel_young_loss(x, target, map=case.map, **case.params)
+        return
+    x.requires_grad_()
+    value = sm.fenchel_young_loss(x, target, map=case.map, reduction="sum", **case.params)
+    (gradient,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(gradient, case(x.detach()) - F.one_hot(target, 5), atol=1e-10, rtol=0)
+
+
+def test_every_map_has_a_surrogate_an_eps_cross_entropy_and_a_soft_accuracy(case: Case):
+    if case.claims.logarithmic or "eps" in case.params:  # eps_cross_entropy takes eps for its own
+        return
+    x, target = normal(4, 5), labels((4,))
+    p = case(x)
+    at_target = p.gather(-1, target[:, None])[:, 0]
+    eps = 1e-3
+    torch.testing.assert_close(
+        sm.eps_cross_entropy(x, target, map=case.map, eps=eps, reduction="none", **case.params),
+        -torch.log((at_target + eps) / (1 + 5 * eps)),
+    )
+    torch.testing.assert_close(sm.soft_accuracy_loss(x, target, map=case.map, **case.params), -at_target.mean())
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(sm.surrogate_loss(x, target, map=case.map, reduction="sum", **case.params), x)
+    torch.testing.assert_close(gradient, p - F.one_hot(target, 5), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.0 + 1e-9, 1.02, 1.3, 1.5, 2.0, 2.7])
+def test_entmax_loss_gradient_of_alpha(alpha: float):
+    x = normal(3, 5, seed=4).requires_grad_()
+    a = torch.full((3, 1), max(alpha, 1 + 1e-3 * (alpha > 1)), dtype=torch.float64, requires_grad=True)
+    for target in (torch.tensor([0, 4, 2]), soft((3, 5), seed=1)):
+        if alpha > 1.001:
+            assert gradcheck(lambda x, a, t=target: sm.entmax_loss(x, t, alpha=a), (x, a), check_forward_ad=True)
+            assert gradgradcheck(lambda x, a, t=target: sm.entmax_loss(x, t, alpha=a), (x, a))
+        at = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
+        (exact,) = torch.autograd.grad(sm.entmax_loss(x.detach(), target, alpha=at), at)
+        h = 1e-5
+        low, mid, high = (float(sm.entmax_loss(x.detach(), target, alpha=max(alpha, 1.0) + i * h)) for i in range(3))
+        assert float(exact) == pytest.approx((-3 * low + 4 * mid - high) / (2 * h), abs=1e-6)
+
+
+def test_elastic_cross_entropy_gradient_of_beta_is_the_sink():
+    x, target = normal(4, 5), labels((4,))
+    beta = torch.tensor([[0.0], [-3.0], [2.0], [10.0]], dtype=torch.float64, requires_grad=True)
+    value = sm.elastic_cross_entropy(x, target, beta=beta, reduction="none")
+    p = sm.elastic_softmax(x, beta=beta.detach())
+    torch.testing.assert_close(value.detach(), -p.gather(-1, target[:, None])[:, 0].log())
+    (gradient,) = torch.autograd.grad(value.sum(), beta)
+    torch.testing.assert_close(gradient, 1 - p.sum(-1, keepdim=True))
+    assert gradcheck(lambda b: sm.elastic_cross_entropy(x, target, beta=b), (beta,), check_forward_ad=True)
+    torch.testing.assert_close(sm.elastic_cross_entropy(x, target, beta=-math.inf), F.cross_entropy(x, target))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+def test_entmax_loss_has_a_margin(alpha: float):
+    if alpha > 1:
+        gap = 1 / (alpha - 1)
+        assert float(sm.entmax_loss(torch.tensor([gap, 0.0, 0.0]), torch.tensor(0), alpha=alpha)) == 0
+        assert float(sm.entmax_loss(torch.tensor([0.99 * gap, 0.0, 0.0]), torch.tensor(0), alpha=alpha)) > 0
+
+
+def test_sparsemax_loss_has_its_closed_form():
+    x, target = normal(20, 6), labels((20,), 6)
+    p = sm.sparsemax(x)
+    support = p > 0
+    threshold = ((x * support).sum(-1) - 1) / support.sum(-1)
+    closed = 0.5 - x.gather(-1, target[:, None])[:, 0] + 0.5 * ((x**2 - threshold[:, None] ** 2) * support).sum(-1)
+    torch.testing.assert_close(sm.sparsemax_loss(x, target, reduction="none"), closed)
+
+
+def test_sparse_softmax_loss_does_not_need_the_target_in_its_set():
+    x = torch.tensor([[3.0, 2.0, 1.0, 0.0]], requires_grad=True)
+    value = sm.sparse_softmax_loss(x, torch.tensor([3]), k=2)
+    torch.testing.assert_close(value, torch.logsumexp(x[:, :2], -1)[0] - x[0, 3])
+    (gradient,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(gradient, sm.topk_softmax(x.detach(), k=2) - torch.tensor([[0.0, 0, 0, 1]]))
+
+
+def test_cross_entropy_keeps_its_digits_near_zero():
+    x = torch.tensor([[0.0, -40.0]])
+    assert float(sm.cross_entropy(x, torch.tensor([0]))) == pytest.approx(4.248354255e-18, rel=1e-6)
+    assert float(sm.sparse_softmax_loss(x, torch.tensor([0]), k=2)) == pytest.approx(4.248354255e-18, rel=1e-6)
+
+
+def test_half_precision_losses_compute_wide(loss: LossCase):
+    for dtype in (torch.float16, torch.bfloat16):
+        x, target = loss.scores(64, 7, dtype=dtype), labels((64,), 7)
+        value = loss(x, target)
+        assert value.dtype == dtype
+        assert float(value) == pytest.approx(float(loss(x.double(), target)), rel=2 * torch.finfo(dtype).eps, abs=1e-3)
+
+
+def test_losses_follow_autocast(loss: LossCase):
+    x, target = loss.scores(3, 5, dtype=torch.bfloat16), labels((3,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert loss(x, target).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface_loss", "arcface_loss"])
+def test_margin_losses_take_features_and_class_vectors(name: str):
+    function = sm.losses.REGISTRY[name].function
+    features, vectors, target = normal(6, 4).requires_grad_(), normal(5, 4, seed=1).requires_grad_(), labels((6,))
+    cosines = F.normalize(features, dim=-1) @ F.normalize(vectors, dim=-1).T
+    torch.testing.assert_close(function(features, target, vectors), function(cosines, target))
+    assert gradcheck(lambda f, v: function(f, target, v), (features, vectors))
+    images = normal(2, 4, 3)
+    flat = images.movedim(1, -1).reshape(-1, 4)
+    target = labels((2, 3))
+    torch.testing.assert_close(function(images, target, vectors), function(flat, target.reshape(-1), vectors))
+    scaled = function(1e3 * features, labels((6,)), 1e-3 * vectors)
+    torch.testing.assert_close(scaled, function(features, labels((6,)), vectors))
+
+
+def test_margin_losses_have_their_published_form():
+    cosine, target, m, tau = torch.tanh(normal(6, 5)), labels((6,)), 0.3, 0.1
+    at = F.one_hot(target, 5).double()
+    additive = F.cross_entropy((cosine - m * at) / tau, target)
+    torch.testing.assert_close(sm.am_softmax_loss(cosine, target, margin=m, temperature=tau), additive)
+    torch.testing.assert_close(sm.cosface_loss(cosine, target, margin=m, scale=1 / tau), additive)
+    moved = torch.cos(torch.arccos(cosine) + m * at)
+    inside = (torch.arccos(cosine) + m * at <= math.pi).all(-1)
+    rows = sm.arcface_loss(cosine, target, margin=m, scale=1 / tau, reduction="none")
+    torch.testing.assert_close(rows[inside], F.cross_entropy(moved / tau, target, reduction="none")[inside])
+
+
+def test_modules_mirror_functions(loss: LossCase):
+    x, target = loss.scores(4, 5), labels((4,))
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.0, 3.0], dtype=torch.float64)
+    for reduction, smoothing, ignore in itertools.product(("mean", "none"), (0.0, 0.1), (-100, int(target[0]))):
+        options = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": ignore}
+        module = loss.loss.module(weight=weight, **loss.options, **options)
+        torch.testing.assert_close(module(x, target), loss(x, target, weight=weight, **options), equal_nan=True)
+    assert "weight" in dict(module.named_buffers())
+
+
+def test_loss_parameters_may_be_learnt():
+    module = sm.EntmaxLoss(alpha=torch.nn.Parameter(torch.tensor(1.5)))
+    module(normal(4, 5, dtype=torch.float32), labels((4,))).backward()
+    assert module.alpha.grad is not None
+    assert list(module.state_dict()) == ["alpha"]

@@ -1,0 +1,89 @@
+"""The public surface: every name documented with an example, modules that mirror functions, a light import."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import importlib.resources
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import softmaxima as sm
+from conftest import normal
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY
+
+NAMES = sorted(vars(sm)["__getattr__"]("__all__"))
+DATA = {"Cost", "Loss", "LossModule", "Map", "Parameter", "Properties", "find_map", "register"}  # no example of their own
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_a_docstring_and_an_example(name: str):
+    doc = inspect.getdoc(getattr(sm, name))
+    assert doc
+    assert ">>> " in doc or name in DATA
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dir_lists_every_public_name(name: str):
+    assert name in dir(sm)
+
+
+def test_unknown_names_raise_as_in_any_module():
+    with pytest.raises(AttributeError, match="has no attribute 'sofmax'"):
+        _ = sm.sofmax
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_function_and_module_of_a_map_are_its_contract(name: str):
+    if not REGISTRY[name].reference.__module__.startswith("softmaxima."):
+        pytest.skip("registered by a test")
+    function = getattr(sm, name)
+    module = getattr(sm, next(n for n in NAMES if n.lower() == name.replace("_", "")))
+    x, where = normal(3, 4), normal(3, 4, seed=1) > -1
+    expected = REGISTRY[name](x, 0, temperature=2.0, where=where)
+    torch.testing.assert_close(function(x, 0, temperature=2.0, where=where), expected)
+    torch.testing.assert_close(module(dim=0, temperature=2.0)(x, where=where), expected)
+    defaults = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    for parameter in REGISTRY[name].params:
+        assert defaults[parameter.name] == parameter.default
+    own = inspect.signature(module).parameters
+    assert all(parameter.name in own for parameter in REGISTRY[name].params)
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_modules_copy_pickle_and_move(name: str):
+    module = sm.MapModule(name, temperature=torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64)))
+    x = normal(3, 4)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module.double()):
+        torch.testing.assert_close(twin(x), module(x))
+    assert module.state_dict()["temperature"] == 2.0
+    module(x).nan_to_num(neginf=0).square().sum().backward()
+    assert module.temperature.grad is not None
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_losses_are_public_under_their_registered_name(name: str):
+    assert getattr(sm, name) is LOSSES[name].function
+    assert LOSSES[name].module.function is LOSSES[name].function
+
+
+def test_package_is_typed_and_knows_its_version():
+    assert importlib.resources.files("softmaxima").joinpath("py.typed").is_file()
+    assert importlib.metadata.version("softmaxima") == sm.__version__
+
+
+def test_importing_the_package_does_not_load_torch():
+    code = "import sys, softmaxima; assert 'torch' not in sys.modules; softmaxima.softmax; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_star_import_brings_every_public_name():
+    namespace: dict[str, object] = {}
+    exec("from softmaxima import *", namespace)
+    assert set(NAMES) <= namespace.keys()
