@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from softmaxima._map import (
     like_input,
     tempered,
 )
-from softmaxima._rows import shifted_logsumexp
+from softmaxima._rows import normalise_exp, shifted_logsumexp
 from softmaxima.maps.softmax import SOFTMAX
 
 
@@ -97,10 +98,17 @@ def _row_logsumexp(z: Tensor) -> Tensor:
     if z.shape[-1] == 0:
         return z.sum(-1, keepdim=True).double() - math.inf
     maximum, log_sum = shifted_logsumexp(z.detach())
+    return envelope(GRADIENT, maximum + log_sum, z, None, {})
+
+
+def shared_softmax(z: Tensor) -> Tensor:
+    """softmax, in which several +∞ have equal shares."""
     infinite = z == math.inf
-    # Rows with +∞ become 0 at the infinities and −∞ elsewhere, whose softmax shares the gradient among them.
     shares = torch.where(infinite, 0.0, -math.inf).to(z.dtype)
-    return envelope(SOFTMAX, maximum + log_sum, torch.where(infinite.any(-1, keepdim=True), shares, z), None, {})
+    return normalise_exp(torch.where(infinite.any(-1, keepdim=True), shares, z))
+
+
+GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax)
 
 
 def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
