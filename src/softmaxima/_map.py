@@ -42,7 +42,11 @@ class Parameter:
 
     `valid` works on a number and, elementwise, on a tensor. A parameter that has a `gradient(p, z, **params) = ∂p/∂θ` may be a
     tensor that broadcasts against the rows, and learns. `regulariser_gradient(p, **params) = ∂Ω/∂θ` at fixed p completes
-    the derivative of the map's Fenchel–Young loss.
+    the derivative of the map's Fenchel–Young loss. Tests and benchmarks iterate `examples`.
+
+    >>> import softmaxima as sm
+    >>> [(parameter.name, parameter.default, parameter.domain) for parameter in sm.find_map("entmax").params]
+    [('alpha', 1.5, 'at least 1 and finite')]
     """
 
     name: str
@@ -56,7 +60,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Properties:
-    """What a map claims. The tests hold it to every claim."""
+    """What a map claims. The tests hold it to every claim.
+
+    >>> import softmaxima as sm
+    >>> [name for name, map in sm.maps.REGISTRY.items() if map.properties.sparse and map.properties.continuous]
+    ['entmax', 'entmax15', 'sparsemax']
+    """
 
     mass: str = "one"  # what Σp is on a row with an allowed score: "one" | "at most one" | "zero or one"
     shift_invariant: bool = True  # map(x + c) = map(x)
@@ -68,7 +77,12 @@ class Properties:
 
 @dataclass(frozen=True)
 class Cost:
-    """Passes over a row that an ideal kernel needs when the row does not fit in cache."""
+    """Passes over a row that an ideal kernel needs when the row does not fit in cache.
+
+    >>> import softmaxima as sm
+    >>> sm.find_map("softmax").cost
+    Cost(reads=2, writes=1)
+    """
 
     reads: int
     writes: int = 1
@@ -84,6 +98,10 @@ class Map:
     forward(z, **params): the same, stable and fast.
     sensitivity(p, z, **params): (s, q) or (s, q, r). `z` is None unless `uses_scores`.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.find_map("entmax")(np.array([2.0, 0.0]), alpha=2.0)
+    array([1., 0.])
     """
 
     name: str
@@ -136,7 +154,15 @@ REGISTRY: dict[str, Map] = {}
 
 
 def register(map: Map) -> Map:
-    """Add a map to `REGISTRY`, which tests, benchmarks, docs and the command line iterate."""
+    """Add a map to `REGISTRY`, which tests, benchmarks, docs and the command line iterate.
+
+    Raises ValueError if the name is taken.
+
+    >>> import softmaxima as sm
+    >>> sm.register(sm.find_map("softmax"))
+    Traceback (most recent call last):
+    ValueError: register: a map named 'softmax' exists already; choose another name
+    """
     if map.name in REGISTRY:
         raise ValueError(f"register: a map named {map.name!r} exists already; choose another name")
     REGISTRY[map.name] = map
@@ -144,7 +170,12 @@ def register(map: Map) -> Map:
 
 
 def find_map(map: str | Map) -> Map:
-    """The map of that name, or the map itself."""
+    """The map of that name, or the map itself. Raises ValueError for an unknown name.
+
+    >>> import softmaxima as sm
+    >>> sm.find_map("sparsemax").source
+    'Martins & Astudillo (2016), arXiv:1602.02068'
+    """
     if isinstance(map, Map):
         return map
     if map not in REGISTRY:

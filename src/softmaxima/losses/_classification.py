@@ -190,7 +190,12 @@ def _check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -
 class LossModule(OptionsModule):
     """A loss as a module. Subclasses name the function that they mirror.
 
-    `weight` is a buffer; parameters of the loss may be numbers, tensors or `nn.Parameter`.
+    `weight` is a buffer; parameters of the loss may be numbers, tensors or `nn.Parameter`. An option that the loss does not take
+    raises TypeError.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.SparsemaxLoss(weight=torch.ones(3), reduction="sum")
+    SparsemaxLoss(weight=Tensor(3,), ignore_index=-100, reduction='sum', label_smoothing=0.0)
     """
 
     function: Callable[..., Tensor]
@@ -217,6 +222,10 @@ class Loss:
 
     `map` is the map with ∂L/∂x = map(x) − y, None where the gradient has another form. `examples` are the option sets
     that tests and benchmarks iterate.
+
+    >>> import softmaxima as sm
+    >>> sm.losses.REGISTRY["entmax15_loss"].map
+    'entmax15'
     """
 
     name: str

@@ -119,7 +119,7 @@ def am_softmax_loss(
         temperature: τ > 0; cosines alone span too little for a confident softmax.
         The others, errors: as for `cross_entropy`. For target probabilities y the margin of class c is m·y_c.
 
-    Source: Wang et al. (2018), arXiv:1801.05599; seed 004. Cost: as `cross_entropy`, and the product for features.
+    Source: Wang et al. (2018), arXiv:1801.05599. Cost: as `cross_entropy`, and the product for features.
 
     >>> import torch, softmaxima as sm
     >>> sm.am_softmax_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, temperature=0.1)

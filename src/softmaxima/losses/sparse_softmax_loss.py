@@ -36,7 +36,7 @@ def sparse_softmax_loss(
         p: Ω is the fewest highest scores with softmax mass of at least p. Give exactly one of the two.
         The others, errors: as for `cross_entropy`. Cost: a selection and two reads.
 
-    Source: Sun et al. (2021), arXiv:2112.12433; seed 004.
+    Source: Sun et al. (2021), arXiv:2112.12433.
 
     >>> import torch, softmaxima as sm
     >>> sm.sparse_softmax_loss(torch.tensor([[3.0, 2.0, 0.0]]), torch.tensor([2]), k=1)

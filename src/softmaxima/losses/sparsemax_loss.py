@@ -22,7 +22,7 @@ def sparsemax_loss(
     """The loss of sparsemax: convex, and exactly zero once x_t exceeds every other score by 1.
 
     For a label t it is `½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²)`. Arguments, errors and cost as for `fenchel_young_loss`.
-    Source: Martins & Astudillo (2016), arXiv:1602.02068; seed 004.
+    Source: Martins & Astudillo (2016), arXiv:1602.02068.
 
     >>> import torch, softmaxima as sm
     >>> sm.sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")

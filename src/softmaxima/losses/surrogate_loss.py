@@ -1,6 +1,6 @@
 r"""surrogate_loss: L = ⟨stop_gradient(p − y), x⟩, p = map(x): the gradient p − y of a Fenchel–Young loss, for any map.
 
-Stopping the gradient at x instead, ⟨p − y, stop_gradient(x)⟩ (as seed 004 writes), has the gradient Jᵀx, not p − y.
+Stopping the gradient at x instead, ⟨p − y, stop_gradient(x)⟩ (as it is often written), has the gradient Jᵀx, not p − y.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ ELASTIC_SOFTMAX = register(
         ),
         properties=Properties(mass="at most one", shift_invariant=False),
         cost=Cost(reads=2),
-        source="seed 000",
+        source="Miller (2023), Attention Is Off By One, is the case β = 0",
     )
 )
 

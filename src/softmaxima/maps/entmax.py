@@ -99,7 +99,7 @@ ENTMAX = register(
         ),
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015; seed 004",
+        source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )
 )
 

@@ -40,7 +40,7 @@ ENTMAX15 = register(
         regulariser=tsallis15,
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        source="Peters, Niculae & Martins (2019), arXiv:1905.05702; seed 004",
+        source="Peters, Niculae & Martins (2019), arXiv:1905.05702",
     )
 )
 

@@ -37,7 +37,7 @@ LOG_SOFTMAX = register(
         sensitivity=sensitivity,
         properties=Properties(logarithmic=True),
         cost=Cost(reads=2),
-        source="seed 001",
+        source="Bridle (1990)",
     )
 )
 

@@ -57,7 +57,7 @@ NORMALIZE = register(
         ),
         properties=Properties(mass="zero or one", shift_invariant=False, order_preserving=False),
         cost=Cost(reads=2),
-        source="seed 004",
+        source="Su (2024), kexue.fm/archives/10145",
         uses_scores=True,
     )
 )

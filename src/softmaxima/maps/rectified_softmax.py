@@ -52,7 +52,7 @@ RECTIFIED_SOFTMAX = register(
         ),
         properties=Properties(mass="zero or one", shift_invariant=False, sparse=True, continuous=False),
         cost=Cost(reads=2),
-        source="seed 000",
+        source="softmaxima: softmax over the scores that are not negative",
         uses_scores=True,
     )
 )

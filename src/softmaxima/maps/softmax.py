@@ -32,7 +32,7 @@ SOFTMAX = register(
         sensitivity=sensitivity,
         regulariser=shannon,
         cost=Cost(reads=2),
-        source="Boltzmann (1868); Bridle (1990); seeds 001 and 004",
+        source="Boltzmann (1868); Bridle (1990)",
     )
 )
 

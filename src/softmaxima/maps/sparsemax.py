@@ -13,7 +13,7 @@ from softmaxima.maps._threshold import entmax_rows
 def reference(x: Tensor) -> Tensor:
     z = x.double()
     ordered = z.sort(dim=-1, descending=True).values
-    k = torch.arange(1, z.shape[-1] + 1)
+    k = torch.arange(1, z.shape[-1] + 1, device=z.device)
     candidates = (ordered.cumsum(-1) - 1) / k
     support = (ordered > candidates).sum(-1, keepdim=True)
     return (z - candidates.gather(-1, support - 1)).relu()
@@ -42,7 +42,7 @@ SPARSEMAX = register(
         regulariser=gini,
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
-        source="Martins & Astudillo (2016), arXiv:1602.02068; seed 004",
+        source="Martins & Astudillo (2016), arXiv:1602.02068",
     )
 )
 

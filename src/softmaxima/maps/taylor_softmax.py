@@ -65,7 +65,7 @@ TAYLOR_SOFTMAX = register(
         ),
         properties=Properties(shift_invariant=False, order_preserving=False),
         cost=Cost(reads=2),
-        source="de Brébisson & Vincent (2016), arXiv:1511.05042; seed 004",
+        source="de Brébisson & Vincent (2016), arXiv:1511.05042",
         uses_scores=True,
     )
 )

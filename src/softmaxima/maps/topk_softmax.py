@@ -55,7 +55,7 @@ TOPK_SOFTMAX = register(
         ),
         properties=Properties(sparse=True, continuous=False),
         cost=Cost(reads=3),
-        source="Sun et al. (2021), arXiv:2112.12433; seed 004",
+        source="Sun et al. (2021), arXiv:2112.12433",
     )
 )
 

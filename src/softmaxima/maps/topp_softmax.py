@@ -93,7 +93,7 @@ TOPP_SOFTMAX = register(
         ),
         properties=Properties(sparse=True, continuous=False),
         cost=Cost(reads=3),
-        source="Holtzman et al. (2020), arXiv:1904.09751; seed 004",
+        source="Holtzman et al. (2020), arXiv:1904.09751",
     )
 )
 
