@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help compare test lint format clean
+.PHONY: help compare test lint format readme clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make test      run the tests"
 	@echo "make lint      ruff and pyright"
+	@echo "make readme    run the comparison again for the README's picture and table"
 	@echo "make format    let ruff format and fix"
 
 $(BIN)/python:
@@ -35,6 +36,9 @@ lint: $(INSTALLED)-lint
 format: $(INSTALLED)-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: $(INSTALLED)-report
+	$(BIN)/python docs/update_readme.py
 
 clean:
 	rm -rf $(VENV) build dist

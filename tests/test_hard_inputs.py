@@ -195,7 +195,7 @@ def test_loss_with_offsets_of_1e4_is_finite(loss: LossCase, offset: float):
         assert bool(gradient.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface_loss", "arcface_loss"])
+@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface", "arcface"])
 def test_margin_losses_are_finite_and_fall_towards_the_target_up_to_the_edges(name: str):
     function = sm.losses.REGISTRY[name].function
     cosine = torch.cat((torch.tensor([-1.0]), torch.linspace(-1, 1, 401, dtype=torch.float64)[1:-1], torch.tensor([1.0])))

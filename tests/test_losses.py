@@ -242,7 +242,7 @@ def test_losses_follow_autocast(loss: LossCase):
         assert loss(x, target).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface_loss", "arcface_loss"])
+@pytest.mark.parametrize("name", ["am_softmax_loss", "cosface", "arcface"])
 def test_margin_losses_take_features_and_class_vectors(name: str):
     function = sm.losses.REGISTRY[name].function
     features, vectors, target = normal(6, 4).requires_grad_(), normal(5, 4, seed=1).requires_grad_(), labels((6,))
@@ -262,10 +262,10 @@ def test_margin_losses_have_their_published_form():
     at = F.one_hot(target, 5).double()
     additive = F.cross_entropy((cosine - m * at) / tau, target)
     torch.testing.assert_close(sm.am_softmax_loss(cosine, target, margin=m, temperature=tau), additive)
-    torch.testing.assert_close(sm.cosface_loss(cosine, target, margin=m, scale=1 / tau), additive)
+    torch.testing.assert_close(sm.cosface(cosine, target, margin=m, scale=1 / tau), additive)
     moved = torch.cos(torch.arccos(cosine) + m * at)
     inside = (torch.arccos(cosine) + m * at <= math.pi).all(-1)
-    rows = sm.arcface_loss(cosine, target, margin=m, scale=1 / tau, reduction="none")
+    rows = sm.arcface(cosine, target, margin=m, scale=1 / tau, reduction="none")
     torch.testing.assert_close(rows[inside], F.cross_entropy(moved / tau, target, reduction="none")[inside])
 
 

@@ -6,27 +6,26 @@ torch and the experiments are imported inside the command, so that help and vers
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
 import softmaxima
 
 if TYPE_CHECKING:
-    from softmaxima.experiments.compare import Comparison, Pair, Settings
+    from softmaxima.experiments.compare import Comparison, Pair
 
 WRONG_USE, INTERRUPTED = 2, 130
-REPORT_EXTRA = ("sklearn", "polars", "plotly")
+REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
 WIDE = 116  # columns of a terminal that fit the table with its full headings
 
 app = App(
@@ -51,30 +50,26 @@ def compare(
     ] = None,
     model: Annotated[Literal["linear", "mlp"], Parameter(help="One affine layer, or one hidden layer of 128 ReLU units.")] = "mlp",
     folds: Annotated[int | None, Parameter(help="Folds of the cross-validation: 5, or 3 with --quick.")] = None,
-    epochs: Annotated[int | None, Parameter(help="Passes over the training rows: 30, or 10 with --quick.")] = None,
+    epochs: Annotated[int | None, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")] = None,
     seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
-    quick: Annotated[bool, Parameter(help="A first look: 3 folds, 10 epochs, at most about 1000 rows.", negative=())] = False,
+    quick: Annotated[bool, Parameter(help="A first look: 3 folds, few epochs, at most about 1000 rows.", negative=())] = False,
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
 
     Folds, initial weights and batches are the same for every pair. Text and boolean features are one-hot encoded.
     """
-    from softmaxima.experiments.compare import Settings, check_classes, choose, pairs
+    from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
     from softmaxima.experiments.compare import compare as run
     from softmaxima.experiments.tables import InputError, read_table
     from softmaxima.report.compare import write
 
-    usual = Settings(folds=3, epochs=10, rows=1000) if quick else Settings()
     try:
-        settings = Settings(
-            model=model,
-            folds=usual.folds if folds is None else folds,
-            epochs=usual.epochs if epochs is None else epochs,
-            seed=seed,
-            rows=usual.rows,
-        )
+        settings = Settings(model, folds=(3 if quick else 5) if folds is None else folds, seed=seed, rows=1000 if quick else None)
         data = read_table(table, target)
+        if epochs is None:
+            epochs = usual_epochs(min(data.rows, settings.rows or data.rows), settings.folds, quick)
+        settings = replace(settings, epochs=epochs)
         check_classes(data, settings)
         chosen = choose(pairs(len(data.classes)), [name for part in maps or () for name in part.split(",") if name.strip()])
     except InputError as error:
@@ -103,14 +98,7 @@ def compare(
 def progress_bar() -> Progress:
     """On stderr, and only where someone watches."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(18), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left")
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -155,7 +143,7 @@ def say(line: str) -> None:
     Console().print(Text(line), soft_wrap=True)
 
 
-def fail(message: str, code: int = WRONG_USE) -> Any:
+def fail(message: str, code: int = WRONG_USE) -> NoReturn:
     """One line on stderr, and the exit code."""
     Console(stderr=True).print(Text(f"softmaxima: {' '.join(message.split())}"), soft_wrap=True)
     raise SystemExit(code)
@@ -166,11 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        fail(f"{error}; see softmaxima --help")
+        fail(f"{str(error).rstrip('.')}; see softmaxima --help")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in REPORT_EXTRA:
             raise
-        fail(f'compare needs {missing}, which is not installed: pip install "softmaxima[report]"')
+        fail(f'compare needs {REPORT_EXTRA[missing]}, which is not installed: pip install "softmaxima[report]"')
     except KeyboardInterrupt:
-        fail("interrupted; nothing was written", INTERRUPTED)
+        fail("interrupted", INTERRUPTED)

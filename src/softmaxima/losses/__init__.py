@@ -8,11 +8,11 @@ from softmaxima.losses.eps_cross_entropy import EpsCrossEntropyLoss, eps_cross_e
 from softmaxima.losses.fenchel_young import FenchelYoungLoss, fenchel_young_loss
 from softmaxima.losses.margin import (
     AMSoftmaxLoss,
-    ArcFaceLoss,
-    CosFaceLoss,
+    ArcFace,
+    CosFace,
     am_softmax_loss,
-    arcface_loss,
-    cosface_loss,
+    arcface,
+    cosface,
 )
 from softmaxima.losses.soft_accuracy_loss import SoftAccuracyLoss, soft_accuracy_loss
 from softmaxima.losses.sparse_softmax_loss import SparseSoftmaxLoss, sparse_softmax_loss
@@ -22,8 +22,8 @@ from softmaxima.losses.surrogate_loss import SurrogateLoss, surrogate_loss
 __all__ = [
     "REGISTRY",
     "AMSoftmaxLoss",
-    "ArcFaceLoss",
-    "CosFaceLoss",
+    "ArcFace",
+    "CosFace",
     "CrossEntropyLoss",
     "ElasticCrossEntropyLoss",
     "Entmax15Loss",
@@ -37,8 +37,8 @@ __all__ = [
     "SparsemaxLoss",
     "SurrogateLoss",
     "am_softmax_loss",
-    "arcface_loss",
-    "cosface_loss",
+    "arcface",
+    "cosface",
     "cross_entropy",
     "elastic_cross_entropy",
     "entmax15_loss",

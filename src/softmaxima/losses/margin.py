@@ -133,7 +133,7 @@ def am_softmax_loss(
     )
 
 
-def cosface_loss(
+def cosface(
     x: Array,
     target: Any,
     class_vectors: Any = None,
@@ -150,10 +150,10 @@ def cosface_loss(
     Source: Wang et al. (2018), arXiv:1801.09414. Arguments and errors as for `am_softmax_loss`.
 
     >>> import torch, softmaxima as sm
-    >>> sm.cosface_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
+    >>> sm.cosface(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
     tensor(0.1269)
     """
-    name = "cosface_loss"
+    name = "cosface"
     margin = _within(name, "margin", margin, 0.0, 2.0)
     scale = _within(name, "scale", scale, 0.0, math.inf)
     return margin_loss(
@@ -161,7 +161,7 @@ def cosface_loss(
     )
 
 
-def arcface_loss(
+def arcface(
     x: Array,
     target: Any,
     class_vectors: Any = None,
@@ -186,10 +186,10 @@ def arcface_loss(
     Source: Deng et al. (2019), arXiv:1801.07698.
 
     >>> import torch, softmaxima as sm
-    >>> sm.arcface_loss(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
+    >>> sm.arcface(torch.tensor([[0.9, 0.2]]), torch.tensor([0]), margin=0.5, scale=10.0)
     tensor(0.0219)
     """
-    name = "arcface_loss"
+    name = "arcface"
     margin = _within(name, "margin", margin, 0.0, math.pi)
     scale = _within(name, "scale", scale, 0.0, math.inf)
     return margin_loss(
@@ -218,34 +218,34 @@ class AMSoftmaxLoss(_MarginModule):
         super().__init__(weight, margin=margin, temperature=temperature, **options)
 
 
-class CosFaceLoss(_MarginModule):
-    """`cosface_loss` as a module.
+class CosFace(_MarginModule):
+    """`cosface` as a module.
 
     >>> import torch, softmaxima as sm
-    >>> sm.CosFaceLoss(0.5, 10.0)(torch.tensor([[0.9, 0.2]]), torch.tensor([0]))
+    >>> sm.CosFace(0.5, 10.0)(torch.tensor([[0.9, 0.2]]), torch.tensor([0]))
     tensor(0.1269)
     """
 
-    function = cosface_loss
+    function = cosface
 
     def __init__(self, margin: float = 0.35, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         super().__init__(weight, margin=margin, scale=scale, **options)
 
 
-class ArcFaceLoss(_MarginModule):
-    """`arcface_loss` as a module.
+class ArcFace(_MarginModule):
+    """`arcface` as a module.
 
     >>> import torch, softmaxima as sm
-    >>> sm.ArcFaceLoss(0.5, 10.0)(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.eye(2))
+    >>> sm.ArcFace(0.5, 10.0)(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.eye(2))
     tensor(0.0002)
     """
 
-    function = arcface_loss
+    function = arcface
 
     def __init__(self, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         super().__init__(weight, margin=margin, scale=scale, **options)
 
 
 register(Loss("am_softmax_loss", am_softmax_loss, AMSoftmaxLoss, examples=({"temperature": 0.2},), on_cosines=True))
-register(Loss("cosface_loss", cosface_loss, CosFaceLoss, examples=({"scale": 5.0},), on_cosines=True))
-register(Loss("arcface_loss", arcface_loss, ArcFaceLoss, examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}), on_cosines=True))
+register(Loss("cosface", cosface, CosFace, examples=({"scale": 5.0},), on_cosines=True))
+register(Loss("arcface", arcface, ArcFace, examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}), on_cosines=True))

@@ -1,0 +1,1 @@
+"""The experiments: each returns data, and none prints."""

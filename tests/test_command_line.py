@@ -1,0 +1,176 @@
+"""The command line: help at once, one line for what went wrong, and output that a pipe can take."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import softmaxima
+from softmaxima.cli import main, show
+
+# Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
+SOFTMAXIMA = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()",)
+FAST = ("--folds=2", "--epochs=1", "--maps=softmax,sparsemax")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of a command in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    path = tmp_path / "flowers.csv"
+    rows = [f"{i % 2}.{i},{'red' if i % 3 else 'blue'},{'ab'[i % 2]}" for i in range(12)]
+    path.write_text("\n".join(["length,colour,species", *rows]))
+    return str(path)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("compare", "--help")])
+def test_help_and_version_answer_without_torch(arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys\n"
+        "from softmaxima.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    print('heavy:', {'torch', 'sklearn', 'polars', 'plotly', 'numpy'} & sys.modules.keys())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert ended.stdout.rstrip().endswith("heavy: set()")
+    assert (softmaxima.__version__ if arguments == ("--version",) else "Usage: softmaxima") in ended.stdout
+
+
+def test_every_option_has_a_help_text(run: Callable) -> None:
+    _, help, _ = run("compare", "--help")
+    for option in ("TABLE", "--target", "--maps", "--model", "--folds", "--epochs", "--seed", "--out", "--quick"):
+        (line,) = [line for line in help.splitlines() if line.strip("│ ").startswith(option)]
+        assert len(line.strip("│ ").split()) > 2, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("nonsense",), "nonsense"),
+        (("compare", "--nonsense"), "--nonsense"),
+        (("compare", "--folds", "many"), "--folds"),
+        (("compare", "--folds"), "--folds"),
+        (("compare", "--folds", "1"), "--folds must be at least 2, got 1"),
+        (("compare", "--epochs", "0"), "--epochs must be at least 1, got 0"),
+        (("compare", "--seed", "-1"), "--seed must be at least 0, got -1"),
+        (("compare", "--model", "forest"), "forest"),
+        (("compare", "--maps", "hardmax"), "'hardmax'; choose among: softmax"),
+        (("compare", "--target", "age"), "'age'"),
+        (("compare", "one.csv", "two.csv"), "two.csv"),
+    ],
+)
+def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Callable, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("softmaxima: ")
+    assert part in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_training(run: Callable, table: str) -> None:
+    code, out, err = run("compare", table, f"--out={table}", *FAST)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--out: cannot write to" in err
+    assert "choose another directory" in err
+
+
+@pytest.mark.parametrize(("module", "package"), [("polars", "polars"), ("sklearn.datasets", "scikit-learn"), ("plotly", "plotly")])
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str, package: str, run: Callable, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("softmaxima.experiments.", "softmaxima.report.", f"{module}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    code, out, err = run("compare")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"needs {package}" in err
+    assert 'pip install "softmaxima[report]"' in err
+
+
+def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Callable, table: str, tmp_path: Path) -> None:
+    code, out, err = run("compare", table, f"--out={tmp_path / 'out'}", *FAST)
+    assert (code, err) == (0, "")
+    assert "12 rows, 3 features, 2 classes; target 'species' (the last column; --target names another)" in out
+    assert "one-hot encoded, with so many indicator columns: 'colour' (2)" in out
+    assert "Take s" in out
+    assert "    import softmaxima as sm\n" in out
+    assert "exact zero counts 13.8 nats" in " ".join(out.split())
+    for name in ("report.html", "results.json", "results.csv"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+        assert str(tmp_path / "out" / name) in out
+
+
+def test_the_same_seed_prints_the_same_table_up_to_the_time(run: Callable, table: str, tmp_path: Path) -> None:
+    def lines() -> list[list[str]]:
+        _, out, _ = run("compare", table, f"--out={tmp_path / 'out'}", *FAST)
+        return [line.split()[:-1] for line in out.splitlines() if "±" in line]
+
+    first = lines()
+    assert len(first) >= 2
+    assert lines() == first
+
+
+def test_quick_says_what_it_leaves_out(run: Callable, tmp_path: Path) -> None:
+    code, out, _ = run("compare", "--quick", "--epochs=1", "--maps=softmax", f"--out={tmp_path}")
+    assert code == 0
+    assert "--quick: a sample of about 1000 rows, 3 folds, 1 epochs" in out
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_fits_the_terminal(width: int, tmp_path: Path) -> None:
+    from softmaxima.experiments.compare import Settings, compare, pairs
+    from softmaxima.experiments.tables import read_table
+
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    show(compare(read_table(), Settings(folds=2, epochs=1, rows=100)), console)
+    console.file.close()
+    lines = console.export_text().splitlines()
+    assert len([line for line in lines if re.search(r"\d ± \d", line)]) == len(pairs(10))  # a row each: no cell is wrapped
+    code = [line for line in lines if line.startswith("    ")]
+    assert all(len(line) <= width for line in lines if line not in code)
+
+
+def test_a_terminal_sees_progress_and_a_pipe_does_not(table: str, tmp_path: Path) -> None:
+    terminal, stderr = pty.openpty()
+    command = [sys.executable, "-c", *SOFTMAXIMA, "compare", table, f"--out={tmp_path / 'out'}", *FAST]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, check=True)
+    os.close(stderr)
+    seen = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert "fold 1 of 2" in seen
+    assert b"\x1b" not in ended.stdout
+    assert b"\r" not in ended.stdout
+    assert b"fold 1 of 2" not in ended.stdout
+
+
+def test_ctrl_c_ends_with_one_line_and_130(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", *SOFTMAXIMA, "compare", "--epochs=100000", f"--out={tmp_path}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("digits")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "softmaxima: interrupted\n")
+    assert not list(tmp_path.iterdir())

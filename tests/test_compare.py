@@ -1,0 +1,457 @@
+"""`compare`: what it reads, what it measures, what it recommends and what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from softmaxima.experiments.compare import (
+    BINS,
+    Bin,
+    Comparison,
+    Fold,
+    Pair,
+    Result,
+    Settings,
+    check_classes,
+    choose,
+    compare,
+    evaluate,
+    pairs,
+    recommend,
+    standardise,
+    usual_epochs,
+)
+from softmaxima.experiments.tables import InputError, Table, read_table
+from softmaxima.maps import REGISTRY, Map
+from softmaxima.maps.softmax import SOFTMAX
+from softmaxima.report.compare import as_csv, as_json, drawn_maps, figures, page, support_groups, write
+
+TINY = Settings(folds=2, epochs=2)
+SOME = choose(pairs(3), ["softmax", "sparsemax", "top-p softmax"])
+
+
+def flowers(rows: int = 48) -> pl.DataFrame:
+    """Three classes that the first two features tell apart."""
+    random = np.random.default_rng(0)
+    labels = np.arange(rows) % 3
+    return pl.DataFrame(
+        {
+            "length": labels + 0.1 * random.standard_normal(rows),
+            "width": (labels == 1) + 0.1 * random.standard_normal(rows),
+            "petals": random.integers(0, 9, rows),
+            "species": np.array(["iris", "lily", "rose"])[labels],
+        }
+    )
+
+
+def measured(comparison: Comparison) -> list[Any]:
+    """Everything but the times."""
+    return [(result.pair.name, [replace(fold, step_seconds=0.0) for fold in result.folds]) for result in comparison.results]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    flowers().write_csv(tmp_path / "flowers.csv")
+    return read_table(tmp_path / "flowers.csv")
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    path = tmp_path_factory.mktemp("table") / "flowers.csv"
+    flowers().write_csv(path)
+    return compare(read_table(path), TINY)
+
+
+# Tables -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_bundled_digits_are_the_default_table() -> None:
+    digits = read_table()
+    assert (digits.rows, digits.features.shape, len(digits.classes)) == (1797, (1797, 64), 10)
+
+
+def test_every_format_of_one_table_gives_the_same_results(tmp_path: Path) -> None:
+    frame = flowers()
+    frame.write_csv(tmp_path / "t.csv")
+    frame.write_parquet(tmp_path / "t.parquet")
+    frame.write_ipc(tmp_path / "t.feather")
+    np.savez(tmp_path / "t.npz", X=frame.drop("species").to_numpy(), y=frame["species"].to_numpy().astype(str))
+    found = [measured(compare(read_table(path), TINY, SOME)) for path in sorted(tmp_path.iterdir())]
+    assert len(found) == 4
+    assert all(result == found[0] for result in found)
+
+
+def test_text_boolean_and_categorical_columns_become_indicators(tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {
+            "colour": ["red", "blue", "red", "green"],
+            "number": [1, 2, 3, 4],
+            "sweet": [True, False, True, False],
+            "size": pl.Series(["s", "m", "s", "m"], dtype=pl.Categorical),
+            "class": ["a", "b", "a", "b"],
+        }
+    )
+    frame.write_parquet(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    assert table.encoded == (("colour", 3), ("sweet", 2), ("size", 2))
+    blue, green, red = (0, 1, 0, 0), (0, 0, 0, 1), (1, 0, 1, 0)
+    no, yes = (0, 1, 0, 1), (1, 0, 1, 0)
+    m, s = (0, 1, 0, 1), (1, 0, 1, 0)
+    np.testing.assert_array_equal(table.features.T, [blue, green, red, (1, 2, 3, 4), no, yes, m, s])
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ([3, 10, 3, 10], ("3", "10")),
+        ([3.0, 10.0, 3.0, 10.0], ("3", "10")),
+        (["3", "b", "3", "b"], ("3", "b")),
+        ([True, False, True, False], ("false", "true")),
+    ],
+)
+def test_a_target_may_be_ints_integer_valued_floats_text_or_booleans(tmp_path: Path, values: list[Any], classes: tuple) -> None:
+    pl.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}).write_parquet(tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").classes == classes
+
+
+def test_the_last_column_is_the_target_unless_another_is_named(tmp_path: Path) -> None:
+    pl.DataFrame({"a": [0, 1, 0, 1], "b": [5, 5, 6, 6]}).write_csv(tmp_path / "t.csv")
+    last, named = read_table(tmp_path / "t.csv"), read_table(tmp_path / "t.csv", "a")
+    assert (last.target, last.target_by_default, last.classes) == ("b", True, ("5", "6"))
+    assert (named.target, named.target_by_default, named.classes) == ("a", False, ("0", "1"))
+
+
+# Measures -----------------------------------------------------------------------------------------------------------------
+
+
+def test_measures_are_those_computed_by_hand() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.9, 0.0], [0.0, 0.0, 1.0], [0.2, 0.2, 0.6]])
+    fold = evaluate(p, torch.tensor([0, 1, 0, 2]), 0.25)
+    log = [math.log((p_target + 1e-6) / (1 + 3e-6)) for p_target in (0.5, 0.9, 0.0, 0.6)]
+    assert fold.accuracy == 0.75  # of the tie in the first row the lowest index is predicted
+    assert fold.nll == pytest.approx(-sum(log) / 4, rel=1e-6)
+    assert fold.brier == pytest.approx((0.5 + 0.02 + 2.0 + 0.24) / 4, rel=1e-6)
+    assert (fold.support, fold.zeros, fold.support_rows, fold.step_seconds) == (2.0, 0.25, (0, 1, 2, 1), 0.25)
+    result = Result(SOME[0], (fold, fold))
+    # Bins 7 (0.5), 13 (0.9), 14 (1.0, wrong) and 9 (0.6) hold one row each.
+    assert [index for index, bin in enumerate(result.bins) if bin.rows] == [7, 9, 13, 14]
+    assert result.ece == pytest.approx((0.5 + 0.1 + 1.0 + 0.4) / 4, rel=1e-6)
+
+
+def test_probabilities_whose_mass_is_below_one_are_measured_as_they_are() -> None:
+    fold = evaluate(torch.tensor([[0.5, 0.25], [0.0, 0.0]]), torch.tensor([0, 1]), 0.0)
+    assert (fold.accuracy, fold.brier, fold.support_rows) == (0.5, (0.25 + 0.0625 + 1.0) / 2, (1, 0, 1))
+
+
+def test_standardised_columns_have_the_training_rows_statistics() -> None:
+    training = np.array([[1.0, 7.0, 1e300], [3.0, 7.0, -1e300]])
+    np.testing.assert_allclose(standardise(training, np.array([[5.0, 9.0, 1e300]])), [[3.0, 0.0, 1.0]])
+
+
+def test_the_standard_error_is_that_of_the_mean_over_folds() -> None:
+    result = scored("softmax", [0.9, 0.8, 1.0], brier=0.1)
+    assert result.accuracy == pytest.approx(0.9)
+    assert result.accuracy_se == pytest.approx(0.1 / math.sqrt(3))
+
+
+# The experiment -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_one_result_whatever_the_callers_random_state(table: Table) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        first = compare(table, TINY, SOME)
+    torch.manual_seed(2)
+    assert measured(compare(table, TINY, SOME)) == measured(first)
+    assert measured(compare(table, replace(TINY, seed=1), SOME)) != measured(first)
+
+
+def test_a_pair_gets_the_same_result_alone_as_among_others(table: Table) -> None:
+    alone = compare(table, TINY, SOME[1:2])
+    assert measured(alone)[0] in measured(compare(table, TINY, SOME))
+
+
+def test_the_callers_random_state_and_threads_stay_as_they_were(table: Table) -> None:
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    compare(table, TINY, SOME[:1])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_a_table_that_is_easy_to_tell_apart_is_learnt(table: Table, model: Any) -> None:
+    found = compare(table, Settings(model=model, folds=2, epochs=usual_epochs(table.rows, 2)), SOME[:1])
+    assert found.results[0].accuracy > 0.9
+
+
+def test_a_small_table_gets_more_epochs() -> None:
+    assert [usual_epochs(rows, 5) for rows in (48, 1797, 10**6)] == [360, 30, 30]
+    assert [usual_epochs(rows, 3, quick=True) for rows in (48, 1000)] == [60, 10]
+
+
+def test_results_are_sorted_by_accuracy_then_brier(comparison: Comparison) -> None:
+    order = [(-result.accuracy, round(result.brier, 4), result.pair.name) for result in comparison.results]
+    assert order == sorted(order)
+
+
+def test_a_sample_keeps_every_class_in_every_fold(table: Table) -> None:
+    assert dict(compare(table, replace(TINY, rows=7), SOME[:1]).facts.classes) == {"iris": 2, "lily": 2, "rose": 2}
+
+
+# Pairs --------------------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_at_least_14_pairs_with_names_of_their_own() -> None:
+    names = [pair.name for pair in pairs(10)]
+    assert len(set(names)) == len(names) >= 14
+    assert {pair.map for pair in pairs(10)} == {map.name for map in REGISTRY.values() if not map.properties.logarithmic}
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("pair", range(len(pairs(10))))
+def test_the_printed_code_runs_and_is_what_was_trained(pair: int, classes: int) -> None:
+    chosen = pairs(classes)[pair]
+    random = torch.Generator().manual_seed(0)
+    scores = torch.randn(8, classes, generator=random)
+    given = {"scores": scores, "target": torch.arange(8) % classes}
+    if chosen.head == "cosine":
+        given |= {
+            "features": torch.randn(8, 5, generator=random),
+            "class_vectors": torch.randn(classes, 5, generator=random),
+        }
+    exec(chosen.code, given)
+    assert torch.equal(given["loss"], chosen.mean_loss(given["scores"], given["target"]))
+    assert torch.equal(given["p"], chosen.probabilities(given["scores"]))
+    assert given["p"].shape == (8, classes)
+
+
+@pytest.fixture
+def another_map(monkeypatch: pytest.MonkeyPatch) -> Map:
+    map = replace(SOFTMAX, name="another_map", regulariser=None)
+    monkeypatch.setitem(REGISTRY, map.name, map)
+    return map
+
+
+def test_a_newly_registered_map_is_compared_and_drawn(another_map: Map, table: Table) -> None:
+    pair = next(pair for pair in pairs(3) if pair.map == "another_map")
+    assert (pair.name, pair.loss, pair.options["eps"]) == ("another map", "eps_cross_entropy", 0.0)
+    given: dict[str, Any] = {"scores": torch.zeros(2, 3), "target": torch.tensor([0, 1])}
+    exec(pair.code, given)
+    found = compare(table, TINY, [pair])
+    assert "another map" in page(found)
+
+
+def test_a_pair_that_gives_nan_comes_last_and_is_still_reported(another_map: Map, table: Table, monkeypatch: Any) -> None:
+    broken = replace(another_map, forward=lambda z: torch.full_like(z, math.nan))
+    monkeypatch.setitem(REGISTRY, "another_map", broken)
+    found = compare(table, Settings(folds=2, epochs=20), choose(pairs(3), ["softmax", "another map"]))
+    assert [result.pair.name for result in found.results] == ["softmax", "another map"]
+    assert found.recommendation.pair.name == "softmax"
+    assert found.results[1].accuracy == 0.0
+    assert as_json(found)["results"][1]["brier"] is None
+    assert "another map" in page(found)
+
+
+def test_pairs_are_chosen_by_name_or_by_map() -> None:
+    offered = pairs(3)
+    assert [pair.name for pair in choose(offered, ["Sparsemax eps-CE"])] == ["sparsemax · eps CE"]
+    assert [pair.name for pair in choose(offered, ["softmax"])] == ["softmax"]
+    assert {pair.map for pair in choose(offered, ["normalize"])} == {"normalize"}
+    assert len(choose(offered, ["normalize"])) == 3
+    assert choose(offered, []) == offered
+
+
+# The recommendation ---------------------------------------------------------------------------------------------------------
+
+
+def scored(name: str, accuracies: list[float], brier: float) -> Result:
+    bins = tuple(Bin(0, 0.0, 0) for _ in range(BINS))
+    return Result(
+        Pair(name, "softmax", "cross_entropy"),
+        tuple(Fold(accuracy, 0.1, brier, 2.0, 0.0, bins, (0, 0, 1), 0.001) for accuracy in accuracies),
+    )
+
+
+def test_of_the_pairs_within_one_standard_error_the_lowest_brier_is_taken() -> None:
+    best = scored("best", [0.90, 0.94], brier=0.20)  # 0.92 ± 0.02
+    close = scored("close", [0.91, 0.90], brier=0.10)
+    lower = scored("lower", [0.89, 0.90], brier=0.01)
+    taken = recommend([lower, close, best])
+    assert taken.pair.name == "close"
+    assert all(part in taken.reason for part in ("90.50%", "92.00%", "best", "2 pairs", "2.00%", "0.1000"))
+
+
+def test_of_equal_pairs_the_first_is_taken() -> None:
+    assert recommend([scored("one", [0.9, 0.9], 0.10001), scored("another", [0.9, 0.9], 0.10000)]).pair.name == "one"
+
+
+def test_the_reason_says_so_when_one_pair_stands_alone() -> None:
+    best, other = scored("best", [0.90, 0.92], 0.2), scored("other", [0.5, 0.5], 0.1)
+    alone = recommend([best, other])
+    assert alone.pair.name == "best"
+    assert "more than one standard error" in alone.reason
+    assert "look at other: its Brier score is the lowest of all, 0.1000 to 0.2000, at an accuracy of 50.00%" in alone.reason
+    assert "only pair" in recommend([best]).reason
+
+
+# The report -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: Path) -> None:
+    paths = write(comparison, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
+    record = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert record == json.loads(json.dumps(as_json(comparison)))
+    assert record["settings"]["seed"] == 0
+    assert set(record["versions"]) == {"softmaxima", "torch", "numpy", "python"}
+    assert record["table"]["classes"] == [["iris", 16], ["lily", 16], ["rose", 16]]
+    assert record["recommendation"]["pair"] == comparison.recommendation.pair.name
+    lines = list(csv.DictReader((tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()))
+    for result, entry, line in zip(comparison.results, record["results"], lines, strict=True):
+        assert entry["pair"] == line["pair"] == result.pair.name
+        assert [fold["accuracy"] for fold in entry["folds"]] == [fold.accuracy for fold in result.folds]
+        for measure in ("accuracy", "accuracy_se", "nll", "brier", "ece", "support", "zeros", "step_seconds"):
+            assert entry[measure] == float(line[measure]) == getattr(result, measure)
+        assert int(line["recommended"]) == (result.pair == comparison.recommendation.pair)
+    assert as_csv(comparison).count("\n") == len(comparison.results) + 1
+
+
+def test_the_page_escapes_what_comes_from_the_table(comparison: Comparison) -> None:
+    nasty = "</script><script>alert(1)</script><b>&"
+    facts = replace(comparison.facts, name=nasty, target=nasty, encoded=((nasty, 2),))
+    text = page(replace(comparison, facts=facts))
+    assert "alert(1)" in text
+    assert "<script>alert" not in text
+    assert "<b>&" not in text
+
+
+def test_the_page_asks_nothing_of_the_network(comparison: Comparison) -> None:
+    text = page(comparison)
+    assert "<script src" not in text
+    assert "<link" not in text
+    assert text.count("plotly.js v") == 1
+
+
+def test_every_map_is_drawn_once(comparison: Comparison) -> None:
+    maps = drawn_maps([result.pair for result in comparison.results])
+    assert len({(pair.map, *pair.params.items()) for pair in maps.values()}) == len(maps)
+    assert {pair.map for pair in maps.values()} == {result.pair.map for result in comparison.results}
+    assert all(figure.reading.endswith(".") for figure in figures(comparison))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 5, 6, 7, 10, 100])
+def test_groups_of_support_sizes_hold_every_size_once(classes: int) -> None:
+    assert sorted(size for sizes in support_groups(classes).values() for size in sizes) == list(range(classes + 1))
+
+
+# What cannot be used --------------------------------------------------------------------------------------------------------
+
+
+def npz(**arrays: Any) -> Any:
+    return lambda path: np.savez(path, **arrays)
+
+
+def parquet(**columns: Any) -> Any:
+    return lambda path: pl.DataFrame(columns).write_parquet(path)
+
+
+def raw(content: bytes) -> Any:
+    return lambda path: path.write_bytes(content)
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+HALVES = [0.5, 1.5, 2.5, 3.5]
+X = np.ones((4, 2))
+UNUSABLE = [
+    ("missing.csv", lambda path: None, {}, ["no file", "missing.csv"]),
+    ("folder.csv", directory, {}, ["is a directory", "give a file"]),
+    ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
+    ("t", raw(b"x"), {}, ["unknown suffix ''"]),
+    ("t.csv", raw(b""), {}, ["cannot be read as CSV", "save it"]),
+    ("t.csv", raw(b"a,b\n\xff\xfe,1\n"), {}, ["cannot be read as CSV", "UTF-8"]),
+    ("t.csv", raw(b"a;b\n1;2\n3;4\n"), {}, ["1 column", "commas"]),
+    ("t.csv", raw(b"a,b\n"), {}, ["0 rows"]),
+    ("t.csv", raw(b"a,b\n1,0\nNA,1\n3,0\n4,1\n"), {}, ["missing", "'a' (1 row)", "fill them in"]),
+    ("t.csv", raw(b"a,day,y\n1,2020-01-01,0\n2,2020-01-02,1\n"), {}, ["'day' (Date)", "numbers or text"]),
+    ("t.parquet", raw(b"not parquet"), {}, ["cannot be read as Parquet", "write it again"]),
+    ("t.feather", raw(b"not feather"), {}, ["cannot be read as Feather", "write it again"]),
+    ("t.npz", raw(b"not a zip"), {}, ["cannot be read as NPZ", "numpy.savez"]),
+    ("t.npz", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as NPZ", "numpy.savez"]),
+    ("t.parquet", parquet(a=[1, 2], y=[0, 1]), {"target": "z"}, ["no column 'z'", "'a', 'y'"]),
+    ("t.parquet", parquet(a=[1.0, None, math.nan], b=[1.0, math.inf, 2.0], y=["a", "b", "a"]), {}, ["'a' (2 rows)", "'b' (1 row)"]),
+    ("t.parquet", parquet(a=[1, 2], y=["a", None]), {}, ["'y' (1 row)"]),
+    ("t.parquet", parquet(a=[None, None], y=["a", "b"]), {}, ["'a' (2 rows)"]),
+    ("t.parquet", parquet(a=[[1], [2]], y=["a", "b"]), {}, ["'a' (List(Int64))"]),
+    ("t.parquet", parquet(a=[f"row {i}" for i in range(30)], y=[0, 1] * 15), {}, ["'a' has 30 texts in 30 rows", "remove it"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a"] * 4), {}, ["single class 'a'", "--target"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=[0, 0, 0, 1, 1]), {"folds": 3}, ["class '1'", "2 row(s)", "--folds 2"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=["a", "a", "a", "a", "b"]), {}, ["class 'b'", "1 row(s)", "merge"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4], y=HALVES), {}, ["4 different values in 4 rows", "regression", "--target"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a", "b", "c", "d"]), {}, ["too many classes", "name of each row"]),
+    ("t.npz", npz(X=X, labels=[0, 1, 0, 1]), {}, ["X and y", "'labels'"]),
+    ("t.npz", npz(X=X, y=[0, 1, 0]), {}, ["(4, 2) and (3,)", "reshape"]),
+    ("t.npz", npz(X=X[0], y=[0, 1]), {}, ["(2,) and (2,)"]),
+    ("t.npz", npz(X=X, y=np.array([0, "a", None, 1], dtype=object)), {}, ["cannot be read as NPZ"]),
+    ("t.npz", npz(X=X.astype(complex), y=[0, 1, 0, 1]), {}, ["complex128"]),
+    ("t.npz", npz(X=X * math.nan, y=[0, 1, math.inf, 1]), {}, ["X[:, 1] (4 rows)", "y (1 row)"]),
+    ("t.npz", npz(X=X, y=[0, 1, 0, 1]), {"target": "label"}, ["no column 'label'", "'y'"]),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "options", "parts"), UNUSABLE, ids=range(len(UNUSABLE)))
+def test_what_cannot_be_used_is_refused_in_one_line(
+    name: str, make: Any, options: dict[str, Any], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from softmaxima.cli import main
+
+    make(tmp_path / name)
+    given = {"folds": 2, "out": tmp_path / "out", **options}
+    with pytest.raises(SystemExit) as refused:
+        main(["compare", str(tmp_path / name), *(f"--{option}={value}" for option, value in given.items())])
+    out, err = capsys.readouterr()
+    assert refused.value.code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert [part for part in parts if part not in err] == [], err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"folds": 1}, "--folds"),
+        ({"epochs": 0}, "--epochs"),
+        ({"seed": -1}, "--seed"),
+        ({"seed": 2**32}, "--seed"),
+        ({"model": "cnn"}, "--model"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        Settings(**settings)
+
+
+def test_unknown_pairs_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InputError, match=r"'hardmax'; choose among: softmax, .*sparsemax"):
+        choose(pairs(3), ["softmax", "hardmax"])
+
+
+def test_classes_are_checked_before_anything_is_trained(table: Table) -> None:
+    check_classes(table, Settings(folds=16))
+    with pytest.raises(InputError, match="--folds 16"):
+        compare(table, Settings(folds=17), starting=lambda pair, fold: pytest.fail("training started"))

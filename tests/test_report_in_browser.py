@@ -1,0 +1,199 @@
+"""The report in headless Chromium: every figure is drawn, nothing sticks out, and the console stays silent.
+
+Chromium is driven over its DevTools protocol through a pipe: JSON messages that end in a zero byte, on its descriptors 3 and 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softmaxima.experiments.compare import Settings, compare
+from softmaxima.experiments.tables import read_table
+from softmaxima.report.compare import page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: chromium, chromium-browser or google-chrome on the PATH")
+
+WIDTHS = (1280, 390)
+FIGURES = ("accuracy", "cost", "reliability", "support", "curves", "simplex")
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+)  # fmt: skip
+# Moves the pipe to descriptors 3 and 4, by way of one that is neither, and becomes the command.
+LAUNCH = """
+import fcntl, os, sys
+commands, answers = int(sys.argv[1]), fcntl.fcntl(int(sys.argv[2]), fcntl.F_DUPFD, 10)
+os.dup2(commands, 3)
+os.dup2(answers, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+
+
+class Browser:
+    """One headless Chromium, with one page."""
+
+    def __init__(self, profile: Path) -> None:
+        command = [str(CHROMIUM), *QUIET, f"--user-data-dir={profile}", "about:blank"]
+        (read_command, self.commands), (self.answers, write_answer) = os.pipe(), os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(read_command), str(write_answer), *command],
+            pass_fds=(read_command, write_answer),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_command)
+        os.close(write_answer)
+        self.buffer, self.events, self.ids = b"", [], itertools.count(1)
+        self.session: str | None = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        os.close(self.commands)
+        os.close(self.answers)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command, and wait for its answer. Events that come meanwhile are kept."""
+        number = next(self.ids)
+        session = {"sessionId": self.session} if self.session else {}
+        os.write(self.commands, json.dumps({"id": number, "method": method, "params": params, **session}).encode() + b"\0")
+        while True:
+            message = self.receive()
+            if message.get("id") == number:
+                assert "error" not in message, (method, message["error"])
+                return message["result"]
+            self.events.append(message)
+
+    def receive(self, seconds: float = 60.0) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while b"\0" not in self.buffer:
+            ready, _, _ = select.select([self.answers], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(self.answers, 1 << 20) if ready else b""
+            assert part, "Chromium ended, or did not answer in time"
+            self.buffer += part
+        message, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(message)
+
+    def evaluate(self, script: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def open(self, path: Path, width: int) -> None:
+        """Load a page at that width, and wait until it has been painted twice."""
+        self.events.clear()
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.receive())
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console, exceptions that nobody caught, and requests beyond the file itself."""
+        found = []
+        for event in self.events:
+            params = event.get("params", {})
+            loud = params.get("type") in ("error", "warning", "assert") or params.get("entry", {}).get("level") in (
+                "error",
+                "warning",
+            )
+            if event.get("method") == "Runtime.exceptionThrown" or (event.get("method") in COMPLAINTS and loud):
+                found.append(json.dumps(params))
+            if event.get("method") == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
+                ("file:", "data:", "blob:")
+            ):
+                found.append(f"request to {params['request']['url'][:200]}")
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    comparison = compare(read_table(), Settings(folds=2, epochs=1, rows=200))
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(page(comparison), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_figure_is_drawn_and_the_console_is_silent(browser: Browser, report: Path, width: int) -> None:
+    browser.open(report, width)
+    assert browser.complaints() == []
+    drawn = "[...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.querySelector('.main-svg')).map(plot => plot.id)"
+    assert browser.evaluate(drawn) == list(FIGURES)
+    assert browser.evaluate("document.querySelectorAll('.figure').length") == len(FIGURES)
+    # Something of the data in each: points, lines or bars.
+    inked = "[...document.querySelectorAll('.figure')].map(figure => figure.querySelectorAll('.point, .js-line').length)"
+    assert all(count > 5 for count in browser.evaluate(inked))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_sticks_out_sideways(browser: Browser, report: Path, width: int) -> None:
+    browser.open(report, width)
+    assert browser.evaluate("window.innerWidth") == width
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    beyond = (
+        "[...document.querySelectorAll('section, h1, h2, p, .figure')].flatMap(box => {"
+        "  const { left, right } = box.getBoundingClientRect(), inside = [...box.querySelectorAll('.main-svg text')];"
+        "  const cut = inside.map(text => [text.getBoundingClientRect(), text.textContent])"
+        "    .filter(([text]) => text.left < left - 1 || text.right > right + 1).map(([, words]) => words);"
+        "  return right > document.documentElement.clientWidth ? [box.textContent.slice(0, 40), ...cut] : cut;"
+        "})"
+    )
+    assert browser.evaluate(beyond) == []
+
+
+def test_figures_follow_the_width_of_the_window(browser: Browser, report: Path) -> None:
+    columns = "document.getElementById('curves')._fullLayout.grid.columns"
+    browser.open(report, WIDTHS[0])
+    wide = browser.evaluate(columns)
+    browser.call("Emulation.setDeviceMetricsOverride", width=WIDTHS[1], height=900, deviceScaleFactor=1, mobile=False)
+    browser.evaluate("new Promise(done => setTimeout(() => done(true), 500))")
+    assert browser.evaluate(columns) == 2 < wide
+    assert browser.evaluate("document.documentElement.scrollWidth") <= WIDTHS[1]
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("console.log('all is well')", None),
+        ("console.error('a logged error')", "a logged error"),
+        ("throw new Error('nobody caught this')", "nobody caught this"),
+        ("Promise.reject(new Error('nor this'))", "nor this"),
+        ("fetch('http://localhost:9/data.json').catch(() => 0)", "localhost:9"),
+    ],
+)
+def test_the_check_of_the_console_sees_a_fault(browser: Browser, tmp_path: Path, fault: str, expected: str | None) -> None:
+    faulty = tmp_path / "faulty.html"
+    faulty.write_text(f"<!doctype html><title>faulty</title><script>{fault}</script>")
+    browser.open(faulty, WIDTHS[0])
+    if expected is None:
+        assert browser.complaints() == []
+    else:
+        assert any(expected in complaint for complaint in browser.complaints())
