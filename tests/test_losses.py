@@ -46,6 +46,13 @@ def test_cross_entropy_is_that_of_torch(shape, rows_shape, reduction, weighted, 
         torch.testing.assert_close(*gradients)
 
 
+def test_soft_targets_may_learn():
+    x, y = normal(4, 5), soft((4, 5), seed=1).requires_grad_()
+    ours, theirs = (torch.autograd.grad(f(x, y, label_smoothing=0.1), y)[0] for f in (sm.cross_entropy, F.cross_entropy))
+    torch.testing.assert_close(ours, theirs)
+    assert gradcheck(lambda y: sm.entmax_loss(x, y, alpha=1.3), (y,), check_forward_ad=True)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_batch_with_all_targets_ignored_gives_what_torch_gives(loss: LossCase, reduction: str):
     x, target = loss.scores(3, 4), torch.full((3,), -100)

@@ -54,7 +54,7 @@ def read_table(path: Path | None = None, target: str | None = None) -> Table:
     if path is None:
         pixels, digits = load_digits(return_X_y=True)
         _target_must_be("the bundled digits", "digit", target)
-        return _table("digits", "digit", target is None, pixels, digits)
+        return _table("digits", "digit", False, pixels, digits)
     if path.is_dir():
         raise InputError(f"{path} is a directory; give a file: {_suffixes()}")
     if not path.exists():
@@ -137,7 +137,7 @@ def _read_npz(path: Path, target: str | None) -> Table:
     if y.dtype.kind == "f" and (rows := int((~np.isfinite(y)).sum())):
         broken["y"] = rows
     _refuse_broken(path.name, broken)
-    return _table(path.name, "y", target is None, x.astype(np.float64), y)
+    return _table(path.name, "y", False, x.astype(np.float64), y)
 
 
 def _from_frame(name: str, frame: pl.DataFrame, target: str | None) -> Table:

@@ -2,10 +2,12 @@ r"""softmax: p_i = exp(x_i) / Σ_j exp(x_j) = argmax_{q∈Δ} ⟨q, x⟩ + H(q).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, Cost, Map, register
+from softmaxima._map import Array, Cost, Map, as_tensor, check_scores, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
 
@@ -83,7 +85,11 @@ def softmin(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where:
     >>> sm.softmin(np.array([2.0, 1.0, 0.1])).round(3)
     array([0.096, 0.261, 0.643])
     """
-    return SOFTMAX(-x, dim, temperature=temperature, where=where)
+    check_scores(SOFTMIN.name, as_tensor(SOFTMIN.name, "scores", x))
+    return SOFTMIN(-x, dim, temperature=temperature, where=where)
+
+
+SOFTMIN = replace(SOFTMAX, name="softmin")  # of scores whose sign is already changed; named in errors
 
 
 class Softmin(Softmax):
