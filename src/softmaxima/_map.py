@@ -326,11 +326,27 @@ def _rows_last(
 def _evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> Any:
     scores = check_scores(map.name, as_tensor(map.name, "scores", x))
     dim, arguments = _rows_last(map, scores, dim, temperature, where, params)
-    function = _MapFunction if torch.compiler.is_compiling() else _EagerMapFunction
-    p: Tensor = function.apply(map, *arguments)  # type: ignore[assignment]
+    p = _apply(map, *arguments)
     if dim != p.ndim - 1:
         p = p.movedim(-1, dim)
     return like_input(p if scores.ndim else p.reshape(()), x)
+
+
+def _apply(map: Map, *arguments: Any) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _MapFunction.apply(map, *arguments)  # type: ignore[return-value]
+    if not _may_differentiate(arguments):
+        return _MapFunction.forward(map, *arguments)
+    return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
+
+
+def _may_differentiate(arguments: tuple[Any, ...]) -> bool:
+    """Whether a derivative can be asked for; if not, an autograd function would only cost its overhead of 0.1 ms."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in arguments))
+    )
 
 
 def linearise(
