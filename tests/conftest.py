@@ -58,10 +58,6 @@ class Case:
         """What a masked score gets."""
         return -math.inf if self.claims.logarithmic else 0.0
 
-    @property
-    def has_kinks(self) -> bool:
-        return self.claims.sparse
-
     def __str__(self) -> str:
         values = ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in self.params.items())
         return f"{self.map.name}({values})"

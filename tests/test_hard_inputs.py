@@ -167,6 +167,17 @@ def test_loss_gradient_is_finite_where_the_target_is_masked(loss: LossCase):
     assert bool((gradient[1] == 0).all())
 
 
+def test_masked_target_that_does_not_count_costs_nothing(loss: LossCase):
+    if loss.loss.on_cosines:
+        pytest.skip("a cosine cannot be −∞")
+    x = loss.scores(2, 4)
+    x[0, 1] = -INF
+    target, weight = torch.tensor([1, 2]), torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    assert float(loss(x, target, weight=weight, reduction="none")[0]) == 0
+    assert bool(loss(x, target, weight=weight).isfinite())
+    assert not bool(loss(x, target, label_smoothing=1.0, reduction="none").isnan().any())
+
+
 def test_loss_of_a_nan_row_is_nan_and_of_no_other(loss: LossCase):
     x = loss.scores(3, 4)
     x[1, 0] = NAN

@@ -61,25 +61,26 @@ class Batch:
         if self.labels is None:
             y = self.target_distribution().to(values.dtype)
             return _weighted_sum(y if class_weight is None else y * class_weight, values)
-        hit = _at(self.labels, values)
-        if class_weight is not None:
-            hit = hit * class_weight[self.labels]
+        one = values.new_ones(())
+        share = (1 - self.smoothing) * (one if class_weight is None else class_weight[self.labels])
+        index = self.labels.unsqueeze(-1)
+        hit = _weighted_sum(share.expand(self.labels.shape).unsqueeze(-1), values.gather(-1, index))
         if self.smoothing == 0:
             return hit
-        spread = values.new_full((), self.smoothing / values.shape[-1]) * (1 if class_weight is None else class_weight)
-        return (1 - self.smoothing) * hit + _weighted_sum(spread.expand(values.shape[-1:]), values)
+        spread = self.smoothing / values.shape[-1] * (one if class_weight is None else class_weight)
+        return hit + _weighted_sum(spread.expand(values.shape[-1:]), values)
 
     def weighted_expectation(self, values: Tensor) -> Tensor:
         """The expectation with the class weights inside, Σ_c w_c y_c values_c, as in cross-entropy."""
         return self.expectation(values, self.class_weight)
 
-    def row_weight(self) -> Tensor | None:
-        """One weight a row: w_t, or Σ_c w_c y_c for soft targets."""
+    def weigh(self, rows: Tensor) -> Tensor:
+        """One weight a row, w_t, or Σ_c w_c y_c for soft targets; a weight of 0 leaves out a row, also one of +∞."""
         if self.class_weight is None:
-            return None
-        if self.labels is None:
-            return (self.target_distribution() * self.class_weight).sum(-1)
-        return self.class_weight[self.labels]
+            return rows
+        hard = self.labels is not None
+        weight = self.class_weight[self.labels] if hard else (self.target_distribution() * self.class_weight).sum(-1)
+        return rows.masked_fill(weight == 0, 0.0) * weight
 
     def reduce(self, rows: Tensor) -> Any:
         """The loss from one value a row, weights included; the mean is over the weights of hard targets, over rows of soft ones."""
@@ -99,21 +100,11 @@ class Batch:
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
 
 
-def _at(labels: Tensor, values: Tensor) -> Tensor:
-    """values[…, label], where a −∞ gets no gradient."""
-    masked = values == -math.inf
-    hit = without_mask(values).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return _impossible(hit, masked.gather(-1, labels.unsqueeze(-1)).squeeze(-1))
-
-
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Σ weights·values along the last axis; −∞, with the gradient of the finite values, if a value of −∞ has a weight."""
     finite = (weights * without_mask(values)).sum(-1)
-    return _impossible(finite, ((values == -math.inf) & (weights > 0)).any(-1))
-
-
-def _impossible(finite: Tensor, where: Tensor) -> Tensor:
-    """−∞ where a target has a masked class, with the gradient of the other classes."""
-    return finite + torch.zeros_like(finite).masked_fill(where, -math.inf)
+    impossible = ((values == -math.inf) & (weights > 0)).any(-1)
+    return finite + torch.zeros_like(finite).masked_fill(impossible, -math.inf)
 
 
 def prepare(

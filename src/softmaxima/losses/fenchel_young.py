@@ -53,8 +53,7 @@ def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)
     conjugate = envelope(map, value, z, p, params).squeeze(-1)
     rows = conjugate + map.regulariser(y, **params) - batch.expectation(z)
-    weight = batch.row_weight()
-    return batch.reduce(rows if weight is None else rows * weight)
+    return batch.reduce(batch.weigh(rows))
 
 
 def fenchel_young_loss(

@@ -52,8 +52,7 @@ def surrogate_loss(
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True)
     rows = envelope(found, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
-    row_weight = batch.row_weight()
-    return batch.reduce(rows if row_weight is None else rows * row_weight)
+    return batch.reduce(batch.weigh(rows))
 
 
 class SurrogateLoss(LossModule):
