@@ -57,3 +57,11 @@ def test_numpy_scalars_come_out_as_numpy_scalars(loss: LossCase):
     assert isinstance(rows, np.ndarray)
     assert isinstance(sm.logsumexp(np.zeros(3)), np.float64)
     assert sm.logsumexp(np.zeros((2, 3), dtype=np.float32)).dtype == np.float32
+
+
+def test_numpy_numbers_serve_as_parameters():
+    x = normal(3, 5)
+    torch.testing.assert_close(sm.topk_softmax(x, k=np.int64(2)), sm.topk_softmax(x, k=2))
+    torch.testing.assert_close(sm.topp_softmax(x, p=np.float32(0.5)), sm.topp_softmax(x, p=0.5))
+    torch.testing.assert_close(sm.taylor_softmax(x, order=np.int32(4)), sm.taylor_softmax(x, order=4))
+    torch.testing.assert_close(sm.entmax(x, alpha=np.float32(1.5), temperature=np.int64(2)), sm.entmax15(x, temperature=2))

@@ -3,6 +3,7 @@ r"""topk_softmax: the softmax over Ω_k, the k highest scores, and 0 elsewhere. 
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ TOPK_SOFTMAX = register(
                 name="k",
                 default=10,
                 examples=(1, 3, 10),
-                valid=lambda k: isinstance(k, int) and not isinstance(k, bool) and k >= 1,
+                valid=lambda k: isinstance(k, Integral) and not isinstance(k, bool) and k >= 1,
                 domain="an int of at least 1",
             ),
         ),

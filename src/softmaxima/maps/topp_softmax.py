@@ -7,6 +7,7 @@ patterns of the floating-point numbers: exact, 32 or 64 sums of a row, and no so
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def ordered_bits(z: Tensor) -> Tensor:
 
 def topp_mask(z: Tensor, p: float) -> Tensor:
     """True at the scores of each row that its nucleus keeps, and at NaN."""
-    return _topp_mask(z, p) if is_traced(z) else _select(z, p)
+    return _topp_mask(z, float(p)) if is_traced(z) else _select(z, p)
 
 
 def _select(z: Tensor, p: float) -> Tensor:
@@ -87,7 +88,7 @@ TOPP_SOFTMAX = register(
                 name="p",
                 default=0.9,
                 examples=(0.9, 0.3, 1.0),
-                valid=lambda p: isinstance(p, (int, float)) and 0 < p <= 1,
+                valid=lambda p: isinstance(p, Real) and 0 < p <= 1,
                 domain="a number in (0, 1]",
             ),
         ),
