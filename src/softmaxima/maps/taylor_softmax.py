@@ -6,8 +6,8 @@ f_k is the Taylor polynomial of exp, so f_k′ = f_{k−1}. Its tails are a poly
 from __future__ import annotations
 
 import math
-from numbers import Integral
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +60,7 @@ TAYLOR_SOFTMAX = register(
                 name="order",
                 default=2,
                 examples=(2, 4),
-                valid=lambda order: isinstance(order, Integral) and order >= 2 and order % 2 == 0,
+                valid=lambda order: isinstance(order, (int, np.integer)) and order >= 2 and order % 2 == 0,
                 domain="an even int of at least 2 (odd Taylor polynomials of exp are negative somewhere)",
             ),
         ),

@@ -3,8 +3,8 @@ r"""topk_softmax: the softmax over Ω_k, the k highest scores, and 0 elsewhere. 
 from __future__ import annotations
 
 import math
-from numbers import Integral
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +50,7 @@ TOPK_SOFTMAX = register(
                 name="k",
                 default=10,
                 examples=(1, 3, 10),
-                valid=lambda k: isinstance(k, Integral) and not isinstance(k, bool) and k >= 1,
+                valid=lambda k: isinstance(k, (int, np.integer)) and not isinstance(k, bool) and k >= 1,
                 domain="an int of at least 1",
             ),
         ),

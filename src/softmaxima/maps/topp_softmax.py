@@ -7,9 +7,9 @@ patterns of the floating-point numbers: exact, 32 or 64 sums of a row, and no so
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,7 +88,7 @@ TOPP_SOFTMAX = register(
                 name="p",
                 default=0.9,
                 examples=(0.9, 0.3, 1.0),
-                valid=lambda p: isinstance(p, Real) and 0 < p <= 1,
+                valid=lambda p: isinstance(p, (int, float, np.number)) and 0 < p <= 1,
                 domain="a number in (0, 1]",
             ),
         ),
