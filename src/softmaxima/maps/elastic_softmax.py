@@ -22,20 +22,26 @@ def reference(x: Tensor, beta: float | Tensor) -> Tensor:
     return e / (e.sum(-1, keepdim=True) + torch.as_tensor(beta, dtype=torch.float64).exp())
 
 
-def forward(z: Tensor, beta: float | Tensor) -> Tensor:
-    # The shift covers β too: adding a constant after a shift by max(x) alone would be another function.
+def weigh(z: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights of the scores [rows, n], weight of the sink [rows, 1], their sum in float64), all by one shift.
+
+    The shift covers β too: adding a constant after a shift by max(x) alone would be another function.
+    """
     level = torch.as_tensor(beta, dtype=z.dtype, device=z.device)
-    shift = torch.maximum(row_maximum(z), level)
-    weights = (z - shift).exp()
-    return (weights / total(weights, (level - shift).exp())).to(z.dtype)
+    shift = torch.maximum(row_maximum(z), level.detach())
+    weights, of_sink = (z - shift).exp(), (level - shift).exp()
+    return weights, of_sink, total(weights, of_sink)
+
+
+def forward(z: Tensor, beta: float | Tensor) -> Tensor:
+    weights, _, mass = weigh(z, beta)
+    return (weights / mass).to(z.dtype)
 
 
 def sink(z: Tensor, beta: float | Tensor) -> Tensor:
     """The probability of the sink [rows, 1], exact also where it is small, and differentiable."""
-    level = torch.as_tensor(beta, dtype=z.dtype, device=z.device)
-    shift = torch.maximum(row_maximum(z), level.detach())
-    of_sink = (level - shift).exp()
-    return (of_sink / total((z - shift).exp(), of_sink)).to(z.dtype)
+    _, of_sink, mass = weigh(z, beta)
+    return (of_sink / mass).to(z.dtype)
 
 
 def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:
