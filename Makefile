@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help compare test lint format readme clean
+.PHONY: help compare bench test lint format readme clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
+	@echo "make bench     measure every map and loss beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make test      run the tests"
 	@echo "make lint      ruff and pyright"
 	@echo "make readme    run the comparison again for the README's picture and table"
@@ -25,6 +26,10 @@ $(INSTALLED)-%: pyproject.toml constraints.txt $(BIN)/python
 compare: $(INSTALLED)-report
 	$(BIN)/softmaxima compare --out build/compare $(ARGS)
 
+bench: $(INSTALLED)-test
+	$(BIN)/softmaxima bench --json benchmarks/cpu.json
+	$(BIN)/python docs/update_readme.py bench
+
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
@@ -38,7 +43,7 @@ format: $(INSTALLED)-lint
 	$(BIN)/ruff format .
 
 readme: $(INSTALLED)-report
-	$(BIN)/python docs/update_readme.py
+	$(BIN)/python docs/update_readme.py compare
 
 clean:
 	rm -rf $(VENV) build dist

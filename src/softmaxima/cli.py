@@ -1,6 +1,7 @@
-"""The command line: `softmaxima compare` trains with every pair of a map and a loss, and tells which to take.
+"""The command line: `softmaxima compare` trains with every pair of a map and a loss, and tells which to take; `softmaxima bench`
+measures them all beside torch, entmax and scipy.
 
-torch and the experiments are imported inside the command, so that help and version answer at once.
+torch and the experiments are imported inside the commands, so that help and version answer at once.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from rich.text import Text
 import softmaxima
 
 if TYPE_CHECKING:
+    from softmaxima.experiments.bench import Benchmark
     from softmaxima.experiments.compare import Comparison, Pair
 
-WRONG_USE, INTERRUPTED = 2, 130
+WRONG_RESULT, WRONG_USE, INTERRUPTED = 1, 2, 130
 REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
 WIDE = 116  # columns of a terminal that fit the table with its full headings
 
@@ -71,7 +73,7 @@ def compare(
             epochs = usual_epochs(min(data.rows, settings.rows or data.rows), settings.folds, quick)
         settings = replace(settings, epochs=epochs)
         check_classes(data, settings)
-        chosen = choose(pairs(len(data.classes)), [name for part in maps or () for name in part.split(",") if name.strip()])
+        chosen = choose(pairs(len(data.classes)), names(maps))
     except InputError as error:
         fail(str(error))
     prepare_directory(out)
@@ -95,6 +97,97 @@ def compare(
     say("\nwritten: " + ", ".join(str(path) for path in write(comparison, out)))
 
 
+@app.command
+def bench(
+    *,
+    maps: Annotated[
+        list[str] | None, Parameter(help="Only these maps and losses: names, separated by commas.", negative=())
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Sizes joined by x, and @axis for another axis than the last: 256x32000,32000x4096@0. Without it: 4096x64, "
+            "1024x1024, 256x32000 and 64x128256, or two small ones with --quick.",
+            negative=(),
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None, Parameter(help="Only these packages: torch, entmax, scipy. Without it: those installed.", negative=())
+    ] = None,
+    dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], Parameter(help="Of the scores.")] = "float32",
+    threads: Annotated[int | None, Parameter(help="Threads of torch and softmaxima. Without it: torch's own choice.")] = None,
+    json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
+    quick: Annotated[bool, Parameter(help="A first look: small shapes and few repetitions.", negative=())] = False,
+) -> None:
+    """Measure maps and losses beside torch, the entmax package and scipy, in the same run.
+
+    Nothing is timed before it agrees with its float64 definition; a result that does not is called wrong, and the exit code is 1.
+    """
+    from softmaxima.experiments.bench import (
+        PACKAGES,
+        QUICK_SECONDS,
+        QUICK_SHAPES,
+        SECONDS,
+        SHAPES,
+        InputError,
+        Settings,
+        choose,
+        plan,
+        read_shape,
+        steps,
+    )
+    from softmaxima.experiments.bench import bench as run
+    from softmaxima.report.bench import write
+
+    try:
+        settings = Settings(
+            shapes=tuple(dict.fromkeys(read_shape(text) for text in names(shapes) or (QUICK_SHAPES if quick else SHAPES))),
+            peers=names(peers) or PACKAGES,
+            dtype=dtype,
+            threads=threads,
+            seconds=QUICK_SECONDS if quick else SECONDS,
+        )
+        chosen = choose(names(maps))
+        planned = plan(settings, chosen)
+    except InputError as error:
+        fail(str(error))
+    if json is not None:
+        prepare_directory(json.parent, "--json")
+        if json.is_dir():
+            fail(f"--json: {json} is a directory; give a file")
+
+    left_out = [name for name in settings.peers if name not in settings.installed_peers]
+    if left_out:
+        say(f"left out, for {'they are' if len(left_out) > 1 else 'it is'} not installed: {', '.join(left_out)}")
+    without_losses = [str(shape) for shape in settings.shapes if len(planned.get(shape, ())) < len(chosen)]
+    if without_losses:
+        say(f"losses are measured on rows x classes, so not on {', '.join(without_losses)}")
+    with progress_bar() as progress:
+        task = progress.add_task("", total=steps(settings, chosen))
+        done = itertools.count()
+
+        def starting(what: str) -> None:
+            progress.update(task, completed=next(done), description=escape(what))
+
+        try:
+            benchmark = run(settings, chosen, starting)
+        except InputError as error:
+            progress.stop()
+            fail(str(error))
+    show_benchmark(benchmark)
+    if json is not None:
+        write(benchmark, json)
+        say(f"\nwritten: {json}")
+    if benchmark.wrong:
+        what = "; ".join(f"{row.title} on {row.shape}, {row.direction}: {row.problem}" for row in benchmark.wrong)
+        fail(f"{len(benchmark.wrong)} of {len(benchmark.rows)} results are wrong: {what}", WRONG_RESULT)
+
+
+def names(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The names in an option that takes several, separated by commas."""
+    return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())
+
+
 def progress_bar() -> Progress:
     """On stderr, and only where someone watches."""
     console = Console(stderr=True)
@@ -108,11 +201,7 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
 
     console = console or Console()
     wide = console.width >= WIDE
-    table = RichTable(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold")
-    for number, column in enumerate(COLUMNS):
-        table.add_column(
-            column.heading if wide else column.short, justify="right" if number else "left", vertical="bottom", overflow="fold"
-        )
+    table = plain_table([column.heading if wide else column.short for column in COLUMNS], wide)
     for result in comparison.results:
         style = "bold" if result.pair == comparison.recommendation.pair else None
         table.add_row(*(Text(column.cell(result)) for column in COLUMNS), style=style)
@@ -128,14 +217,49 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
         console.print(Text("    " + line if line else ""), soft_wrap=True)
 
 
-def prepare_directory(out: Path) -> None:
-    """Make sure that results can be written there, before anything is trained."""
+def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None:
+    """A table for each shape, the overheads, and the caption."""
+    from softmaxima.report.bench import CAPTION, OVERHEAD_COLUMNS, columns, made_with, of_ground
+
+    console = console or Console()
+    wide = console.width >= WIDE
+    for ground in benchmark.grounds:
+        shown = [column for column in columns(benchmark, ground) if wide or column.short is not None]
+        table = plain_table([column.heading if wide else column.short or "" for column in shown], wide)
+        for row in benchmark.rows:
+            if row.shape == ground.shape:
+                style = "bold red" if row.verdict == "wrong" else None
+                table.add_row(*(Text(column.cell(row)) for column in shown), style=style)
+        console.print()
+        console.print(table)
+        console.print(Text(of_ground(ground), style="dim"))
+    if benchmark.overheads:
+        table = plain_table([column.heading for column in OVERHEAD_COLUMNS], wide)
+        for overhead in benchmark.overheads:
+            table.add_row(*(Text(column.cell(overhead)) for column in OVERHEAD_COLUMNS))
+        console.print()
+        console.print(table)
+    console.print()
+    console.print(Text(CAPTION, style="dim"))
+    console.print(Text(f"{made_with(benchmark)}.", style="dim"))
+
+
+def plain_table(headings: Sequence[str], wide: bool) -> RichTable:
+    """A table without lines, its first column flush left and the others flush right."""
+    table = RichTable(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", vertical="bottom", overflow="fold")
+    return table
+
+
+def prepare_directory(out: Path, option: str = "--out") -> None:
+    """Make sure that results can be written there, before anything is computed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        fail(f"--out: cannot write to {out} ({error.strerror}); choose another directory")
+        fail(f"{option}: cannot write to {out} ({error.strerror}); choose another directory")
 
 
 def say(line: str) -> None:

@@ -1,0 +1,295 @@
+"""The report of a benchmark: cells of its table, its JSON, and the table and the picture of the README."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from softmaxima.experiments.bench import (
+    DIRECTIONS,
+    OVERHEAD_SCORES,
+    PARTIAL_SORT,
+    Benchmark,
+    Ground,
+    Overhead,
+    PeerResult,
+    Row,
+    Timing,
+)
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+# The table ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its heading, a short one for narrow terminals (none: left out there), and a row's cell."""
+
+    heading: str
+    short: str | None
+    cell: Callable[[Row], str]
+
+
+def columns(benchmark: Benchmark, ground: Ground) -> tuple[Column, ...]:
+    """The columns of the table of a shape; the row with the backward pass comes below the row without."""
+    return (
+        Column(ground.shape, ground.shape, lambda row: row.title if row.direction == "forward" else "  + backward"),
+        Column("ms", "ms", lambda row: "wrong" if row.timing is None else number(1000 * row.timing.seconds)),
+        *(_ratio_column(label) for label in labels(benchmark)),
+        Column("GB/s", None, lambda row: "" if row.bytes_a_second is None else number(row.bytes_a_second / 1e9)),
+        Column("of copy, %", "copy %", lambda row: _share_of_copy(row, ground)),
+        Column("/ floor", "/floor", lambda row: "" if row.timing is None else number(row.timing.seconds / ground.floor)),
+    )
+
+
+def _ratio_column(label: str) -> Column:
+    return Column(f"× {label}", f"×{label.rpartition(' ')[2]}", lambda row: ratio(row, label))
+
+
+def _share_of_copy(row: Row, ground: Ground) -> str:
+    return "" if row.bytes_a_second is None else number(100 * row.bytes_a_second / ground.bytes_a_second, digits=2)
+
+
+def labels(benchmark: Benchmark) -> tuple[str, ...]:
+    """The peers that took part, in the order of the packages."""
+    found = dict.fromkeys(peer.label for row in benchmark.rows for peer in row.peers)
+    return tuple(sorted(found, key=lambda label: (benchmark.peers.index(label.partition(" ")[0]), len(label))))
+
+
+def ratio(row: Row, label: str) -> str:
+    """How many times faster than the peer we are; a word where the peer failed, nothing where it has no part."""
+    value = row.ratio(label)
+    if value is not None:
+        return number(value, digits=2)
+    failed = [peer for peer in row.peers if peer.label == label and peer.problem]
+    return "" if not failed else "fails" if failed[0].deviation is None else "differs"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """To so many significant digits, never with an exponent.
+
+    >>> number(1234.5), number(0.01234), number(27.44, digits=2)
+    ('1234', '0.0123', '27')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def of_ground(ground: Ground) -> str:
+    """A shape in words."""
+    return (
+        f"copy {number(ground.bytes_a_second / 1e9)} GB/s ({number(1000 * ground.copy.seconds)} ms), "
+        f"floor {number(1000 * ground.floor)} ms, in turns with torch {number(ground.disturbance)} × alone"
+    )
+
+
+CAPTION = (
+    "×: median time of the peer / ours, both measured in turns; above 1 we are faster. Nothing is timed before it agrees with the "
+    "float64 definition. "
+    "Bytes: inputs read once and outputs written once, with the backward pass x and g read, p and ∂x written (a loss: x read, ∂x "
+    "written); of copy: the share of the bandwidth of out.copy_(x). "
+    "Floor: x.clone() and x.amax(), whose time ours is divided by. "
+    "In turns with torch: time of torch's softmax and ours called in turns / of each called alone; above 1 they disturb each other."
+)
+
+
+@dataclass(frozen=True)
+class OverheadColumn:
+    """A column of the table of overheads."""
+
+    heading: str
+    cell: Callable[[Overhead], str]
+
+
+def _microseconds(timing: Timing) -> str:
+    return number(1e6 * timing.seconds)
+
+
+OVERHEAD_COLUMNS = (
+    OverheadColumn(f"a call on {OVERHEAD_SCORES} scores, µs", lambda overhead: f"{overhead.name}, {overhead.by}"),
+    OverheadColumn("forward", lambda overhead: _microseconds(overhead.forward)),
+    OverheadColumn("with grad", lambda overhead: _microseconds(overhead.forward_with_grad)),
+    OverheadColumn("+ backward", lambda overhead: _microseconds(overhead.forward_backward)),
+)
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------------
+
+
+def as_json(benchmark: Benchmark) -> dict[str, Any]:
+    """Everything in the benchmark, with the ratios; a number that is not finite becomes null."""
+    record = asdict(benchmark)
+    for row, entry in zip(benchmark.rows, record["rows"], strict=True):
+        entry["gigabytes_a_second"] = None if row.bytes_a_second is None else row.bytes_a_second / 1e9
+        for peer in entry["peers"]:
+            peer["ratio"] = row.ratio(peer["label"])
+    for ground, entry in zip(benchmark.grounds, record["grounds"], strict=True):
+        entry |= {
+            "floor_seconds": ground.floor,
+            "gigabytes_a_second": ground.bytes_a_second / 1e9,
+            "disturbance": ground.disturbance,
+        }
+    return _finite(record)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json(record: Mapping[str, Any]) -> Benchmark:
+    """The benchmark that `as_json` made the record of."""
+    return _restore(Benchmark, record)
+
+
+# What the fields hold that are no plain values.
+_FIELDS: dict[str, type] = {"grounds": Ground, "rows": Row, "peers": PeerResult, "overheads": Overhead}
+
+
+def _restore(kind: type, record: Mapping[str, Any]) -> Any:
+    def value(name: str, entry: Any) -> Any:
+        if isinstance(entry, list):
+            return tuple(_restore(_FIELDS[name], part) if isinstance(part, dict) else part for part in entry)
+        return Timing(**entry) if isinstance(entry, dict) and entry.keys() == {"seconds", "runs"} else entry
+
+    return kind(**{name: value(name, record[name]) for name in kind.__dataclass_fields__})
+
+
+def write(benchmark: Benchmark, path: Path) -> None:
+    """Write the JSON. The file appears complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(as_json(benchmark), indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read(path: Path) -> Benchmark:
+    """The benchmark in a file."""
+    return from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+# The README's table and picture -------------------------------------------------------------------------------------------
+
+# (name, direction, peer); the other rows are in the JSON.
+README_ROWS = (
+    ("logsumexp", "forward", "torch"),
+    ("softmax", "forward", "torch"),
+    ("log_softmax", "forward", "torch"),
+    ("cross_entropy", "forward+backward", "torch"),
+    ("sparsemax", "forward", "entmax"),
+    ("sparsemax", "forward", f"entmax k={PARTIAL_SORT}"),
+    ("entmax15", "forward", "entmax"),
+    ("entmax15", "forward", f"entmax k={PARTIAL_SORT}"),
+    ("entmax", "forward", "entmax"),
+    ("sparsemax_loss", "forward+backward", "entmax"),
+    ("sparsemax_loss", "forward+backward", f"entmax k={PARTIAL_SORT}"),
+    ("entmax15_loss", "forward+backward", "entmax"),
+    ("entmax15_loss", "forward+backward", f"entmax k={PARTIAL_SORT}"),
+)
+
+
+TABLE_CAPTION = (
+    "Median time of the peer / median time of softmaxima, in turns in one run. "
+    f"k={PARTIAL_SORT}: with the partial sort that the entmax package offers beside its full one, its default."
+)
+
+
+def markdown_table(benchmark: Benchmark) -> str:
+    """The ratios of README_ROWS over the shapes."""
+    shapes = [ground.shape for ground in benchmark.grounds]
+    head = ["times as fast as", "", *(shape.replace("x", " × ") for shape in shapes)]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * len(shapes)]
+    for name, direction, label in README_ROWS:
+        rows = {row.shape: row for row in benchmark.rows if (row.name, row.direction) == (name, direction)}
+        cells = [ratio(rows[shape], label) if shape in rows else "" for shape in shapes]
+        if any(cells):
+            what = f"`{next(iter(rows.values())).title}`" + (" and its gradient" if direction == "forward+backward" else "")
+            lines.append("| " + " | ".join([what, label, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def made_with(benchmark: Benchmark) -> str:
+    """Where and with what it was measured, in words."""
+    versions = ", ".join(f"{name} {version}" for name, version in benchmark.versions.items())
+    threads = benchmark.machine["threads"]
+    machine = f"{benchmark.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    return f"{benchmark.date}, commit {benchmark.commit}, {machine}, {benchmark.dtype}, {versions}"
+
+
+# Okabe and Ito's colours, from few scores to many.
+COLOURS = ("#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#0072B2", "#8c8c8c")
+ROW_HEIGHT = 19  # pixels
+
+
+def picture(benchmark: Benchmark) -> go.Figure:
+    """The ratios on a logarithmic axis: a line for each subject and peer, a dot for each shape, a panel for each direction."""
+    from plotly.subplots import make_subplots
+
+    lines = _lines(benchmark)
+    places = [f"{title}  <span style='color:#8c8c8c'>{label}</span>" for title, label in lines]
+    plot = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=DIRECTIONS)
+    shapes = [ground.shape for ground in benchmark.grounds]
+    drawn = []
+    for column, direction in enumerate(DIRECTIONS, 1):
+        for shape, colour in zip(shapes, _colours(len(shapes)), strict=True):
+            rows = {row.title: row for row in benchmark.rows if (row.shape, row.direction) == (shape, direction)}
+            values = [rows[title].ratio(label) if title in rows else None for title, label in lines]
+            drawn += [value for value in values if value is not None]
+            plot.add_scatter(
+                x=values,
+                y=places,
+                mode="markers",
+                name=shape.replace("x", " × "),
+                marker={"size": 9, "color": colour, "line": {"width": 0.7, "color": "white"}},
+                showlegend=column == 1,
+                row=1,
+                col=column,
+            )
+        plot.add_vline(x=1, line={"color": "#444", "width": 1}, row=1, col=column)  # type: ignore[arg-type]
+    low, high = min([*drawn, 0.8]) / 1.3, max([*drawn, 10.0]) * 1.3
+    plot.update_xaxes(
+        type="log", range=[math.log10(low), math.log10(high)], **_ticks(low, high), gridcolor="#e6e6e6", showgrid=True
+    )
+    plot.update_yaxes(range=[len(lines) - 0.3, -0.7], gridcolor="#f0f0f0", showgrid=True, ticks="", showline=False)
+    plot.update_layout(
+        template="simple_white",
+        width=1000,
+        height=ROW_HEIGHT * len(lines) + 110,
+        margin={"l": 10, "r": 20, "t": 64, "b": 46},
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yref": "container", "yanchor": "top"},
+        font={"family": "Helvetica, Arial, sans-serif", "size": 12.5},
+    )
+    plot.update_yaxes(automargin=True, row=1, col=1)
+    plot.add_annotation(
+        text="time of the peer / time of softmaxima; right of the line softmaxima is faster",
+        xref="paper", yref="paper", x=0.5, y=0, yshift=-30, yanchor="top", showarrow=False,
+    )  # fmt: skip
+    return plot
+
+
+def _lines(benchmark: Benchmark) -> list[tuple[str, str]]:
+    """(title, peer) of whatever has a ratio, peer by peer."""
+    titles = list(dict.fromkeys(row.title for row in benchmark.rows))
+    found = {(row.title, label) for row in benchmark.rows for label in labels(benchmark) if row.ratio(label) is not None}
+    return [(title, label) for label in labels(benchmark) for title in titles if (title, label) in found]
+
+
+def _colours(count: int) -> Sequence[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]
+
+
+def _ticks(low: float, high: float) -> dict[str, Any]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    ticks = [tick for power in powers for digit in (1, 3) if low <= (tick := digit * 10.0**power) <= high]
+    return {"tickvals": ticks, "ticktext": [f"{tick:g}×" for tick in ticks]}

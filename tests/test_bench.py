@@ -1,0 +1,429 @@
+"""The benchmark: a row for everything, nothing timed that is wrong, peers that compute the same, and one line for wrong use."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import softmaxima as sm
+from softmaxima.cli import main, show_benchmark
+from softmaxima.experiments import bench
+from softmaxima.experiments.bench import DEFINITIONS, DIRECTIONS, PEERS, Benchmark, InputError, Peer, Settings, Shape, read_shape
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY as MAPS
+from softmaxima.report.bench import as_json, from_json, labels, markdown_table, number, picture
+
+TINY = ("--shapes=4x8", "--threads=1")
+OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswith("softmaxima.")] + list(LOSSES)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SECONDS", 0.0), ("QUICK_SECONDS", 0.0), ("RUNS", 1), ("OVERHEAD_CALLS", 1)):
+        monkeypatch.setattr(bench, name, value)
+
+
+def measure(shapes: str = "4x8", names: str = "", **settings) -> Benchmark:
+    chosen = bench.choose([name for name in names.split(",") if name])
+    return bench.bench(Settings(tuple(map(read_shape, shapes.split(","))), threads=1, seconds=0.0, **settings), chosen)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of `softmaxima bench` in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(("bench", *arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A map that is registered and wrong."""
+    wrong = replace(MAPS["softmax"], name="doubled", forward=lambda z: 2 * torch.softmax(z, -1))
+    monkeypatch.setitem(MAPS, "doubled", wrong)
+    return "doubled"
+
+
+# What is measured
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_map_and_loss_has_a_peer_and_a_definition(name: str) -> None:
+    assert PEERS[name]
+    assert name in MAPS or name in DEFINITIONS
+
+
+@pytest.mark.parametrize("name", ["logsumexp", *OURS])
+def test_everything_has_a_right_row_with_every_installed_peer(name: str) -> None:
+    shapes = ("3x120", "2x5x3@1") if name not in LOSSES else ("3x120",)  # 120 is above entmax's partial sort
+    result = measure(",".join(shapes), name)
+    rows = [(row.shape, row.direction) for row in result.rows]
+    assert rows == list(itertools.product(shapes, DIRECTIONS))
+    for row in result.rows:
+        assert row.verdict == "right", row.problem
+        assert row.timing is not None
+        assert {peer.label for peer in row.peers} == {
+            peer.label
+            for peer in PEERS[name]
+            if (row.shape == "3x120" or not peer.above) and (row.direction == "forward" or peer.differentiable)
+        }
+        for peer in row.peers:
+            assert row.ratio(peer.label) is not None, peer.problem
+
+
+def test_everything_is_right_in_every_dtype(dtype: torch.dtype) -> None:
+    result = measure("3x40", dtype=str(dtype).removeprefix("torch."), peers=())
+    assert {row.name for row in result.rows} >= {"logsumexp", *OURS}
+    assert not result.wrong, [(row.name, row.problem) for row in result.wrong]
+
+
+@pytest.mark.parametrize("shape", ["1x1", "1", "7x1", "1x7"])
+def test_the_smallest_shapes_are_right(shape: str) -> None:
+    assert not measure(shape, ",".join(["logsumexp", *OURS]) if "x" in shape else "logsumexp,softmax,entmax", peers=()).wrong
+
+
+def test_a_map_without_a_peer_has_a_row_without_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAPS, "twin", replace(MAPS["softmax"], name="twin"))
+    assert [(row.verdict, row.peers) for row in measure(names="twin").rows] == [("right", ())] * 2
+
+
+def test_a_loss_without_a_definition_is_called_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "twin_loss", replace(LOSSES["cross_entropy"], name="twin_loss"))
+    assert [row.verdict for row in measure(names="twin_loss").rows] == ["unchecked"] * 2
+
+
+def test_overheads_and_disturbance_are_measured() -> None:
+    result = measure("4x8,5x2", "softmax,sparsemax")
+    assert [(overhead.name, overhead.by) for overhead in result.overheads] == [("softmax", "softmaxima"), ("softmax", "torch")]
+    assert [ground.shape for ground in result.grounds] == ["4x8", "5x2"]
+    for ground in result.grounds:
+        assert ground.bytes == 8 * ground.scores
+        assert ground.floor > 0
+        assert ground.disturbance > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "both"),
+    [("softmax", 2 * 32, 4 * 32), ("logsumexp", 32 + 4, 2 * 32 + 2 * 4), ("cross_entropy", 32 + 2 * 4 + 1, 2 * 32 + 2 * 4 + 1)],
+)
+def test_compulsory_bytes_are_inputs_and_outputs_once(name: str, forward: int, both: int) -> None:
+    (subject,) = bench.choose([name])
+    found = [bench.compulsory_bytes(subject, Shape((4, 8), 1), direction, 4) for direction in DIRECTIONS]
+    assert found == [4 * forward, 4 * both]  # a label is as long as two scores
+
+
+# What is wrong
+
+
+def test_a_wrong_map_is_called_wrong_and_not_timed(doubled: str) -> None:
+    for row in measure(names=f"{doubled}").rows:
+        assert row.verdict == "wrong"
+        assert row.deviation is not None
+        assert row.deviation > 1
+        assert row.timing is None
+        assert row.peers == ()
+
+
+def test_a_wrong_map_makes_the_command_fail_at_the_end(doubled: str, run: Callable, tmp_path: Path) -> None:
+    code, out, err = run("--maps=softmax,doubled", *TINY, f"--json={tmp_path / 'b.json'}")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "2 of 4 results are wrong: doubled on 4x8, forward: " in err
+    assert re.search(r"^doubled +wrong *$", out, re.MULTILINE)
+    assert [row["verdict"] for row in json.loads((tmp_path / "b.json").read_text())["rows"]] == ["right"] * 2 + ["wrong"] * 2
+
+
+def test_what_is_wrong_has_no_overheads(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(LOSSES["cross_entropy"], function=lambda x, target, **options: 2 * sm.cross_entropy(x, target, **options))
+    monkeypatch.setitem(LOSSES, "cross_entropy", wrong)
+    assert [overhead.name for overhead in measure(names="cross_entropy,softmax").overheads] == ["softmax"] * 2
+
+
+def test_a_wrong_gradient_of_a_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, target: torch.Tensor, **options: str) -> torch.Tensor:
+        return sm.cross_entropy(2 * x - x.detach(), target, **options)
+
+    monkeypatch.setitem(LOSSES, "cross_entropy", replace(LOSSES["cross_entropy"], function=function))
+    assert [row.verdict for row in measure(names="cross_entropy").rows] == ["right", "wrong"]
+
+
+def test_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAPS, "nothing", replace(MAPS["softmax"], name="nothing", forward=lambda z: z * torch.nan))
+    assert len(measure(names="nothing").wrong) == 2
+
+
+def test_a_map_that_raises_is_wrong_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(z: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setitem(MAPS, "broken", replace(MAPS["softmax"], name="broken", forward=fail))
+    result = measure(names="broken,softmax")
+    assert {row.name: row.problem for row in result.rows} == {"broken": "raised RuntimeError: no kernel", "softmax": ""}
+
+
+@pytest.mark.parametrize(("factor", "cell"), [(2.0, "differs"), (None, "fails")])
+def test_a_peer_that_computes_something_else_gets_no_ratio(
+    factor: float | None, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEERS, "sparsemax", (Peer("entmax", "entmax", lambda x, axis: sm.sparsemax(x, axis) * factor),))
+    result = measure(names="sparsemax")
+    for row in result.rows:
+        assert row.verdict == "right"
+        assert row.timing is not None
+        assert row.ratio("entmax") is None
+    assert cell in markdown_table(result)
+
+
+# How it is timed
+
+
+def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "RUNS", 5)
+    order: list[str] = []
+    timings = bench.take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 0.0)
+    assert "".join(order) == "ab" * 6  # once to warm up
+    assert [timing.runs for timing in timings.values()] == [5, 5]
+
+
+def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "RUNS", 5)
+    seconds = {"quick": 0.001, "slow": 3.0}
+    clock = [0.0]
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+
+    def spend(amount: float) -> None:
+        clock[0] += amount
+
+    calls = {name: (lambda amount=amount: spend(amount)) for name, amount in seconds.items()}
+    timings = bench.take_turns(calls, 0.0)
+    assert {name: timing.runs for name, timing in timings.items()} == {"quick": 5, "slow": 2}
+    assert {name: timing.seconds for name, timing in timings.items()} == pytest.approx(seconds)
+
+
+def test_the_seconds_are_spent_on_repetitions() -> None:
+    timings = bench.take_turns({"a": lambda: None}, 0.02)
+    assert timings["a"].runs > 20
+
+
+def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads(), torch.is_grad_enabled()
+    seen = []
+    result = bench.bench(
+        Settings((Shape((2, 4), 1),), threads=before[0] + 1, seconds=0.0),
+        bench.choose(["softmax"]),
+        lambda what: seen.append(torch.get_num_threads()),
+    )
+    assert set(seen) == {before[0] + 1}
+    assert result.machine["threads"] == before[0] + 1
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
+
+
+def test_every_part_is_announced() -> None:
+    settings, chosen, seen = Settings((Shape((2, 4), 1), Shape((3,), 0)), seconds=0.0), bench.choose(["softmax", "arcface"]), []
+    bench.bench(settings, chosen, seen.append)
+    assert len(seen) == bench.steps(settings, chosen)
+
+
+# What comes out
+
+
+def test_json_holds_everything_and_comes_back(run: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "bench.json"
+    code, out, err = run("--maps=softmax,sparsemax,entmax_loss", *TINY, f"--json={path}")
+    assert (code, err) == (0, "")
+    assert f"written: {path}" in out
+    record = json.loads(path.read_text())
+    assert record.keys() == {
+        *("date", "commit", "machine", "versions", "dtype", "seconds", "seed", "peers", "left_out"),
+        *("grounds", "rows", "overheads"),
+    }
+    assert record["machine"].keys() == {"processor", "cores", "threads"}
+    assert record["versions"].keys() == {"softmaxima", "torch", "numpy", "scipy", "entmax", "python"}
+    assert record["commit"] is None or re.match(r"[0-9a-f]{7,}(-dirty)?$", record["commit"])
+    assert len(record["rows"]) == 6
+    for row in record["rows"]:
+        assert row.keys() == {
+            *("name", "title", "kind", "options", "shape", "direction", "bytes", "verdict", "deviation", "problem"),
+            *("timing", "gigabytes_a_second", "peers"),
+        }
+        assert row["timing"].keys() == {"seconds", "runs"}
+        for peer in row["peers"]:
+            assert peer.keys() == {"label", "deviation", "problem", "timing", "ratio"}
+            assert peer["ratio"] == pytest.approx(peer["timing"]["seconds"] / row["timing"]["seconds"])
+    assert as_json(from_json(record)) == record
+    assert [path.name for path in path.parent.iterdir()] == ["bench.json"]
+
+
+def test_numbers_that_are_not_finite_become_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAPS, "nothing", replace(MAPS["softmax"], name="nothing", forward=lambda z: z * torch.nan))
+    assert [row["deviation"] for row in as_json(measure(names="nothing"))["rows"]] == [None, None]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_tables_fit_the_terminal(width: int, doubled: str) -> None:
+    result = measure("4x128", f"{doubled},softmax,sparsemax,sparse_softmax_loss,elastic_cross_entropy")
+    text = io.StringIO()
+    show_benchmark(result, Console(width=width, file=text))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("  + backward ") for line in lines) == 5  # no cell is wrapped
+    assert any(line.startswith("sparse_softmax_loss k=10 ") for line in lines)
+    assert "out.copy_(x)" in text.getvalue()
+
+
+def test_the_readme_has_the_place_for_what_make_bench_writes() -> None:
+    root = Path(__file__).parent.parent
+    script, readme = ((root / path).read_text() for path in ("docs/update_readme.py", "README.md"))
+    for marker in re.findall(r"<!-- .*? -->", script):
+        assert readme.count(marker) == 1
+    assert len(re.findall(r"<!-- .*? -->", script)) == 4
+
+
+def test_table_and_picture_show_every_ratio_that_there_is() -> None:
+    result = measure("4x8,2x128", "softmax,sparsemax,sparsemax_loss,taylor_softmax")
+    lines = markdown_table(result).splitlines()
+    assert lines[0] == "| times as fast as |  | 4 × 8 | 2 × 128 |"
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [
+        ["| `softmax`", "torch"],
+        ["| `sparsemax`", "entmax"],
+        ["| `sparsemax`", "entmax k=100"],
+        ["| `sparsemax_loss` and its gradient", "entmax"],
+        ["| `sparsemax_loss` and its gradient", "entmax k=100"],
+    ]
+    drawn = [value for trace in picture(result).data for value in trace.x if value is not None]
+    assert len(drawn) == sum(row.ratio(label) is not None for row in result.rows for label in labels(result))
+
+
+def test_numbers_have_no_exponents() -> None:
+    assert [number(value) for value in (0.0, 1e-5, 0.999, 12.34, 123456.0, float("inf"))] == [
+        *("0", "0.0000100", "0.999", "12.3", "123456", "inf")
+    ]
+
+
+def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "__init__.py"
+    elsewhere.touch()
+    monkeypatch.setattr(sm, "__file__", str(elsewhere))
+    assert bench.commit() is None
+
+
+# The command
+
+
+def test_help_answers_without_torch_and_names_every_option() -> None:
+    code = (
+        "import sys\n"
+        "from softmaxima.cli import main\n"
+        "try:\n    main(['bench', '--help'])\nfinally:\n    assert 'torch' not in sys.modules\n"
+    )
+    help = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for option in ("--maps", "--shapes", "--peers", "--dtype", "--threads", "--json", "--quick"):
+        (line,) = [line for line in help.splitlines() if line.strip("│ ").startswith(f"{option} ")]
+        assert len(line.strip("│ ").split()) > 3, line
+
+
+def test_names_are_found_in_any_spelling(run: Callable) -> None:
+    code, out, _ = run("--maps", "Cross-Entropy, SPARSEMAX", "--maps=logsumexp", *TINY)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if re.match(r"[a-z_0-9]+ +[\d.]+ +[\d.]+ ", line)] == [
+        *("logsumexp", "sparsemax", "cross_entropy")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--maps=hardmax",), "--maps: there is no map or loss 'hardmax'; choose among: logsumexp, softmax"),
+        (("--peers=jax",), "--peers: there is no peer 'jax'; choose among: torch, entmax, scipy"),
+        (("--shapes=axb",), "--shapes: 'axb' is not a shape; write sizes joined by x"),
+        (("--shapes=4x",), "'4x' is not a shape"),
+        (("--shapes=-4x3",), "'-4x3' is not a shape"),
+        (("--shapes=4x3@",), "'4x3@' is not a shape"),
+        (("--shapes=1.5x3",), "'1.5x3' is not a shape"),
+        (("--shapes=4x0",), "--shapes: every size must be at least 1, got '4x0'"),
+        (("--shapes=4x3@2",), "--shapes: the axis of '4x3@2' must be in [-2, 1]"),
+        (
+            ("--shapes=4x3@0", "--maps=cross_entropy"),
+            "--shapes: losses are measured on rows x classes, as in 256x32000, got only 4x3@0",
+        ),
+        (("--shapes=99999999999x99999999999", "--maps=softmax"), "99999999999x99999999999 does not fit in memory"),
+        (("--threads=0",), "--threads must be at least 1, got 0"),
+        (("--threads=two",), "--threads"),
+        (("--dtype=int8",), "int8"),
+        (("4x8",), "4x8"),
+        (("--json=.",), "is a directory; give a file"),
+    ],
+)
+def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Callable) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("softmaxima: ")
+    assert part in err
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(run: Callable, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = run(f"--json={tmp_path / 'file' / 'b.json'}", *TINY)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--json: cannot write to" in err
+
+
+def test_peers_that_are_not_installed_are_left_out_and_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench.util.find_spec
+    monkeypatch.setattr(bench.util, "find_spec", lambda name: None if name in ("entmax", "scipy") else found(name))
+    code, out, _ = run("--maps=softmax,sparsemax", *TINY)
+    assert code == 0
+    assert "left out, for they are not installed: entmax, scipy\n" in out
+    assert "×torch" in out
+    assert "×entmax" not in out
+
+
+def test_only_the_named_peers_take_part(run: Callable) -> None:
+    _, out, _ = run("--maps=softmax", "--peers=scipy", *TINY)
+    assert "×scipy" in out
+    assert "×torch" not in out
+
+
+def test_shapes_that_losses_do_not_take_are_named(run: Callable) -> None:
+    code, out, _ = run("--maps=softmax,cross_entropy", "--shapes=4x8,4x8@0", "--threads=1")
+    assert code == 0
+    assert "losses are measured on rows x classes, so not on 4x8@0\n" in out
+
+
+def test_quick_takes_small_shapes_unless_others_are_named(run: Callable) -> None:
+    _, out, _ = run("--quick", "--maps=softmax", "--threads=1")
+    assert [shape for shape in bench.QUICK_SHAPES if f"\n{shape} " in out] == list(bench.QUICK_SHAPES)
+    _, out, _ = run("--quick", "--maps=softmax", *TINY)
+    assert "\n4x8 " in out
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("7", Shape((7,), 0)), ("4x8", Shape((4, 8), 1)), ("4X8@-2", Shape((4, 8), 0)), ("2x3x4@1", Shape((2, 3, 4), 1))],
+)
+def test_shapes_are_read_and_written(text: str, shape: Shape) -> None:
+    assert read_shape(text) == shape
+    assert read_shape(str(shape)) == shape
+
+
+def test_settings_in_code_are_checked_too() -> None:
+    for wrong in ({"peers": ("jax",)}, {"dtype": "int8"}, {"threads": 0}):
+        with pytest.raises(InputError):
+            Settings(**wrong)
