@@ -1,0 +1,167 @@
+// ∂⟨g, p⟩/∂x = (s ⊙ g − r ⟨q, g⟩)/τ for the maps whose s, q and r can be read off p. Here Σ w and Σ w g are taken first, and then
+//   softmax and its relatives   w = p        s = p, ⟨q, g⟩ = Σ w g
+//   rectified softmax           w = p        s = p where x ≥ 0, else 0
+//   sparsemax, entmax           w = p^{2−α} on the support, s = w, ⟨q, g⟩ = Σ w g / Σ w
+//   log_softmax                 w = 1 where allowed, r = exp(log p)
+
+#include <type_traits>
+
+#include "rows.h"
+
+namespace SOFTMAXIMA_ISA {
+namespace {
+
+// w as a function of p, in C.
+struct Probability {
+    static constexpr bool divided = false;
+    explicit Probability(double) {}
+    template <class C>
+    C operator()(C p) const {
+        return p;
+    }
+};
+
+struct Support {
+    static constexpr bool divided = true;
+    explicit Support(double) {}
+    template <class C>
+    C operator()(C p) const {
+        return p > 0 ? C(1) : p <= 0 ? C(0) : p;
+    }
+};
+
+struct Root {
+    static constexpr bool divided = true;
+    explicit Root(double) {}
+    template <class C>
+    C operator()(C p) const {
+        return std::sqrt(p);
+    }
+};
+
+struct Power {
+    static constexpr bool divided = true;
+    double exponent;
+    explicit Power(double alpha) : exponent(2 - alpha) {}
+    template <class C>
+    C operator()(C p) const {
+        const C tiny = std::numeric_limits<C>::min();
+        const C power = exp(C(exponent) * log_of_normal(p > tiny ? p : tiny));
+        return p > 0 ? power : p <= 0 ? C(0) : p;
+    }
+};
+
+constexpr int64_t STEP = 256;
+
+template <class C>
+struct Sums {
+    double weights = 0, products = 0;
+
+    void add(const C* w, const C* g, int64_t length) {
+        C sum = 0, product = 0;
+#pragma omp simd reduction(+ : sum, product)
+        for (int64_t i = 0; i < length; ++i) {
+            sum += w[i];
+            product += w[i] * g[i];
+        }
+        weights += double(sum);
+        products += double(product);
+    }
+};
+
+template <class T, class C>
+const C* widened(const T* from, int64_t length, C* buffer) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+        return from;
+    } else {
+        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
+        return buffer;
+    }
+}
+
+template <class Weight, bool with_scores, class T>
+bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
+    using C = compute_t<T>;
+    const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
+    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, nanoseconds, [](const Row<T>& row, const T* const* others, Scratch<C>& scratch) {
+        const T *p = others[0], *g = others[1];
+        const Weight weigh(row.theta);
+        C p_block[STEP], g_block[STEP], w[STEP];
+        Sums<C> sums;
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            const C* values = widened(p + i, length, p_block);
+            for (int64_t j = 0; j < length; ++j) w[j] = weigh(values[j]);
+            sums.add(w, widened(g + i, length, g_block), length);
+        }
+        const double mean = !Weight::divided ? sums.products : sums.weights == 0 ? 0.0 : sums.products / sums.weights;
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            const C *values = widened(p + i, length, p_block), *upstream = widened(g + i, length, g_block);
+            const C center = C(mean), lost = C(mean - double(center)), scale = C(row.scale);
+            T* to = row.out + i;
+            if constexpr (with_scores) {
+                const C* scores = row.raw(i, length, scratch.high);
+                for (int64_t j = 0; j < length; ++j) {
+                    const C s = scores[j] < 0 ? C(0) : values[j];
+                    narrow(s * ((upstream[j] - center) - lost) * scale, to[j]);
+                }
+            } else {
+                for (int64_t j = 0; j < length; ++j) narrow(weigh(values[j]) * ((upstream[j] - center) - lost) * scale, to[j]);
+            }
+        }
+        return true;
+    });
+}
+
+template <class T>
+bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
+    using C = compute_t<T>;
+    const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
+    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [](const Row<T>& row, const T* const* others, Scratch<C>&) {
+        const T *log_p = others[0], *g = others[1];
+        const Exponential<C> exp(Origin<C>{});
+        constexpr C nothing = -std::numeric_limits<C>::infinity();
+        C l_block[STEP], g_block[STEP], allowed[STEP];
+        Sums<C> sums;
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            const C* values = widened(log_p + i, length, l_block);
+            for (int64_t j = 0; j < length; ++j) allowed[j] = values[j] == nothing ? C(0) : C(1);
+            sums.add(allowed, widened(g + i, length, g_block), length);
+        }
+        const C total = C(sums.products), scale = C(row.scale);
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            const C *values = widened(log_p + i, length, l_block), *upstream = widened(g + i, length, g_block);
+            for (int64_t j = 0; j < length; ++j) {
+                const C own = values[j] == nothing ? C(0) : upstream[j];
+                narrow((own - exp(values[j]) * total) * scale, row.out[i + j]);
+            }
+        }
+        return true;
+    });
+}
+
+template <class Weight, bool with_scores = false>
+int run(const SoftmaximaBackward* call, double nanoseconds) {
+    return with_dtype(call->rows.dtype, [=](auto type) { return backward<Weight, with_scores>(call, type, nanoseconds); });
+}
+
+}  // namespace
+
+int softmax_backward(const SoftmaximaBackward* call) { return run<Probability>(call, 0.4); }
+
+int rectified_backward(const SoftmaximaBackward* call) { return run<Probability, true>(call, 0.6); }
+
+int sparsemax_backward(const SoftmaximaBackward* call) { return run<Support>(call, 0.4); }
+
+int entmax15_backward(const SoftmaximaBackward* call) { return run<Root>(call, 0.8); }
+
+int entmax_backward(const SoftmaximaBackward* call) { return run<Power>(call, 3.0); }
+
+int log_softmax_backward(const SoftmaximaBackward* call) {
+    return with_dtype(call->rows.dtype, [=](auto type) { return log_softmax_backward(call, type); });
+}
+
+}  // namespace SOFTMAXIMA_ISA

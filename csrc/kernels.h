@@ -1,0 +1,97 @@
+// The C interface. Every kernel takes one structure of 8-byte fields, and returns 0, or 1 where memory ran out.
+//
+// Scores are [outer, n, inner], inner contiguous: rows of n scores along the middle axis, row r = outer · inner + i. The rows
+// of a tensor with inner = 1 may lie `stride` scores apart; all else is contiguous. A pointer that is null means: none.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct SoftmaximaRows {
+    int64_t dtype;  // 0 float64, 1 float32, 2 bfloat16, 3 float16: of all arrays of scores and probabilities
+    int64_t outer, n, inner;
+    int64_t threads;
+    const void* x;
+    int64_t stride;         // from one row of x to the next where inner is 1
+    double tau, scale;      // τ and 1/τ of every row, or
+    const double* taus;     // τ, one a row
+    double theta;           // the map's parameter: beta, alpha, k, p, order, or whether empty rows are uniform; or
+    const double* thetas;   // one a row
+    const uint8_t* mask;    // 0 leaves a score out: blocks [n, inner],
+    const int64_t* blocks;  // the offset of the block of each outer index; null where they follow one another
+};
+
+struct SoftmaximaForward {
+    SoftmaximaRows rows;
+    void* out;       // [outer, n, inner]; for logsumexp [outer, inner]
+    double* values;  // [outer, inner]: logsumexp in double
+};
+
+// out = ∂⟨g, map(x/τ)⟩/∂x
+struct SoftmaximaBackward {
+    SoftmaximaRows rows;   // x only where the derivative depends on it
+    const void* p;         // what the forward kernel returned; null for logsumexp
+    const double* values;  // logsumexp in double
+    const void* g;         // [outer, n, inner]; for logsumexp [outer, inner]
+    void* out;             // [outer, n, inner]
+};
+
+// values = w · (U·V(x) + Ω(y) − ⟨u, x⟩) and out = w · (U·p − u), where V has the gradient p. For cross-entropy u is y times the
+// class weights, U its sum over the classes that are not −∞, and Ω is left out; for Fenchel–Young losses u = y and U = 1.
+struct SoftmaximaLoss {
+    SoftmaximaRows rows;
+    const int64_t* labels;       // [outer, inner]; negative for a row that is left out: or
+    const void* soft;            // probabilities [outer, n, inner]
+    const double* class_weight;  // [n]
+    double smoothing;
+    double scale;     // a factor of out
+    int64_t fenchel;  // whether this is a Fenchel–Young loss
+    double* values;   // [outer, inner]
+    void* out;        // [outer, n, inner], null where no gradient is wanted
+};
+
+// y = f(x) over n numbers, of dtype 0 or 1
+struct SoftmaximaElementwise {
+    int64_t dtype, n;
+    const void* x;
+    void* y;
+};
+}
+
+#define SOFTMAXIMA_INTERFACE 1
+
+#define SOFTMAXIMA_KERNELS(declare)          \
+    declare(softmax, Forward)                \
+    declare(log_softmax, Forward)            \
+    declare(elastic_softmax, Forward)        \
+    declare(rectified_softmax, Forward)      \
+    declare(logsumexp, Forward)              \
+    declare(taylor_softmax, Forward)         \
+    declare(topk_softmax, Forward)           \
+    declare(topp_softmax, Forward)           \
+    declare(sparsemax, Forward)              \
+    declare(entmax15, Forward)               \
+    declare(entmax, Forward)                 \
+    declare(softmax_backward, Backward)      \
+    declare(log_softmax_backward, Backward)  \
+    declare(rectified_backward, Backward)    \
+    declare(logsumexp_backward, Backward)    \
+    declare(taylor_backward, Backward)       \
+    declare(sparsemax_backward, Backward)    \
+    declare(entmax15_backward, Backward)     \
+    declare(entmax_backward, Backward)       \
+    declare(softmax_loss, Loss)              \
+    declare(elastic_softmax_loss, Loss)      \
+    declare(sparsemax_loss, Loss)            \
+    declare(entmax15_loss, Loss)             \
+    declare(entmax_loss, Loss)               \
+    declare(exp, Elementwise)                \
+    declare(log, Elementwise)
+
+// One set of kernels for each instruction set that this library is built for; dispatch.cpp chooses.
+struct SoftmaximaKernels {
+#define SOFTMAXIMA_DECLARE(name, kind) int (*name)(const Softmaxima##kind*);
+    SOFTMAXIMA_KERNELS(SOFTMAXIMA_DECLARE)
+#undef SOFTMAXIMA_DECLARE
+};

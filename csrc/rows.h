@@ -1,0 +1,388 @@
+// Reading rows of scores in blocks, and sharing rows out among threads.
+#pragma once
+
+#include <cstdlib>
+#include <type_traits>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "elementary.h"
+#include "kernels.h"
+
+namespace SOFTMAXIMA_ISA {
+
+constexpr int64_t BLOCK = 1024;  // scores that are worked on at a time, in the first-level cache
+
+// An array that grows, and stays for the next call.
+template <class V>
+class Array {
+   public:
+    Array() = default;
+    Array(const Array&) = delete;
+    Array& operator=(const Array&) = delete;
+    ~Array() { std::free(data_); }
+
+    V* at_least(int64_t size) {
+        if (size > size_) {
+            std::free(data_);
+            data_ = static_cast<V*>(std::malloc(size_t(size) * sizeof(V)));
+            size_ = data_ ? size : 0;
+        }
+        return data_;
+    }
+
+    // Gives back what one unusually long row needed.
+    void release_if_large() {
+        if (size_ * int64_t(sizeof(V)) <= int64_t(64) << 20) return;
+        std::free(data_);
+        data_ = nullptr;
+        size_ = 0;
+    }
+
+   private:
+    V* data_ = nullptr;
+    int64_t size_ = 0;
+};
+
+// What a thread works in.
+template <class C>
+struct Scratch {
+    alignas(64) C high[BLOCK];
+    alignas(64) C low[BLOCK];
+    Array<double> origins;
+    Array<C> candidates;
+    Array<double> gaps;
+    Array<char> tile;
+
+    void release_if_large() {
+        origins.release_if_large();
+        candidates.release_if_large();
+        gaps.release_if_large();
+        tile.release_if_large();
+    }
+
+    static Scratch& of_this_thread() {
+        static thread_local Scratch scratch;
+        return scratch;
+    }
+};
+
+// Scores z = high + low of a block; low is null where it is zero.
+template <class C>
+struct Scores {
+    const C* high;
+    const C* low;
+};
+
+// A row of scores: x/τ, −∞ where masked.
+template <class T>
+struct Row {
+    using C = compute_t<T>;
+
+    const T* x;
+    const uint8_t* mask;  // may be null
+    double tau, scale;    // τ, 1/τ
+    double theta;
+    int64_t n;
+    int64_t index;
+    T* out;
+
+    void set_parameters(const SoftmaximaRows& rows) {
+        tau = rows.taus ? rows.taus[index] : rows.tau;
+        scale = rows.taus ? 1.0 / tau : rows.scale;
+        theta = rows.thetas ? rows.thetas[index] : rows.theta;
+    }
+
+    // x itself, in C and −∞ where masked: not divided by τ.
+    const C* raw(int64_t begin, int64_t length, C* buffer) const {
+        if constexpr (sizeof(T) == sizeof(C)) {
+            if (!mask) return x + begin;
+        }
+        const T* from = x + begin;
+        if (mask) {
+            const uint8_t* allowed = mask + begin;
+            for (int64_t i = 0; i < length; ++i) {
+                const C value = widen(from[i]);
+                buffer[i] = allowed[i] ? value : -std::numeric_limits<C>::infinity();
+            }
+        } else {
+            for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
+        }
+        return buffer;
+    }
+
+    // z in the precision of C and a half more: exp of a long argument needs it.
+    Scores<C> scores(int64_t begin, int64_t length, Scratch<C>& scratch) const {
+        const C* values = raw(begin, length, scratch.high);
+        // The processor's own prefetch does not keep up with exp at the end of a page.
+        if (begin + length < n)
+            for (int64_t i = 0; i < length; i += int64_t(64 / sizeof(T))) __builtin_prefetch(x + begin + BLOCK + i);
+        if (scale == 1.0) return {values, nullptr};
+        for (int64_t i = 0; i < length; ++i) {
+            const double z = double(values[i]) * scale;
+            scratch.high[i] = C(z);
+            scratch.low[i] = C(z - double(scratch.high[i]));
+        }
+        return {scratch.high, scratch.low};
+    }
+
+    // z in double.
+    inline double score(int64_t i) const {
+        const double value = double(widen(x[i])) * scale;
+        return mask && !mask[i] ? -std::numeric_limits<double>::infinity() : value;
+    }
+};
+
+constexpr int MAX_TEAM = 256;
+
+#ifdef _OPENMP
+inline int threads_here() { return omp_get_num_threads(); }
+inline int thread_here() { return omp_get_thread_num(); }
+#else
+inline int threads_here() { return 1; }
+inline int thread_here() { return 0; }
+#endif
+
+// How many threads a piece of work is worth: each should have 20 µs of it, several times what waking a thread takes.
+inline int team_size(int64_t threads, double nanoseconds) {
+#ifdef _OPENMP
+    const double most = double(threads < MAX_TEAM ? threads : MAX_TEAM), worth = nanoseconds / 20e3;
+    return worth < 2 ? 1 : int(worth < most ? worth : most);
+#else
+    (void)threads, (void)nanoseconds;
+    return 1;
+#endif
+}
+
+inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Calls body(i, scratch) for i in [0, count), and tells whether every call was true.
+template <class C, class Body>
+bool share_out(int64_t count, int team, const Body& body) {
+    bool done = true;
+    if (team == 1) {
+        Scratch<C>& scratch = Scratch<C>::of_this_thread();
+        for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
+        scratch.release_if_large();
+        return done;
+    }
+    const int64_t chunk = count / (int64_t(team) * 8) + 1;
+#pragma omp parallel num_threads(team) reduction(&& : done)
+    {
+        Scratch<C>& scratch = Scratch<C>::of_this_thread();
+#pragma omp for schedule(dynamic, chunk)
+        for (int64_t i = 0; i < count; ++i) done = body(i, scratch) && done;
+        scratch.release_if_large();
+    }
+    return done;
+}
+
+template <class T>
+Row<T> row_of(const SoftmaximaRows& rows, int64_t index, void* out) {
+    const int64_t n = rows.n;
+    Row<T> row;
+    row.x = rows.x ? static_cast<const T*>(rows.x) + index * rows.stride : nullptr;
+    row.mask = rows.mask ? rows.mask + (rows.blocks ? rows.blocks[index] : index * n) : nullptr;
+    row.n = n;
+    row.index = index;
+    row.set_parameters(rows);
+    row.out = out ? static_cast<T*>(out) + index * n : nullptr;
+    return row;
+}
+
+// A kernel works on a row in three steps, so that threads can share a long one:
+//   scan(row, begin, end, part, scratch)   what a part of the row says,
+//   finish(row, parts, count, scratch)     what the row as a whole says, written into each part,
+//   emit(row, begin, end, part, scratch)   the results of a part.
+// Each returns whether it had the memory it needed. A part is scanned and emitted by one thread, with one scratch.
+template <class T, class Kernel>
+bool whole_row(const Kernel& kernel, const Row<T>& row, Scratch<compute_t<T>>& scratch) {
+    typename Kernel::Part part;
+    return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) &&
+           kernel.emit(row, 0, row.n, part, scratch);
+}
+
+template <class T, class Kernel>
+bool split_row(const Kernel& kernel, const Row<T>& row, int team) {
+    using C = compute_t<T>;
+    static thread_local typename Kernel::Part storage[MAX_TEAM];
+    typename Kernel::Part* parts = storage;  // the caller's, in every thread
+    bool done = true;
+#pragma omp parallel num_threads(team) reduction(&& : done)
+    {
+        const int count = threads_here(), i = thread_here();
+        // A multiple of the block, so that only the last block of a row is shorter.
+        const int64_t length = (row.n / count / BLOCK + 1) * BLOCK;
+        const int64_t begin = minimum(i * length, row.n), end = minimum(begin + length, row.n);
+        Scratch<C>& scratch = Scratch<C>::of_this_thread();
+        done = kernel.scan(row, begin, end, parts[i], scratch);
+#pragma omp barrier
+#pragma omp single
+        done = kernel.finish(row, parts, count, scratch) && done;
+        done = kernel.emit(row, begin, end, parts[i], scratch) && done;
+        scratch.release_if_large();
+    }
+    return done;
+}
+
+template <class T>
+constexpr int64_t TILE = 64 / sizeof(T);  // columns in a line of the cache
+
+// [n, TILE] at a distance of inner ⇄ [TILE, n]
+template <class T>
+void to_rows(const T* from, int64_t n, int64_t inner, int64_t columns, T* to) {
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < columns; ++j) to[j * n + i] = from[i * inner + j];
+}
+
+template <class T>
+void to_columns(const T* from, int64_t n, int64_t inner, int64_t columns, T* to) {
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < columns; ++j) to[i * inner + j] = from[j * n + i];
+}
+
+// Columns as rows, a line of the cache at a time: body(row index, x, mask, other inputs, out, scratch) works on rows of n that
+// are contiguous. `inputs` are further arrays [outer, n, inner].
+template <class T, class Body>
+bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T* out, int team, const Body& body) {
+    using C = compute_t<T>;
+    const int64_t n = rows.n, inner = rows.inner, tiles = (inner + TILE<T> - 1) / TILE<T>;
+    const T* x = static_cast<const T*>(rows.x);
+    return share_out<C>(rows.outer * tiles, team, [&](int64_t task, Scratch<C>& scratch) {
+        const int64_t o = task / tiles, first = task % tiles * TILE<T>, columns = minimum(TILE<T>, inner - first);
+        const int64_t size = n * TILE<T>;
+        char* memory = scratch.tile.at_least(size * int64_t(sizeof(T)) * (count + 2) + size);
+        if (!memory) return false;
+        T* arrays = reinterpret_cast<T*>(memory);
+        uint8_t* mask_rows = reinterpret_cast<uint8_t*>(arrays + size * (count + 2));
+        if (x) to_rows(x + o * n * inner + first, n, inner, columns, arrays);
+        for (int a = 0; a < count; ++a)
+            if (inputs[a]) to_rows(inputs[a] + o * n * inner + first, n, inner, columns, arrays + (a + 2) * size);
+        if (rows.mask) {
+            const int64_t block = rows.blocks ? rows.blocks[o] : o * n * inner;
+            to_rows(rows.mask + block + first, n, inner, columns, mask_rows);
+        }
+        T* results = arrays + size;
+        bool done = true;
+        for (int64_t j = 0; j < columns; ++j) {
+            const int64_t index = o * inner + first + j;
+            Row<T> row;
+            row.x = x ? arrays + j * n : nullptr;
+            row.mask = rows.mask ? mask_rows + j * n : nullptr;
+            row.n = n;
+            row.index = index;
+            row.set_parameters(rows);
+            row.out = out ? results + j * n : nullptr;
+            const T* others[3] = {};
+            for (int a = 0; a < count; ++a) others[a] = inputs[a] ? arrays + (a + 2) * size + j * n : nullptr;
+            done = body(row, others, scratch) && done;
+        }
+        if (out) to_columns(results, n, inner, columns, out + o * n * inner + first);
+        return done;
+    });
+}
+
+// Calls body(row, other inputs, scratch) for every row, each a thread's own work. `inputs` are `count` further arrays
+// [outer, n, inner]; `nanoseconds` is what a score costs, roughly.
+template <class T, class Body>
+bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int count, void* out, double nanoseconds, const Body& body) {
+    using C = compute_t<T>;
+    const int64_t total = rows.outer * rows.inner;
+    const int team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
+    if (rows.inner > 1) return transposed<T>(rows, inputs, count, static_cast<T*>(out), team, body);
+    return share_out<C>(total, team, [&](int64_t index, Scratch<C>& scratch) {
+        const T* others[3] = {};
+        for (int a = 0; a < count; ++a) others[a] = inputs[a] ? inputs[a] + index * rows.n : nullptr;
+        return body(row_of<T>(rows, index, out), others, scratch);
+    });
+}
+
+// A kernel over every row; several threads share a row where there are fewer rows than threads.
+template <class T, class Kernel>
+bool for_each_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
+    using C = compute_t<T>;
+    const int64_t total = rows.outer * rows.inner;
+    const int team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
+    if (rows.inner == 1 && total < team && rows.n >= 16 * BLOCK) {
+        bool done = true;
+        for (int64_t index = 0; index < total; ++index) done = split_row(kernel, row_of<T>(rows, index, out), team) && done;
+        return done;
+    }
+    return for_each_whole_row<T>(rows, nullptr, 0, out, nanoseconds, [&](const Row<T>& row, const T* const*, Scratch<C>& scratch) {
+        return whole_row(kernel, row, scratch);
+    });
+}
+
+// Calls body with a null pointer of the dtype that the rows are of.
+template <class Body>
+int with_dtype(int64_t dtype, const Body& body) {
+    switch (dtype) {
+        case 0: return body(static_cast<double*>(nullptr)) ? 0 : 1;
+        case 1: return body(static_cast<float*>(nullptr)) ? 0 : 1;
+        case 2: return body(static_cast<bfloat16*>(nullptr)) ? 0 : 1;
+        default: return body(static_cast<float16*>(nullptr)) ? 0 : 1;
+    }
+}
+
+// The largest of the values that are not NaN, −∞ if there is none. Four at a time, to hide the latency of a comparison.
+template <class C>
+C highest(const C* values, int64_t length) {
+    const int64_t quarter = length / 4;
+    const C *second = values + quarter, *third = second + quarter, *fourth = third + quarter;
+    constexpr C nothing = -std::numeric_limits<C>::infinity();
+    C a = nothing, b = nothing, c = nothing, d = nothing;
+#pragma omp simd reduction(max : a, b, c, d)
+    for (int64_t i = 0; i < quarter; ++i) {
+        a = values[i] > a ? values[i] : a;
+        b = second[i] > b ? second[i] : b;
+        c = third[i] > c ? third[i] : c;
+        d = fourth[i] > d ? fourth[i] : d;
+    }
+    for (int64_t i = 4 * quarter; i < length; ++i) a = values[i] > a ? values[i] : a;
+    a = b > a ? b : a;
+    c = d > c ? d : c;
+    return c > a ? c : a;
+}
+
+// Scores that are looked at together for candidates: most such groups hold none.
+constexpr int64_t LOOK = 64;
+
+// Whether a value is not at most the bound, as NaN is not.
+template <class C>
+bool any_above(const C* values, int64_t length, C bound) {
+    int above = 0;
+    for (int64_t i = 0; i < length; ++i) above |= !(values[i] <= bound);
+    return above != 0;
+}
+
+template <class C>
+bool any_nan(const C* values, int64_t length) {
+    int unordered = 0;
+    for (int64_t i = 0; i < length; ++i) unordered |= values[i] != values[i];
+    return unordered != 0;
+}
+
+inline int64_t lowest_byte(uint64_t eight) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return __builtin_ctzll(eight) / 8;
+#else
+    return 7 - __builtin_ctzll(eight) / 8;
+#endif
+}
+
+// Appends those of up to LOOK values that are not at most the bound, and returns the new count.
+template <class C>
+int64_t append_above(const C* values, int64_t length, C bound, C* candidates, int64_t count) {
+    alignas(8) uint8_t above[LOOK] = {};
+    for (int64_t i = 0; i < length; ++i) above[i] = !(values[i] <= bound);
+    for (int64_t i = 0; i < LOOK; i += 8) {
+        uint64_t eight;
+        std::memcpy(&eight, above + i, 8);
+        for (; eight; eight &= eight - 1) candidates[count++] = values[i + lowest_byte(eight)];
+    }
+    return count;
+}
+
+}  // namespace SOFTMAXIMA_ISA
