@@ -72,10 +72,10 @@ bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
             return true;
         }
         const Origin<C> origin = Origin<C>::at(C(value));
-        const double factor = upstream * std::exp(origin.value() - value);
+        const Ratio<C> ratio(upstream * std::exp(origin.value() - value), 1.0);
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
-            emit_exp(row.scores(i, length, scratch), length, origin, factor, row.out + i);
+            emit_exp(row.scores(i, length, scratch), length, origin, ratio, row.out + i);
         }
         return true;
     });

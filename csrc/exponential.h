@@ -96,20 +96,37 @@ struct ExpSum {
     }
 };
 
-// exp(z − origin) · factor, rounded to T.
+// Multiplies by numerator / denominator, with one rounding: in float by two halves of the ratio, in double by a division. What is
+// divided by itself is 1.
+template <class C>
+struct Ratio;
+
+template <>
+struct Ratio<float> {
+    float high, low;
+    Ratio(double numerator, double denominator)
+        : high(float(numerator / denominator)), low(float(numerator / denominator - double(high))) {}
+    float operator()(float value) const { return value * high + value * low; }
+};
+
+template <>
+struct Ratio<double> {
+    double numerator, denominator;
+    Ratio(double numerator_, double denominator_) : numerator(numerator_), denominator(denominator_) {}
+    double operator()(double value) const { return value * numerator / denominator; }
+};
+
+// exp(z − origin) · ratio, rounded to T.
 template <class T, class C>
-void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, double factor, T* out) {
+void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* out) {
     const Exponential<C> exp(origin);
-    const C high = C(factor), low = C(factor - double(high));
     if (z.low) {
         for (int64_t i = 0; i < length; ++i) {
-            const C e = exp(z.high[i], z.low[i]);
-            narrow(e * high + e * low, out[i]);
+            narrow(ratio(exp(z.high[i], z.low[i])), out[i]);
         }
     } else {
         for (int64_t i = 0; i < length; ++i) {
-            const C e = exp(z.high[i]);
-            narrow(e * high + e * low, out[i]);
+            narrow(ratio(exp(z.high[i])), out[i]);
         }
     }
 }
@@ -265,7 +282,7 @@ struct Softmax {
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const double* origins = can_keep && end - begin > BLOCK ? scratch.origins.at_least(0) : nullptr;
-        const double factor = part.mass == 0 ? 0.0 : part.weight / part.mass, origin = part.sum.origin.value();
+        const double mass = part.mass == 0 ? 1.0 : part.mass, origin = part.sum.origin.value();  // a row of zeros stays one
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             if (kind == Kind::rectified && part.uniform > 0) {
@@ -273,11 +290,10 @@ struct Softmax {
             } else if (can_keep) {
                 C* out = reinterpret_cast<C*>(row.out + i);
                 const double distance = origins ? origins[(i - begin) / BLOCK] - origin : 0.0;
-                const double scale = distance == 0 ? factor : factor * std::exp(distance);
-                const C high = C(scale), low = C(scale - double(high));
-                for (int64_t j = 0; j < length; ++j) out[j] = out[j] * high + out[j] * low;
+                const Ratio<C> ratio(distance == 0 ? part.weight : part.weight * std::exp(distance), mass);
+                for (int64_t j = 0; j < length; ++j) out[j] = ratio(out[j]);
             } else {
-                emit_exp(load(row, i, length, scratch), length, part.sum.origin, factor, row.out + i);
+                emit_exp(load(row, i, length, scratch), length, part.sum.origin, {part.weight, mass}, row.out + i);
             }
         }
         return true;
@@ -285,7 +301,7 @@ struct Softmax {
 
     // The probabilities of a block, computed anew.
     void probabilities(const Row<T>& row, int64_t begin, int64_t length, const Part& part, C* to, Scratch<C>& scratch) const {
-        emit_exp(load(row, begin, length, scratch), length, part.sum.origin, part.mass == 0 ? 0.0 : part.weight / part.mass, to);
+        emit_exp(load(row, begin, length, scratch), length, part.sum.origin, {part.weight, part.mass == 0 ? 1.0 : part.mass}, to);
     }
 
     double probability(const Row<T>&, double score, const Part& part) const {

@@ -14,7 +14,7 @@ struct Kept {
     C lowest;
     int64_t ties;
     Origin<C> origin;
-    double factor;  // 1 / Σ exp(z − origin) over what is kept
+    double mass;  // Σ exp(z − origin) over what is kept
 };
 
 template <class C>
@@ -22,10 +22,11 @@ struct Descending {
     bool operator()(C a, C b) const { return a > b; }
 };
 
-// x itself less the maximum, divided by τ: what is raised to e.
-template <class T>
-double weigh(const Row<T>& row, double value, double top) {
-    return value == top ? 1.0 : std::exp((value - top) * row.scale);
+// exp(z − origin) of one value, just as a row of them is computed.
+template <class T, class C>
+double weigh(const Row<T>& row, C value, Origin<C> origin) {
+    const double z = double(value) * row.scale;
+    return double(Exponential<C>(origin)(C(z), C(z - double(C(z)))));
 }
 
 template <class T>
@@ -62,7 +63,7 @@ struct Selection {
                 for (int64_t k = 0; k < look; ++k) {
                     if (values[k] == kept.lowest && ties-- <= 0) high[k] = nothing;
                 }
-                emit_exp(Scores<C>{high, low}, look, kept.origin, kept.factor, to);
+                emit_exp(Scores<C>{high, low}, look, kept.origin, {1.0, kept.mass}, to);
             }
         }
     }
@@ -99,14 +100,13 @@ struct TopK : Selection<T> {
         if (top == std::numeric_limits<double>::infinity()) return this->fill(row, std::numeric_limits<double>::quiet_NaN());
         Kept<C> kept;
         kept.lowest = *std::min_element(best, best + count);
+        kept.origin = Origin<C>::at(C(top * row.scale));
         kept.ties = 0;
-        double mass = 0;
+        kept.mass = 0;
         for (int64_t i = 0; i < count; ++i) {
             kept.ties += best[i] == kept.lowest;
-            mass += weigh(row, double(best[i]), top);
+            kept.mass += weigh(row, best[i], kept.origin);
         }
-        kept.origin = Origin<C>::at(C(top * row.scale));
-        kept.factor = std::exp(kept.origin.value() - top * row.scale) / mass;
         this->emit(row, kept, scratch);
         return true;
     }
@@ -147,14 +147,14 @@ struct TopP : Selection<T> {
         const Origin<C> origin = Origin<C>::at(C(top * row.scale));
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
-            emit_exp(row.scores(i, length, scratch), length, origin, 1.0, weights);
+            emit_exp(row.scores(i, length, scratch), length, origin, {1.0, 1.0}, weights);
             const C* block = row.raw(i, length, scratch.high);
             for (int64_t j = 0; j < length; ++j) bins[j] = bin(block[j], top_value, row.scale);
             for (int64_t j = 0; j < length; ++j) mass[bins[j]] += double(weights[j]);
         }
         double total = 0;
         for (int b = 0; b < BINS; ++b) total += mass[b];
-        Kept<C> kept = {-std::numeric_limits<C>::infinity(), row.n, origin, 1 / total};
+        Kept<C> kept = {-std::numeric_limits<C>::infinity(), row.n, origin, total};
         const double target = row.theta * total;
         if (row.theta >= 1) {
             this->emit(row, kept, scratch);
@@ -177,14 +177,13 @@ struct TopP : Selection<T> {
             }
         }
         std::sort(values, values + count, Descending<C>());
-        const double unit = std::exp(top * row.scale - origin.value());
         for (int64_t i = 0; i < count && (above < target || i == 0);) {
-            const double weight = unit * weigh(row, double(values[i]), top);
+            const double weight = weigh(row, values[i], origin);
             kept.lowest = values[i];
             for (kept.ties = 0; i < count && values[i] == kept.lowest && (above < target || kept.ties == 0); ++i, ++kept.ties)
                 above += weight;
         }
-        if (count > 0) kept.factor = 1 / above;
+        if (count > 0) kept.mass = above;
         this->emit(row, kept, scratch);
         return true;
     }

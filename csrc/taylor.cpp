@@ -6,29 +6,31 @@
 namespace SOFTMAXIMA_ISA {
 namespace {
 
-constexpr int MOST_TERMS = 512;
-
 // f of some degree, over s^order.
-struct Polynomial {
-    double coefficients[MOST_TERMS];
-    int degree;
-    double inverse_scale;
-
-    Polynomial(int degree_, int order, double scale) : degree(degree_), inverse_scale(1 / scale) {
+class Polynomial {
+   public:
+    // The coefficients are kept in `memory`, for degree + 1.
+    Polynomial(int degree, int order, double scale, double* memory) : coefficients_(memory), degree_(degree), inverse_scale_(1 / scale) {
+        for (int m = 0; m <= degree; ++m) memory[m] = std::exp((m - order) * std::log(scale) - std::lgamma(m + 1.0));
         double factorial = 1;
-        for (int m = 0; m <= degree; ++m) {
+        for (int m = 0; m <= degree && m <= 20; ++m) {
             factorial *= m > 0 ? m : 1;
-            coefficients[m] = std::pow(scale, m - order) / factorial;
+            memory[m] = std::pow(scale, m - order) / factorial;  // exact while it can be
         }
     }
 
     void operator()(const double* z, double* f, int64_t length) const {
-        for (int64_t i = 0; i < length; ++i) f[i] = coefficients[degree];
-        for (int m = degree - 1; m >= 0; --m) {
-            const double c = coefficients[m];
-            for (int64_t i = 0; i < length; ++i) f[i] = f[i] * (z[i] * inverse_scale) + c;
+        for (int64_t i = 0; i < length; ++i) f[i] = coefficients_[degree_];
+        for (int m = degree_ - 1; m >= 0; --m) {
+            const double c = coefficients_[m];
+            for (int64_t i = 0; i < length; ++i) f[i] = f[i] * (z[i] * inverse_scale_) + c;
         }
     }
+
+   private:
+    const double* coefficients_;
+    int degree_;
+    double inverse_scale_;
 };
 
 constexpr int64_t STEP = 256;
@@ -81,7 +83,9 @@ bool forward(const SoftmaximaForward* call, T*) {
     return for_each_whole_row<T>(call->rows, nullptr, 0, call->out, 2.0, [](const Row<T>& row, const T* const*, Scratch<C>& scratch) {
         Terms<T> terms;
         const int order = int(row.theta);
-        const Polynomial f(order, order, Taylor<T>::scale(row, terms, scratch));
+        double* memory = scratch.gaps.at_least(order + 1);
+        if (!memory) return false;
+        const Polynomial f(order, order, Taylor<T>::scale(row, terms, scratch), memory);
         const double sum = Taylor<T>::mass(row, f, terms, scratch), factor = sum == 0 ? 1.0 : 1 / sum;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
@@ -103,11 +107,13 @@ bool backward(const SoftmaximaBackward* call, T*) {
         Terms<T> terms;
         const int order = int(row.theta);
         const double scale = Taylor<T>::scale(row, terms, scratch);
-        const double sum = Taylor<T>::mass(row, Polynomial(order, order, scale), terms, scratch), factor = sum == 0 ? 1.0 : 1 / sum;
+        double* memory = scratch.gaps.at_least(order + 1);
+        if (!memory) return false;
+        const double sum = Taylor<T>::mass(row, Polynomial(order, order, scale, memory), terms, scratch), factor = sum == 0 ? 1.0 : 1 / sum;
         double mean = 0;
 #pragma omp simd reduction(+ : mean)
         for (int64_t i = 0; i < row.n; ++i) mean += double(widen(p[i])) * double(widen(g[i]));
-        const Polynomial slope(order - 1, order, scale);
+        const Polynomial slope(order - 1, order, scale, memory);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             terms.load(row, i, length, scratch);

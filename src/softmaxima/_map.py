@@ -15,7 +15,7 @@ import importlib
 import math
 import operator
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeVar
@@ -23,7 +23,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
+from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
+from torch.compiler import is_compiling
+
+from softmaxima import _kernels
+from softmaxima._kernels import Kernel
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 
@@ -98,6 +105,7 @@ class Map:
     forward(z, **params): the same, stable and fast.
     sensitivity(p, z, **params): (s, q) or (s, q, r). `z` is None unless `uses_scores`.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
+    kernel: its functions in the native library, which then do what `forward` and the derivative do; None where there are none.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.find_map("entmax")(np.array([2.0, 0.0]), alpha=2.0)
@@ -114,6 +122,7 @@ class Map:
     properties: Properties = field(default_factory=Properties)
     cost: Cost = Cost(reads=2)
     uses_scores: bool = False
+    kernel: Kernel | None = None
 
     def __call__(
         self,
@@ -245,8 +254,8 @@ def check_dim(name: str, dim: int, ndim: int) -> int:
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether a compiler or a torch.func transform stands between us and the values."""
-    return torch.compiler.is_compiling() or is_functorch_wrapped_tensor(x)
+    """Whether a compiler or a transform stands between us and the values."""
+    return is_compiling() or is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
 
 
 def is_concrete(x: Tensor) -> bool:
@@ -333,20 +342,30 @@ def _evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: 
 
 
 def _apply(map: Map, *arguments: Any) -> Tensor:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _MapFunction.apply(map, *arguments)  # type: ignore[return-value]
-    if not _may_differentiate(arguments):
-        return _MapFunction.forward(map, *arguments)
-    return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
+    if transforming():
+        return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
+    if may_differentiate(arguments):
+        return _ReverseMapFunction.apply(map, *arguments)  # type: ignore[return-value]
+    return _MapFunction.forward(map, *arguments)
 
 
-def _may_differentiate(arguments: tuple[Any, ...]) -> bool:
-    """Whether a derivative can be asked for; if not, an autograd function would only cost its overhead of 0.1 ms."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-        or (torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in arguments))
-    )
+def transforming() -> bool:
+    """Whether torch.func or forward mode is at work."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def may_differentiate(arguments: Iterable[Any]) -> bool:
+    """Whether reverse mode can ask for a derivative; if not, an autograd function would only cost its overhead."""
+    return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in arguments)
+
+
+def has_kernel(map: Map, *tensors: Tensor) -> bool:
+    """Whether the native library evaluates the map on these tensors: on memory that can be read now, or that a compiler will have."""
+    if map.kernel is None or not _kernels.AVAILABLE:
+        return False
+    return all(x.dtype in _kernels.DTYPES and x.device.type == "cpu" and (is_concrete(x) or is_compiling()) for x in tensors)
 
 
 def linearise(
@@ -401,12 +420,16 @@ class _MapFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, *params: Any) -> Tensor:
-        z = tempered(x, tau, where)
-        if z.shape[-1] == 0:
+        if x.numel() == 0:
             return x.clone()
+        if has_kernel(map, x):
+            kernel: Kernel = map.kernel  # type: ignore[assignment]
+            evaluate = _forward_operation if is_compiling() else _kernels.forward
+            return evaluate(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
+        z = tempered(x, tau, where)
         values = [v.to(z.dtype) if isinstance(v, Tensor) else v for v in params]
         p = map.forward(z, **_named(map, values)).to(x.dtype)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return p
         return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
 
@@ -426,15 +449,23 @@ class _MapFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,) = grad_outputs
-        count = len(ctx.numbers)
         if g is None:
-            return (None,) * (3 + count)
+            return (None,) * (3 + len(ctx.numbers))
+        _, _, tau_needs, _, *params_need = ctx.needs_input_grad
+        if not (tau_needs or any(params_need)) and (is_compiling() or not torch.is_grad_enabled()):
+            p, x, where, *tensors = ctx.saved_tensors
+            if has_kernel(ctx.map, p, g):
+                tau, *values = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
+                kernel: Kernel = ctx.map.kernel
+                differentiate = _backward_operation if is_compiling() else _kernels.backward
+                theta = kernel.theta(*values) if values else 0.0
+                x_grad = differentiate(kernel.backward, p, g, x if ctx.map.uses_scores else None, tau, where, theta)
+                return (None, x_grad, *(None,) * (1 + len(ctx.numbers)))
         map, p, z, tau, params = _recall(ctx)
         g = g.to(p.dtype)
         s, q, r = _sensitivity(map, p, z, params)
         v = s * g - r * (q * g).sum(-1, keepdim=True)
         grads: list[Tensor | None] = [v.to(ctx.dtype) if _is_one(tau) else (v / tau).to(ctx.dtype)]
-        _, _, tau_needs, _, *params_need = ctx.needs_input_grad
         grads.append(_to_shape(-without_mask(z) * v / tau, tau) if tau_needs else None)
         for parameter, needs in zip(map.params, params_need, strict=True):
             if needs and parameter.gradient is not None:
@@ -444,6 +475,18 @@ class _MapFunction(torch.autograd.Function):
                 grads.append(None)
         x_grad, tau_grad, *param_grads = grads
         return (None, x_grad, tau_grad, None, *param_grads)
+
+
+class _ReverseMapFunction(_MapFunction):
+    """The same for plain reverse mode, with the context in `forward`: an eager call of `setup_context` costs 0.1 ms."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        output = _MapFunction.forward(*inputs)
+        _MapFunction.setup_context(ctx, inputs, output)
+        return output
+
+    setup_context = torch.autograd.Function.setup_context
 
 
 class _EagerMapFunction(_MapFunction):
@@ -469,6 +512,60 @@ class _EagerMapFunction(_MapFunction):
         map, x, *rest = batch_first(in_dims, args)
         x = x.expand(info.batch_size, *x.shape[1:])
         return _EagerMapFunction.apply(map, x, *rest), 0  # type: ignore[return-value]
+
+
+# The kernels as operations, for torch.compile ---------------------------------------------------------------------------------
+
+
+def _split(value: float | Tensor) -> tuple[Tensor | None, float]:
+    """A number or a tensor as the two arguments that an operation can have for it."""
+    return (value, 0.0) if isinstance(value, Tensor) else (None, value)
+
+
+def _join(tensor: Tensor | None, number: float) -> float | Tensor:
+    return number if tensor is None else tensor
+
+
+def _forward_operation(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
+    return _forward_kernel(name, x, *_split(tau), where, *_split(theta))
+
+
+def _backward_operation(
+    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
+) -> Tensor:
+    return _backward_kernel(name, p, g, x, *_split(tau), where, *_split(theta))
+
+
+@torch.library.custom_op("softmaxima::forward", mutates_args=())
+def _forward_kernel(
+    name: str, x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None, thetas: Tensor | None, theta: float
+) -> Tensor:
+    return _kernels.forward(name, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
+
+
+@_forward_kernel.register_fake
+def _(name: str, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("softmaxima::backward", mutates_args=())
+def _backward_kernel(
+    name: str,
+    p: Tensor,
+    g: Tensor,
+    x: Tensor | None,
+    taus: Tensor | None,
+    tau: float,
+    where: Tensor | None,
+    thetas: Tensor | None,
+    theta: float,
+) -> Tensor:
+    return _kernels.backward(name, p, g, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
+
+
+@_backward_kernel.register_fake
+def _(name: str, p: Tensor, *_: Any) -> Tensor:
+    return p.new_empty(p.shape)
 
 
 def _named(map: Map, values: list[Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
 from softmaxima._rows import row_maximum, total
 from softmaxima.maps._module import MapModule
@@ -79,6 +80,7 @@ ELASTIC_SOFTMAX = register(
         ),
         properties=Properties(mass="at most one", shift_invariant=False),
         cost=Cost(reads=2),
+        kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss"),
         source="Miller (2023), Attention Is Off By One, is the case β = 0",
     )
 )

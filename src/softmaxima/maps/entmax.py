@@ -15,6 +15,7 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
 from softmaxima._series import expm1_ratio, expm1_remainder
 from softmaxima.maps._module import MapModule
@@ -99,6 +100,7 @@ ENTMAX = register(
         ),
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
+        kernel=Kernel("entmax", "entmax_backward", "entmax_loss"),
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )
 )

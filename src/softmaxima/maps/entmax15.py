@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Properties, register
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
@@ -40,6 +41,7 @@ ENTMAX15 = register(
         regulariser=tsallis15,
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
+        kernel=Kernel("entmax15", "entmax15_backward", "entmax15_loss"),
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702",
     )
 )

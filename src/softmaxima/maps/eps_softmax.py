@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import forward as elastic_forward
@@ -59,6 +60,7 @@ EPS_SOFTMAX = register(
         ),
         properties=Properties(mass="at most one", shift_invariant=False),
         cost=Cost(reads=2),
+        kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss", theta=log),
         source="Miller (2023), Attention Is Off By One, is the case ε = 1",
     )
 )

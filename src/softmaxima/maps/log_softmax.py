@@ -9,6 +9,7 @@ import math
 
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Properties, register
 from softmaxima._rows import shifted_logsumexp
 from softmaxima.maps._module import MapModule
@@ -37,6 +38,7 @@ LOG_SOFTMAX = register(
         sensitivity=sensitivity,
         properties=Properties(logarithmic=True),
         cost=Cost(reads=2),
+        kernel=Kernel("log_softmax", "log_softmax_backward"),
         source="Bridle (1990)",
     )
 )

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
@@ -52,6 +53,7 @@ RECTIFIED_SOFTMAX = register(
         ),
         properties=Properties(mass="zero or one", shift_invariant=False, sparse=True, continuous=False),
         cost=Cost(reads=2),
+        kernel=Kernel("rectified_softmax", "rectified_backward", theta=lambda empty: float(empty == "uniform")),
         source="softmaxima: softmax over the scores that are not negative",
         uses_scores=True,
     )

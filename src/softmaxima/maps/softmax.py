@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, as_tensor, check_scores, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
@@ -34,6 +35,7 @@ SOFTMAX = register(
         sensitivity=sensitivity,
         regulariser=shannon,
         cost=Cost(reads=2),
+        kernel=Kernel("softmax", "softmax_backward", "softmax_loss"),
         source="Boltzmann (1868); Bridle (1990)",
     )
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Properties, register
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
@@ -42,6 +43,7 @@ SPARSEMAX = register(
         regulariser=gini,
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
+        kernel=Kernel("sparsemax", "sparsemax_backward", "sparsemax_loss"),
         source="Martins & Astudillo (2016), arXiv:1602.02068",
     )
 )

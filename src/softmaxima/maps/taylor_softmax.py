@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register, without_mask
 from softmaxima._rows import total
 from softmaxima.maps._module import MapModule
@@ -66,6 +67,7 @@ TAYLOR_SOFTMAX = register(
         ),
         properties=Properties(shift_invariant=False, order_preserving=False),
         cost=Cost(reads=2),
+        kernel=Kernel("taylor_softmax", "taylor_backward"),
         source="de Brébisson & Vincent (2016), arXiv:1511.05042",
         uses_scores=True,
     )

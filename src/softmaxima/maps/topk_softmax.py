@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
@@ -56,6 +57,7 @@ TOPK_SOFTMAX = register(
         ),
         properties=Properties(sparse=True, continuous=False),
         cost=Cost(reads=3),
+        kernel=Kernel("topk_softmax", "softmax_backward"),
         source="Sun et al. (2021), arXiv:2112.12433",
     )
 )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, is_traced, register
 from softmaxima._rows import normalise_exp, row_maximum
 from softmaxima.maps._module import MapModule
@@ -94,6 +95,7 @@ TOPP_SOFTMAX = register(
         ),
         properties=Properties(sparse=True, continuous=False),
         cost=Cost(reads=3),
+        kernel=Kernel("topp_softmax", "softmax_backward"),
         source="Holtzman et al. (2020), arXiv:1904.09751",
     )
 )

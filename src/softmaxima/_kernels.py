@@ -1,0 +1,294 @@
+"""The native library on the CPU: the only place that loads it, and that knows its functions and structures (csrc/kernels.h).
+
+Rows are described by where they lie: scores with the rows' axis last, of any shape, are [outer, n, inner] in memory, or are copied
+to be. Nothing here knows of autograd.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INTERFACE = 1  # the version that csrc/kernels.h states
+DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+
+# Fields of 8 bytes; P would be a pointer, but an address is an int here.
+_ROWS = "qqqqqqqddqdqqq"
+_FORWARD = struct.Struct(_ROWS + "qq").pack
+_BACKWARD = struct.Struct(_ROWS + "qqqq").pack
+_LOSS = struct.Struct(_ROWS + "qqqddqqq").pack
+_ELEMENTWISE = struct.Struct("qqqq").pack
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the library has for a map: the names of its functions, and what they take for the map's parameter.
+
+    `theta` maps a parameter to a number, and one that may be a tensor to a tensor.
+    """
+
+    forward: str
+    backward: str
+    loss: str | None = None
+    theta: Callable[[Any], Any] = lambda value: value
+
+
+def find_library(folders: Iterable[str]) -> Path | None:
+    """The library as it was installed beside the package."""
+    return next((path for folder in folders if (path := Path(folder) / "libsoftmaxima.so").exists()), None)
+
+
+def load() -> ctypes.CDLL | None:
+    """The library, or None where torch has to do; says once how to get it if that was not wished for."""
+    backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
+    if backend not in ("native", "reference"):
+        raise ValueError(f"SOFTMAXIMA_BACKEND must be native or reference, got {backend!r}")
+    if backend == "reference":
+        return None
+    import softmaxima
+
+    path = find_library(softmaxima.__path__)
+    problem = "it was not built"
+    if path is not None:
+        try:
+            library = ctypes.CDLL(str(path))
+            if (interface := library.softmaxima_interface()) == INTERFACE:
+                return library
+            problem = f"it has interface {interface}, and this package needs {INTERFACE}"
+        except OSError as error:
+            problem = str(error)
+    warnings.warn(
+        f"softmaxima runs without its native library, much slower on the CPU: {problem}. Reinstall the package where there is a "
+        "C++ compiler, or set SOFTMAXIMA_BACKEND=reference to be content with it",
+        stacklevel=2,
+    )
+    return None
+
+
+LIBRARY = load()
+AVAILABLE = LIBRARY is not None
+
+
+def instruction_set() -> str:
+    """Which of its variants the library runs: v4, v3 or baseline; "none" without a library."""
+    if LIBRARY is None:
+        return "none"
+    LIBRARY.softmaxima_instruction_set.restype = ctypes.c_char_p
+    return LIBRARY.softmaxima_instruction_set().decode()
+
+
+_functions: dict[str, Callable[[bytes], int]] = {}
+
+
+def _function(name: str) -> Callable[[bytes], int]:
+    function = _functions.get(name)
+    if function is None:
+        function = getattr(LIBRARY, "softmaxima_" + name)
+        function.argtypes = [ctypes.c_char_p]  # the bytes of a structure
+        function.restype = ctypes.c_int
+        _functions[name] = function
+    return function
+
+
+def _run(name: str, structure: bytes) -> None:
+    if _function(name)(structure):
+        raise MemoryError(f"{name}: no memory for the candidates of a row")
+
+
+# Where rows lie -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Scores [..., n] as [outer, n, inner] in memory; `axis` is where n stands among the axes there."""
+
+    outer: int
+    n: int
+    inner: int
+    axis: int
+
+    def to_memory(self, x: Tensor) -> Tensor:
+        """A tensor [..., n] in the order of memory, copied if it must be."""
+        return (x if self.inner == 1 else x.movedim(-1, self.axis)).contiguous()
+
+    def empty(self, x: Tensor) -> Tensor:
+        """A new tensor that lies like this, with n last."""
+        if self.inner == 1:
+            return torch.empty(x.shape, dtype=x.dtype)
+        shape = list(x.shape[:-1])
+        shape.insert(self.axis, self.n)
+        return torch.empty(shape, dtype=x.dtype).movedim(self.axis, -1)
+
+
+def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
+    """(layout, x as it is read, distance of its rows where inner is 1)."""
+    shape = x.shape
+    n = shape[-1]
+    outer = x.numel() // n if n else 0
+    if x.is_contiguous():
+        return Layout(outer, n, 1, len(shape) - 1), x, n
+    strides = x.stride()
+    if strides[-1] == 1:
+        stride = _one_stride(shape[:-1], strides[:-1])
+        if stride is not None:
+            return Layout(outer, n, 1, len(shape) - 1), x, stride
+    inner, axis = 1, len(shape) - 1
+    while axis > 0 and inner < strides[-1]:
+        axis -= 1
+        inner *= shape[axis]
+    if inner == strides[-1] and inner > 1 and x.movedim(-1, axis).is_contiguous():
+        return Layout(outer // inner, n, inner, axis), x, 0
+    return Layout(outer, n, 1, len(shape) - 1), x.contiguous(), n
+
+
+def _one_stride(shape: torch.Size, strides: tuple[int, ...]) -> int | None:
+    """The distance of consecutive rows, if they are evenly apart."""
+    expected = None
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if expected is None:
+            first, expected = stride, stride * size
+        elif stride != expected:
+            return None
+        else:
+            expected = stride * size
+    return 0 if expected is None else first
+
+
+def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
+    """(number, or one double a row)."""
+    if not isinstance(value, Tensor):
+        return value, None
+    if value.numel() == 1:
+        return float(value), None
+    return 1.0, value.detach().to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
+
+
+def _mask(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+    """(blocks [*, n, inner] of bytes, which block each outer index has, None for one after the other)."""
+    if where is None:
+        return None, None
+    mask = where if layout.inner == 1 else where.movedim(-1, layout.axis)
+    full = x.shape if layout.inner == 1 else x.movedim(-1, layout.axis).shape
+    outer_shape, block_shape = full[: layout.axis], full[layout.axis :]
+    own = mask.shape[: layout.axis]
+    blocks = mask.expand(*own, *block_shape).contiguous().view(torch.uint8)
+    if own == outer_shape:
+        return blocks, None
+    numbers = torch.arange(math.prod(own)).view(own).expand(outer_shape).contiguous()
+    return blocks, numbers * math.prod(block_shape)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _rows(
+    x: Tensor, layout: Layout, address: int, stride: int, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
+) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
+    """(the fields of SoftmaximaRows, the tensors that they point into)."""
+    tau_number, taus = _per_row(tau, x)
+    theta_number, thetas = _per_row(theta, x)
+    mask, blocks = _mask(where, x, layout)
+    fields = (
+        DTYPES[x.dtype], layout.outer, layout.n, layout.inner, torch.get_num_threads(), address, stride, tau_number, 1.0 / tau_number,
+        _address(taus), theta_number, _address(thetas), _address(mask), _address(blocks),
+    )  # fmt: skip
+    return fields, (taus, thetas, mask, blocks)
+
+
+# What the library does ------------------------------------------------------------------------------------------------------
+
+
+def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
+    """The map of the rows x [..., n]."""
+    layout, read, stride = _layout(x)
+    out = layout.empty(x)
+    rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
+    _run(name, _FORWARD(*rows, out.data_ptr(), 0))
+    return out
+
+
+def backward(
+    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
+) -> Tensor:
+    """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
+    layout, p_read, stride = _layout(p)
+    if stride != layout.n and layout.inner == 1:
+        p_read = p.contiguous()
+    g_read = layout.to_memory(g)
+    x_read = None if x is None else layout.to_memory(x)
+    out = layout.empty(p)
+    rows, _kept = _rows(p, layout, _address(x_read), layout.n, tau, where, theta)
+    _run(name, _BACKWARD(*rows, p_read.data_ptr(), 0, g_read.data_ptr(), out.data_ptr()))
+    return out
+
+
+def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(LSE [..., 1] in x's dtype, the same in double)."""
+    layout, read, stride = _layout(x)
+    out = torch.empty((*x.shape[:-1], 1), dtype=x.dtype)
+    values = torch.empty(out.shape, dtype=torch.float64)
+    rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, 0.0)
+    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), values.data_ptr()))
+    return out, values
+
+
+def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """g · softmax(x/τ)/τ, from the double values of `logsumexp`."""
+    layout, read, stride = _layout(x)
+    out = layout.empty(x)
+    g = g.contiguous()
+    rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, 0.0)
+    _run("logsumexp_backward", _BACKWARD(*rows, 0, values.data_ptr(), g.data_ptr(), out.data_ptr()))
+    return out
+
+
+def loss(
+    name: str,
+    x: Tensor,
+    target: Tensor,
+    *,
+    theta: float | Tensor,
+    class_weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    fenchel: bool,
+    gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """(the loss of each row [...] in double, `scale` times its gradient by x).
+
+    The target holds labels [...], negative for a row to leave out, or probabilities [..., n].
+    """
+    layout, read, stride = _layout(x)
+    values = torch.empty(x.shape[:-1], dtype=torch.float64)
+    out = layout.empty(x) if gradient else None
+    labels = target.contiguous() if target.dtype == torch.int64 else None
+    soft = None if labels is not None else layout.to_memory(target.to(x.dtype))
+    weight = None if class_weight is None else class_weight.to(torch.float64).contiguous()
+    rows, _kept = _rows(x, layout, read.data_ptr(), stride, 1.0, None, theta)
+    _run(
+        name,
+        _LOSS(
+            *rows, _address(labels), _address(soft), _address(weight), smoothing, scale, int(fenchel), values.data_ptr(), _address(out)
+        ),
+    )
+    return values, out
+
+
+def elementwise(name: str, x: Tensor) -> Tensor:
+    """exp or log of a contiguous float64 or float32 tensor, by the library's own polynomials."""
+    y = torch.empty_like(x)
+    _run(name, _ELEMENTWISE(DTYPES[x.dtype], x.numel(), x.data_ptr(), y.data_ptr()))
+    return y
