@@ -237,14 +237,15 @@ struct Softmax {
     }
 
     bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
+        const bool keep = can_keep && row.out;
         double* origins = nullptr;
-        if (can_keep && end - begin > BLOCK && !(origins = scratch.origins.at_least((end - begin + BLOCK - 1) / BLOCK))) return false;
+        if (keep && end - begin > BLOCK && !(origins = scratch.origins.at_least((end - begin + BLOCK - 1) / BLOCK))) return false;
         part.sum = {};
         part.weight = 1;
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             const Scores<C> z = load(row, i, length, scratch);
-            if (can_keep) {
+            if (keep) {
                 part.sum.template add<true>(z, length, reinterpret_cast<C*>(row.out + i));
             } else {
                 part.sum.template add<false>(z, length, nullptr);
@@ -267,8 +268,11 @@ struct Softmax {
         LogSum result = {};
         if (with_conjugate) {
             result = LogSumExp<T>::result(row, sum, true);
-            if (kind == Kind::elastic && result.maximum > NOTHING)
-                result.log_sum = std::log1p(std::expm1(result.log_sum) + std::exp(row.theta - result.maximum));
+            if (kind == Kind::elastic && result.maximum > NOTHING) {
+                const double sink = row.theta - result.maximum;
+                result.log_sum = sink > 0 ? sink + std::log1p(std::exp(result.log_sum - sink))
+                                          : std::log1p(std::expm1(result.log_sum) + std::exp(sink));
+            }
         }
         for (int i = 0; i < count; ++i) {
             parts[i].sum = sum;

@@ -362,10 +362,13 @@ def may_differentiate(arguments: Iterable[Any]) -> bool:
 
 
 def has_kernel(map: Map, *tensors: Tensor) -> bool:
-    """Whether the native library evaluates the map on these tensors: on memory that can be read now, or that a compiler will have."""
-    if map.kernel is None or not _kernels.AVAILABLE:
-        return False
-    return all(x.dtype in _kernels.DTYPES and x.device.type == "cpu" and (is_concrete(x) or is_compiling()) for x in tensors)
+    """Whether the native library evaluates the map on these tensors."""
+    return map.kernel is not None and all(is_native(x) for x in tensors)
+
+
+def is_native(x: Tensor) -> bool:
+    """Whether the native library takes the tensor: memory that can be read now, or that a compiler will have."""
+    return _kernels.AVAILABLE and x.dtype in _kernels.DTYPES and (is_concrete(x) or (is_compiling() and x.device.type == "cpu"))
 
 
 def linearise(

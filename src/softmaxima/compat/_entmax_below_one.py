@@ -75,6 +75,7 @@ def _(z: Tensor, alpha: Tensor) -> Tensor:
 # The derivatives and the regulariser of entmax hold for every α > 0.
 POSITIVE_ENTMAX: Map = dataclasses.replace(
     ENTMAX,
+    kernel=None,  # it is for α ≥ 1
     name="entmax_bisect",
     reference=reference,
     forward=forward,

@@ -152,4 +152,4 @@ def normmax_loss(x: Any, target: Any, alpha: float | Tensor, *, ignore_index: in
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - norm(p, **params).unsqueeze(-1)
     conjugate = envelope(NORMMAX, value, z, p, params).squeeze(-1)
-    return batch.reduce(conjugate + norm(y, **params) - batch.expectation(z))
+    return batch.result(batch.reduce(conjugate + norm(y, **params) - batch.expectation(z)))

@@ -8,13 +8,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima._map import as_tensor, check_scores, is_concrete, like_input, without_mask
+from softmaxima import _kernels
+from softmaxima._fused import fused
+from softmaxima._map import Map, as_tensor, check_scores, is_concrete, like_input, without_mask
 from softmaxima._module import OptionsModule
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -22,10 +24,10 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclass(frozen=True)
 class Batch:
-    """Scores with the classes last, and their targets. Half-precision scores are float32 here."""
+    """Scores with the classes last, and their targets."""
 
     name: str
-    scores: Tensor  # [rows…, classes]
+    rows: Tensor  # [rows…, classes], the scores in their own dtype
     labels: Tensor | None  # [rows…], 0 where ignored
     soft: Tensor | None  # [rows…, classes]; one of labels and soft is None
     ignored: Tensor | None  # [rows…], None where no row is
@@ -33,6 +35,12 @@ class Batch:
     smoothing: float
     reduction: str
     given: Any = field(repr=False)  # the scores as they came, whose kind and dtype the result has
+
+    @property
+    def scores(self) -> Tensor:
+        """[rows…, classes]: half precision as float32, and 0 in rows that are ignored, whatever they hold."""
+        scores = _wide(self.rows)
+        return scores if self.ignored is None else scores.masked_fill(self.ignored.unsqueeze(-1), 0.0)
 
     @property
     def class_axis(self) -> int:
@@ -82,7 +90,7 @@ class Batch:
         weight = self.class_weight[self.labels] if hard else (self.target_distribution() * self.class_weight).sum(-1)
         return rows.masked_fill(weight == 0, 0.0) * weight
 
-    def reduce(self, rows: Tensor) -> Any:
+    def reduce(self, rows: Tensor) -> Tensor:
         """The loss from one value a row, weights included; the mean is over the weights of hard targets, over rows of soft ones."""
         if self.ignored is not None:
             rows = rows.masked_fill(self.ignored, 0.0)
@@ -90,14 +98,60 @@ class Batch:
             rows = rows.sum()
         if self.reduction == "mean":
             rows = rows / self._normaliser()
-        scores = as_tensor(self.name, "scores", self.given)
-        return like_input(rows.to(check_scores(self.name, scores).dtype), self.given)
+        return rows.to(self.rows.dtype)
+
+    def result(self, loss: Tensor) -> Any:
+        """The loss as the kind of array that the scores are."""
+        return like_input(loss, self.given)
+
+    def evaluate(
+        self, map: Map, theta: float | Tensor, composite: Callable[[Batch], Tensor], others: tuple[Any, ...] = (), fenchel: bool = False
+    ) -> Any:
+        """The reduced loss whose gradient is the map less the target: by the native kernel, or by `composite(batch)`.
+
+        `theta` is the kernel's parameter, and `others` what the loss depends on beside the scores.
+        """
+        normaliser = self._normaliser() if self.reduction == "mean" else 1.0
+        narrow = self.soft is not None and self.soft.dtype != self.rows.dtype  # probabilities that the scores' dtype would round
+        if map.kernel is None or narrow or not is_concrete(self.rows) or not float(normaliser) > 0:
+            return self.result(composite(self))
+        kernel = str(map.kernel.loss)
+        scale = 1.0 / float(normaliser)
+        target: Tensor = self.soft if self.labels is None else self.labels  # type: ignore[assignment]
+        if self.ignored is not None:
+            target = target.masked_fill(self.ignored, -1)
+
+        def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+            values, slope = _kernels.loss(
+                kernel,
+                x,
+                target,
+                theta=theta,
+                class_weight=self.class_weight,
+                smoothing=self.smoothing,
+                scale=scale,
+                fenchel=fenchel,
+                gradient=gradient,
+            )
+            value = values if self.reduction == "none" else values.sum() * scale
+            return value.to(x.dtype), _scaled, () if slope is None else (slope,)
+
+        return self.result(
+            fused(native, lambda rows: composite(replace(self, rows=rows)), self.rows, self.soft, self.class_weight, *others)
+        )
 
     def _normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
-            return math.prod(self.scores.shape[:-1]) or math.nan
-        weights = self.class_weight[self.labels] if self.class_weight is not None else torch.ones_like(self.scores[..., 0])
+            return math.prod(self.rows.shape[:-1]) or math.nan
+        weights = self.class_weight[self.labels] if self.class_weight is not None else torch.ones(self.labels.shape)
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
+
+
+def _scaled(g: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """g · slope, and the slope itself where g is the 1 that backward() starts from."""
+    if g.ndim == 0:
+        return slope if float(g) == 1.0 else slope * g
+    return slope * g.unsqueeze(-1)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
@@ -138,7 +192,7 @@ def prepare(
         )
     else:
         labels, soft = targets.long(), None
-    rows = _wide(scores).movedim(class_axis, -1)
+    rows = scores.movedim(class_axis, -1)
     class_weight = None
     if weight is not None:
         class_weight = as_tensor(name, "weight", weight)
@@ -147,7 +201,7 @@ def prepare(
                 f"{name}: weight must hold one floating-point number for each of the {classes} classes, "
                 f"got {class_weight.dtype} of shape {tuple(class_weight.shape)}"
             )
-        class_weight = class_weight.to(rows.dtype)
+        class_weight = class_weight.to(_wide(scores).dtype)
     ignored = None
     if labels is not None:
         ignored = labels == ignore_index
@@ -157,8 +211,6 @@ def prepare(
             if bool(out_of_range.any()):
                 raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
             ignored = ignored if bool(ignored.any()) else None
-        if ignored is not None:
-            rows = rows.masked_fill(ignored.unsqueeze(-1), 0.0)
     return Batch(name, rows, labels, soft, ignored, class_weight, float(label_smoothing), reduction, x)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from softmaxima._map import Array
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
+from softmaxima.maps.softmax import SOFTMAX
 
 
 def cross_entropy(
@@ -42,6 +45,10 @@ def cross_entropy(
     tensor(0.1809)
     """
     batch = prepare("cross_entropy", x, target, weight, ignore_index, reduction, label_smoothing)
+    return batch.evaluate(SOFTMAX, 0.0, composite)
+
+
+def composite(batch: Batch) -> Tensor:
     return batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(batch.scores)))
 
 

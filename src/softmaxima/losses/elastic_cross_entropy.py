@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._map import Array, as_tensor, check_params
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
@@ -38,10 +38,14 @@ def elastic_cross_entropy(
     (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, as_tensor("elastic_cross_entropy", "scores", x), batch.class_axis)
     if isinstance(level, Tensor):
         level = level.movedim(batch.class_axis, -1)
-    scores = batch.scores
-    column = torch.as_tensor(level, dtype=scores.dtype, device=scores.device).expand(*scores.shape[:-1], 1)
-    log_p = LOG_SOFTMAX(torch.cat((scores, column), -1))[..., :-1]
-    return batch.reduce(-batch.weighted_expectation(log_p))
+
+    def composite(batch: Batch) -> Tensor:
+        scores = batch.scores
+        column = torch.as_tensor(level, dtype=scores.dtype, device=scores.device).expand(*scores.shape[:-1], 1)
+        log_p = LOG_SOFTMAX(torch.cat((scores, column), -1))[..., :-1]
+        return batch.reduce(-batch.weighted_expectation(log_p))
+
+    return batch.evaluate(ELASTIC_SOFTMAX, level, composite, (level,))
 
 
 class ElasticCrossEntropyLoss(LossModule):

@@ -47,7 +47,7 @@ def eps_cross_entropy(
     p = found(batch.scores, **class_params(batch, found, params)) + eps
     positive = p != 0  # True for NaN
     log_p = torch.where(positive, torch.where(positive, p, 1.0).log(), -math.inf) - math.log1p(p.shape[-1] * eps)
-    return batch.reduce(-batch.weighted_expectation(log_p))
+    return batch.result(batch.reduce(-batch.weighted_expectation(log_p)))
 
 
 class EpsCrossEntropyLoss(LossModule):

@@ -34,25 +34,34 @@ def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, An
 
 
 def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
-    """The reduced loss, computed in a wider dtype: near its zero the terms cancel."""
+    """The reduced loss."""
     if map.regulariser is None:
         raise ValueError(
             f"{batch.name}: {map.name} has no regulariser, so no Fenchel–Young loss; use surrogate_loss or eps_cross_entropy"
         )
-    params = {name: v.to(batch.wide_dtype) if isinstance(v, Tensor) else v for name, v in class_params(batch, map, params).items()}
+    if batch.soft is not None and is_concrete(batch.soft):
+        mass = batch.soft.sum(-1)
+        if bool(((mass - 1).abs() > 1e-2).any()):
+            raise ValueError(
+                f"{batch.name}: each row of target probabilities must sum to 1; divide it by its sum, or use cross_entropy"
+            )
+    values = class_params(batch, map, params)
+    theta = map.kernel.theta(*values.values()) if map.kernel is not None and values else 0.0
+    return batch.evaluate(map, theta, lambda batch: composite(batch, map, values), tuple(values.values()), fenchel=True)
+
+
+def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
+    """The same by differentiable operations, in a wider dtype: near the loss's zero the terms cancel."""
+    params = {name: v.to(batch.wide_dtype) if isinstance(v, Tensor) else v for name, v in values.items()}
     z = batch.scores.to(batch.wide_dtype)
     if map.properties.shift_invariant:
         z = z - row_maximum(z)
     p = map(z, **params)
     y = batch.target_distribution().to(z.dtype)
-    if batch.labels is None and is_concrete(y) and bool(((y.sum(-1) - 1).abs() > 1e-2).any()):
-        raise ValueError(
-            f"{batch.name}: each row of target probabilities must sum to 1; divide it by its sum, or use cross_entropy"
-        )
     with torch.no_grad():
-        value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)
+        value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
     conjugate = envelope(map, value, z, p, params).squeeze(-1)
-    rows = conjugate + map.regulariser(y, **params) - batch.expectation(z)
+    rows = conjugate + map.regulariser(y, **params) - batch.expectation(z)  # type: ignore[misc]
     return batch.reduce(batch.weigh(rows))
 
 

@@ -66,7 +66,7 @@ def margin_loss(
             raise ValueError(f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well")
     batch = prepare(name, like_input(cosines, x), target, weight, ignore_index, reduction, label_smoothing)
     scores = scale * _with_margin(batch, margin_function, margin)
-    return batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(scores)))
+    return batch.result(batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(scores))))
 
 
 def _within(name: str, what: str, value: float, low: float, high: float) -> float:

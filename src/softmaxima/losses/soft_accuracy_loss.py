@@ -36,7 +36,7 @@ def soft_accuracy_loss(
     """
     batch = prepare("soft_accuracy_loss", x, target, weight, ignore_index, reduction, label_smoothing)
     found = probability_map(batch.name, map)
-    return batch.reduce(-batch.weighted_expectation(found(batch.scores, **class_params(batch, found, params))))
+    return batch.result(batch.reduce(-batch.weighted_expectation(found(batch.scores, **class_params(batch, found, params)))))
 
 
 class SoftAccuracyLoss(LossModule):

@@ -52,7 +52,7 @@ def sparse_softmax_loss(
     z = batch.scores - row_maximum(batch.scores)
     kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
     log_sum = logsumexp(z, keepdim=True, where=kept)
-    return batch.reduce(-batch.weighted_expectation(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
+    return batch.result(batch.reduce(-batch.weighted_expectation(z - log_sum.masked_fill(log_sum == -math.inf, 0.0))))
 
 
 class SparseSoftmaxLoss(LossModule):

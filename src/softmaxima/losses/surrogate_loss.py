@@ -52,7 +52,7 @@ def surrogate_loss(
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True)
     rows = envelope(found, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
-    return batch.reduce(batch.weigh(rows))
+    return batch.result(batch.reduce(batch.weigh(rows)))
 
 
 class SurrogateLoss(LossModule):

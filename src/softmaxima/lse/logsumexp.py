@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima import _kernels
 from softmaxima._envelope import envelope
+from softmaxima._fused import fused
 from softmaxima._map import (
     Array,
     as_tensor,
@@ -73,7 +75,7 @@ def logsumexp(
     mask = check_where(name, where, rows)
     flat = _merge(rows, dims)
     tau = check_temperature(name, _per_row(name, temperature, rows, dims), flat, flat.ndim - 1)
-    value = _row_logsumexp(tempered(flat, tau, None if mask is None else _merge(mask.expand(rows.shape), dims)))
+    value = row_logsumexp(flat, tau, None if mask is None else _merge(mask.expand(rows.shape), dims))
     shape = [1 if d in dims else size for d, size in enumerate(scores.shape) if keepdim or d not in dims]
     return like_input(value.reshape(shape).to(scores.dtype), x)
 
@@ -93,12 +95,21 @@ def _per_row(name: str, temperature: Any, x: Tensor, dims: tuple[int, ...]) -> A
     return _merge(tau.reshape((1,) * (x.ndim - tau.ndim) + tuple(tau.shape)), dims)
 
 
-def _row_logsumexp(z: Tensor) -> Tensor:
-    """LSE of each row [rows, n] → [rows, 1], in float64, differentiable."""
-    if z.shape[-1] == 0:
-        return z.sum(-1, keepdim=True).double() - math.inf
-    maximum, log_sum = shifted_logsumexp(z.detach())
-    return envelope(GRADIENT, maximum + log_sum, z, None, {})
+def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """LSE of each row [rows, n] → [rows, 1] in x's dtype, differentiable."""
+
+    def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+        value, wide = _kernels.logsumexp(x, tau, where)
+        return value, lambda g, x, wide: _kernels.logsumexp_backward(x, wide, g, tau, where), (wide,)
+
+    def composite(x: Tensor) -> Tensor:
+        z = tempered(x, tau, where)
+        maximum, log_sum = shifted_logsumexp(z.detach())
+        return envelope(GRADIENT, maximum + log_sum, z, None, {}).to(x.dtype)
+
+    if x.shape[-1] == 0:
+        return x.sum(-1, keepdim=True) - math.inf
+    return fused(native, composite, x, tau)
 
 
 def shared_softmax(z: Tensor) -> Tensor:
@@ -108,7 +119,7 @@ def shared_softmax(z: Tensor) -> Tensor:
     return normalise_exp(torch.where(infinite.any(-1, keepdim=True), shares, z))
 
 
-GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax)
+GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax, kernel=None)
 
 
 def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:

@@ -1,0 +1,48 @@
+"""Values that the native library computes together with their gradient, as one autograd function.
+
+Where that does not reach (second derivatives, torch.func, forward mode, torch.compile, other devices, gradients by anything but the
+scores) the same value is composed of differentiable operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import is_concrete, is_native, may_differentiate, transforming
+
+Pull = Callable[..., Tensor]  # (g, x, *kept) → ∂⟨g, value⟩/∂x
+Native = Callable[[Tensor, bool], tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (x, with gradient) → (value, pull, kept)
+
+
+def fused(native: Native, composite: Callable[[Tensor], Tensor], x: Tensor, *others: Any) -> Tensor:
+    """The value at x, by `native` where it can be; `others` are what else it depends on."""
+    if not is_native(x) or not is_concrete(x) or transforming() or may_differentiate(others):
+        return composite(x)
+    if may_differentiate((x,)):
+        return _Fused.apply(native, composite, x)  # type: ignore[return-value]
+    return native(x, False)[0]
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, native: Native, composite: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        value, ctx.pull, kept = native(x, True)
+        ctx.composite = composite
+        ctx.save_for_backward(x, *kept)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (g,) = grad_outputs
+        x, *kept = ctx.saved_tensors
+        if is_concrete(g) and not torch.is_grad_enabled():
+            return None, None, ctx.pull(g, x, *kept)
+        with torch.enable_grad():
+            # A view, so that the derivative is by what the composite is given here, and goes on to x.
+            x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(ctx.composite(x), x, g, create_graph=True)
+        return None, None, gradient
