@@ -78,9 +78,10 @@ struct Origin {
 
     // The origin at which exp(maximum) is between √½ and √2.
     static inline Origin at(C maximum) {
-        const C magnitude = maximum < 0 ? -maximum : maximum;
-        if (magnitude <= Format<C>::exact_range) return {0, (maximum * Format<C>::log2_e + Format<C>::magic) - Format<C>::magic};
-        return {maximum == -std::numeric_limits<C>::infinity() ? C(0) : maximum, 0};
+        const bool small = (maximum < 0 ? -maximum : maximum) <= Format<C>::exact_range;
+        const C shift = small || maximum == -std::numeric_limits<C>::infinity() ? C(0) : maximum;
+        const C nearest = (maximum * Format<C>::log2_e + Format<C>::magic) - Format<C>::magic;
+        return {shift, small ? nearest : C(0)};
     }
 
     inline double value() const { return double(shift) + double(power) * 0x1.62e42fefa39efp-1; }
@@ -91,13 +92,17 @@ template <class C>
 struct Exponential {
     C shift, magic, floor;
 
+    Exponential() = default;
+
     explicit inline Exponential(Origin<C> origin)
         : shift(origin.shift),
           magic(Format<C>::magic + (Format<C>::bias - origin.power)),
           floor((origin.power - (Format<C>::bias - 1)) * C(0x1.62e42fefa39efp-1)) {}
 
     // exp(x + low − shift) / 2^power for x at most about the origin; 0 where that is not a normal number.
-    inline C operator()(C x, C low = 0) const {
+    inline C operator()(C x, C low = 0) const { return evaluate(x, low, shift, magic, floor); }
+
+    static inline C evaluate(C x, C low, C shift, C magic, C floor) {
         using F = Format<C>;
         const C difference = x - shift;
         const C argument = difference < floor ? floor : difference;

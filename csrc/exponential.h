@@ -188,8 +188,7 @@ struct LogSumExp {
         if (sum.sum == 0) return {NOTHING, 0.0};
         const double value = sum.origin.value() + std::log(sum.sum);
         const double maximum = row.scale == 1.0 ? double(sum.maximum) : highest_score(row);
-        if (value - maximum < 2.0 ? exact || std::fabs(value) < 2.0 : std::fabs(value) < 2.0)
-            return {maximum, log_sum_of_gaps(row, maximum)};
+        if (std::fabs(value) < 2.0 || (exact && value - maximum < 2.0)) return {maximum, log_sum_of_gaps(row, maximum)};
         return {maximum, value - maximum};
     }
 

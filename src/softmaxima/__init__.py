@@ -32,7 +32,8 @@ else:
             return _room(name)
         for room in () if name.startswith("_") else _ROOMS:
             if name in _room(room).__all__ and name != "REGISTRY":
-                return getattr(_room(room), name)
+                globals()[name] = found = getattr(_room(room), name)
+                return found
         raise AttributeError(f"module 'softmaxima' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,25 +91,22 @@ _functions: dict[str, Callable[[bytes], int]] = {}
 
 
 def _function(name: str) -> Callable[[bytes], int]:
-    function = _functions.get(name)
-    if function is None:
-        function = getattr(LIBRARY, "softmaxima_" + name)
-        function.argtypes = [ctypes.c_char_p]  # the bytes of a structure
-        function.restype = ctypes.c_int
-        _functions[name] = function
+    function = getattr(LIBRARY, "softmaxima_" + name)
+    function.argtypes = [ctypes.c_char_p]  # the bytes of a structure
+    function.restype = ctypes.c_int
+    _functions[name] = function
     return function
 
 
 def _run(name: str, structure: bytes) -> None:
-    if _function(name)(structure):
+    if (_functions.get(name) or _function(name))(structure):
         raise MemoryError(f"{name}: no memory for the candidates of a row")
 
 
 # Where rows lie -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Scores [..., n] as [outer, n, inner] in memory; `axis` is where n stands among the axes there."""
 
     outer: int
@@ -213,6 +210,12 @@ def _rows(
 
 def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
     """The map of the rows x [..., n]."""
+    if where is None and type(tau) is float and not isinstance(theta, Tensor) and x.is_contiguous():
+        out, n = torch.empty_like(x), x.shape[-1]
+        address, threads = x.data_ptr(), torch.get_num_threads()
+        rows = (DTYPES[x.dtype], x.numel() // n, n, 1, threads, address, n, tau, 1.0 / tau, 0, theta, 0, 0, 0)
+        _run(name, _FORWARD(*rows, out.data_ptr(), 0))
+        return out
     layout, read, stride = _layout(x)
     out = layout.empty(x)
     rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
@@ -235,13 +238,13 @@ def backward(
     return out
 
 
-def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(LSE [..., 1] in x's dtype, the same in double)."""
+def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, wide: bool) -> tuple[Tensor, Tensor | None]:
+    """(LSE [..., 1] in x's dtype, the same in double where that is wanted)."""
     layout, read, stride = _layout(x)
     out = torch.empty((*x.shape[:-1], 1), dtype=x.dtype)
-    values = torch.empty(out.shape, dtype=torch.float64)
+    values = torch.empty(out.shape, dtype=torch.float64) if wide else None
     rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, 0.0)
-    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), values.data_ptr()))
+    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
     return out, values
 
 

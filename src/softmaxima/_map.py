@@ -134,6 +134,10 @@ class Map:
         **params: Any,
     ) -> Array:
         """Evaluate the map of `x / temperature` along `dim`, over the scores that `where` allows."""
+        if where is None and type(x) is Tensor:
+            p = _directly(self, x, dim, temperature, params)
+            if p is not None:
+                return p
         return _evaluate(self, x, dim, temperature, where, self.complete(params))
 
     def complete(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,12 +264,12 @@ def is_traced(x: Tensor) -> bool:
 
 def is_concrete(x: Tensor) -> bool:
     """Whether the values can be read now, without waiting for a device."""
-    return not is_traced(x) and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+    return type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and not is_traced(x)
 
 
 def _per_row(name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
     """A number, or a tensor of x's rank with size 1 along `dim`, that is `valid`."""
-    if isinstance(value, (Real, np.number)) and not isinstance(value, bool):
+    if type(value) is float or (isinstance(value, (Real, np.number)) and not isinstance(value, bool)):
         number = float(value)  # type: ignore[arg-type]
         if not valid(number):
             raise ValueError(f"{name}: {what} must be {domain}, got {number}")
@@ -341,6 +345,32 @@ def _evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: 
     return like_input(p if scores.ndim else p.reshape(()), x)
 
 
+def _directly(map: Map, x: Tensor, dim: int, temperature: Any, params: Mapping[str, Any]) -> Any:
+    """The map of a tensor that its kernel takes as it is, with numbers for parameters; None for anything that takes more to prepare
+    or to refuse. On a few scores preparing costs more than the map.
+    """
+    kernel = map.kernel
+    if kernel is None or is_compiling() or not (type(temperature) is float and 0.0 < temperature < math.inf):
+        return None
+    shape = x.shape
+    if not shape or not (dim == -1 or dim == len(shape) - 1) or not is_native(x) or not x.numel() or not x.is_contiguous():
+        return None
+    if transforming() or (x.itemsize == 2 and torch.is_autocast_enabled("cpu")):
+        return None
+    values: tuple[Any, ...] = ()
+    if map.params:
+        (parameter,) = map.params
+        value = params.get(parameter.name, parameter.default)
+        if type(value) not in (float, int, str) or len(params) > 1 or not parameter.valid(value):
+            return None
+        values = (value,)
+    elif params:
+        return None
+    if x.requires_grad and torch.is_grad_enabled():
+        return _ReverseMapFunction.apply(map, x, temperature, None, *values)
+    return _kernels.forward(kernel.forward, x, temperature, None, kernel.theta(*values) if values else 0.0)
+
+
 def _apply(map: Map, *arguments: Any) -> Tensor:
     if is_compiling():
         return _MapFunction.apply(map, *arguments)  # type: ignore[return-value]
@@ -368,7 +398,7 @@ def has_kernel(map: Map, *tensors: Tensor) -> bool:
 
 def is_native(x: Tensor) -> bool:
     """Whether the native library takes the tensor: memory that can be read now, or that a compiler will have."""
-    return _kernels.AVAILABLE and x.dtype in _kernels.DTYPES and (is_concrete(x) or (is_compiling() and x.device.type == "cpu"))
+    return _kernels.AVAILABLE and x.dtype in _kernels.DTYPES and (is_concrete(x) or (is_compiling() and x.is_cpu))
 
 
 def linearise(
@@ -447,7 +477,6 @@ class _MapFunction(torch.autograd.Function):
         ctx.dtype = x.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -494,6 +523,11 @@ class _ReverseMapFunction(_MapFunction):
 
 class _EagerMapFunction(_MapFunction):
     """Adds forward mode and vmap, which torch.compile does not take in an autograd function."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _MapFunction.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*ctx.to_save)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -204,14 +204,24 @@ def prepare(
         class_weight = class_weight.to(_wide(scores).dtype)
     ignored = None
     if labels is not None:
-        ignored = labels == ignore_index
-        labels = labels.masked_fill(ignored, 0)
-        if is_concrete(labels):
-            out_of_range = (labels < 0) | (labels >= classes)
-            if bool(out_of_range.any()):
-                raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
-            ignored = ignored if bool(ignored.any()) else None
+        labels, ignored = _check_labels(name, labels, classes, ignore_index)
     return Batch(name, rows, labels, soft, ignored, class_weight, float(label_smoothing), reduction, x)
+
+
+def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+    """(labels, 0 where they are ignored; where that is, None for nowhere)."""
+    if is_concrete(labels) and labels.numel() and not 0 <= ignore_index < classes:
+        lowest, highest = labels.aminmax()
+        if int(lowest) >= 0 and int(highest) < classes:
+            return labels, None
+    ignored = labels == ignore_index
+    labels = labels.masked_fill(ignored, 0)
+    if is_concrete(labels):
+        out_of_range = (labels < 0) | (labels >= classes)
+        if bool(out_of_range.any()):
+            raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
+        return labels, ignored if bool(ignored.any()) else None
+    return labels, ignored
 
 
 def _wide(scores: Tensor) -> Tensor:

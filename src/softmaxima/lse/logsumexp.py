@@ -77,11 +77,13 @@ def logsumexp(
     tau = check_temperature(name, _per_row(name, temperature, rows, dims), flat, flat.ndim - 1)
     value = row_logsumexp(flat, tau, None if mask is None else _merge(mask.expand(rows.shape), dims))
     shape = [1 if d in dims else size for d, size in enumerate(scores.shape) if keepdim or d not in dims]
-    return like_input(value.reshape(shape).to(scores.dtype), x)
+    return like_input(value.reshape(shape), x)
 
 
 def _merge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The axes `dims` as one, last."""
+    if dims == (x.ndim - 1,):
+        return x
     return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
 
 
@@ -99,8 +101,8 @@ def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tenso
     """LSE of each row [rows, n] → [rows, 1] in x's dtype, differentiable."""
 
     def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, wide = _kernels.logsumexp(x, tau, where)
-        return value, lambda g, x, wide: _kernels.logsumexp_backward(x, wide, g, tau, where), (wide,)
+        value, wide = _kernels.logsumexp(x, tau, where, gradient)
+        return value, lambda g, x, wide: _kernels.logsumexp_backward(x, wide, g, tau, where), () if wide is None else (wide,)
 
     def composite(x: Tensor) -> Tensor:
         z = tempered(x, tau, where)
