@@ -19,7 +19,7 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED)-%: pyproject.toml constraints.txt $(BIN)/python
+$(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(BIN)/python
 	$(INSTALL) --editable ".[$*]"
 	@touch $@
 
