@@ -57,7 +57,7 @@ def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
 @pytest.fixture
 def doubled(monkeypatch: pytest.MonkeyPatch) -> str:
     """A map that is registered and wrong."""
-    wrong = replace(MAPS["softmax"], name="doubled", forward=lambda z: 2 * torch.softmax(z, -1))
+    wrong = replace(MAPS["softmax"], name="doubled", kernel=None, forward=lambda z: 2 * torch.softmax(z, -1))
     monkeypatch.setitem(MAPS, "doubled", wrong)
     return "doubled"
 
@@ -165,7 +165,7 @@ def test_a_wrong_gradient_of_a_loss_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAPS, "nothing", replace(MAPS["softmax"], name="nothing", forward=lambda z: z * torch.nan))
+    monkeypatch.setitem(MAPS, "nothing", replace(MAPS["softmax"], name="nothing", kernel=None, forward=lambda z: z * torch.nan))
     assert len(measure(names="nothing").wrong) == 2
 
 
@@ -173,7 +173,7 @@ def test_a_map_that_raises_is_wrong_and_the_others_are_measured(monkeypatch: pyt
     def fail(z: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no kernel")
 
-    monkeypatch.setitem(MAPS, "broken", replace(MAPS["softmax"], name="broken", forward=fail))
+    monkeypatch.setitem(MAPS, "broken", replace(MAPS["softmax"], name="broken", kernel=None, forward=fail))
     result = measure(names="broken,softmax")
     assert {row.name: row.problem for row in result.rows} == {"broken": "raised RuntimeError: no kernel", "softmax": ""}
 
@@ -272,7 +272,7 @@ def test_json_holds_everything_and_comes_back(run: Callable, tmp_path: Path) -> 
 
 
 def test_numbers_that_are_not_finite_become_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAPS, "nothing", replace(MAPS["softmax"], name="nothing", forward=lambda z: z * torch.nan))
+    monkeypatch.setitem(MAPS, "nothing", replace(MAPS["softmax"], name="nothing", kernel=None, forward=lambda z: z * torch.nan))
     assert [row["deviation"] for row in as_json(measure(names="nothing"))["rows"]] == [None, None]
 
 

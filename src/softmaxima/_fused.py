@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from softmaxima._map import is_concrete, is_native, may_differentiate, transforming
 
@@ -20,10 +21,10 @@ Native = Callable[[Tensor, bool], tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (x
 
 def fused(native: Native, composite: Callable[[Tensor], Tensor], x: Tensor, *others: Any) -> Tensor:
     """The value at x, by `native` where it can be; `others` are what else it depends on."""
-    if not is_native(x) or not is_concrete(x) or transforming() or may_differentiate(others):
+    if is_compiling() or not is_native(x) or transforming() or may_differentiate(others):
         return composite(x)
-    if may_differentiate((x,)):
-        return _Fused.apply(native, composite, x)  # type: ignore[return-value]
+    if x.requires_grad and torch.is_grad_enabled():
+        return _apply(native, composite, x)
     return native(x, False)[0]
 
 
@@ -46,3 +47,6 @@ class _Fused(torch.autograd.Function):
             x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(ctx.composite(x), x, g, create_graph=True)
         return None, None, gradient
+
+
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Fused).apply  # type: ignore[misc]  # as in _map.py

@@ -150,17 +150,16 @@ def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
 
 def _one_stride(shape: torch.Size, strides: tuple[int, ...]) -> int | None:
     """The distance of consecutive rows, if they are evenly apart."""
-    expected = None
+    first = expected = None
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size == 1:
             continue
-        if expected is None:
-            first, expected = stride, stride * size
+        if first is None:
+            first = stride
         elif stride != expected:
             return None
-        else:
-            expected = stride * size
-    return 0 if expected is None else first
+        expected = stride * size
+    return first or 0
 
 
 def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
@@ -199,9 +198,9 @@ def _rows(
     theta_number, thetas = _per_row(theta, x)
     mask, blocks = _mask(where, x, layout)
     fields = (
-        DTYPES[x.dtype], layout.outer, layout.n, layout.inner, torch.get_num_threads(), address, stride, tau_number, 1.0 / tau_number,
-        _address(taus), theta_number, _address(thetas), _address(mask), _address(blocks),
-    )  # fmt: skip
+        *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, torch.get_num_threads(), address, stride),
+        *(tau_number, 1.0 / tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(blocks)),
+    )
     return fields, (taus, thetas, mask, blocks)
 
 
@@ -211,15 +210,19 @@ def _rows(
 def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
     """The map of the rows x [..., n]."""
     if where is None and type(tau) is float and not isinstance(theta, Tensor) and x.is_contiguous():
-        out, n = torch.empty_like(x), x.shape[-1]
-        address, threads = x.data_ptr(), torch.get_num_threads()
-        rows = (DTYPES[x.dtype], x.numel() // n, n, 1, threads, address, n, tau, 1.0 / tau, 0, theta, 0, 0, 0)
-        _run(name, _FORWARD(*rows, out.data_ptr(), 0))
-        return out
+        return forward_plain(name, x, tau, theta)
     layout, read, stride = _layout(x)
     out = layout.empty(x)
     rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
     _run(name, _FORWARD(*rows, out.data_ptr(), 0))
+    return out
+
+
+def forward_plain(name: str, x: Tensor, tau: float, theta: float) -> Tensor:
+    """The same for contiguous rows and numbers, without looking at them."""
+    out, n = torch.empty_like(x), x.shape[-1]
+    outer, threads, address = x.numel() // n, torch.get_num_threads(), x.data_ptr()
+    _run(name, _FORWARD(DTYPES[x.dtype], outer, n, 1, threads, address, n, tau, 1.0 / tau, 0, theta, 0, 0, 0, out.data_ptr(), 0))
     return out
 
 
@@ -238,14 +241,23 @@ def backward(
     return out
 
 
-def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, wide: bool) -> tuple[Tensor, Tensor | None]:
-    """(LSE [..., 1] in x's dtype, the same in double where that is wanted)."""
+def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(LSE [...] in x's dtype, the same in double)."""
     layout, read, stride = _layout(x)
-    out = torch.empty((*x.shape[:-1], 1), dtype=x.dtype)
-    values = torch.empty(out.shape, dtype=torch.float64) if wide else None
+    out = torch.empty(x.shape[:-1], dtype=x.dtype)
+    values = torch.empty(x.shape[:-1], dtype=torch.float64)
     rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, 0.0)
-    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
+    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), values.data_ptr()))
     return out, values
+
+
+def logsumexp_plain(x: Tensor, tau: float) -> Tensor:
+    """LSE of contiguous rows, without looking at them."""
+    out, n = torch.empty(x.shape[:-1], dtype=x.dtype), x.shape[-1]
+    outer, threads, address = x.numel() // n, torch.get_num_threads(), x.data_ptr()
+    rows = (DTYPES[x.dtype], outer, n, 1, threads, address, n, tau, 1.0 / tau, 0, 0.0, 0, 0, 0)
+    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), 0))
+    return out
 
 
 def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
@@ -281,12 +293,8 @@ def loss(
     soft = None if labels is not None else layout.to_memory(target.to(x.dtype))
     weight = None if class_weight is None else class_weight.to(torch.float64).contiguous()
     rows, _kept = _rows(x, layout, read.data_ptr(), stride, 1.0, None, theta)
-    _run(
-        name,
-        _LOSS(
-            *rows, _address(labels), _address(soft), _address(weight), smoothing, scale, int(fenchel), values.data_ptr(), _address(out)
-        ),
-    )
+    addresses = (_address(labels), _address(soft), _address(weight))
+    _run(name, _LOSS(*rows, *addresses, smoothing, scale, int(fenchel), values.data_ptr(), _address(out)))
     return values, out
 
 

@@ -134,8 +134,8 @@ class Map:
         **params: Any,
     ) -> Array:
         """Evaluate the map of `x / temperature` along `dim`, over the scores that `where` allows."""
-        if where is None and type(x) is Tensor:
-            p = _directly(self, x, dim, temperature, params)
+        if is_plain(x, dim, temperature, where):
+            p = _directly(self, x, temperature, params)  # type: ignore[arg-type]
             if p is not None:
                 return p
         return _evaluate(self, x, dim, temperature, where, self.complete(params))
@@ -345,30 +345,41 @@ def _evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: 
     return like_input(p if scores.ndim else p.reshape(()), x)
 
 
-def _directly(map: Map, x: Tensor, dim: int, temperature: Any, params: Mapping[str, Any]) -> Any:
-    """The map of a tensor that its kernel takes as it is, with numbers for parameters; None for anything that takes more to prepare
-    or to refuse. On a few scores preparing costs more than the map.
+def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
+    """Whether a kernel takes the scores as they are, with nothing to prepare or to refuse; on a few scores that costs more than
+    the kernel.
     """
+    if where is not None or type(x) is not Tensor or type(temperature) is not float or not 0.0 < temperature < math.inf:
+        return False
+    return (
+        (dim == -1 or dim == x.ndim - 1)
+        and x.dtype in _kernels.DTYPES
+        and x.is_cpu
+        and x.is_contiguous()
+        and x.numel() > 0
+        and x.ndim > 0
+        and _kernels.AVAILABLE
+        and not (is_compiling() or transforming())
+        and not (x.itemsize == 2 and torch.is_autocast_enabled("cpu"))
+    )
+
+
+def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]) -> Any:
+    """The map of plain scores with numbers for parameters, by its kernel; None for anything else."""
     kernel = map.kernel
-    if kernel is None or is_compiling() or not (type(temperature) is float and 0.0 < temperature < math.inf):
+    if kernel is None:
         return None
-    shape = x.shape
-    if not shape or not (dim == -1 or dim == len(shape) - 1) or not is_native(x) or not x.numel() or not x.is_contiguous():
-        return None
-    if transforming() or (x.itemsize == 2 and torch.is_autocast_enabled("cpu")):
-        return None
-    values: tuple[Any, ...] = ()
-    if map.params:
-        (parameter,) = map.params
-        value = params.get(parameter.name, parameter.default)
-        if type(value) not in (float, int, str) or len(params) > 1 or not parameter.valid(value):
+    theta, values = 0.0, ()
+    if map.params or params:
+        if params.keys() != {parameter.name for parameter in map.params}:
             return None
-        values = (value,)
-    elif params:
-        return None
+        (value,) = values = tuple(params.values())
+        if type(value) not in (float, int, str) or not map.params[0].valid(value):
+            return None
+        theta = kernel.theta(value)
     if x.requires_grad and torch.is_grad_enabled():
-        return _ReverseMapFunction.apply(map, x, temperature, None, *values)
-    return _kernels.forward(kernel.forward, x, temperature, None, kernel.theta(*values) if values else 0.0)
+        return _apply_reverse(map, x, temperature, None, *values)
+    return _kernels.forward_plain(kernel.forward, x, temperature, theta)
 
 
 def _apply(map: Map, *arguments: Any) -> Tensor:
@@ -377,7 +388,7 @@ def _apply(map: Map, *arguments: Any) -> Tensor:
     if transforming():
         return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
     if may_differentiate(arguments):
-        return _ReverseMapFunction.apply(map, *arguments)  # type: ignore[return-value]
+        return _apply_reverse(map, *arguments)
     return _MapFunction.forward(map, *arguments)
 
 
@@ -519,6 +530,10 @@ class _ReverseMapFunction(_MapFunction):
         return output
 
     setup_context = torch.autograd.Function.setup_context
+
+
+# The C++ half of `apply`: the other half is for torch.func, and takes as long again.
+_apply_reverse: Callable[..., Tensor] = super(torch.autograd.Function, _ReverseMapFunction).apply  # type: ignore[misc]
 
 
 class _EagerMapFunction(_MapFunction):

@@ -105,7 +105,12 @@ class Batch:
         return like_input(loss, self.given)
 
     def evaluate(
-        self, map: Map, theta: float | Tensor, composite: Callable[[Batch], Tensor], others: tuple[Any, ...] = (), fenchel: bool = False
+        self,
+        map: Map,
+        theta: float | Tensor,
+        composite: Callable[[Batch], Tensor],
+        others: tuple[Any, ...] = (),
+        fenchel: bool = False,
     ) -> Any:
         """The reduced loss whose gradient is the map less the target: by the native kernel, or by `composite(batch)`.
 

@@ -52,7 +52,7 @@ def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
 
 def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
     """The same by differentiable operations, in a wider dtype: near the loss's zero the terms cancel."""
-    params = {name: v.to(batch.wide_dtype) if isinstance(v, Tensor) else v for name, v in values.items()}
+    params: dict[str, Any] = {name: v.to(batch.wide_dtype) if isinstance(v, Tensor) else v for name, v in values.items()}
     z = batch.scores.to(batch.wide_dtype)
     if map.properties.shift_invariant:
         z = z - row_maximum(z)

@@ -24,6 +24,7 @@ from softmaxima._map import (
     check_scores,
     check_temperature,
     check_where,
+    is_plain,
     like_input,
     tempered,
 )
@@ -63,6 +64,10 @@ def logsumexp(
     >>> sm.logsumexp(torch.tensor([[0.0, -40.0], [1e4, 1e4]]))
     tensor([4.2484e-18, 1.0001e+04])
     """
+    if is_plain(x, dim, temperature, where):
+        differentiable = x.requires_grad and torch.is_grad_enabled()  # type: ignore[union-attr]
+        value = row_logsumexp(x, temperature, None) if differentiable else _kernels.logsumexp_plain(x, temperature)  # type: ignore[arg-type]
+        return value.unsqueeze(-1) if keepdim else value  # type: ignore[return-value]
     name = "logsumexp"
     scores = as_tensor(name, "scores", x)
     if not scores.is_floating_point() and not scores.is_complex():
@@ -98,19 +103,19 @@ def _per_row(name: str, temperature: Any, x: Tensor, dims: tuple[int, ...]) -> A
 
 
 def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """LSE of each row [rows, n] → [rows, 1] in x's dtype, differentiable."""
+    """LSE of each row [..., n] → [...] in x's dtype, differentiable."""
+    if x.shape[-1] == 0:
+        return x.sum(-1) - math.inf
 
     def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, wide = _kernels.logsumexp(x, tau, where, gradient)
-        return value, lambda g, x, wide: _kernels.logsumexp_backward(x, wide, g, tau, where), () if wide is None else (wide,)
+        value, wide = _kernels.logsumexp(x, tau, where)
+        return value, lambda g, x, wide: _kernels.logsumexp_backward(x, wide, g, tau, where), (wide,)
 
     def composite(x: Tensor) -> Tensor:
         z = tempered(x, tau, where)
         maximum, log_sum = shifted_logsumexp(z.detach())
-        return envelope(GRADIENT, maximum + log_sum, z, None, {}).to(x.dtype)
+        return envelope(GRADIENT, maximum + log_sum, z, None, {}).to(x.dtype).squeeze(-1)
 
-    if x.shape[-1] == 0:
-        return x.sum(-1, keepdim=True) - math.inf
     return fused(native, composite, x, tau)
 
 
