@@ -93,7 +93,8 @@ struct Columns {
         for (int64_t j = 0; j < width; ++j) {
             const double z = double(high[j]) * scale[j];
             high[j] = C(z);
-            low[j] = C(z - double(high[j]));
+            const double rest = z - double(high[j]);
+            low[j] = rest == rest ? C(rest) : C(0);  // −∞ − (−∞)
         }
     }
 

@@ -17,8 +17,8 @@ struct Threshold {
     double next_level = 0, next_growth = 1;
 };
 
-// A solver is given scores less their maximum and a bound that the support is known to be above. It drops the scores that it finds
-// not to be in the support. The tolerance is for the last step, in nats.
+// A solver is given scores less their maximum, which it may reorder, and a bound that the support is known to be above. The
+// tolerance is for the last step, in nats.
 // offset is (e^{−βΛ} − 1)/β, which the conjugate is made of.
 
 struct Sparsemax {
@@ -29,20 +29,18 @@ struct Sparsemax {
     explicit Sparsemax(double) {}
 
     // Michelot: the mean of the candidates says which cannot be in the support, until all can.
-    Threshold solve(double* gaps, int64_t& count, double lowest, double) const {
-        double lambda = lowest;
+    Threshold solve(double* gaps, int64_t count, double lowest, double) const {
+        double lambda = lowest, before = 0;
         for (bool first = true;; first = false) {
-            double sum = 0;
-            int64_t kept = 0;
+            double sum = 0, kept = 0;
+#pragma omp simd reduction(+ : sum, kept)
             for (int64_t i = 0; i < count; ++i) {
-                const double gap = gaps[i];
-                gaps[kept] = gap;
-                kept += gap > lambda;
-                sum += gap > lambda ? gap : 0.0;
+                sum += gaps[i] > lambda ? gaps[i] : 0.0;
+                kept += gaps[i] > lambda ? 1.0 : 0.0;
             }
-            if (kept == count && !first) break;
-            lambda = (sum - 1) / double(kept);
-            count = kept;
+            if (kept == before && !first) break;
+            lambda = (sum - 1) / kept;
+            before = kept;
         }
         Threshold threshold;
         threshold.edge = lambda;
@@ -67,24 +65,23 @@ struct Entmax15 {
 
     // Newton on the norm √Σp, which is convex in λ and so never passed from the left, until the root of the quadratic
     // Σ (√p − δ)² = 1 over the candidates leaves each of them in the support: then it is exact.
-    Threshold solve(double* gaps, int64_t& count, double lowest, double) const {
+    Threshold solve(double* gaps, int64_t count, double lowest, double) const {
         double edge = lowest;
         for (int step = 0; step < MOST_STEPS; ++step) {
-            double sum = 0, mass = 0, lowest = 0;
-            int64_t kept = 0;
+            double sum = 0, mass = 0, kept = 0, least = 0;
+#pragma omp simd reduction(+ : sum, mass, kept) reduction(min : least)
             for (int64_t i = 0; i < count; ++i) {
-                const double gap = gaps[i], root = gap > edge ? (gap - edge) / 2 : 0.0;
-                gaps[kept] = gap;
-                kept += gap > edge;
-                lowest = gap > edge && gap < lowest ? gap : lowest;
+                const bool inside = gaps[i] > edge;
+                const double root = inside ? (gaps[i] - edge) / 2 : 0.0, gap = inside ? gaps[i] : 0.0;
                 sum += root;
                 mass += root * root;
+                kept += inside ? 1.0 : 0.0;
+                least = gap < least ? gap : least;
             }
-            count = kept;
-            const double discriminant = sum * sum - double(kept) * (mass - 1);
+            const double discriminant = sum * sum - kept * (mass - 1);
             if (discriminant >= 0) {
                 const double exact = edge + 2 * (mass - 1) / (sum + std::sqrt(discriminant));
-                if (lowest > exact) {
+                if (least > exact) {
                     edge = exact;
                     break;
                 }
@@ -152,7 +149,7 @@ struct Entmax {
 
     double edge(double level) const { return beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * level) / beta; }
 
-    Threshold solve(double* gaps, int64_t& count, double lowest, double tolerance) const {
+    Threshold solve(double* gaps, int64_t count, double lowest, double tolerance) const {
         const bool convex = beta <= 1;
         double level = beta > 0 && lowest > -1 / beta ? -std::log(-beta * lowest) / beta : 0.0, low = level;
         double high = std::log(double(count));
@@ -214,7 +211,7 @@ struct Entmax {
 template <class T, class Family>
 struct ThresholdMap {
     using C = compute_t<T>;
-    static constexpr int64_t TIGHTEN = 1024;  // candidates that are worth a solve to thin them out
+    static constexpr int64_t TIGHTEN = 128;  // candidates that are worth a solve to thin them out
 
     struct Part {
         const C* candidates;
@@ -258,9 +255,8 @@ struct ThresholdMap {
                 if (count > limit && !nan) {
                     double* gaps = scratch.gaps.at_least(count);
                     if (!gaps) return false;
-                    int64_t solved = count;
                     for (int64_t k = 0; k < count; ++k) gaps[k] = (double(candidates[k]) - double(top)) * row.scale;
-                    const C raised = below(double(top) + family.solve(gaps, solved, lowest(bound, top, row.scale), 0.1).edge * row.tau);
+                    const C raised = below(double(top) + family.solve(gaps, count, lowest(bound, top, row.scale), 0.1).edge * row.tau);
                     bound = raised > bound ? raised : bound;
                     int64_t kept = 0;
                     for (int64_t k = 0; k < count; ++k) {
