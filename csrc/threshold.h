@@ -17,8 +17,8 @@ struct Threshold {
     double next_level = 0, next_growth = 1;
 };
 
-// A solver is given scores less their maximum, which it may reorder, and a bound that the support is known to be above. The
-// tolerance is for the last step, in nats.
+// A solver is given scores less their maximum, and a bound that the support is known to be above. It may drop scores that it finds
+// not to be in the support. The tolerance is for the last step, in nats.
 // offset is (e^{−βΛ} − 1)/β, which the conjugate is made of.
 
 struct Sparsemax {
@@ -29,7 +29,7 @@ struct Sparsemax {
     explicit Sparsemax(double) {}
 
     // Michelot: the mean of the candidates says which cannot be in the support, until all can.
-    Threshold solve(double* gaps, int64_t count, double lowest, double) const {
+    Threshold solve(double* gaps, int64_t& count, double lowest, double) const {
         double lambda = lowest, before = 0;
         for (bool first = true;; first = false) {
             double sum = 0, kept = 0;
@@ -65,7 +65,7 @@ struct Entmax15 {
 
     // Newton on the norm √Σp, which is convex in λ and so never passed from the left, until the root of the quadratic
     // Σ (√p − δ)² = 1 over the candidates leaves each of them in the support: then it is exact.
-    Threshold solve(double* gaps, int64_t count, double lowest, double) const {
+    Threshold solve(double* gaps, int64_t& count, double lowest, double) const {
         double edge = lowest;
         for (int step = 0; step < MOST_STEPS; ++step) {
             double sum = 0, mass = 0, kept = 0, least = 0;
@@ -149,7 +149,7 @@ struct Entmax {
 
     double edge(double level) const { return beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * level) / beta; }
 
-    Threshold solve(double* gaps, int64_t count, double lowest, double tolerance) const {
+    Threshold solve(double* gaps, int64_t& count, double lowest, double tolerance) const {
         const bool convex = beta <= 1;
         double level = beta > 0 && lowest > -1 / beta ? -std::log(-beta * lowest) / beta : 0.0, low = level;
         double high = std::log(double(count));
@@ -255,8 +255,9 @@ struct ThresholdMap {
                 if (count > limit && !nan) {
                     double* gaps = scratch.gaps.at_least(count);
                     if (!gaps) return false;
+                    int64_t solved = count;
                     for (int64_t k = 0; k < count; ++k) gaps[k] = (double(candidates[k]) - double(top)) * row.scale;
-                    const C raised = below(double(top) + family.solve(gaps, count, lowest(bound, top, row.scale), 0.1).edge * row.tau);
+                    const C raised = below(double(top) + family.solve(gaps, solved, lowest(bound, top, row.scale), 0.1).edge * row.tau);
                     bound = raised > bound ? raised : bound;
                     int64_t kept = 0;
                     for (int64_t k = 0; k < count; ++k) {
