@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help compare bench test lint format readme clean
+.PHONY: help compare bench test sanitize lint format readme clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map and loss beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make test      run the tests"
+	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright"
 	@echo "make readme    run the comparison again for the README's picture and table"
 	@echo "make format    let ruff format and fix"
@@ -32,6 +33,11 @@ bench: $(INSTALLED)-test
 
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+
+sanitize:
+	cmake -S tests/native -B build/sanitize
+	cmake --build build/sanitize --target fuzz --parallel
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 
 lint: $(INSTALLED)-lint
 	$(BIN)/ruff check .

@@ -133,9 +133,9 @@ inline C exp(C x) {
     return (scale(half) + scale(half) * t) * scale(whole - half);
 }
 
-// log of a normal number above 0.
+// log(x / 2^lift), x a normal number above 0.
 template <class C>
-inline C log_of_normal(C x) {
+inline C log_of_normal(C x, C lift = 0) {
     using F = Format<C>;
     using bits = typename F::bits;
     // The exponent that leaves a mantissa in [√½, √2).
@@ -144,7 +144,7 @@ inline C log_of_normal(C x) {
     // As a number through the low bits of a sum, for not every processor has vectors of 64-bit integers to convert.
     constexpr C whole = C(bits(1) << F::mantissa);
     const bits raised = (offset + (bits(F::bias + 1) << F::mantissa)) >> F::mantissa;
-    const C e = (bit_cast<C>(raised | bit_cast<bits>(whole)) - whole) - C(F::bias + 1);
+    const C e = ((bit_cast<C>(raised | bit_cast<bits>(whole)) - whole) - C(F::bias + 1)) - lift;
     const C f = bit_cast<C>((offset & ((bits(1) << F::mantissa) - 1)) + sqrt_half) - 1;
     const C s = f / (2 + f);
     const C half_square = C(0.5) * f * f;
@@ -160,7 +160,7 @@ inline C log(C x) {
     constexpr int lift = F::mantissa + 1;  // makes a subnormal number normal
     const bool subnormal = x < std::numeric_limits<C>::min();
     const C normal = subnormal ? x * C(typename F::bits(1) << lift) : x;
-    const C value = log_of_normal(normal) - (subnormal ? C(lift) * C(0x1.62e42fefa39efp-1) : C(0));
+    const C value = log_of_normal(normal, subnormal ? C(lift) : C(0));
     const C at_edge = x == 0 ? -infinity : x < 0 ? std::numeric_limits<C>::quiet_NaN() : x;
     return x > 0 && x < infinity ? value : at_edge;
 }

@@ -157,8 +157,8 @@ struct Columns {
                 load(i, kind == Kind::rectified);
                 exponentials(e);
             }
-            if (sizeof(C) == sizeof(double)) {
-                for (int64_t j = 0; j < width; ++j) narrow(mass[j] == 0 ? C(0) : from[j] / C(mass[j]), to[j]);
+            if (sizeof(C) == sizeof(double) || kind == Kind::elastic) {  // whose ratio may be too small for a float
+                for (int64_t j = 0; j < width; ++j) narrow(mass[j] == 0 ? 0.0 : double(from[j]) / mass[j], to[j]);
             } else {
                 for (int64_t j = 0; j < width; ++j) narrow(from[j] * ratio[j] + from[j] * rest[j], to[j]);
             }

@@ -103,10 +103,18 @@ struct Ratio;
 
 template <>
 struct Ratio<float> {
-    float high, low;
-    Ratio(double numerator, double denominator)
-        : high(float(numerator / denominator)), low(float(numerator / denominator - double(high))) {}
-    float operator()(float value) const { return value * high + value * low; }
+    float high, low, lift;  // a ratio that is too small for a float is lifted by a power of 2
+
+    Ratio(double numerator, double denominator) {
+        const double ratio = numerator / denominator;
+        const bool small = std::fabs(ratio) < 0x1p-90;
+        const double lifted = small ? ratio * 0x1p64 : ratio;
+        high = float(lifted);
+        low = float(lifted - double(high));
+        lift = small ? 0x1p-64f : 1.0f;
+    }
+
+    float operator()(float value) const { return (value * high + value * low) * lift; }
 };
 
 template <>

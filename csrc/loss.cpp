@@ -99,7 +99,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
             double missing = 1;
             for (int64_t c = 0; !target.one_hot() && c < row.n; ++c) missing -= target.y(c);
             if (target.one_hot()) missing = 0;
-            if (missing > 0) sums.regulariser += missing * (std::log(missing) - row.theta);
+            if (missing > 0 && row.theta > NOTHING) sums.regulariser += missing * (std::log(missing) - row.theta);
         }
     }
     value = sums.weight == 0 ? 0.0 : sums.weight * (sums.mass * part.conjugate + sums.regulariser + sums.distance);

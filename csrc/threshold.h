@@ -38,7 +38,7 @@ struct Sparsemax {
                 sum += gaps[i] > lambda ? gaps[i] : 0.0;
                 kept += gaps[i] > lambda ? 1.0 : 0.0;
             }
-            if (kept == before && !first) break;
+            if (kept >= before && !first) break;  // more only by rounding, of scores at the very threshold
             lambda = (sum - 1) / kept;
             before = kept;
         }

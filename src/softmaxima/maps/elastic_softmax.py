@@ -52,7 +52,9 @@ def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:
 def regulariser(p: Tensor, beta: float | Tensor) -> Tensor:
     """Ω(p) = Σ p log p + p₀ log p₀ − β p₀, with p₀ = 1 − Σp the probability of the sink."""
     missing = (1 - p.sum(-1)).clamp_min(0.0)  # rounding can leave −1e-17
-    level = beta.squeeze(-1) if isinstance(beta, Tensor) and beta.ndim else beta
+    level = torch.as_tensor(beta, dtype=p.dtype, device=p.device)
+    level = level.squeeze(-1) if level.ndim else level
+    missing = missing.masked_fill(level == -math.inf, 0.0)  # there is no sink
     return torch.xlogy(p, p).sum(-1) + torch.xlogy(missing, missing) - torch.where(missing > 0, level * missing, 0.0)
 
 

@@ -1,0 +1,313 @@
+// Random calls of every kernel, for sanitizers to watch: every array has just the size that the interface says, and every call has
+// a thread and so a scratch of its own. What comes out is held to little: it is written, and the same whatever was there before and
+// whatever the number of threads; probabilities are in [0, 1] and sum to at most 1; NaN comes of NaN alone, or of +∞. The values
+// are the business of test_kernels.py.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+
+#define DECLARE_KERNEL(name, kind) int name(const Softmaxima##kind*);
+namespace baseline {
+SOFTMAXIMA_KERNELS(DECLARE_KERNEL)
+}
+namespace v3 {
+SOFTMAXIMA_KERNELS(DECLARE_KERNEL)
+}
+
+namespace {
+
+template <class Call>
+struct Kernel {
+    std::string name;
+    int (*run)(const Call*);
+};
+
+struct Kernels {
+    std::vector<Kernel<SoftmaximaForward>> forward;
+    std::vector<Kernel<SoftmaximaBackward>> backward;
+    std::vector<Kernel<SoftmaximaLoss>> loss;
+    std::vector<Kernel<SoftmaximaElementwise>> elementwise;
+
+    void add(const char* name, int (*run)(const SoftmaximaForward*)) { forward.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaLoss*)) { loss.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
+};
+
+#define ADD_baseline(name, kind) kernels.add(#name, baseline::name);
+#define ADD_v3(name, kind) kernels.add(#name, v3::name);
+
+using Bytes = std::vector<unsigned char>;
+
+std::mt19937_64 random_bits(1);
+
+int64_t below(int64_t n) { return int64_t(random_bits() % uint64_t(n)); }
+
+bool chance(double probability) { return std::uniform_real_distribution<double>()(random_bits) < probability; }
+
+double normal() { return std::normal_distribution<double>()(random_bits); }
+
+template <class V>
+V choose(std::initializer_list<V> values) {
+    return values.begin()[below(int64_t(values.size()))];
+}
+
+const int64_t SIZE[] = {8, 4, 2, 2};
+
+// Truncates to half precision: which numbers these are does not matter.
+void put(Bytes& bytes, int64_t dtype, int64_t i, double value) {
+    const float single = float(value);
+    uint32_t bits;
+    std::memcpy(&bits, &single, 4);
+    if (dtype == 0) std::memcpy(&bytes[size_t(i) * 8], &value, 8);
+    if (dtype == 1) std::memcpy(&bytes[size_t(i) * 4], &single, 4);
+    uint16_t half = uint16_t(bits >> 16);
+    if (dtype == 3) {
+        const int exponent = int(bits >> 23 & 255) - 127 + 15;
+        half = uint16_t((bits >> 16 & 0x8000) | (exponent <= 0 ? 0 : exponent > 30 ? 0x7c00 : exponent << 10 | (bits >> 13 & 0x3ff)));
+        if (value != value) half = 0x7e01;
+    }
+    if (dtype >= 2) std::memcpy(&bytes[size_t(i) * 2], &half, 2);
+}
+
+double get(const Bytes& bytes, int64_t dtype, int64_t i) {
+    double value;
+    float single;
+    uint16_t half;
+    if (dtype == 0) return std::memcpy(&value, &bytes[size_t(i) * 8], 8), value;
+    if (dtype == 1) return std::memcpy(&single, &bytes[size_t(i) * 4], 4), single;
+    std::memcpy(&half, &bytes[size_t(i) * 2], 2);
+    if (dtype == 2) {
+        const uint32_t bits = uint32_t(half) << 16;
+        return std::memcpy(&single, &bits, 4), single;
+    }
+    const int exponent = half >> 10 & 31, mantissa = half & 0x3ff;
+    const double magnitude = exponent == 31  ? (mantissa ? std::numeric_limits<double>::quiet_NaN() : INFINITY)
+                             : exponent == 0 ? std::ldexp(mantissa, -24)
+                                             : std::ldexp(1024 + mantissa, exponent - 25);
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+// What numbers of this dtype have in their bits at the ends of the range: infinities, NaN that signal, subnormal numbers, −0.
+uint64_t hard_bits(int64_t dtype) {
+    const int mantissa = dtype == 0 ? 52 : dtype == 1 ? 23 : dtype == 2 ? 7 : 10, width = int(SIZE[dtype]) * 8;
+    const uint64_t sign = uint64_t(1) << (width - 1), infinity = sign - (uint64_t(1) << mantissa);
+    return choose<uint64_t>({infinity, infinity + 1, sign | (infinity + 1), sign | (infinity + 3), ~uint64_t(0), 1, sign | 1, sign, infinity - 1});
+}
+
+struct Problem {
+    int64_t dtype = below(4), outer, n, inner, stride;
+    Bytes x, mask;
+    std::vector<double> taus, thetas;
+    std::vector<int64_t> blocks;
+    double tau = choose({1.0, 1.0, 0.25, 7.0});
+    bool hard = chance(0.3);
+
+    explicit Problem(bool long_row) {
+        n = long_row ? 40'000 + below(30'000)
+                     : choose<int64_t>({1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 255, 257, 1023, 1024, 1025, 2049, 3000});
+        inner = long_row ? 1 : choose<int64_t>({1, 1, 1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 129});
+        outer = long_row ? 1 : below(4);
+        while (n * inner > 8000 && inner > 1) inner = (inner + 1) / 2;
+        stride = inner == 1 && chance(0.4) ? choose<int64_t>({0, n + 1, n + 5}) : n;
+        // The last row ends where the array does.
+        const int64_t size = inner > 1 ? outer * n * inner : outer ? (outer - 1) * stride + n : 0;
+        x.resize(size_t(size * SIZE[dtype]));
+        const double scale = choose({0.01, 1.0, 10.0, 1000.0}), offset = choose({0.0, 0.0, 100.0, -1e4}), masked = choose({0.0, 0.0, 0.3, 1.0});
+        for (int64_t i = 0; i < size; ++i) put(x, dtype, i, chance(masked) ? -INFINITY : normal() * scale + offset);
+        for (int64_t i = 0; hard && size && i < 1 + size / 500; ++i) {
+            const uint64_t bits = hard_bits(dtype);
+            std::memcpy(&x[size_t(below(size) * SIZE[dtype])], &bits, size_t(SIZE[dtype]));
+        }
+        if (chance(0.3)) {
+            taus.resize(size_t(outer * inner));
+            for (double& each : taus) each = std::exp(normal());
+        }
+        const int64_t kind = below(4), count = kind == 0 ? outer : kind == 1 ? 2 : 0;
+        mask.resize(size_t(count * n * inner));
+        for (unsigned char& each : mask) each = chance(0.7);
+        if (kind == 1) {
+            blocks.resize(size_t(outer));
+            for (int64_t& each : blocks) each = below(2) * n * inner;
+        }
+    }
+
+    int64_t rows_count() const { return outer * inner; }
+    int64_t scores() const { return outer * n * inner; }
+    bool contiguous() const { return stride == n; }
+
+    SoftmaximaRows rows(int64_t threads, double theta) const {
+        return {dtype, outer, n, inner, threads, x.data(), stride, tau, 1 / tau, taus.empty() ? nullptr : taus.data(), theta,
+                thetas.empty() ? nullptr : thetas.data(), mask.empty() ? nullptr : mask.data(), blocks.empty() ? nullptr : blocks.data()};
+    }
+
+    Bytes random_numbers(int64_t count, double scale) const {
+        Bytes bytes(size_t(count * SIZE[dtype]));
+        for (int64_t i = 0; i < count; ++i) put(bytes, dtype, i, normal() * scale);
+        return bytes;
+    }
+};
+
+void fail(const std::string& name, const Problem& problem, const char* what) {
+    std::fprintf(stderr, "%s: %s; dtype %d, [%d, %d, %d], stride %d\n", name.c_str(), what, int(problem.dtype), int(problem.outer),
+                 int(problem.n), int(problem.inner), int(problem.stride));
+    std::exit(1);
+}
+
+// Calls run(threads, outputs) twice, over other bytes and with other threads; rows that threads share may differ in rounding.
+template <class Run>
+void twice(const std::string& name, const Problem& problem, std::vector<Bytes>& outputs, const Run& run) {
+    std::vector<Bytes> first;
+    const int64_t counts[] = {1, choose<int64_t>({1, 2, 3, 4})};
+    for (int pass = 0; pass < 2; ++pass) {
+        for (Bytes& bytes : outputs) std::fill(bytes.begin(), bytes.end(), pass ? 0xc3 : 0x5a);
+        int failed = 0;
+        std::thread([&] { failed = run(counts[pass]); }).join();
+        if (failed) fail(name, problem, "ran out of memory");
+        if (pass == 0) first = outputs;
+    }
+    if (problem.n < 16 * 1024 && outputs != first) fail(name, problem, "depends on what was there or on threads");
+}
+
+double theta_of(const std::string& name, const Problem& problem) {
+    if (name.find("entmax") == 0) return choose({1.0, 1.05, 1.5, 1.9, 2.0, 2.5});
+    if (name.find("elastic") == 0) return choose<double>({0.0, -5.0, 7.0, -INFINITY});
+    if (name.find("rectified") == 0) return double(below(2));
+    if (name.find("taylor") == 0) return choose({2.0, 4.0, 20.0});
+    if (name.find("topk") == 0) return double(1 + below(problem.n + 3));
+    if (name.find("topp") == 0) return choose({0.1, 0.5, 0.999, 1.0});
+    return 0;
+}
+
+void check_probabilities(const std::string& name, const Problem& problem, const Bytes& p) {
+    for (int64_t o = 0; o < problem.outer; ++o)
+        for (int64_t j = 0; j < problem.inner; ++j) {
+            double sum = 0;
+            for (int64_t i = 0; i < problem.n; ++i) {
+                const double value = get(p, problem.dtype, (o * problem.n + i) * problem.inner + j);
+                if (value != value && !problem.hard) fail(name, problem, "is NaN");
+                if (value < 0 || value > 1) fail(name, problem, "is no probability");
+                sum += value;
+            }
+            if (sum > 1 + 0.004 * double(problem.n)) fail(name, problem, "sums to more than 1");
+        }
+}
+
+void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
+    Problem problem(long_row);
+    const bool logsumexp = kernel.name == "logsumexp";
+    const double theta = theta_of(kernel.name, problem);
+    if ((kernel.name == "entmax" || kernel.name == "elastic_softmax") && chance(0.5)) {
+        problem.thetas.resize(size_t(problem.rows_count()));
+        for (double& each : problem.thetas) each = theta_of(kernel.name, problem);
+    }
+    std::vector<Bytes> outputs(2);
+    outputs[0].resize(size_t((logsumexp ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
+    outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 8 : 0));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(), logsumexp ? reinterpret_cast<double*>(outputs[1].data()) : nullptr};
+        return kernel.run(&call);
+    });
+    if (!logsumexp && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
+}
+
+void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
+    Problem problem(false);
+    const bool logsumexp = kernel.name == "logsumexp_backward";
+    if (!logsumexp && !problem.contiguous()) return;
+    const double theta = theta_of(kernel.name, problem);
+    const Bytes p = problem.random_numbers(logsumexp ? 0 : problem.scores(), 0.3);
+    const Bytes g = problem.random_numbers(logsumexp ? problem.rows_count() : problem.scores(), 1.0);
+    std::vector<double> values(size_t(logsumexp ? problem.rows_count() : 0));
+    for (double& each : values) each = problem.hard ? choose<double>({-INFINITY, INFINITY, NAN, 0.0, 1e4}) : 2e4 + normal();
+    std::vector<Bytes> outputs(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaBackward call = {problem.rows(threads, theta), logsumexp ? nullptr : p.data(), values.data(), g.data(), outputs[0].data()};
+        return kernel.run(&call);
+    });
+}
+
+void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
+    Problem problem(false);
+    problem.mask.clear();
+    problem.blocks.clear();
+    problem.taus.clear();
+    problem.tau = 1;
+    const double theta = theta_of(kernel.name, problem), smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
+    const bool hard = chance(0.6), with_gradient = chance(0.7), weighted = chance(0.5), fenchel = chance(0.7);
+    std::vector<int64_t> labels(size_t(hard ? problem.rows_count() : 0));
+    for (int64_t& each : labels) each = below(problem.n + 1) - 1;
+    Bytes soft(size_t(hard ? 0 : problem.scores() * SIZE[problem.dtype]));
+    for (int64_t i = 0; !hard && i < problem.scores(); ++i) put(soft, problem.dtype, i, chance(0.5) ? 0.0 : 1.0 / double(problem.n));
+    std::vector<double> weight(size_t(weighted ? problem.n : 0));
+    for (double& each : weight) each = choose({0.0, 0.5, 2.0});
+    std::vector<Bytes> outputs(2);
+    outputs[0].resize(size_t(problem.rows_count() * 8));
+    outputs[1].resize(size_t(with_gradient ? problem.scores() * SIZE[problem.dtype] : 0));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaLoss call = {problem.rows(threads, theta),
+                                     hard ? labels.data() : nullptr,
+                                     hard ? nullptr : soft.data(),
+                                     weighted ? weight.data() : nullptr,
+                                     smoothing,
+                                     scale,
+                                     fenchel,
+                                     reinterpret_cast<double*>(outputs[0].data()),
+                                     with_gradient ? outputs[1].data() : nullptr};
+        return kernel.run(&call);
+    });
+}
+
+void call_elementwise(const Kernel<SoftmaximaElementwise>& kernel) {
+    Problem problem(false);
+    problem.dtype = below(2);
+    const int64_t n = below(200);
+    Bytes x(size_t(n * SIZE[problem.dtype]));
+    for (int64_t i = 0; i < n; ++i) {
+        const uint64_t bits = chance(0.5) ? hard_bits(problem.dtype) : random_bits();
+        std::memcpy(&x[size_t(i * SIZE[problem.dtype])], &bits, size_t(SIZE[problem.dtype]));
+    }
+    std::vector<Bytes> outputs(1, Bytes(x.size()));
+    twice(kernel.name, problem, outputs, [&](int64_t) {
+        const SoftmaximaElementwise call = {problem.dtype, n, x.data(), outputs[0].data()};
+        return kernel.run(&call);
+    });
+}
+
+void fuzz(const Kernels& kernels, int64_t rounds) {
+    for (int64_t round = 0; round < rounds; ++round) {
+        for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
+        for (const auto& kernel : kernels.backward) call_backward(kernel);
+        for (const auto& kernel : kernels.loss) call_loss(kernel);
+        for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const int64_t rounds = count > 1 ? std::atoll(arguments[1]) : 200;
+    {
+        Kernels kernels;
+        SOFTMAXIMA_KERNELS(ADD_baseline)
+        fuzz(kernels, rounds);
+    }
+#ifdef SOFTMAXIMA_X86
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
+        Kernels kernels;
+        SOFTMAXIMA_KERNELS(ADD_v3)
+        fuzz(kernels, rounds);
+    }
+#endif
+    std::printf("%lld rounds of calls without a complaint\n", static_cast<long long>(rounds));
+    return 0;
+}

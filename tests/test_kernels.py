@@ -1,0 +1,807 @@
+"""The native kernels: every layout, mask and parameter as torch has them, the C interface on random calls, and loading it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import DTYPES, TOLERANCE, Case, LossCase, normal
+from softmaxima import _kernels
+from softmaxima.maps import REGISTRY
+
+INF, NAN = math.inf, math.nan
+HEADER = Path(__file__).parents[1] / "csrc" / "kernels.h"
+needs_library = pytest.mark.skipif(not _kernels.AVAILABLE, reason="there is no native library")
+
+
+# Beside torch ---------------------------------------------------------------------------------------------------------------
+
+
+class _Unwritten:
+    """torch, with new memory that is NaN until it is written."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *args: Any, **options: Any) -> Tensor:
+        return torch.empty(*args, **options).fill_(NAN)
+
+    def empty_like(self, *args: Any, **options: Any) -> Tensor:
+        return torch.empty_like(*args, **options).fill_(NAN)
+
+
+@pytest.fixture
+def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_kernels, "torch", _Unwritten())
+
+
+def by_torch(function: Callable[..., Any], *args: Any) -> Any:
+    """What the function gives without the native library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_kernels, "AVAILABLE", False)
+        return function(*args)
+
+
+def with_gradient(function: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """(function(x), ∂⟨g, function(x)⟩/∂x), of which −∞ is no part."""
+    x = x.detach().requires_grad_()
+    out = function(x)
+    (gradient,) = torch.autograd.grad(out.masked_fill(out == -INF, 0.0), x, g)
+    return out.detach(), gradient
+
+
+def assert_same(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    # The gradient is by probabilities of TOLERANCE[dtype], times numbers of up to 4; log-probabilities are as far relatively.
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=8 * TOLERANCE[dtype], rtol=8 * torch.finfo(dtype).eps)
+
+
+def layouts(x: Tensor) -> Iterator[Tensor]:
+    """The same numbers, as they can lie in memory."""
+    for axes in itertools.permutations(range(x.ndim)):
+        yield x.permute(axes).contiguous().permute(tuple(axes.index(axis) for axis in range(x.ndim)))
+    for axis, size in enumerate(x.shape):
+        wider = torch.cat((x, torch.full_like(x, NAN)), axis)
+        yield wider.narrow(axis, 0, size)
+        apart = torch.stack((x, torch.full_like(x, NAN)), axis + 1).flatten(axis, axis + 1)
+        yield apart[tuple(slice(None, None, 2 if axis == a else 1) for a in range(x.ndim))]
+    yield torch.cat((torch.full((1,), NAN, dtype=x.dtype), x.flatten()))[1:].view(x.shape)
+
+
+def assert_as_by_torch(function: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) -> None:
+    """With the rows' scores beside one another, and with the rows beside one another, of as many axes as there are."""
+    expected = by_torch(with_gradient, function, x, g)
+    for axis in range(x.ndim):
+        view = x.movedim(axis, -1).contiguous().movedim(-1, axis)
+        assert_same(with_gradient(function, view, g), expected, torch.float64)
+
+
+def broadcast_shapes(shape: tuple[int, ...], fixed: int | None = None) -> Iterator[tuple[int, ...]]:
+    """Every shape that broadcasts to this one with all of its axes, with size 1 along `fixed`."""
+    for chosen in itertools.product((False, True), repeat=len(shape)):
+        sizes = tuple(size if own and axis != fixed else 1 for axis, (size, own) in enumerate(zip(shape, chosen, strict=True)))
+        if fixed is None or not chosen[fixed]:
+            yield sizes
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_every_layout_along_every_dim_is_as_by_torch(case: Case):
+    # Rounded scores tie, and a jump may fall elsewhere where torch rounds z once more.
+    for dtype in (torch.float64, torch.bfloat16) if case.claims.continuous else (torch.float64,):
+        x, g = normal(3, 5, 4, dtype=dtype), normal(3, 5, 4, seed=1, dtype=dtype)
+        for dim in range(x.ndim):
+            function = partial(case, dim=dim)
+            expected = by_torch(with_gradient, function, x, g)
+            for view in layouts(x):
+                assert_same(with_gradient(function, view, g), expected, dtype)
+            for upstream in layouts(g):
+                assert_same(with_gradient(function, x, upstream), expected, dtype)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_repeated_rows_and_scores_are_as_by_torch(case: Case):
+    x, g = normal(3, 5, 4), normal(3, 5, 4, seed=1)
+    for axes in itertools.product((False, True), repeat=3):
+        first = tuple(slice(0, 1) if repeated else slice(None) for repeated in axes)
+        view, upstream = x[first].expand(x.shape), g[first].expand(x.shape)
+        for dim in range(3):
+            function = partial(case, dim=dim)
+            expected = by_torch(with_gradient, function, view.clone(), upstream.clone())
+            assert_same(with_gradient(function, view, upstream), expected, torch.float64)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_masks_of_every_shape_along_every_dim_are_as_by_torch(case: Case):
+    x, g = normal(3, 5, 4), normal(3, 5, 4, seed=1)
+    for shape in broadcast_shapes(x.shape):
+        where = normal(*shape, seed=2) > -0.5
+        for dim in range(3):
+            for temperature in (1.0, 1.7):
+                assert_as_by_torch(partial(case, dim=dim, where=where, temperature=temperature), x, g)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_temperatures_of_every_shape_are_as_by_torch(case: Case):
+    x, g = normal(3, 5, 4), normal(3, 5, 4, seed=1)
+    for dim in range(3):
+        for shape in broadcast_shapes(x.shape, fixed=dim):
+            assert_as_by_torch(partial(case, dim=dim, temperature=normal(*shape, seed=3).exp()), x, g)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_parameters_of_every_shape_are_as_by_torch(learnable):
+    case, parameter = learnable
+    x, g = normal(3, 5, 4), normal(3, 5, 4, seed=1)
+    examples = torch.tensor(parameter.examples, dtype=torch.float64)
+    for dim in range(3):
+        for shape in broadcast_shapes(x.shape, fixed=dim):
+            values = examples[torch.arange(math.prod(shape)) % len(examples)].view(shape)
+            assert_as_by_torch(partial(case.map, dim=dim, **case.params | {parameter.name: values}), x, g)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_logsumexp_of_every_layout_is_as_by_torch():
+    x = normal(3, 5, 4)
+    for dim in (0, 1, 2, (0, 2), (1, 0)):
+        for where in (None, normal(1, 5, 4, seed=2) > -1):
+            function = partial(sm.logsumexp, dim=dim, where=where, temperature=0.7)
+            g = normal(*function(x).shape, seed=1)
+            for upstream in (g, g[:1].expand(g.shape)):
+                expected = by_torch(with_gradient, function, x, upstream)
+                for view in layouts(x):
+                    assert_same(with_gradient(function, view, upstream), expected, torch.float64)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_losses_of_every_layout_are_as_by_torch(loss: LossCase):
+    x, labels = loss.scores(4, 5, 3), torch.arange(12).view(4, 3) % 5
+    labels[1, 2] = -100
+    soft = torch.softmax(normal(4, 5, 3, seed=1), 1)
+    weight = normal(5, seed=4).exp()
+    for options in (
+        {"target": labels},
+        {"target": labels, "weight": weight, "label_smoothing": 0.1},
+        {"target": labels, "reduction": "none"},
+        {"target": soft},
+        {"target": soft, "weight": weight, "label_smoothing": 0.2, "reduction": "sum"},
+    ):
+        function = partial(loss, **options)
+        g = normal(1, *function(x).shape, seed=5)[0]
+        expected = by_torch(with_gradient, function, x, g)
+        for view in layouts(x):
+            assert_same(with_gradient(function, view, g), expected, torch.float64)
+
+
+@needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 1087, 2047, 2048, 2049, 3071])
+def test_rows_about_the_boundaries_of_a_block_are_as_by_torch(n: int):
+    x, g, where = normal(2, n, scale=3.0), normal(2, n, seed=1), normal(2, n, seed=2) > -2
+    where[..., 0] = True
+    for map in REGISTRY.values():
+        for options in ({}, {"where": where, "temperature": 0.6}):
+            function = partial(map, **options)
+            assert_same(with_gradient(function, x, g), by_torch(with_gradient, function, x, g), torch.float64)
+
+
+@needs_library
+def test_highest_score_is_found_wherever_it_is():
+    for n in (1, 5, 64, 130, 1025, 2100):
+        x = torch.full((n, n), -60.0)
+        x.fill_diagonal_(60.0)
+        for name in ("softmax", "sparsemax", "entmax15", "entmax", "topk_softmax", "topp_softmax", "rectified_softmax"):
+            torch.testing.assert_close(REGISTRY[name](x), torch.eye(n), atol=1e-30, rtol=0)
+        torch.testing.assert_close(sm.logsumexp(x), torch.full((n,), 60.0), atol=0, rtol=0)
+
+
+# The C interface -------------------------------------------------------------------------------------------------------------
+
+GUARD = 192  # bytes about a buffer; not a multiple of 64 more than needed, so that some buffers lie across a line of the cache
+CANARY = 0xA5
+
+
+class Memory:
+    """Buffers between guards."""
+
+    def __init__(self) -> None:
+        self.buffers: list[tuple[Tensor, int]] = []
+
+    def output(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        raw = torch.full((size + 2 * GUARD,), CANARY, dtype=torch.uint8)
+        self.buffers.append((raw, size))
+        return raw[GUARD : GUARD + size].view(dtype).view(shape)
+
+    def input(self, values: Tensor) -> Tensor:
+        """A copy, with NaN (for a mask: True) about it."""
+        size = values.numel() * values.dtype.itemsize
+        raw = torch.full((size + 2 * GUARD,), 0xFF, dtype=torch.uint8)
+        copy = raw[GUARD : GUARD + size].view(values.dtype).view(values.shape)
+        return copy.copy_(values)
+
+    def assert_guards_hold(self) -> None:
+        for raw, size in self.buffers:
+            assert bool((raw[:GUARD] == CANARY).all())
+            assert bool((raw[GUARD + size :] == CANARY).all())
+
+
+class Draw:
+    """Rows of scores with everything that describes them to a kernel, drawn from a seed."""
+
+    def __init__(self, seed: int, *, contiguous: bool = False, plain: bool = False) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.memory = Memory()
+        self.dtype = self.choose(*DTYPES)
+        n = self.choose(1, 2, 3, 7, 31, 63, 64, 65, 127, 128, 129, 300, 1023, 1024, 1025, 2047, 2049, 3000)
+        inner = self.choose(1, 1, 1, 2, 3, 15, 16, 17, 33, 64, 65, 129)
+        while n * inner > 9000:
+            inner = max(1, inner // 4)
+        outer = self.choose(0, 1, 2, 3, 5)
+        while outer * n * inner > 20_000:
+            outer -= 1
+        self.shape = outer, n, inner
+        scale, offset = self.choose(0.01, 0.1, 1.0, 3.0, 30.0), self.choose(0.0, 0.0, 100.0, -100.0, 1000.0)
+        x = (torch.randn(self.shape, generator=self.generator, dtype=torch.float64) * scale + offset).to(self.dtype)
+        if self.chance(0.3):
+            x = x.round()  # ties
+        x = self.masked_here_and_there(x)
+        if self.chance(0.3) and not plain:
+            x = self.with_hard_numbers(x)
+        self.stride = n
+        if inner == 1 and self.chance(0.5) and not contiguous:
+            self.stride = self.choose(0, n + 1, n + 13)
+        if self.stride == 0:
+            x = x[:1].expand(self.shape) if outer else x
+            self.x = self.memory.input(x[:1].contiguous() if outer else x)
+        elif self.stride > n:
+            apart = torch.full((outer, self.stride), NAN, dtype=self.dtype)
+            apart[:, :n] = x[..., 0]
+            self.x = self.memory.input(apart)
+        else:
+            self.x = self.memory.input(x)
+        self.tau_number = 1.0 if plain else self.choose(1.0, 1.0, 0.3, 7.0)
+        self.tau, self.taus = torch.tensor(self.tau_number, dtype=torch.float64), None
+        if self.chance(0.3) and not plain:
+            self.tau = torch.randn(outer, 1, inner, generator=self.generator, dtype=torch.float64).exp()
+            self.taus = self.memory.input(self.tau)
+        self.where, self.mask, self.blocks = (None, None, None) if plain else self.draw_mask()
+        z = x.double()
+        if self.where is not None:
+            z = z.masked_fill(~self.where, -INF)
+        self.raw = z.movedim(1, -1).reshape(outer * inner, n)  # x where allowed, −∞ elsewhere
+        self.z = self.raw / self.tau.expand(outer, 1, inner).movedim(1, -1).reshape(-1, 1)
+        self.wrong = self.z.isnan().any(-1)
+        self.infinite = (self.z == INF).any(-1) & ~self.wrong
+        self.nothing = (self.z == -INF).all(-1)
+        self.finite = ~(self.wrong | self.infinite | self.nothing)
+
+    def choose(self, *values: Any) -> Any:
+        return values[int(torch.randint(len(values), (), generator=self.generator))]
+
+    def chance(self, probability: float) -> bool:
+        return float(torch.rand((), generator=self.generator)) < probability
+
+    def masked_here_and_there(self, x: Tensor) -> Tensor:
+        share = self.choose(0.0, 0.0, 0.1, 0.9)
+        x = x.masked_fill(torch.rand(x.shape, generator=self.generator) < share, -INF)
+        rows = torch.rand(x.shape[0], 1, x.shape[2], generator=self.generator) < share / 10
+        return x.masked_fill(rows, -INF)
+
+    def with_hard_numbers(self, x: Tensor) -> Tensor:
+        """Some rows get a NaN of any sign and payload, signalling ones too, or +∞, subnormal numbers or −0."""
+        size = x.dtype.itemsize
+        integer = {8: torch.int64, 4: torch.int32, 2: torch.int16}[size]
+        one, infinity = (torch.tensor(v, dtype=x.dtype).view(integer).item() for v in (1.0, INF))
+        sign = -(1 << (8 * size - 1))
+        hard = [infinity + 1, infinity + 5, sign | (infinity + 1), sign | (infinity + 7), -1, infinity, 1, 2, sign, sign | 3, one]
+        bits = x.clone().view(integer)
+        for _ in range(1 + x.numel() // 700):
+            if x.numel():
+                position = int(torch.randint(x.numel(), (), generator=self.generator))
+                bits.view(-1)[position] = self.choose(*hard)
+        return bits.view(x.dtype)
+
+    def draw_mask(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        outer, n, inner = self.shape
+        kind = self.choose("none", "none", "all", "blocks")
+        if kind == "none":
+            return None, None, None
+        count = outer if kind == "all" else 2
+        blocks = torch.rand(count, n, inner, generator=self.generator) < self.choose(0.2, 0.8)
+        if kind == "all":
+            return blocks, self.memory.input(blocks), None
+        numbers = torch.randint(2, (outer,), generator=self.generator)
+        return blocks[numbers], self.memory.input(blocks), self.memory.input(numbers * n * inner)
+
+    def fields(self, threads: int, theta: float, thetas: Tensor | None = None) -> tuple[Any, ...]:
+        outer, n, inner = self.shape
+        address = _kernels._address
+        return (
+            _kernels.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride,
+            self.tau_number, 1 / self.tau_number, address(self.taus),
+            theta, address(thetas), address(self.mask), address(self.blocks),
+        )  # fmt: skip
+
+    def as_rows(self, values: Tensor) -> Tensor:
+        """[outer, n or 1, inner] → [rows, n or 1] in float64."""
+        return values.double().movedim(1, -1).reshape(self.shape[0] * self.shape[2], values.shape[1])
+
+
+# For each forward kernel: the map, the values of its parameter, and the parameter as the kernel has it.
+FORWARD: dict[str, tuple[str, tuple[dict[str, Any], ...], Callable[..., float]]] = {
+    "softmax": ("softmax", ({},), lambda: 0.0),
+    "log_softmax": ("log_softmax", ({},), lambda: 0.0),
+    "elastic_softmax": ("elastic_softmax", ({"beta": 0.0}, {"beta": -INF}, {"beta": 7.5}), lambda beta: beta),
+    "rectified_softmax": ("rectified_softmax", ({"empty": "zeros"}, {"empty": "uniform"}), lambda empty: float(empty == "uniform")),
+    "taylor_softmax": ("taylor_softmax", ({"order": 2}, {"order": 4}), lambda order: order),
+    "topk_softmax": ("topk_softmax", ({"k": 1}, {"k": 3}, {"k": 70}, {"k": 2000}), lambda k: k),
+    "topp_softmax": ("topp_softmax", ({"p": 0.9}, {"p": 0.3}, {"p": 1.0}), lambda p: p),
+    "sparsemax": ("sparsemax", ({},), lambda: 0.0),
+    "entmax15": ("entmax15", ({},), lambda: 0.0),
+    "entmax": ("entmax", tuple({"alpha": a} for a in (1.0, 1.05, 1.25, 1.75, 2.0, 2.5)), lambda alpha: alpha),
+}
+BACKWARD = {
+    "softmax_backward": "softmax",
+    "log_softmax_backward": "log_softmax",
+    "rectified_backward": "rectified_softmax",
+    "taylor_backward": "taylor_softmax",
+    "sparsemax_backward": "sparsemax",
+    "entmax15_backward": "entmax15",
+    "entmax_backward": "entmax",
+}
+LOSSES = {
+    "softmax_loss": "softmax",
+    "elastic_softmax_loss": "elastic_softmax",
+    "sparsemax_loss": "sparsemax",
+    "entmax15_loss": "entmax15",
+    "entmax_loss": "entmax",
+}
+
+
+def simple_reference(name: str, z: Tensor, params: dict[str, Any]) -> Tensor:
+    """The map of rows that hold a finite score and no NaN or +∞; shifted, for a literal exp to be finite."""
+    map = REGISTRY[name]
+    top = z.amax(-1, keepdim=True)
+    if name == "taylor_softmax":
+        return map.reference(z, **params)
+    if name == "elastic_softmax":
+        with_sink = torch.cat((z, torch.full_like(top, params["beta"])), -1)
+        return torch.softmax(with_sink, -1)[..., :-1]
+    if name == "rectified_softmax":
+        counts = z >= 0
+        share = (z > -INF) / (z > -INF).sum(-1, keepdim=True)
+        p = torch.softmax(z.masked_fill(~counts, -INF), -1).nan_to_num()
+        return torch.where(counts.any(-1, keepdim=True), p, share if params["empty"] == "uniform" else 0 * share)
+    return map.reference(z - top, **params)
+
+
+def decided(name: str, z: Tensor, params: dict[str, Any]) -> Tensor:
+    """The rows whose selection does not hang on rounding."""
+    if name != "topp_softmax" or params["p"] == 1.0:
+        return torch.ones(z.shape[:-1], dtype=torch.bool)
+    near = [simple_reference(name, z, {"p": params["p"] * factor}) for factor in (1 - 1e-6, 1 + 1e-6)]
+    return (near[0] - near[1]).abs().amax(-1) < 1e-5
+
+
+def run_on_threads(name: str, pack: Callable[[int], bytes], draw: Draw, outputs: list[Tensor]) -> list[Tensor]:
+    """The outputs by one thread; asserts that more threads give the same to the bit, over whatever was there before."""
+    results = []
+    for threads, before in ((1, 0x5A), (draw.choose(3, 4, 5), 0xC3)):
+        for out in outputs:
+            out.view(-1).view(torch.uint8).fill_(before)
+        _kernels._run(name, pack(threads))
+        draw.memory.assert_guards_hold()
+        results.append([out.clone() for out in outputs])
+    for one, several in zip(*results, strict=True):
+        assert torch.equal(one.view(-1).view(torch.uint8), several.view(-1).view(torch.uint8))
+    return results[0]
+
+
+@needs_library
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_kernel_on_random_calls(name: str):
+    map, examples, theta_of = FORWARD[name]
+    logarithmic = REGISTRY[map].properties.logarithmic
+    for seed in range(60):
+        draw = Draw(seed)
+        params = draw.choose(*examples)
+        out = draw.memory.output(*draw.shape, dtype=draw.dtype)
+        pack = lambda threads, draw=draw, params=params, out=out: _kernels._FORWARD(
+            *draw.fields(threads, theta_of(**params)), out.data_ptr(), 0
+        )
+        (result,) = run_on_threads(name, pack, draw, [out])
+        p = draw.as_rows(result)
+        assert bool(p[draw.wrong].isnan().all())
+        assert bool(p[draw.infinite].isnan().any(-1).all())
+        assert bool((p[draw.nothing] == (-INF if logarithmic else 0.0)).all())
+        rows = draw.finite.nonzero().flatten()
+        rows = rows[decided(map, draw.z[rows], params)]
+        expected = simple_reference(map, draw.z[rows], params)
+        relative = 4 * torch.finfo(draw.dtype).eps if logarithmic else 0.0
+        torch.testing.assert_close(
+            p[rows], expected, atol=TOLERANCE[draw.dtype], rtol=relative, msg=lambda text, s=seed: f"{s}: {text}"
+        )
+
+
+@needs_library
+def test_parameters_of_each_row_on_random_calls():
+    for name, values in (("elastic_softmax", (-INF, -3.0, 0.0, 5.0)), ("entmax", (1.0, 1.1, 1.5, 2.0, 2.25))):
+        for seed in range(40):
+            draw = Draw(seed)
+            outer, _, inner = draw.shape
+            theta = torch.tensor([draw.choose(*values) for _ in range(outer * inner)], dtype=torch.float64).view(outer, 1, inner)
+            thetas, out = draw.memory.input(theta), draw.memory.output(*draw.shape, dtype=draw.dtype)
+            pack = lambda threads, draw=draw, thetas=thetas, out=out: _kernels._FORWARD(
+                *draw.fields(threads, 99.0, thetas), out.data_ptr(), 0
+            )
+            (result,) = run_on_threads(name, pack, draw, [out])
+            p, each = draw.as_rows(result), draw.as_rows(theta)[:, 0]
+            for row in draw.finite.nonzero().flatten().tolist()[:7]:
+                params = {"beta" if name == "elastic_softmax" else "alpha": float(each[row])}
+                expected = simple_reference(name, draw.z[row : row + 1], params)[0]
+                torch.testing.assert_close(p[row], expected, atol=TOLERANCE[draw.dtype], rtol=0)
+
+
+@needs_library
+def test_logsumexp_kernels_on_random_calls():
+    for seed in range(100):
+        draw = Draw(seed)
+        outer, _, inner = draw.shape
+        out, values = (
+            draw.memory.output(outer, 1, inner, dtype=draw.dtype),
+            draw.memory.output(outer, 1, inner, dtype=torch.float64),
+        )
+        pack = lambda threads, draw=draw, out=out, values=values: _kernels._FORWARD(
+            *draw.fields(threads, 0.0), out.data_ptr(), values.data_ptr()
+        )
+        result, wide = run_on_threads("logsumexp", pack, draw, [out, values])
+        torch.testing.assert_close(result, wide.to(draw.dtype), rtol=0, atol=0, equal_nan=True)
+        _kernels._run("logsumexp", _kernels._FORWARD(*draw.fields(1, 0.0), out.data_ptr(), 0))  # without the values in double
+        torch.testing.assert_close(out, result, rtol=0, atol=0, equal_nan=True)
+        value = draw.as_rows(wide)[:, 0]
+        expected = torch.logsumexp(draw.z, -1)
+        # Before rounding to the dtype: the sum has the rounding of float32 terms, except in float64.
+        digits = TOLERANCE[torch.float64] if draw.dtype == torch.float64 else TOLERANCE[torch.float32]
+        torch.testing.assert_close(value, expected, atol=digits, rtol=1e-6 if draw.dtype != torch.float64 else 0, equal_nan=True)
+
+        g = torch.randn(outer, 1, inner, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
+        upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
+        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: _kernels._BACKWARD(
+            *draw.fields(threads, 0.0), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
+        )
+        (result,) = run_on_threads("logsumexp_backward", pack, draw, [gradient])
+        p, rows = draw.as_rows(result), draw.finite
+        scale = draw.as_rows(g) / draw.as_rows(draw.tau.expand(outer, 1, inner))
+        size = scale.abs().clamp_min(1.0)[rows]
+        torch.testing.assert_close(
+            p[rows] / size, (scale * torch.softmax(draw.z, -1))[rows] / size, atol=4 * TOLERANCE[draw.dtype], rtol=0
+        )
+        assert bool((p[draw.nothing] == 0).all())
+        assert bool(p[draw.wrong].isnan().all())
+        shares = (draw.z == INF) * scale / (draw.z == INF).sum(-1, keepdim=True)
+        torch.testing.assert_close(p[draw.infinite], shares[draw.infinite], atol=TOLERANCE[draw.dtype], rtol=2**-8)
+
+
+@needs_library
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_kernel_on_random_calls(name: str):
+    forward = BACKWARD[name]
+    map, examples, theta_of = FORWARD[forward]
+    for seed in range(60):
+        draw = Draw(seed, contiguous=True)
+        params = draw.choose(*examples)
+        p = draw.memory.output(*draw.shape, dtype=draw.dtype)
+        _kernels._run(forward, _kernels._FORWARD(*draw.fields(1, theta_of(**params)), p.data_ptr(), 0))
+        g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
+        inputs = draw.memory.input(p), draw.memory.input(g)
+        out = draw.memory.output(*draw.shape, dtype=draw.dtype)
+        pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: _kernels._BACKWARD(
+            *draw.fields(threads, theta_of(**params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr()
+        )
+        (result,) = run_on_threads(name, pack, draw, [out])
+        actual, rows = draw.as_rows(result), draw.finite
+        assert bool((actual[draw.nothing] == 0).all())
+        wide, upstream, z = draw.as_rows(p)[rows], draw.as_rows(g)[rows], draw.z[rows]
+        tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))[rows]
+        s, q, *r = REGISTRY[map].sensitivity(wide, z, **params)
+        r = r[0] if r else s
+        mean = (q * upstream).sum(-1, keepdim=True)
+        expected = (s * upstream - r * mean) / tau
+        # What rounding in the compute dtype can do: 2⁵ additions in a row, and a power of p with an exponent of up to 70.
+        eps = torch.finfo(torch.float64 if draw.dtype == torch.float64 else torch.float32).eps
+        size = (s.abs() * upstream.abs() + r.abs() * (q * upstream).abs().sum(-1, keepdim=True)) / tau
+        bound = 128 * eps * size + torch.finfo(draw.dtype).eps * expected.abs() + torch.finfo(draw.dtype).smallest_normal
+        excess = (actual[rows] - expected).abs() - bound
+        fits = expected.abs() < torch.finfo(draw.dtype).max / 2
+        assert bool((excess[fits] <= 0).all()), (seed, params, draw.dtype, draw.shape, float(excess[fits].max()))
+
+
+def literal_loss(
+    name: str, params: dict[str, Any], z: Tensor, y: Tensor, class_weight: Tensor, row_weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(U·V(z) + Ω(y) − ⟨u, z⟩, its gradient, the size of its terms) of rows with a finite score.
+
+    With a weight for each row the loss is Fenchel–Young's, with u = y and U = 1; else it is cross-entropy, with u = y times the
+    class weights and without Ω. The gradient by a score of −∞ is 0.
+    """
+    classes = z.shape[-1]
+    alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(name, params.get("alpha", 1.0))
+    omega = (lambda q: torch.xlogy(q, q).sum(-1)) if alpha == 1 else (lambda q: ((q**alpha - q) / (alpha * (alpha - 1))).sum(-1))
+    z = z - z.amax(-1, keepdim=True)
+    if name == "elastic_softmax":  # the softmax over (z, β)
+        name, z, y = "softmax", torch.cat((z, params["shifted_beta"]), -1), torch.cat((y, torch.zeros(len(y), 1)), -1)
+        class_weight, params = torch.cat((class_weight, torch.zeros(1))), {}
+    p, possible = simple_reference(name, z, params), z > -INF
+    finite = z.masked_fill(~possible, 0.0)
+    value = (p * finite).sum(-1) - omega(p)
+    if row_weight is None:
+        u = y * class_weight
+        mass, regulariser, row_weight = (u * possible).sum(-1), torch.zeros(len(y)), torch.ones(len(y))
+    else:
+        u, mass, regulariser = y, torch.ones(len(y)), omega(y)
+    terms = torch.stack((mass * value, regulariser, -(u * finite).sum(-1)))
+    loss = row_weight * terms.sum(0).masked_fill(((u > 0) & ~possible).any(-1), INF)
+    slope = row_weight[:, None] * (mass[:, None] * p - u * possible)
+    return loss, slope[:, :classes], row_weight * terms.abs().sum(0)
+
+
+@needs_library
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_kernel_on_random_calls(name: str):
+    map, examples, theta_of = FORWARD[LOSSES[name]]
+    for seed in range(80):
+        draw = Draw(seed, plain=True)
+        outer, n, inner = draw.shape
+        params = draw.choose(*examples)
+        hard, smoothing, scale = draw.chance(0.6), draw.choose(0.0, 0.0, 0.1), draw.choose(1.0, 0.125)
+        fenchel = map not in ("softmax", "elastic_softmax") or draw.chance(0.5)
+        class_weight = torch.rand(n, generator=draw.generator, dtype=torch.float64) if draw.chance(0.5) else None
+        labels = torch.randint(-1, n, (outer, 1, inner), generator=draw.generator)
+        # Shares of 64ths: they sum to 1 in every dtype.
+        hits = torch.randint(n, (outer, 64, inner), generator=draw.generator)
+        soft = torch.zeros(draw.shape, dtype=torch.float64).scatter_add(
+            1, hits, torch.full(hits.shape, 1 / 64, dtype=torch.float64)
+        )
+        target = draw.memory.input(labels if hard else soft.to(draw.dtype))
+        weight = None if class_weight is None else draw.memory.input(class_weight)
+        values, out = draw.memory.output(outer, 1, inner, dtype=torch.float64), draw.memory.output(*draw.shape, dtype=draw.dtype)
+        options = (_kernels._address(weight), smoothing, scale, int(fenchel), values.data_ptr(), out.data_ptr())
+        targets = (target.data_ptr(), 0) if hard else (0, target.data_ptr())
+        pack = partial(_pack_loss, draw, theta_of(**params), (*targets, *options))
+        wide, slope = run_on_threads(name, pack, draw, [values, out])
+
+        label = draw.as_rows(labels)[:, 0].long()
+        rows = draw.finite & (label >= 0) if hard else draw.finite
+        z, label = draw.z[rows], label[rows]
+        y = torch.nn.functional.one_hot(label, n).double() if hard else draw.as_rows(soft)[rows]
+        y = y * (1 - smoothing) + smoothing / n
+        weights = torch.ones(n, dtype=torch.float64) if class_weight is None else class_weight
+        row_weight = (weights[label] if hard else (y * weights).sum(-1)) if fenchel else None
+        if map == "elastic_softmax":
+            params = {"shifted_beta": params["beta"] - z.amax(-1, keepdim=True)}
+        expected, gradient, size = literal_loss(map, params, z, y, weights, row_weight)
+        actual, actual_gradient = draw.as_rows(wide)[:, 0], draw.as_rows(slope)
+        # Float32 terms in the sum of exponentials, double elsewhere.
+        eps = torch.finfo(torch.float64 if draw.dtype == torch.float64 else torch.float32).eps
+        far = ~((actual[rows] - expected).abs() <= 64 * eps * size + TOLERANCE[torch.float64]) & (actual[rows] != expected)
+        assert not bool(far.any()), (seed, params, draw.dtype, draw.shape, hard, fenchel, actual[rows][far], expected[far])
+        torch.testing.assert_close(actual_gradient[rows], scale * gradient, atol=2 * TOLERANCE[draw.dtype], rtol=2**-7)
+        if hard:
+            left_out = draw.as_rows(labels)[:, 0] < 0
+            assert bool((actual[left_out] == 0).all())
+            assert bool((actual_gradient[left_out] == 0).all())
+
+
+def _pack_loss(draw: Draw, theta: float, fields: tuple[Any, ...], threads: int) -> bytes:
+    return _kernels._LOSS(*draw.fields(threads, theta), *fields)
+
+
+@needs_library
+@pytest.mark.parametrize("name", [*FORWARD, "logsumexp"])
+def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
+    if name in ("taylor_softmax", "topk_softmax", "topp_softmax"):
+        pytest.skip("one thread has a whole row")
+    n, theta = 131_073, {"entmax": 1.3, "elastic_softmax": 4.0}.get(name, 0.0)
+    for kind in ("ordinary", "one finite", "far apart", "nan at the end", "infinite", "nothing"):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            x = normal(n, scale=3.0, dtype=dtype)
+            if kind == "one finite":
+                x.fill_(-INF)[n - 7] = 2.0
+            elif kind == "far apart":
+                x[: n // 3] -= 40
+                x[n // 2 :] += 30
+            elif kind == "nan at the end":
+                x[n - 1] = NAN
+            elif kind == "infinite":
+                x[n // 2] = INF
+            elif kind == "nothing":
+                x.fill_(-INF)
+            results = []
+            for threads, before in ((1, 0x5A), (4, 0xC3)):
+                memory = Memory()
+                out = memory.output(1 if name == "logsumexp" else n, dtype=dtype)
+                out.view(torch.uint8).fill_(before)
+                fields = _kernels.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 1.0, 0, theta, 0, 0, 0
+                _kernels._run(name, _kernels._FORWARD(*fields, out.data_ptr(), 0))
+                memory.assert_guards_hold()
+                results.append(out.clone())
+            assert bool(results[0].isnan().any()) == (kind == "nan at the end" or (kind == "infinite" and name != "logsumexp"))
+            for shared in results[1:]:
+                # Sums in another order, and factors e^d of distances d ≤ 70 between the parts' origins.
+                eps = 2 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 64 * torch.finfo(dtype).eps
+                if name == "entmax":
+                    eps = max(eps, 1e-11)  # the rounding of the threshold counts for much near the edge of the support
+                torch.testing.assert_close(shared, results[0], atol=1e-30, rtol=eps, equal_nan=True)
+
+
+@needs_library
+def test_scores_at_the_very_threshold_are_decided():
+    # A threshold that rounds down lets a score back in that it had just excluded. In a process, for it could go on for ever.
+    program = """
+import torch
+import softmaxima as sm
+for n in (2, 3, 5, 30):
+    for seed in range(300):
+        p = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        p /= p.sum()
+        near = (torch.arange(-3, 4) * 2.0**-54).double()
+        for x in (torch.cat((p, torch.zeros(2))), torch.cat((p, near)), torch.cat((p.float(), torch.zeros(2)))):
+            for out in (sm.sparsemax(x), sm.entmax15(2 * x.sqrt().clamp_min(0).nan_to_num()), sm.entmax(x, alpha=2.0)):
+                assert abs(float(out.sum()) - 1) < 1e-6
+            assert torch.allclose(sm.sparsemax(x), x.clamp_min(0), atol=1e-7)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@needs_library
+def test_calls_from_several_threads_at_once_do_not_meet():
+    inputs = [normal(40, 3000, seed=seed, dtype=torch.float32) for seed in range(8)]
+    functions = [*(map for map in REGISTRY.values() if map.kernel is not None), sm.logsumexp]
+    alone = [[function(x) for x in inputs] for function in functions]
+    with ThreadPoolExecutor(4) as pool:
+        for function, expected in zip(functions, alone, strict=True):
+            for a, b in zip(pool.map(function, inputs * 3), expected * 3, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_the_interface_is_what_the_header_says():
+    text = re.sub(r"//[^\n]*", "", HEADER.read_text())
+    structures: dict[str, str] = {}
+    for name, body in re.findall(r"struct Softmaxima(\w+) \{([^}]*)\};", text):
+        if name == "Kernels":
+            continue
+        fields = ""
+        for kind, names in re.findall(r"^\s*((?:const )?\w+\*?) ([\w, ]+);", body, re.MULTILINE):
+            nested = kind.removeprefix("Softmaxima")
+            fields += structures[nested] if nested in structures else ("d" if kind == "double" else "q") * (names.count(",") + 1)
+        assert body.count(";") == len(re.findall(r"^\s*(?:const )?\w+\*? [\w, ]+;", body, re.MULTILINE))
+        structures[name] = fields
+    packers = {
+        "Forward": _kernels._FORWARD,
+        "Backward": _kernels._BACKWARD,
+        "Loss": _kernels._LOSS,
+        "Elementwise": _kernels._ELEMENTWISE,
+    }
+    assert structures["Rows"] == _kernels._ROWS
+    for name, pack in packers.items():
+        assert structures[name] == pack.__self__.format
+        assert pack.__self__.size == 8 * len(structures[name])
+    assert structures.keys() == {"Rows", *packers}
+    assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(_kernels.INTERFACE)
+
+    declared = dict(re.findall(r"declare\((\w+), (\w+)\)", text))
+    kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None]
+    assert {kernel.forward for kernel in kernels} | {"logsumexp"} == {name for name, kind in declared.items() if kind == "Forward"}
+    assert {kernel.backward for kernel in kernels} | {"logsumexp_backward"} == {n for n, k in declared.items() if k == "Backward"}
+    assert {kernel.loss for kernel in kernels if kernel.loss} == {name for name, kind in declared.items() if kind == "Loss"}
+    assert {*FORWARD, "logsumexp", *BACKWARD, "logsumexp_backward", *LOSSES, "exp", "log"} == declared.keys()
+    if _kernels.AVAILABLE:
+        names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}
+        assert all(hasattr(_kernels.LIBRARY, name) for name in names)
+        if shutil.which("nm"):
+            listed = subprocess.run(
+                ["nm", "-D", "--defined-only", _kernels.LIBRARY._name], capture_output=True, text=True, check=True
+            )
+            assert {line.split()[-1] for line in listed.stdout.splitlines() if " T " in line} == names
+
+
+# As operations ---------------------------------------------------------------------------------------------------------------
+
+
+@needs_library
+def test_operations_are_well_behaved(case: Case):
+    kernel = case.map.kernel
+    if kernel is None:
+        pytest.skip("this map has no kernel")
+    theta = kernel.theta(*case.params.values()) if case.params else 0.0
+    x, tau = normal(2, 3, 4), normal(2, 1, 4, seed=1).exp().movedim(1, -1)
+    p = case(x)
+    for where, taus in ((None, None), (x > -1, None), (None, tau.expand(2, 4, 1).movedim(1, 1)[:, :3])):
+        torch.library.opcheck(torch.ops.softmaxima.forward.default, (kernel.forward, x, taus, 1.5, where, None, float(theta)))
+        scores = x if case.map.uses_scores else None
+        arguments = (kernel.backward, p, normal(2, 3, 4, seed=2), scores, taus, 1.5, where, None, float(theta))
+        torch.library.opcheck(torch.ops.softmaxima.backward.default, arguments)
+
+
+# Loading ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_reference_backend_loads_nothing_and_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOFTMAXIMA_BACKEND", "reference")
+    assert _kernels.load() is None
+
+
+def test_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOFTMAXIMA_BACKEND", "fast")
+    with pytest.raises(ValueError, match="must be native or reference, got 'fast'"):
+        _kernels.load()
+
+
+@pytest.mark.parametrize("problem", ["absent", "unreadable", "of another version"])
+def test_library_that_cannot_be_used_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: str):
+    monkeypatch.delenv("SOFTMAXIMA_BACKEND", raising=False)
+    library = tmp_path / "libsoftmaxima.so"
+    library.write_text("no library")
+    monkeypatch.setattr(_kernels, "find_library", lambda folders: None if problem == "absent" else library)
+    if problem == "of another version":
+        other = type("Other", (), {"softmaxima_interface": staticmethod(lambda: _kernels.INTERFACE + 1)})
+        monkeypatch.setattr(ctypes, "CDLL", lambda path: other)
+    reason = {"absent": "was not built", "unreadable": "libsoftmaxima", "of another version": f"interface {_kernels.INTERFACE + 1}"}
+    with pytest.warns(UserWarning, match=f"{reason[problem]}.*C\\+\\+ compiler") as said:
+        assert _kernels.load() is None
+    assert len(said) == 1
+
+
+def test_library_is_found_beside_the_package(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "libsoftmaxima.so").touch()
+    assert _kernels.find_library([str(tmp_path / "a"), str(tmp_path / "b")]) == tmp_path / "b" / "libsoftmaxima.so"
+    assert _kernels.find_library([]) is None
+
+
+def test_without_a_library_everything_works_after_one_warning():
+    program = """
+import pathlib, warnings
+exists = pathlib.Path.exists
+pathlib.Path.exists = lambda path, **options: path.name != "libsoftmaxima.so" and exists(path, **options)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import torch, softmaxima as sm
+    from softmaxima import _kernels
+    assert not _kernels.AVAILABLE and _kernels.instruction_set() == "none"
+    x = torch.randn(3, 5, requires_grad=True)
+    for map in sm.maps.REGISTRY.values():
+        map(x.abs() + 0.1).sum().backward()
+    sm.logsumexp(x).sum().backward()
+    for loss in sm.losses.REGISTRY.values():
+        loss.function(x.tanh(), torch.tensor([0, 1, 2]), **loss.examples[0]).backward()
+    assert bool(x.grad.isfinite().all())
+print([str(warning.message) for warning in said if "native library" in str(warning.message)])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "SOFTMAXIMA_BACKEND"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("runs without its native library") == 1
