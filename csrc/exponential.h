@@ -31,7 +31,8 @@ BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origi
     constexpr C nothing = -std::numeric_limits<C>::infinity();
     const int64_t q = length / 64 * 16;
     C top0 = nothing, top1 = nothing, top2 = nothing, top3 = nothing, sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
-    const auto term = [=](int64_t i, C& top, C& sum) {
+    double rest = 0;
+    const auto term = [=](int64_t i, C& top, auto& sum) {
         const C z = high[i];
         const C e = Low ? exp(z, low[i]) : exp(z);
         if (Store) out[i] = e;
@@ -45,10 +46,10 @@ BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origi
         term(i + 2 * q, top2, sum2);
         term(i + 3 * q, top3, sum3);
     }
-    for (int64_t i = 4 * q; i < length; ++i) term(i, top0, sum0);
+    for (int64_t i = 4 * q; i < length; ++i) term(i, top0, rest);
     top0 = top1 > top0 ? top1 : top0;
     top2 = top3 > top2 ? top3 : top2;
-    return {top2 > top0 ? top2 : top0, (double(sum0) + double(sum1)) + (double(sum2) + double(sum3))};
+    return {top2 > top0 ? top2 : top0, rest + ((double(sum0) + double(sum1)) + (double(sum2) + double(sum3)))};
 }
 
 // Σ exp(z) = sum · exp(origin) over a part of a row.
