@@ -1,4 +1,4 @@
-// exp and log in float and double, each within 1 ulp, of plain operations that the compiler makes vectors of.
+// exp and log in float and double, each within 1 ulp, of plain operations that the compiler makes vectors of, once they are inlined.
 //
 // exp(x) = 2^n (1 + t), n the integer nearest x / log 2, t = r + r² q(r), r = x − n log 2.
 // log(x) = e log 2 + log(1 + f), f in [√½ − 1, √2 − 1], log(1 + f) = f − f²/2 + s (f²/2 + R(s²)), s = f / (2 + f).
@@ -84,7 +84,13 @@ struct Origin {
         return {shift, small ? nearest : C(0)};
     }
 
-    inline double value() const { return double(shift) + double(power) * 0x1.62e42fefa39efp-1; }
+    inline double value() const { return above(0); }
+
+    // The origin less a number, which may be near it.
+    inline double above(double level) const {
+        using F = Format<double>;
+        return ((double(shift) - level) + double(power) * F::log_2_high) + double(power) * F::log_2_low;
+    }
 };
 
 // The numbers that exp relative to an origin needs, once a row.
@@ -97,12 +103,12 @@ struct Exponential {
     explicit inline Exponential(Origin<C> origin)
         : shift(origin.shift),
           magic(Format<C>::magic + (Format<C>::bias - origin.power)),
-          floor((origin.power - (Format<C>::bias - 1)) * C(0x1.62e42fefa39efp-1)) {}
+          floor((origin.power - (Format<C>::bias - 2)) * C(0x1.62e42fefa39efp-1)) {}
 
     // exp(x + low − shift) / 2^power for x at most about the origin; 0 where that is not a normal number.
-    inline C operator()(C x, C low = 0) const { return evaluate(x, low, shift, magic, floor); }
+    [[gnu::always_inline]] inline C operator()(C x, C low = 0) const { return evaluate(x, low, shift, magic, floor); }
 
-    static inline C evaluate(C x, C low, C shift, C magic, C floor) {
+    [[gnu::always_inline]] static inline C evaluate(C x, C low, C shift, C magic, C floor) {
         using F = Format<C>;
         const C difference = x - shift;
         const C argument = difference < floor ? floor : difference;
@@ -118,7 +124,7 @@ struct Exponential {
 
 // exp over the whole range, subnormal results and infinities included.
 template <class C>
-inline C exp(C x) {
+[[gnu::always_inline]] inline C exp(C x) {
     using F = Format<C>;
     const C bounded = x < F::underflow ? F::underflow : x > F::overflow ? F::overflow : x;
     const C shifted = bounded * F::log2_e + F::magic;
@@ -135,7 +141,7 @@ inline C exp(C x) {
 
 // log(x / 2^lift), x a normal number above 0.
 template <class C>
-inline C log_of_normal(C x, C lift = 0) {
+[[gnu::always_inline]] inline C log_of_normal(C x, C lift = 0) {
     using F = Format<C>;
     using bits = typename F::bits;
     // The exponent that leaves a mantissa in [√½, √2).
@@ -154,7 +160,7 @@ inline C log_of_normal(C x, C lift = 0) {
 
 // log over the whole range: −∞ at 0, NaN below.
 template <class C>
-inline C log(C x) {
+[[gnu::always_inline]] inline C log(C x) {
     using F = Format<C>;
     constexpr C infinity = std::numeric_limits<C>::infinity();
     constexpr int lift = F::mantissa + 1;  // makes a subnormal number normal

@@ -13,9 +13,8 @@ struct LogSumExpValue : LogSumExp<T> {
     double* values;
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
-        ExpSum<C> sum;
-        for (int i = 0; i < count; ++i) sum.merge(parts[i].sum);
-        const double value = LogSumExp<T>::result(row, sum, false).value();
+        const auto sum = ExpSum<C>::of(parts, count);
+        const double value = LogSumExp<T>::result(row, sum, false).value(row.scale);
         narrow(value, out[row.index]);
         if (values) values[row.index] = value;
         return true;
@@ -30,8 +29,7 @@ struct LogSoftmax : LogSumExp<T> {
     using C = compute_t<T>;
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
-        ExpSum<C> sum;
-        for (int i = 0; i < count; ++i) sum.merge(parts[i].sum);
+        const auto sum = ExpSum<C>::of(parts, count);
         LogSum result = LogSumExp<T>::result(row, sum, true);
         if (result.maximum == NOTHING) result.maximum = 0;  // −∞ − 0 is −∞, and −∞ − (−∞) is not
         for (int i = 0; i < count; ++i) parts[i].result = result;
@@ -44,7 +42,7 @@ struct LogSoftmax : LogSumExp<T> {
             const int64_t length = minimum(BLOCK, end - i);
             const C* values = row.raw(i, length, scratch.high);
             T* to = row.out + i;
-            for (int64_t j = 0; j < length; ++j) narrow((double(values[j]) * scale - top) - log_sum, to[j]);
+            for (int64_t j = 0; j < length; ++j) narrow((double(values[j]) - top) * scale - log_sum, to[j]);
         }
         return true;
     }
@@ -58,12 +56,12 @@ template <class T>
 struct Columns {
     using C = compute_t<T>;
     static constexpr int64_t WIDTH = 256 / sizeof(C);
-    static constexpr int64_t SUMMED = 32;               // rows whose sum is taken in C
+    static constexpr int64_t SUMMED = 4;                // rows whose sum is taken in C
     static constexpr int64_t CACHED = int64_t(1) << 17;  // bytes of exponentials that rest in the second-level cache
 
     const SoftmaximaForward* call;
     int64_t o, first, width;
-    C high[WIDTH], low[WIDTH], top[WIDTH], shift[WIDTH], power[WIDTH], magic[WIDTH], floor[WIDTH];
+    C high[WIDTH], low[WIDTH], top[WIDTH] /* of x */, shift[WIDTH], power[WIDTH], magic[WIDTH], floor[WIDTH];
     double scale[WIDTH], mass[WIDTH];
     bool scaled;
 
@@ -76,8 +74,8 @@ struct Columns {
         for (int64_t j = 0; j < width; ++j) scale[j] = rows.taus ? 1.0 / rows.taus[o * rows.inner + first + j] : rows.scale;
     }
 
-    // z of the rows' i-th scores.
-    void load(int64_t i, bool rectified) {
+    // x of the rows' i-th scores, −∞ where it does not count.
+    void load_raw(int64_t i, bool rectified) {
         const SoftmaximaRows& rows = call->rows;
         const T* x = static_cast<const T*>(rows.x) + offset(i);
         constexpr C nothing = -std::numeric_limits<C>::infinity();
@@ -89,6 +87,11 @@ struct Columns {
         }
         if (rectified)
             for (int64_t j = 0; j < width; ++j) high[j] = high[j] < 0 ? nothing : high[j];
+    }
+
+    // Their z.
+    void load(int64_t i, bool rectified) {
+        load_raw(i, rectified);
         if (!scaled) return;
         for (int64_t j = 0; j < width; ++j) {
             const double z = double(high[j]) * scale[j];
@@ -110,12 +113,13 @@ struct Columns {
         const int64_t n = call->rows.n;
         for (int64_t j = 0; j < width; ++j) top[j] = -std::numeric_limits<C>::infinity();
         for (int64_t i = 0; i < n; ++i) {
-            load(i, rectified);
+            load_raw(i, rectified);
             for (int64_t j = 0; j < width; ++j) top[j] = high[j] > top[j] ? high[j] : top[j];
         }
         C part[WIDTH] = {}, e[WIDTH];
+        double lost[WIDTH] = {};
         for (int64_t j = 0; j < width; ++j) {
-            const Origin<C> origin = Origin<C>::at(top[j]);
+            const Origin<C> origin = Origin<C>::at(C(double(top[j]) * scale[j]));
             const Exponential<C> exp(origin);
             shift[j] = origin.shift;
             power[j] = origin.power;
@@ -130,10 +134,11 @@ struct Columns {
             for (int64_t j = 0; j < width; ++j) part[j] += to[j];
             if (i % SUMMED == SUMMED - 1 || i == n - 1)
                 for (int64_t j = 0; j < width; ++j) {
-                    mass[j] += double(part[j]);
+                    add_exactly(double(part[j]), mass[j], lost[j]);
                     part[j] = 0;
                 }
         }
+        for (int64_t j = 0; j < width; ++j) mass[j] += lost[j];
     }
 
     void softmax(Kind kind) {
@@ -191,11 +196,14 @@ struct Columns {
         const SoftmaximaRows& rows = call->rows;
         sum(false, nullptr);
         for (int64_t j = 0; j < width; ++j) {
-            const double value = origin(j).value() + std::log(mass[j]), maximum = double(top[j]);
-            if (std::fabs(value) >= 2.0 && std::fabs(value) < std::numeric_limits<double>::infinity()) {
-                results[j] = exact ? LogSum{maximum, value - maximum} : LogSum{value, 0.0};
-                if (!exact || (value - maximum >= 2.0 && scale[j] == 1.0)) continue;
-            }
+            const double maximum = double(top[j]);
+            ExpSum<C> sum;
+            sum.maximum = C(maximum * scale[j]);
+            sum.origin = origin(j);
+            sum.total = {mass[j], 0};
+            results[j] = sum.log_sum(maximum, scale[j]);
+            const double value = results[j].value(scale[j]);
+            if (std::fabs(value) >= 2.0 && std::fabs(value) < std::numeric_limits<double>::infinity() && !(exact && results[j].log_sum < NEAR<C>)) continue;
             char* memory = scratch.tile.at_least(rows.n * int64_t(sizeof(T) + 1));
             if (!memory) return false;
             T* x = reinterpret_cast<T*>(memory);
@@ -206,12 +214,8 @@ struct Columns {
             row.x = x;
             row.mask = rows.mask ? mask : nullptr;
             row.n = rows.n;
-            row.tau = 1 / scale[j];
+            row.tau = rows.taus ? rows.taus[o * rows.inner + first + j] : rows.tau;
             row.scale = scale[j];
-            ExpSum<C> sum;
-            sum.maximum = sum.base = top[j];
-            sum.origin = origin(j);
-            sum.sum = mass[j];
             results[j] = LogSumExp<T>::result(row, sum, exact);
         }
         return true;
@@ -222,7 +226,7 @@ struct Columns {
         if (!log_sums(false, results, scratch)) return false;
         for (int64_t j = 0; j < width; ++j) {
             const int64_t index = o * call->rows.inner + first + j;
-            const double value = results[j].value();
+            const double value = results[j].value(scale[j]);
             narrow(value, static_cast<T*>(call->out)[index]);
             if (call->values) call->values[index] = value;
         }
@@ -238,12 +242,9 @@ struct Columns {
             log_sum[j] = results[j].log_sum;
         }
         for (int64_t i = 0; i < call->rows.n; ++i) {
-            load(i, false);
+            load_raw(i, false);
             T* to = static_cast<T*>(call->out) + offset(i);
-            for (int64_t j = 0; j < width; ++j) {
-                const double z = scaled ? double(high[j]) + double(low[j]) : double(high[j]);
-                narrow((z - maximum[j]) - log_sum[j], to[j]);
-            }
+            for (int64_t j = 0; j < width; ++j) narrow((double(high[j]) - maximum[j]) * scale[j] - log_sum[j], to[j]);
         }
         return true;
     }

@@ -17,40 +17,77 @@ constexpr C HEADROOM = 40;
 template <class C>
 constexpr C DEPTH = 16;
 
+// Adds a term to a sum, and what the rounding lost to another.
+[[gnu::always_inline]] inline void add_exactly(double term, double& sum, double& lost) {
+    const double next = sum + term, added = next - sum;
+    lost += (sum - (next - added)) + (term - added);
+    sum = next;
+}
+
+// A sum and what its roundings lost.
+struct Sum {
+    double high = 0, low = 0;
+
+    [[gnu::always_inline]] inline void add(double term) { add_exactly(term, high, low); }
+    [[gnu::always_inline]] inline void add(Sum other) {
+        add(other.high);
+        low += other.low;
+    }
+    Sum operator*(double factor) const { return {high * factor, low * factor}; }
+    double value() const { return high + low; }
+};
+
 template <class C>
 struct BlockSum {
     C maximum;
-    double sum;
+    Sum sum;
 };
 
 // Σ exp(z − origin) over a block, each term into out where there is one, and the largest z. The block is worked on at four places
-// at a time, for exp is a long chain of operations.
+// at a time, for exp is a long chain of operations; sums of four terms are added up in double.
 template <bool Store, bool Low, class C>
 BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
     const Exponential<C> exp(origin);
     constexpr C nothing = -std::numeric_limits<C>::infinity();
     const int64_t q = length / 64 * 16;
-    C top0 = nothing, top1 = nothing, top2 = nothing, top3 = nothing, sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
-    double rest = 0;
-    const auto term = [=](int64_t i, C& top, auto& sum) {
-        const C z = high[i];
-        const C e = Low ? exp(z, low[i]) : exp(z);
+    C top = nothing;
+    double sum = 0, lost = 0;
+    const auto larger = [](C a, C b) __attribute__((always_inline)) { return a > b ? a : b; };
+    const auto term = [=](int64_t i) __attribute__((always_inline)) {
+        const C e = Low ? exp(high[i], low[i]) : exp(high[i]);
         if (Store) out[i] = e;
-        top = z > top ? z : top;
-        sum += e;
+        return e;
     };
-#pragma omp simd reduction(max : top0, top1, top2, top3) reduction(+ : sum0, sum1, sum2, sum3)
+#pragma omp simd reduction(max : top) reduction(+ : sum, lost)
     for (int64_t i = 0; i < q; ++i) {
-        term(i, top0, sum0);
-        term(i + q, top1, sum1);
-        term(i + 2 * q, top2, sum2);
-        term(i + 3 * q, top3, sum3);
+        const C highest = larger(larger(high[i], high[i + q]), larger(high[i + 2 * q], high[i + 3 * q]));
+        top = highest > top ? highest : top;
+        const double four = double((term(i) + term(i + q)) + (term(i + 2 * q) + term(i + 3 * q)));
+        if constexpr (sizeof(C) == sizeof(double)) {
+            add_exactly(four, sum, lost);
+        } else {
+            sum += four;
+        }
     }
-    for (int64_t i = 4 * q; i < length; ++i) term(i, top0, rest);
-    top0 = top1 > top0 ? top1 : top0;
-    top2 = top3 > top2 ? top3 : top2;
-    return {top2 > top0 ? top2 : top0, rest + ((double(sum0) + double(sum1)) + (double(sum2) + double(sum3)))};
+    Sum total{sum, lost};
+    for (int64_t i = 4 * q; i < length; ++i) {
+        top = larger(high[i], top);
+        total.add(double(term(i)));
+    }
+    return {top, total};
 }
+
+// Where log Σ of terms up to 1 is below this, the rounding of the sum is more than half a unit of it.
+template <class C>
+constexpr double NEAR = sizeof(C) == sizeof(double) ? 2.0 : 1.0;
+
+// LSE(x/τ) = maximum/τ + log_sum, exact also where it is near 0.
+struct LogSum {
+    double maximum;  // of x
+    double log_sum;
+    double lost;  // what rounding took from it
+    double value(double scale) const { return (maximum * scale + log_sum) + lost; }
+};
 
 // Σ exp(z) = sum · exp(origin) over a part of a row.
 template <class C>
@@ -59,34 +96,58 @@ struct ExpSum {
     C maximum = nothing;
     C base = nothing;  // the maximum that the origin was chosen for
     Origin<C> origin = {};
-    double sum = 0;
+    Sum total = {};
+
+    double sum() const { return total.value(); }
 
     // Adds a block, and stores its terms relative to the origin as it then is. Most rows have their maximum near enough to 0
     // to need no other origin, and no pass to find it.
     template <bool Store>
     void add(Scores<C> z, int64_t length, C* out) {
-        const bool first = sum == 0;
-        if (first) *this = {nothing, 0, {}, 0};
+        const bool first = sum() == 0;
+        if (first) *this = {nothing, 0, {}, {}};
         BlockSum<C> block = terms<Store>(z, length, out);
-        if (block.maximum > base + HEADROOM<C> || (first && !(block.maximum > -DEPTH<C>))) {
+        if (__builtin_expect(block.maximum > base + HEADROOM<C> || (first && !(block.maximum > -DEPTH<C>)), 0)) {
             const double before = origin.value();
             base = highest(z.high, length);
             origin = Origin<C>::at(base);
-            if (!first) sum *= std::exp(before - origin.value());
+            if (!first) total = total * std::exp(before - origin.value());
             block = terms<Store>(z, length, out);
         }
-        sum += block.sum;
-        maximum = block.maximum > maximum ? block.maximum : maximum;
+        if (first) {
+            total = block.sum;
+            maximum = block.maximum;
+        } else {
+            total.add(block.sum);
+            maximum = block.maximum > maximum ? block.maximum : maximum;
+        }
     }
 
     void merge(const ExpSum& other) {
-        if (other.sum == 0) return;  // nothing but −∞
-        const ExpSum &above = sum == 0 || other.base > base ? other : *this, &below = &above == this ? other : *this;
+        if (other.sum() == 0) return;  // nothing but −∞
+        const ExpSum &above = sum() == 0 || other.base > base ? other : *this, &below = &above == this ? other : *this;
         const double distance = below.origin.value() - above.origin.value();
         ExpSum merged = above;
-        if (below.sum != 0) merged.sum += below.sum * std::exp(distance);
+        if (below.sum() != 0) merged.total.add(below.total * std::exp(distance));
         if (below.maximum > merged.maximum) merged.maximum = below.maximum;
         *this = merged;
+    }
+
+    // LSE(x/τ). A power of 2 is moved from the sum to its origin first, so that neither of two terms is large.
+    LogSum log_sum(double maximum, double scale) const {
+        using W = std::conditional_t<sizeof(C) == sizeof(double), long double, double>;
+        const double top = maximum * scale, power = std::nearbyint((top - origin.value()) * Format<double>::log2_e);
+        const Origin<C> near = {origin.shift, C(double(origin.power) + power)};
+        const W log = std::log(W(std::ldexp(sum(), -int(power)))) + near.above(top);
+        return {maximum, double(log), double(log - W(double(log)))};
+    }
+
+    // Of all parts of a row, which are likely to be one.
+    template <class Part>
+    static ExpSum of(const Part* parts, int count) {
+        ExpSum sum = parts[0].sum;
+        for (int i = 1; i < count; ++i) sum.merge(parts[i].sum);
+        return sum;
     }
 
    private:
@@ -140,34 +201,28 @@ void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* 
     }
 }
 
-// LSE(z) = maximum + log_sum, exact also where it is near 0.
-struct LogSum {
-    double maximum;
-    double log_sum;
-    double value() const { return maximum + log_sum; }
-};
-
-// log m + log(1 + r/m), m scores at the maximum and r = Σ exp(z − maximum) over the others. In double; in long double for
-// double scores, whose own sums would leave 4 ulp of a result near 0.
-template <class T>
-double log_sum_of_gaps(const Row<T>& row, double maximum) {
-    using W = std::conditional_t<sizeof(T) == sizeof(double), long double, double>;
-    W count = 0, rest = 0;
+// log m + log(1 + r/m), m scores at the maximum and r = Σ exp(z − maximum) over the others, within 2 ulp in double.
+template <class W, class T>
+LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
+    W count = 0, rest = 0, lost = 0;
     if constexpr (sizeof(W) == sizeof(double)) {
-#pragma omp simd reduction(+ : rest, count)
+#pragma omp simd reduction(+ : rest, lost, count)
         for (int64_t i = 0; i < row.n; ++i) {
-            const double gap = row.score(i) - maximum;
-            rest += gap < 0 ? exp(gap) : 0.0;
+            double low;
+            const double gap = row.gap(i, maximum, low), e = exp(gap);
+            add_exactly(gap < 0 ? e + e * low : 0.0, rest, lost);
             count += gap < 0 ? 0.0 : 1.0;
         }
     } else {
         for (int64_t i = 0; i < row.n; ++i) {
-            const W gap = W(row.score(i)) - W(maximum);
-            rest += gap < 0 ? std::exp(gap) : W(0);
-            count += gap < 0 ? W(0) : W(1);
+            const W gap = (W(widen(row.x[i])) - W(maximum)) / W(row.tau);
+            const bool allowed = !row.mask || row.mask[i];
+            rest += allowed && gap < 0 ? std::exp(gap) : W(0);
+            count += allowed && !(gap < 0) ? W(1) : W(0);
         }
     }
-    return double(std::log(count) + std::log1p(rest / count));
+    const W log_sum = std::log(count) + std::log1p((rest + lost) / count);
+    return {maximum, double(log_sum), double(log_sum - W(double(log_sum)))};
 }
 
 // Scans without keeping anything, and finds LSE(z).
@@ -193,19 +248,17 @@ struct LogSumExp {
     // Where `exact` is true log_sum is exact relative to itself, else relative to 1.
     static LogSum result(const Row<T>& row, const ExpSum<C>& sum, bool exact) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
-        if (double(sum.maximum) == infinity && row.n > 0) return {infinity, has_nan(row) ? std::numeric_limits<double>::quiet_NaN() : 0.0};
-        if (sum.sum == 0) return {NOTHING, 0.0};
-        const double value = sum.origin.value() + std::log(sum.sum);
-        const double maximum = row.scale == 1.0 ? double(sum.maximum) : highest_score(row);
-        if (std::fabs(value) < 2.0 || (exact && value - maximum < 2.0)) return {maximum, log_sum_of_gaps(row, maximum)};
-        return {maximum, value - maximum};
+        if (double(sum.maximum) == infinity && row.n > 0) return {infinity, has_nan(row) ? std::numeric_limits<double>::quiet_NaN() : 0.0, 0};
+        if (sum.sum() == 0) return {NOTHING, 0, 0};
+        const double maximum = row.scale == 1.0 ? double(sum.maximum) : row.highest();
+        return near(row, sum.log_sum(maximum, row.scale), exact);
     }
 
-    static double highest_score(const Row<T>& row) {
-        double highest = NOTHING;
-#pragma omp simd reduction(max : highest)
-        for (int64_t i = 0; i < row.n; ++i) highest = row.score(i) > highest ? row.score(i) : highest;
-        return highest;
+    // With the digits that a sum in C lacks where its logarithm, or LSE itself, is near 0.
+    static LogSum near(const Row<T>& row, LogSum result, bool exact) {
+        const bool zero = std::fabs(result.value(row.scale)) < 2.0;
+        if (zero && !exact && sizeof(T) == sizeof(double)) return log_sum_of_gaps<long double>(row, result.maximum);
+        return zero || (exact && result.log_sum < NEAR<C>) ? log_sum_of_gaps<double>(row, result.maximum) : result;
     }
 
     static bool has_nan(const Row<T>& row) {
@@ -227,7 +280,7 @@ struct Softmax {
         double mass;       // the denominator, relative to the origin
         double uniform;    // what each allowed score gets in a row of none, for rectified
         double weight;     // a factor of the probabilities
-        double top;        // the largest z, and log Σ less it, where they are asked for
+        double top;        // the largest x, and log Σ less it, where they are asked for
         double conjugate;
     };
 
@@ -258,15 +311,14 @@ struct Softmax {
             } else {
                 part.sum.template add<false>(z, length, nullptr);
             }
-            if (origins) origins[(i - begin) / BLOCK] = part.sum.sum == 0 ? NOTHING : part.sum.origin.value();
+            if (origins) origins[(i - begin) / BLOCK] = part.sum.sum() == 0 ? NOTHING : part.sum.origin.value();
         }
         return true;
     }
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
-        ExpSum<C> sum;
-        for (int i = 0; i < count; ++i) sum.merge(parts[i].sum);
-        double mass = sum.sum, uniform = 0;
+        const auto sum = ExpSum<C>::of(parts, count);
+        double mass = sum.sum(), uniform = 0;
         if (kind == Kind::elastic) mass += std::exp(row.theta - sum.origin.value());
         if (kind == Kind::rectified && mass == 0 && row.theta != 0) {
             int64_t allowed = 0;
@@ -277,7 +329,7 @@ struct Softmax {
         if (with_conjugate) {
             result = LogSumExp<T>::result(row, sum, true);
             if (kind == Kind::elastic && result.maximum > NOTHING) {
-                const double sink = row.theta - result.maximum;
+                const double sink = row.theta - result.maximum * row.scale;
                 result.log_sum = sink > 0 ? sink + std::log1p(std::exp(result.log_sum - sink))
                                           : std::log1p(std::expm1(result.log_sum) + std::exp(sink));
             }
@@ -316,8 +368,9 @@ struct Softmax {
         emit_exp(load(row, begin, length, scratch), length, part.sum.origin, {part.weight, part.mass == 0 ? 1.0 : part.mass}, to);
     }
 
-    double probability(const Row<T>&, double score, const Part& part) const {
-        return part.mass == 0 ? 0.0 : std::exp(score - part.sum.origin.value()) / part.mass;
+    // Of one class.
+    double probability(const Row<T>& row, int64_t c, const Part& part) const {
+        return part.mass == 0 ? 0.0 : std::exp(row.gap(c, part.top) - part.sum.origin.above(part.top * row.scale)) / part.mass;
     }
 };
 

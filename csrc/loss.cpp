@@ -1,6 +1,6 @@
 // Losses whose gradient is a map less the target, with that gradient, in one call:
 //   value = w (U v + Ω(y) + Σ u_c (M − z_c))        out = w (U p − u)
-// V(z) = M + v, M the largest score. It is summed in double, where the terms cancel near the loss's zero.
+// V(z) = M + v, M the largest z. It is summed in double, where the terms cancel near the loss's zero.
 
 #include "exponential.h"
 #include "threshold.h"
@@ -55,12 +55,12 @@ Account account(const Row<T>& row, const Target<T>& target, double top, const Re
     if (fenchel && target.class_weight) sums.weight = target.soft ? 0 : target.class_weight[target.label];
     const auto add = [&](int64_t c, double u) {
         if (u == 0) return;
-        const double z = row.score(c);
-        if (z == NOTHING) {
+        const double gap = row.gap(c, top);
+        if (gap == NOTHING) {
             sums.impossible = true;
         } else {
             sums.mass += u;
-            sums.distance += u * (top - z);
+            sums.distance -= u * gap;
         }
     };
     if (target.one_hot()) {
@@ -110,8 +110,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
     part.weight = factor * sums.mass;
     if (target.one_hot()) {
         if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
-        const double score = row.score(target.label);
-        if (score > NOTHING) narrow(part.weight * kernel.probability(row, score, part) - factor * target.u(target.label), row.out[target.label]);
+        if (row.score(target.label) > NOTHING) narrow(part.weight * kernel.probability(row, target.label, part) - factor * target.u(target.label), row.out[target.label]);
         return true;
     }
     if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;

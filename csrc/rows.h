@@ -7,6 +7,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #include "elementary.h"
 #include "kernels.h"
@@ -54,12 +57,14 @@ struct Scratch {
     Array<double> origins;
     Array<C> candidates;
     Array<double> gaps;
+    Array<float> rough;
     Array<char> tile;
 
     void release_if_large() {
         origins.release_if_large();
         candidates.release_if_large();
         gaps.release_if_large();
+        rough.release_if_large();
         tile.release_if_large();
     }
 
@@ -126,6 +131,32 @@ struct Row {
             scratch.low[i] = C(z - double(scratch.high[i]));
         }
         return {scratch.high, scratch.low};
+    }
+
+    // z less that of the score x = maximum, exactly 0 for that one. A z of its own would be rounded, or not, as the compiler fuses it.
+    inline double gap(int64_t i, double maximum) const {
+        const double value = (double(widen(x[i])) - maximum) * scale;
+        return mask && !mask[i] ? -std::numeric_limits<double>::infinity() : value;
+    }
+
+    // And what its roundings lost, near enough; 0 where that is nothing that can be said.
+    inline double gap(int64_t i, double maximum, double& lost) const {
+        const double own = double(widen(x[i])), difference = own - maximum, taken = difference - own;
+        const double rest = (own - (difference - taken)) - (maximum + taken), value = difference * scale;
+        const double low = std::fma(difference, scale, -value) + rest * scale;
+        lost = low == low ? low : 0.0;
+        return mask && !mask[i] ? -std::numeric_limits<double>::infinity() : value;
+    }
+
+    // The largest x, −∞ where there is none.
+    double highest() const {
+        double highest = -std::numeric_limits<double>::infinity();
+#pragma omp simd reduction(max : highest)
+        for (int64_t i = 0; i < n; ++i) {
+            const double value = double(widen(x[i]));
+            highest = (!mask || mask[i]) && value > highest ? value : highest;
+        }
+        return highest;
     }
 
     // z in double.
@@ -349,12 +380,29 @@ C highest(const C* values, int64_t length) {
 // Scores that are looked at together for candidates: most such groups hold none.
 constexpr int64_t LOOK = 64;
 
-// Whether a value is not at most the bound, as NaN is not.
+// Bit i tells whether the i-th of up to LOOK values is not at most the bound, as NaN is not.
 template <class C>
-bool any_above(const C* values, int64_t length, C bound) {
-    int above = 0;
-    for (int64_t i = 0; i < length; ++i) above |= !(values[i] <= bound);
-    return above != 0;
+uint64_t above(const C* values, int64_t length, C bound) {
+    int64_t i = 0;
+    uint64_t bits = 0;
+#ifdef __AVX2__
+    constexpr int64_t lanes = 32 / sizeof(C);
+    for (; i + lanes <= length; i += lanes) {
+        int mask;
+        if constexpr (sizeof(C) == sizeof(float)) {
+            mask = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values + i), _mm256_set1_ps(bound), _CMP_NLE_UQ));
+        } else {
+            mask = _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(values + i), _mm256_set1_pd(bound), _CMP_NLE_UQ));
+        }
+        bits |= uint64_t(mask) << i;
+    }
+#else
+    int any = 0;
+    for (int64_t j = 0; j < length; ++j) any |= !(values[j] <= bound);
+    if (!any) return 0;
+#endif
+    for (; i < length; ++i) bits |= uint64_t(!(values[i] <= bound)) << i;
+    return bits;
 }
 
 template <class C>
@@ -364,25 +412,10 @@ bool any_nan(const C* values, int64_t length) {
     return unordered != 0;
 }
 
-inline int64_t lowest_byte(uint64_t eight) {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return __builtin_ctzll(eight) / 8;
-#else
-    return 7 - __builtin_ctzll(eight) / 8;
-#endif
-}
-
-// Appends those of up to LOOK values that are not at most the bound, and returns the new count.
-template <class C>
-int64_t append_above(const C* values, int64_t length, C bound, C* candidates, int64_t count) {
-    alignas(8) uint8_t above[LOOK] = {};
-    for (int64_t i = 0; i < length; ++i) above[i] = !(values[i] <= bound);
-    for (int64_t i = 0; i < LOOK; i += 8) {
-        uint64_t eight;
-        std::memcpy(&eight, above + i, 8);
-        for (; eight; eight &= eight - 1) candidates[count++] = values[i + lowest_byte(eight)];
-    }
-    return count;
+// body(i) for the bits that are set.
+template <class Body>
+inline void for_each_bit(uint64_t bits, const Body& body) {
+    for (; bits; bits &= bits - 1) body(int64_t(__builtin_ctzll(bits)));
 }
 
 }  // namespace SOFTMAXIMA_ISA

@@ -87,9 +87,10 @@ struct TopK : Selection<T> {
             const C* block = row.raw(i, length, scratch.high);
             for (int64_t j = 0; j < length; j += LOOK) {
                 const int64_t look = minimum(LOOK, length - j);
-                if (!any_above(block + j, look, bound)) continue;
+                const uint64_t found = above(block + j, look, bound);
+                if (!found) continue;
                 nan = nan || any_nan(block + j, look);
-                count = append_above(block + j, look, bound, best, count);
+                for_each_bit(found, [&](int64_t k) { best[count++] = block[j + k]; });
                 if (count > limit && !nan) count = highest_k(best, count, k, bound);
                 if (nan) return this->fill(row, std::numeric_limits<double>::quiet_NaN());
             }

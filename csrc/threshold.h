@@ -17,97 +17,148 @@ struct Threshold {
     double next_level = 0, next_growth = 1;
 };
 
-// A solver is given scores less their maximum, and a bound that the support is known to be above. It may drop scores that it finds
-// not to be in the support. The tolerance is for the last step, in nats.
-// offset is (e^{−βΛ} − 1)/β, which the conjugate is made of.
+// Each family has
+//   reach()                                how far below the maximum the support can go,
+//   lower_bound(gaps, count, lowest)       an edge at or below the threshold's, found quickly,
+//   solve(gaps, count, lowest)             the threshold, found exactly,
+//   offset(threshold)                      (e^{−βΛ} − 1)/β, which the conjugate is made of,
+//   probabilities(gaps, count, threshold)  p, in the place of the gaps,
+// and tells whether its probabilities are costly. They are given scores less their maximum, to which −∞ is added until their number
+// is a multiple of PADDING, and an edge that the support is known to be above.
+constexpr int64_t PADDING = 16;
+
+template <class V>
+int64_t pad(V* gaps, int64_t count) {
+    const int64_t padded = (count + PADDING - 1) / PADDING * PADDING;
+    for (int64_t i = count; i < padded; ++i) gaps[i] = -std::numeric_limits<V>::infinity();
+    return padded;
+}
+
+// What rounding may add to the mean of so many gaps: the vectors of a sum have 4 numbers or more.
+template <class V>
+inline V slack(int64_t count) {
+    return std::numeric_limits<V>::epsilon() * V(count / 4 + 8);
+}
 
 struct Sparsemax {
     static constexpr double beta = 1;
+    static constexpr bool costly = false;
 
-    static constexpr double reach() { return 1; }  // how far below the maximum the support can go
+    static constexpr double reach() { return 1; }
 
     explicit Sparsemax(double) {}
 
     // Michelot: the mean of the candidates says which cannot be in the support, until all can.
-    Threshold solve(double* gaps, int64_t& count, double lowest, double) const {
-        double lambda = lowest, before = 0;
+    template <class V>
+    static V michelot(const V* gaps, int64_t count, V lowest) {
+        V lambda = lowest, before = 0;
         for (bool first = true;; first = false) {
-            double sum = 0, kept = 0;
+            V sum = 0, kept = 0;
 #pragma omp simd reduction(+ : sum, kept)
             for (int64_t i = 0; i < count; ++i) {
-                sum += gaps[i] > lambda ? gaps[i] : 0.0;
-                kept += gaps[i] > lambda ? 1.0 : 0.0;
+                sum += gaps[i] > lambda ? gaps[i] : V(0);
+                kept += gaps[i] > lambda ? V(1) : V(0);
             }
-            if (kept >= before && !first) break;  // more only by rounding, of scores at the very threshold
+            if (kept >= before && !first) return lambda;  // more only by rounding, of scores at the very threshold
             lambda = (sum - 1) / kept;
             before = kept;
         }
-        Threshold threshold;
-        threshold.edge = lambda;
-        return threshold;
     }
+
+    float lower_bound(const float* gaps, int64_t count, float lowest) const {
+        return michelot(gaps, count, lowest) - slack<float>(count);
+    }
+
+    Threshold solve(const double* gaps, int64_t count, double lowest) const { return {michelot(gaps, count, lowest)}; }
 
     double offset(const Threshold& threshold) const { return -threshold.edge - 1; }
 
-    double probability(double gap, const Threshold& threshold) const {
-        const double p = gap - threshold.edge;
-        return p > 0 ? p : 0.0;
+    void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
+        const double edge = threshold.edge;
+        for (int64_t i = 0; i < count; ++i) gaps[i] = gaps[i] > edge ? gaps[i] - edge : 0.0;
     }
 };
 
 struct Entmax15 {
     static constexpr double beta = 0.5;
+    static constexpr bool costly = false;
     static constexpr int MOST_STEPS = 60;
 
     static constexpr double reach() { return 2; }
 
     explicit Entmax15(double) {}
 
-    // Newton on the norm √Σp, which is convex in λ and so never passed from the left, until the root of the quadratic
-    // Σ (√p − δ)² = 1 over the candidates leaves each of them in the support: then it is exact.
-    Threshold solve(double* gaps, int64_t& count, double lowest, double) const {
+    // With roots = (gap − edge)/2 of those above the edge.
+    template <class V>
+    struct Sums {
+        V roots = 0, mass = 0, kept = 0, least = 0;
+
+        Sums(const V* gaps, int64_t count, V edge) {
+            V sum = 0, squares = 0, inside = 0, lowest = 0;
+#pragma omp simd reduction(+ : sum, squares, inside) reduction(min : lowest)
+            for (int64_t i = 0; i < count; ++i) {
+                const bool above = gaps[i] > edge;
+                const V root = above ? (gaps[i] - edge) / 2 : V(0), gap = above ? gaps[i] : V(0);
+                sum += root;
+                squares += root * root;
+                inside += above ? V(1) : V(0);
+                lowest = gap < lowest ? gap : lowest;
+            }
+            roots = sum;
+            mass = squares;
+            kept = inside;
+            least = lowest;
+        }
+
+        // Newton's on the norm √Σp, which is convex in the edge and so never passed from the left.
+        V step() const { return 2 * (mass - std::sqrt(mass)) / roots; }
+    };
+
+    float lower_bound(const float* gaps, int64_t count, float lowest) const {
+        float edge = lowest;
+        for (int step = 0; step < MOST_STEPS; ++step) {
+            const float move = Sums<float>(gaps, count, edge).step();
+            edge += move > 0 ? move : 0.0f;
+            if (!(move > 1e-2f)) break;
+        }
+        return edge - 2 * slack<float>(count);
+    }
+
+    // Newton, until the root of the quadratic Σ (√p − δ)² = 1 over the candidates leaves each of them in the support: then it is exact.
+    Threshold solve(const double* gaps, int64_t count, double lowest) const {
         double edge = lowest;
         for (int step = 0; step < MOST_STEPS; ++step) {
-            double sum = 0, mass = 0, kept = 0, least = 0;
-#pragma omp simd reduction(+ : sum, mass, kept) reduction(min : least)
-            for (int64_t i = 0; i < count; ++i) {
-                const bool inside = gaps[i] > edge;
-                const double root = inside ? (gaps[i] - edge) / 2 : 0.0, gap = inside ? gaps[i] : 0.0;
-                sum += root;
-                mass += root * root;
-                kept += inside ? 1.0 : 0.0;
-                least = gap < least ? gap : least;
-            }
-            const double discriminant = sum * sum - kept * (mass - 1);
+            const Sums<double> sums(gaps, count, edge);
+            const double discriminant = sums.roots * sums.roots - sums.kept * (sums.mass - 1);
             if (discriminant >= 0) {
-                const double exact = edge + 2 * (mass - 1) / (sum + std::sqrt(discriminant));
-                if (least > exact) {
-                    edge = exact;
-                    break;
-                }
+                const double exact = edge + 2 * (sums.mass - 1) / (sums.roots + std::sqrt(discriminant));
+                if (sums.least > exact) return {exact};
             }
-            const double move = 2 * (mass - std::sqrt(mass)) / sum;
+            const double move = sums.step();
             if (move <= 1e-16) break;
             edge += move;
         }
-        Threshold threshold;
-        threshold.edge = edge;
-        return threshold;
+        return {edge};
     }
 
     double offset(const Threshold& threshold) const { return -threshold.edge - 2; }
 
-    double probability(double gap, const Threshold& threshold) const {
-        const double root = (gap - threshold.edge) / 2;
-        return root > 0 ? root * root : 0.0;
+    void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
+        const double edge = threshold.edge;
+        for (int64_t i = 0; i < count; ++i) {
+            const double root = gaps[i] > edge ? (gaps[i] - edge) / 2 : 0.0;
+            gaps[i] = root * root;
+        }
     }
 };
 
-// Any α ≥ 1. For β ≤ 1, (Σp)^β is a norm, convex in e^{−βΛ}, and Newton's step on it never passes the root from the left. For β > 1
-// the step is Newton's on log Σp inside a bracket, and every third step bisects it. There a score enters with infinite slope: where
-// neighbouring Λ leave a jump of Σp across 1, p is their mixture.
+// Any α ≥ 1. For β ≤ 1, (Σp)^β is a norm, convex in u = e^{−βΛ}, and Halley's step on it is taken. For β > 1 the step is Newton's on
+// log Σp, and every third step bisects. There a score enters with infinite slope: where neighbouring Λ leave a jump of Σp across 1,
+// p is their mixture.
 struct Entmax {
     static constexpr int MOST_STEPS = 200;  // of which a third shrinks the bracket below the rounding of Λ
+    static constexpr int ROUGH_STEPS = 12;
+    static constexpr bool costly = true;
 
     double beta;
 
@@ -116,71 +167,93 @@ struct Entmax {
     double reach() const { return 1 / beta; }
 
     struct Mass {
-        double mass, slope;  // Σp, Σp/ρ
+        double mass, slope, curve;  // Σp, Σp/ρ, Σp/ρ²
     };
 
     // log p and 1/ρ, p = 0 where ρ is.
-    static double log_share(double gap, double scale, double inverse, double level, double& inverse_rho) {
-        const double ratio = gap == 0 ? 0.0 : gap * scale;
-        const double rho = 1 + ratio;
+    template <class V>
+    [[gnu::always_inline]] static inline V log_share(V gap, V scale, V inverse, V level, V& inverse_rho) {
+        const V ratio = gap == 0 ? V(0) : gap * scale;
+        const V rho = 1 + ratio;
         inverse_rho = 1 / rho;
-        const double lost = (ratio - (rho - 1)) * inverse_rho;  // log(1 + ratio) = log ρ + lost, also for small ratios
-        return rho > 0x1p-52 ? (log_of_normal(rho) + lost) * inverse - level : -std::numeric_limits<double>::infinity();
+        const V lost = (ratio - (rho - 1)) * inverse_rho;  // log(1 + ratio) = log ρ + lost, also for small ratios
+        return rho > std::numeric_limits<V>::epsilon() ? (log_of_normal(rho) + lost) * inverse - level : -std::numeric_limits<V>::infinity();
     }
 
-    Mass evaluate(const double* gaps, int64_t count, double level) const {
-        const Exponential<double> exp(Origin<double>{});
-        double mass = 0, slope = 0;
+    template <class V>
+    Mass evaluate(const V* gaps, int64_t count, double level) const {
+        const Exponential<V> exp(Origin<V>{});
+        V mass = 0, slope = 0, curve = 0;
         if (beta == 0) {
 #pragma omp simd reduction(+ : mass)
-            for (int64_t i = 0; i < count; ++i) mass += exp(gaps[i] - level);
-            return {mass, mass};
+            for (int64_t i = 0; i < count; ++i) mass += exp(gaps[i] - V(level));
+            return {mass, mass, mass};
         }
-        const double scale = beta * std::exp(beta * level), inverse = 1 / beta;
-#pragma omp simd reduction(+ : mass, slope)
-        for (int64_t i = 0; i < count; ++i) {
-            double inverse_rho;
-            const double p = exp(log_share(gaps[i], scale, inverse, level, inverse_rho));
-            mass += p;
-            slope += p > 0 ? p * inverse_rho : 0.0;
+        const V scale = V(beta * std::exp(beta * level)), inverse = V(1 / beta), height = V(level);
+        const int64_t half = count / 2;  // two at a time, for log and exp are long chains of operations
+#pragma omp simd reduction(+ : mass, slope, curve)
+        for (int64_t i = 0; i < half; ++i) {
+            V first, second;  // 1/ρ
+            const V p = exp(log_share(gaps[i], scale, inverse, height, first));
+            const V q = exp(log_share(gaps[i + half], scale, inverse, height, second));
+            const V p_slope = p > 0 ? p * first : V(0), q_slope = q > 0 ? q * second : V(0);
+            mass += p + q;
+            slope += p_slope + q_slope;
+            curve += p_slope * first + q_slope * second;
         }
-        return {mass, slope};
+        return {mass, slope, curve};
     }
 
     double edge(double level) const { return beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * level) / beta; }
 
-    Threshold solve(double* gaps, int64_t& count, double lowest, double tolerance) const {
-        const bool convex = beta <= 1;
-        double level = beta > 0 && lowest > -1 / beta ? -std::log(-beta * lowest) / beta : 0.0, low = level;
-        double high = std::log(double(count));
+    double level(double edge) const { return beta > 0 && edge > -1 / beta ? -std::log(-beta * edge) / beta : 0.0; }
+
+    bool convex() const { return beta > 0 && beta <= 1; }
+
+    // The next Λ, and a bound of what is lost if it is taken for the last.
+    struct Step {
+        double level, lost;
+    };
+
+    Step step(const Mass& at, double level) const {
+        const double log_mass = std::log(at.mass);
+        if (!convex()) return {level + at.mass * log_mass / at.slope, 1};
+        // As shares of u: Newton's step, N''/N' with which Halley's follows, and an upper bound of it.
+        const double newton = -at.mass * std::expm1(-beta * log_mass) / at.slope;
+        const double bend = (1 / beta - 1) * (at.curve / at.slope - at.slope / at.mass), bound = at.curve / at.slope / beta;
+        const double half = newton * bend / 2;
+        return {level - std::log1p(-newton / (1 - (half < 0.5 ? half : 0.5))) / beta, std::fabs(newton * newton * bound) / beta};
+    }
+
+    float lower_bound(const float* gaps, int64_t count, float lowest) const {
+        const double enough = 1 + 4 * slack<float>(count);
+        double low = level(lowest), high = std::log(double(count)), level = low;
+        for (int i = 0; i < ROUGH_STEPS; ++i) {
+            const Mass at = evaluate(gaps, count, level);
+            (at.mass >= enough ? low : high) = level;
+            if (at.mass >= enough && at.mass < 1.02) break;
+            const double next = step(at, level).level - 1e-3 / (1 + beta);
+            level = next > low && next < high ? next : (low + high) / 2;
+        }
+        return float(edge(low));
+    }
+
+    Threshold solve(const double* gaps, int64_t count, double lowest) const {
+        double level = this->level(lowest), low = level, high = std::log(double(count));
         Mass at = evaluate(gaps, count, level);
-        for (int step = 0; step < MOST_STEPS; ++step) {
-            if (at.mass >= 1) {
-                low = level;
-                const double bound = edge(level);
-                int64_t kept = 0;
-                for (int64_t i = 0; i < count; ++i) {
-                    gaps[kept] = gaps[i];
-                    kept += gaps[i] > bound;
-                }
-                count = kept;
-            }
+        for (int i = 0; i < MOST_STEPS; ++i) {
+            if (at.mass >= 1) low = level;
             if (at.mass <= 1) high = level;
-            const double error = std::fabs(at.mass - 1), log_mass = std::log(at.mass), ascent = at.mass * log_mass / at.slope;
-            double newton = level + ascent;
-            if (convex && beta > 0) {
-                const double t = -beta * log_mass;
-                newton = level - std::log1p(-beta * ascent * (t == 0 ? 1.0 : std::expm1(t) / t)) / beta;
-            }
-            const double move = std::fabs(newton - level), rounding = 4e-16 * (level > 1 ? level : 1.0);
-            if (error <= 1e-15 || high - low <= rounding || (move <= rounding && (convex || error <= 1e-12))) break;
-            if (convex && move < tolerance) {  // Newton's next error is of the order of the square of this one
-                level = newton;
+            const Step next = step(at, level);
+            const double error = std::fabs(at.mass - 1), move = std::fabs(next.level - level), rounding = 4e-16 * (level > 1 ? level : 1.0);
+            if (error <= 1e-15 || high - low <= rounding || (move <= rounding && (beta <= 1 || error <= 1e-12))) break;
+            if (next.lost <= 1e-15) {
+                level = next.level;
                 at.mass = 1;
                 break;
             }
-            const bool accept = newton > low && newton < high && (convex || step % 3 != 2);
-            level = accept ? newton : (low + high) / 2;
+            const bool accept = next.level > low && next.level < high && (beta <= 1 || i % 3 != 2);
+            level = accept ? next.level : (low + high) / 2;
             at = evaluate(gaps, count, level);
         }
         Threshold threshold{edge(level), level, std::exp(beta * level)};
@@ -195,33 +268,54 @@ struct Entmax {
         return beta == 0 ? -threshold.level : std::expm1(-beta * threshold.level) / beta;
     }
 
-    double at_level(double gap, double level, double growth) const {
-        double unused;
-        const double power = beta == 0 ? gap - level : log_share(gap, beta * growth, 1 / beta, level, unused);
-        return Exponential<double>(Origin<double>{})(power);
+    // p at one level. The results may take the place of the gaps.
+    void at_level(const double* gaps, int64_t count, double level, double growth, double* p) const {
+        const Exponential<double> exp(Origin<double>{});
+        if (beta == 0) {
+#pragma omp simd
+            for (int64_t i = 0; i < count; ++i) p[i] = exp(gaps[i] - level);
+            return;
+        }
+        const double scale = beta * growth, inverse = 1 / beta;
+        const auto one = [=](double gap) __attribute__((always_inline)) {
+            double unused;
+            return exp(log_share(gap, scale, inverse, level, unused));
+        };
+        const int64_t half = count / 2;
+#pragma omp simd
+        for (int64_t i = 0; i < half; ++i) {
+            const double first = one(gaps[i]), second = one(gaps[i + half]);
+            p[i] = first;
+            p[i + half] = second;
+        }
     }
 
-    double probability(double gap, const Threshold& threshold) const {
-        const double p = at_level(gap, threshold.level, threshold.growth);
-        const double next = threshold.share == 0 ? 0.0 : at_level(gap, threshold.next_level, threshold.next_growth) - p;
-        return p + threshold.share * next;
+    void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
+        if (threshold.share == 0) return at_level(gaps, count, threshold.level, threshold.growth, gaps);
+        for (int64_t i = 0; i < count; i += PADDING) {
+            double next[PADDING];
+            at_level(gaps + i, PADDING, threshold.next_level, threshold.next_growth, next);
+            at_level(gaps + i, PADDING, threshold.level, threshold.growth, gaps + i);
+            for (int64_t j = 0; j < PADDING; ++j) gaps[i + j] += threshold.share * (next[j] - gaps[i + j]);
+        }
     }
 };
 
 template <class T, class Family>
 struct ThresholdMap {
     using C = compute_t<T>;
-    static constexpr int64_t TIGHTEN = 128;  // candidates that are worth a solve to thin them out
+    static constexpr int64_t TIGHTEN = 128;  // candidates that are worth thinning out while more are collected
+    static constexpr int64_t FEW = 16;       // candidates that are not worth it before the threshold is solved for
 
     struct Part {
-        const C* candidates;
+        C* candidates;
         int64_t count;
         bool nan;
         C maximum, bound;
         Threshold threshold;
         bool empty;         // nothing allowed
         double weight;  // a factor of the probabilities
-        double top;        // the largest z
+        double top;        // the largest x
         double conjugate;  // Ω*(z) less it, where it is asked for
     };
 
@@ -243,28 +337,18 @@ struct ThresholdMap {
             for (int64_t j = 0; j < length; j += LOOK) {
                 const C* values = block + j;
                 const int64_t look = minimum(LOOK, length - j);
-                if (!any_above(values, look, bound)) continue;
-                const C high = highest(values, look);
+                uint64_t found = above(values, look, bound);
+                if (!found) continue;
+                const C high = i == begin ? top : highest(values, look);
                 if (high > top) {
                     top = high;
                     const C raised = farthest(family, top, row.tau);
-                    bound = raised > bound ? raised : bound;
+                    if (raised > bound) found = above(values, look, bound = raised);
                 }
-                count = append_above(values, look, bound, candidates, count);
+                for_each_bit(found, [&](int64_t k) { candidates[count++] = values[k]; });
                 nan |= any_nan(values, look);
                 if (count > limit && !nan) {
-                    double* gaps = scratch.gaps.at_least(count);
-                    if (!gaps) return false;
-                    int64_t solved = count;
-                    for (int64_t k = 0; k < count; ++k) gaps[k] = (double(candidates[k]) - double(top)) * row.scale;
-                    const C raised = below(double(top) + family.solve(gaps, solved, lowest(bound, top, row.scale), 0.1).edge * row.tau);
-                    bound = raised > bound ? raised : bound;
-                    int64_t kept = 0;
-                    for (int64_t k = 0; k < count; ++k) {
-                        candidates[kept] = candidates[k];
-                        kept += candidates[k] > bound;
-                    }
-                    count = kept;
+                    if (!thin(family, row, top, bound, candidates, count, scratch)) return false;
                     limit = 2 * count > TIGHTEN ? 2 * count : TIGHTEN;
                 }
             }
@@ -294,16 +378,25 @@ struct ThresholdMap {
         Threshold threshold;
         double conjugate = 0;
         if (!nan && !empty) {
-            double* gaps = scratch.gaps.at_least(candidates);
+            candidates = 0;
+            for (int i = 0; i < count; ++i) {
+                if (parts[i].count > FEW && !thin(family, row, top, bound, parts[i].candidates, parts[i].count, scratch)) return false;
+                candidates += parts[i].count;
+            }
+            double* gaps = scratch.gaps.at_least(2 * (candidates + PADDING));
             if (!gaps) return false;
             int64_t filled = 0;
             for (int i = 0; i < count; ++i)
                 for (int64_t k = 0; k < parts[i].count; ++k)
                     gaps[filled++] = (double(parts[i].candidates[k]) - double(top)) * row.scale;
-            threshold = family.solve(gaps, filled, lowest(bound, top, row.scale), sizeof(C) == sizeof(double) ? 1e-8 : 3e-5);
+            filled = pad(gaps, filled);
+            threshold = family.solve(gaps, filled, lowest(bound, top, row.scale));
             if (with_conjugate) {
+                double* p = gaps + filled;
+                std::memcpy(p, gaps, size_t(filled) * sizeof(double));
+                family.probabilities(p, filled, threshold);
                 double mean = 0;  // Σ p z
-                for (int64_t k = 0; k < filled; ++k) mean += family.probability(gaps[k], threshold) * gaps[k];
+                for (int64_t k = 0; k < filled; ++k) mean += p[k] > 0 ? p[k] * gaps[k] : 0.0;
                 conjugate = (family.beta * mean - family.offset(threshold)) / (1 + family.beta);
             }
         }
@@ -312,7 +405,7 @@ struct ThresholdMap {
             parts[i].empty = empty;
             parts[i].maximum = top;
             parts[i].threshold = threshold;
-            parts[i].top = double(top) * row.scale;
+            parts[i].top = double(top);
             parts[i].conjugate = nan ? std::numeric_limits<double>::quiet_NaN() : conjugate;
         }
         return true;
@@ -343,22 +436,60 @@ struct ThresholdMap {
         const C bound = below(double(part.maximum) + threshold.edge * row.tau);
         const double top = double(part.maximum), scale = row.scale, weight = part.weight;
         const C* values = row.raw(begin, length, scratch.high);
+        double p[BLOCK];
+        int32_t positions[BLOCK];
+        int64_t count = 0;
         for (int64_t j = 0; j < length; j += LOOK) {
             const int64_t look = minimum(LOOK, length - j);
-            if (any_above(values + j, look, bound)) {
-                for (int64_t k = j; k < j + look; ++k)
-                    to[k] = C(family.probability((double(values[k]) - top) * scale, threshold) * weight);
-            } else {
+            const uint64_t found = above(values + j, look, bound);
+            if (found == 0 || Family::costly) {
                 std::memset(to + j, 0, size_t(look) * sizeof(C));
+                for_each_bit(found, [&](int64_t k) { positions[count++] = int32_t(j + k); });
+            } else if (std::is_same_v<Family, Sparsemax> && sizeof(C) < sizeof(double) && scale == 1.0) {
+                // The difference of two numbers of C is rounded once, and what the threshold has beyond C is taken off after.
+                const double level = top + threshold.edge;
+                const C high = C(level), low = C(level - double(high)), factor = C(weight);
+                for (int64_t k = j; k < j + look; ++k) {
+                    const C excess = (values[k] - high) - low;
+                    to[k] = excess > 0 ? excess * factor : C(0);
+                }
+            } else {
+                for (int64_t k = 0; k < look; ++k) p[k] = (double(values[j + k]) - top) * scale;
+                family.probabilities(p, look, threshold);
+                for (int64_t k = 0; k < look; ++k) to[j + k] = C(p[k] * weight);
             }
         }
+        if (count == 0) return;
+        for (int64_t k = 0; k < count; ++k) p[k] = (double(values[positions[k]]) - top) * scale;
+        family.probabilities(p, pad(p, count), threshold);
+        for (int64_t k = 0; k < count; ++k) to[positions[k]] = C(p[k] * weight);
     }
 
-    double probability(const Row<T>& row, double score, const Part& part) const {
-        return Family(row.theta).probability(score - part.top, part.threshold);
+    // Of one class.
+    double probability(const Row<T>& row, int64_t c, const Part& part) const {
+        double p[PADDING] = {row.gap(c, part.top)};
+        Family(row.theta).probabilities(p, PADDING, part.threshold);
+        return p[0];
     }
 
    private:
+    // Raises the bound, and drops the candidates below it.
+    static bool thin(const Family& family, const Row<T>& row, C top, C& bound, C* candidates, int64_t& count, Scratch<C>& scratch) {
+        float* gaps = scratch.rough.at_least(count + PADDING);
+        if (!gaps) return false;
+        for (int64_t k = 0; k < count; ++k) gaps[k] = float((double(candidates[k]) - double(top)) * row.scale);
+        const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(bound, top, row.scale)));
+        const C raised = below(double(top) + double(edge) * row.tau);
+        bound = raised > bound ? raised : bound;
+        int64_t kept = 0;
+        for (int64_t k = 0; k < count; ++k) {
+            candidates[kept] = candidates[k];
+            kept += candidates[k] > bound;
+        }
+        count = kept;
+        return true;
+    }
+
     // What no score of the support can be below.
     static C farthest(const Family& family, C top, double tau) { return below(double(top) - family.reach() * tau); }
 

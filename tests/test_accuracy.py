@@ -1,0 +1,354 @@
+"""How exact the native kernels are, in units in the last place, beside numbers of 64 bits; in every instruction set there is."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import normal
+from softmaxima import _kernels
+from softmaxima.maps import REGISTRY
+
+INF, NAN = math.inf, math.nan
+Wide = np.longdouble
+SETS = ("baseline", "v3", "v4")
+
+pytestmark = [
+    pytest.mark.skipif(not _kernels.AVAILABLE, reason="there is no native library"),
+    pytest.mark.skipif(np.finfo(Wide).nmant < 63, reason="NumPy has no type with more digits than float64 here"),
+]
+
+
+def ulps(actual: Tensor, exact: np.ndarray) -> np.ndarray:
+    """The distance in units in the last place that a number of the dtype has where the exact value is."""
+    info = torch.finfo(actual.dtype)
+    magnitude = np.maximum(np.abs(exact), Wide(info.smallest_normal))
+    unit = np.exp2(np.floor(np.log2(magnitude))) * Wide(info.eps)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(actual.double().numpy().astype(Wide) - exact) / unit
+    return np.where(np.isinf(exact) & (actual.double().numpy() == exact), 0, distance)
+
+
+def wide(x: Tensor) -> np.ndarray:
+    return x.double().numpy().astype(Wide)
+
+
+def assert_within(limit: float, actual: Tensor, exact: np.ndarray, where: np.ndarray | bool = True) -> None:
+    distance = np.where(where, ulps(actual, exact), 0)
+    worst = np.unravel_index(np.argmax(distance), distance.shape)  # NaN counts as the largest
+    assert distance[worst] <= limit, f"{distance[worst]:.2f} ulp at {worst}: {actual[worst]!r} for {exact[worst]}"
+
+
+# exp and log -----------------------------------------------------------------------------------------------------------------
+
+
+def float32_patterns(low: int, high: int, step: int) -> Tensor:
+    return torch.arange(low, high, step, dtype=torch.int64).to(torch.int32).view(torch.float32)
+
+
+def signed(x: Tensor) -> Tensor:
+    return torch.cat((x, -x))
+
+
+def arguments_of_exp(dtype: torch.dtype) -> Iterator[Tensor]:
+    edges = {
+        torch.float32: (88.722839, -103.97208, -87.336548),
+        torch.float64: (709.782712893384, -745.1332191019412, -708.3964185322641),
+    }
+    for edge in edges[dtype]:  # overflow, the last subnormal result, the last normal one
+        near = torch.tensor([edge], dtype=dtype)
+        integer = near.view(torch.int32 if dtype == torch.float32 else torch.int64)
+        yield (integer + torch.arange(-2000, 2000, dtype=integer.dtype)).view(dtype)
+    if dtype == torch.float32:
+        yield signed(float32_patterns(0, 0x7F800000, 8191))
+        yield signed(float32_patterns(0x3D000000, 0x42D00000, 257))  # 1/32 to 104
+    else:
+        random = np.random.default_rng(0)
+        yield torch.from_numpy(random.uniform(-745.2, 709.8, 200_000))
+        yield signed(torch.from_numpy(np.exp(random.uniform(-745, 7, 100_000))))
+    halves = (torch.arange(-2200, 2100, dtype=torch.float64) + 0.5) * math.log(2)  # as far from n log 2 as can be
+    yield halves.to(dtype)
+
+
+def arguments_of_log(dtype: torch.dtype) -> Iterator[Tensor]:
+    near_one = torch.tensor([1.0], dtype=dtype).view(torch.int32 if dtype == torch.float32 else torch.int64)
+    yield (near_one + torch.arange(-5000, 5000, dtype=near_one.dtype)).view(dtype)
+    root = torch.tensor([math.sqrt(0.5), math.sqrt(2)], dtype=dtype).view(near_one.dtype)  # where the exponent changes
+    yield (root[:, None] + torch.arange(-2000, 2000, dtype=root.dtype)).view(dtype).flatten()
+    if dtype == torch.float32:
+        yield float32_patterns(1, 0x7F800000, 8191)
+        yield float32_patterns(1, 0x00800000, 97)  # subnormal
+        yield float32_patterns(0x3F000000, 0x40000000, 97)
+    else:
+        random = np.random.default_rng(1)
+        yield torch.from_numpy(np.exp(random.uniform(-744, 709, 200_000)))
+        yield torch.from_numpy(random.uniform(0.4, 2.5, 100_000))
+        yield torch.from_numpy(1 + np.exp(random.uniform(-36, -1, 50_000)) * random.choice([-1, 1], 50_000))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_exp_is_within_1_ulp(kind: torch.dtype):
+    for x in arguments_of_exp(kind):
+        actual = _kernels.elementwise("exp", x.contiguous())
+        with np.errstate(over="ignore"):
+            exact = np.exp(wide(x))
+        # Above the largest number comes ∞; what rounds to it is below, by half a unit.
+        overflows = exact > Wide(torch.finfo(kind).max) * (1 + Wide(torch.finfo(kind).eps) / 4)
+        assert bool((actual[torch.from_numpy(overflows)] == INF).all())
+        assert_within(1.0, actual, exact, ~overflows)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_log_is_within_1_ulp(kind: torch.dtype):
+    for x in arguments_of_log(kind):
+        x = x[(x > 0) & (x < INF)].contiguous()
+        assert_within(1.0, _kernels.elementwise("log", x), np.log(wide(x)))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_exp_and_log_at_the_ends(kind: torch.dtype):
+    info = torch.finfo(kind)
+    for length in (1, 9):  # scalar code, and vectors
+        evaluate = lambda name, x, length=length: _kernels.elementwise(name, torch.full((length,), x, dtype=kind)).tolist()
+        for x, expected in (
+            (INF, INF),
+            (-INF, 0.0),
+            (info.max, INF),
+            (info.min, 0.0),
+            (0.0, 1.0),
+            (-0.0, 1.0),
+            (info.tiny / 4, 1.0),
+        ):
+            assert evaluate("exp", x) == [expected] * length
+        for x, expected in ((0.0, -INF), (-0.0, -INF), (INF, INF), (1.0, 0.0)):
+            assert evaluate("log", x) == [expected] * length
+        for name, x in (("exp", NAN), ("log", NAN), ("log", -1.0), ("log", -INF), ("log", -info.tiny / 4)):
+            assert all(map(math.isnan, evaluate(name, x)))
+
+
+# Probabilities ---------------------------------------------------------------------------------------------------------------
+
+FAINT = 1e-30  # probabilities below are not promised any digits
+LIMIT = {
+    torch.float32: 3.0,  # 1 ulp of exp, which may be 2 of a quotient just below a power of 2, as much of the sum, and roundings
+    torch.bfloat16: 0.51,  # half a unit, and 3 of float32
+    torch.float16: 0.51,
+}
+
+
+def score_rows(dtype: torch.dtype) -> Iterator[Tensor]:
+    """Rows of many scales, offsets and lengths; also ones that rounding errors of sums are largest for."""
+    for n in (1, 2, 3, 16, 63, 257, 1024, 3000):
+        yield torch.cat(
+            [
+                normal(max(1, 100 // n), n, seed=i, scale=scale) + offset
+                for i, scale in enumerate((0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0))
+                for offset in (0.0, 100.0, -100.0, 1e4, -1e4)
+            ]
+        ).to(dtype)
+        yield torch.linspace(-15, 39, 30, dtype=torch.float64).to(dtype)[:, None].expand(-1, n).contiguous()  # equal scores
+    # Blocks of 1024 scores that are far from one another, either way.
+    for distance in (20.0, 39.0, 60.0, 100.0, 300.0):
+        steps = torch.tensor([0.0, distance, -distance, distance - 0.3]).repeat_interleave(1024)
+        yield torch.stack((steps, -steps, steps + 39.0, steps.flip(0) - 15.9)).to(dtype)
+
+
+def weights(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(exp(z − max z), max z); 0 and 0 in a row of −∞."""
+    top = z.max(-1, keepdims=True)
+    top = np.where(np.isneginf(top), Wide(0), top)
+    return np.exp(z - top), top
+
+
+def exact_softmax(z: np.ndarray, sink: float = -INF) -> np.ndarray:
+    """exp(z) / (Σ exp(z) + exp(sink))."""
+    e, top = weights(z)
+    with np.errstate(over="ignore"):
+        mass = e.sum(-1, keepdims=True) + np.exp(Wide(sink) - top)
+    return e / np.where(mass == 0, Wide(1), mass)
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 7.0])
+def test_softmax_and_its_relatives_keep_their_last_digits(kind: torch.dtype, temperature: float):
+    for i, x in enumerate(score_rows(kind)):
+        where = None if i % 3 else normal(*x.shape, seed=i) > -0.5
+        options = {"temperature": temperature, "where": where}
+        z = wide(x) / Wide(temperature)
+        z = z if where is None else np.where(where.numpy(), z, -INF)
+        p = exact_softmax(z)
+        assert_within(LIMIT[kind], sm.softmax(x, **options), p, p > FAINT)
+        across = sm.softmax(x.T.contiguous(), 0, **{**options, "where": None if where is None else where.T}).T
+        assert_within(LIMIT[kind], across, p, p > FAINT)
+        for beta in (-3.0, 5.0, 88.0, 100.0):
+            p = exact_softmax(z, beta)
+            assert_within(LIMIT[kind], sm.elastic_softmax(x, beta=beta, **options), p, p > FAINT)
+        p = exact_softmax(np.where(z < 0, -INF, z))
+        assert_within(LIMIT[kind], sm.rectified_softmax(x, **options), p, p > FAINT)
+        order = np.argsort(-wide(x if where is None else x.masked_fill(~where, -INF)), -1, kind="stable")
+        ranks = np.argsort(order, -1, kind="stable")
+        for k in (1, 5, 70):
+            p = exact_softmax(np.where(ranks < k, z, -INF))
+            assert_within(LIMIT[kind], sm.topk_softmax(x, k=k, **options), p, p > FAINT)
+        nucleus = sm.topp_softmax(x, p=0.8, **options)
+        p = exact_softmax(np.where((nucleus > 0).numpy(), z, -INF))
+        assert_within(LIMIT[kind], nucleus, p, (p > FAINT) & (kind != torch.float16))  # float16 rounds some that it keeps to 0
+
+
+@pytest.mark.parametrize("kind", LIMIT, ids=str)
+def test_nucleus_is_the_smallest_that_holds_the_share(kind: torch.dtype):
+    for x in score_rows(kind):
+        e, _ = weights(wide(x))
+        for share in (0.1, 0.5, 0.99):
+            kept = (sm.topp_softmax(x, p=share) > 0).numpy()
+            mass = (e * kept).sum(-1) / e.sum(-1)
+            # The lowest score that is kept is needed. Masses are of float32 exponentials, and float16 rounds some to 0.
+            lowest = np.where(kept, e, INF).min(-1) / e.sum(-1)
+            assert bool((mass - lowest <= share + 1e-6).all())
+            if kind != torch.float16:
+                assert bool((mass >= share - 1e-6).all())
+
+
+def exact_entmax(z: np.ndarray, alpha: float) -> np.ndarray:
+    """relu(βz − λ)^{1/β} by bisection of λ."""
+    beta = Wide(alpha) - 1
+    gap = z - z.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        power = lambda edge: np.where(gap > edge, beta * (gap - edge), Wide(0)) ** (1 / beta)
+    low, high = np.full_like(gap[:, :1], -1 / beta), np.zeros_like(gap[:, :1])
+    for _ in range(70):
+        middle = (low + high) / 2
+        enough = power(middle).sum(-1, keepdims=True) >= 1
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+    return power(low)
+
+
+@pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
+@pytest.mark.parametrize("alpha", [2.0, 1.5, 1.25, 1.75, 1.9, 1.99])
+def test_thresholds_are_exact_to_the_rounding_of_the_scores(kind: torch.dtype, alpha: float):
+    limit, temperature = LIMIT.get(kind, 2.0), 0.3
+    names = {2.0: ("sparsemax", "entmax"), 1.5: ("entmax15", "entmax")}.get(alpha, ("entmax",))
+    cases = [normal(6, n, seed=n, scale=scale) for n in (2, 10, 100, 700) for scale in (0.01, 0.3, 3.0, 30.0)]
+    cases.append(scores_about_the_threshold())
+    for x in cases:
+        x = (x * temperature).to(kind)
+        z = wide(x) / Wide(temperature)
+        p = exact_entmax(z, alpha)
+        # z is rounded to 2⁻⁵³ of it, as the threshold is a few times, and p moves by p^{2−α} with both.
+        condition = 2.0**-53 * (64 + np.abs(z - z.max(-1, keepdims=True)).clip(0, 100)) * np.where(p > 0, p, 1e-30) ** (2 - alpha)
+        for name in names:
+            actual = REGISTRY[name](x, temperature=temperature, **({"alpha": alpha} if name == "entmax" else {}))
+            unit = np.exp2(np.floor(np.log2(np.maximum(p, Wide(torch.finfo(kind).smallest_normal))))) * Wide(torch.finfo(kind).eps)
+            excess = np.abs(wide(actual) - p) - limit * unit - condition
+            assert excess.max() <= 0, f"{name} at {np.unravel_index(excess.argmax(), p.shape)}: {excess.max()}"
+
+
+def scores_about_the_threshold() -> Tensor:
+    """Many scores just below the threshold, and as many below them: Newton's step from one group lands just short of the other."""
+    edge = 1e-3
+    group = lambda second, many, below, few, lower: torch.cat(
+        (torch.tensor([0.0, second]), torch.full((many,), below), torch.full((few,), lower), torch.full((400 - many - few,), -9.0))
+    )
+    rows = [group(-0.5, 300, -0.75 - edge, few, -0.75 - edge - 2.1 * edge / few) for few in (3, 10, 30)]
+    rows += [group(-0.885, 276, -1.01757, 122, -1.01759)]
+    return torch.stack(rows).double()
+
+
+# Logarithms ------------------------------------------------------------------------------------------------------------------
+
+
+def exact_log_sum(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(max z, log Σ exp(z − max z)), exact also where that is near 0."""
+    e, top = weights(z)
+    at_top = z == top
+    count, rest = at_top.sum(-1, keepdims=True).astype(Wide), np.where(at_top, Wide(0), e).sum(-1, keepdims=True)
+    return top, np.log(count) + np.log1p(rest / count)
+
+
+@pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 7.0])
+def test_logarithms_of_sums_are_within_1_ulp_and_log_probabilities_within_2(kind: torch.dtype, temperature: float):
+    rows = list(score_rows(kind))
+    rows += [torch.log_softmax(normal(400, n, seed=n), -1).to(kind) for n in (2, 3, 10, 1000)]  # LSE is about 0
+    rows += [torch.tensor([[0.0, -40.0], [0.0, -5.0]]).to(kind)]
+    for x in rows:
+        z = wide(x) / Wide(temperature)
+        top, log_sum = exact_log_sum(z)
+        value, exact = sm.logsumexp(x, temperature=temperature), (top + log_sum)[:, 0]
+        unit = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), Wide(torch.finfo(kind).smallest_normal))))) * Wide(
+            torch.finfo(kind).eps
+        )
+        # max z and log Σ are double numbers (with a temperature z is one), and where they cancel what their rounding left remains.
+        cancelled = 2.0**-52 * np.abs(top[:, 0]) * (4 if temperature != 1.0 else 1)
+        excess = np.abs(wide(value) - exact) - unit - cancelled
+        assert excess.max() <= 0, f"{x[excess.argmax()]}: {value[excess.argmax()]} for {exact[excess.argmax()]}"
+        for log_p in (sm.log_softmax(x, temperature=temperature), sm.log_softmax(x.T.contiguous(), 0, temperature=temperature).T):
+            exact = (z - top) - log_sum
+            assert bool((log_p <= 0).all())
+            rounded: np.ndarray | float = 0.0
+            if temperature != 1.0 and kind == torch.float64:  # 1/τ is rounded, and each gap with it
+                farthest = np.where(np.isneginf(z), 0, top - z).max(-1, keepdims=True)
+                rounded = 2.0**-51 * (np.abs(z) + farthest * np.minimum(np.abs(exact), 1))
+            assert_within_or(2.0, log_p, exact, rounded)
+
+
+def assert_within_or(limit: float, actual: Tensor, exact: np.ndarray, absolute: np.ndarray | float) -> None:
+    assert_within(limit, actual, exact, np.abs(wide(actual) - exact) > absolute)
+
+
+def test_small_sums_keep_their_digits():
+    for dtype, exact in (
+        (torch.float32, 4.248354255291589e-18),
+        (torch.float64, 4.248354255291589e-18),
+        (torch.bfloat16, 4.25e-18),
+    ):
+        assert float(sm.logsumexp(torch.tensor([0.0, -40.0], dtype=dtype))) == pytest.approx(exact, rel=torch.finfo(dtype).eps)
+        assert float(sm.log_softmax(torch.tensor([0.0, -40.0], dtype=dtype))[0]) == pytest.approx(
+            -exact, rel=torch.finfo(dtype).eps
+        )
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        zeros = torch.zeros(100_000, dtype=dtype)
+        assert_within(0.51, sm.logsumexp(zeros)[None], np.log(Wide(100_000))[None])
+        assert_within(0.51, sm.softmax(zeros)[:1], np.array([Wide(1) / 100_000]))
+
+
+def test_a_hundred_million_scores_sum_to_1():
+    x = torch.empty(100_000_000).normal_(generator=torch.Generator().manual_seed(0)).mul_(3)
+    value = float(sm.logsumexp(x))
+    mass = sum(float(part.double().exp().sum()) for part in x.split(4_000_000))
+    assert value == pytest.approx(math.log(mass), rel=2**-23)
+    p = sm.softmax(x)
+    del x
+    assert float(p.sum(dtype=torch.float64)) == pytest.approx(1.0, abs=1e-6)
+
+
+# Instruction sets ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("SOFTMAXIMA_ISA" in os.environ, reason="this is such a run")
+@pytest.mark.parametrize(
+    "isa", [name for name in SETS if _kernels.AVAILABLE and SETS.index(name) < SETS.index(_kernels.instruction_set())]
+)
+def test_all_holds_in_smaller_instruction_sets(isa: str):
+    here = Path(__file__)
+    program = f"""
+import sys, pytest
+from softmaxima import _kernels
+assert _kernels.instruction_set() == {isa!r}
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not hundred_million and not library and not by_torch", *sys.argv[1:]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(here), str(here.with_name("test_kernels.py"))],
+        env=os.environ | {"SOFTMAXIMA_ISA": isa}, cwd=here.parents[1], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
