@@ -56,7 +56,7 @@ template <class T>
 struct Columns {
     using C = compute_t<T>;
     static constexpr int64_t WIDTH = 256 / sizeof(C);
-    static constexpr int64_t SUMMED = 4;                // rows whose sum is taken in C
+    static constexpr int64_t SUMMED = 2;                // rows whose sum is taken in C
     static constexpr int64_t CACHED = int64_t(1) << 17;  // bytes of exponentials that rest in the second-level cache
 
     const SoftmaximaForward* call;

@@ -44,7 +44,7 @@ struct BlockSum {
 };
 
 // Σ exp(z − origin) over a block, each term into out where there is one, and the largest z. The block is worked on at four places
-// at a time, for exp is a long chain of operations; sums of four terms are added up in double.
+// at a time, for exp is a long chain of operations; sums of a few terms are added up in double.
 template <bool Store, bool Low, class C>
 BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
     const Exponential<C> exp(origin);
@@ -62,7 +62,9 @@ BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origi
     for (int64_t i = 0; i < q; ++i) {
         const C highest = larger(larger(high[i], high[i + q]), larger(high[i + 2 * q], high[i + 3 * q]));
         top = highest > top ? highest : top;
-        const double four = double((term(i) + term(i + q)) + (term(i + 2 * q) + term(i + 3 * q)));
+        const C e0 = term(i), e1 = term(i + q), e2 = term(i + 2 * q), e3 = term(i + 3 * q);
+        // A probability is as exact as the sum; of a logarithm the same rounding is a smaller part.
+        const double four = Store ? double(e0 + e1) + double(e2 + e3) : double((e0 + e1) + (e2 + e3));
         if constexpr (sizeof(C) == sizeof(double)) {
             add_exactly(four, sum, lost);
         } else {
@@ -133,10 +135,13 @@ struct ExpSum {
         *this = merged;
     }
 
-    // LSE(x/τ). A power of 2 is moved from the sum to its origin first, so that neither of two terms is large.
+    // LSE(x/τ). For double scores a power of 2 is moved from the sum to its origin first, so that neither of two terms is large.
     LogSum log_sum(double maximum, double scale) const {
         using W = std::conditional_t<sizeof(C) == sizeof(double), long double, double>;
-        const double top = maximum * scale, power = std::nearbyint((top - origin.value()) * Format<double>::log2_e);
+        const double top = maximum * scale;
+        if (sizeof(C) < sizeof(double)) return {maximum, std::log(sum()) + origin.above(top), 0};
+        const double distance = (top - origin.value()) * Format<double>::log2_e;
+        const double power = std::fabs(distance) < 1000 ? std::nearbyint(distance) : 0.0;
         const Origin<C> near = {origin.shift, C(double(origin.power) + power)};
         const W log = std::log(W(std::ldexp(sum(), -int(power)))) + near.above(top);
         return {maximum, double(log), double(log - W(double(log)))};
@@ -318,7 +323,7 @@ struct Softmax {
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
         const auto sum = ExpSum<C>::of(parts, count);
-        double mass = sum.sum(), uniform = 0;
+        double mass = sum.sum() + lost_by_largest(row, sum), uniform = 0;
         if (kind == Kind::elastic) mass += std::exp(row.theta - sum.origin.value());
         if (kind == Kind::rectified && mass == 0 && row.theta != 0) {
             int64_t allowed = 0;
@@ -342,6 +347,18 @@ struct Softmax {
             parts[i].conjugate = result.log_sum;
         }
         return true;
+    }
+
+    // Where one term is most of a sum in float, so is the rounding of that term.
+    static double lost_by_largest(const Row<T>& row, const ExpSum<C>& sum) {
+        if (sizeof(C) == sizeof(double) || !(std::fabs(sum.maximum) < std::numeric_limits<C>::infinity())) return 0;
+        const double mass = sum.sum();
+        const auto exponent = int(bit_cast<uint64_t>(mass) >> Format<double>::mantissa) - Format<double>::bias;
+        const C power = (sum.maximum - sum.origin.shift) * Format<C>::log2_e - sum.origin.power;
+        if (power < C(exponent - 1)) return 0;  // less than half of it
+        const Exponential<C> exp(sum.origin);
+        const double z = row.scale == 1.0 ? double(sum.maximum) : row.highest() * row.scale;
+        return std::exp(z - sum.origin.value()) - double(exp(C(z), C(z - double(C(z)))));
     }
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {

@@ -226,8 +226,8 @@ struct Entmax {
     }
 
     float lower_bound(const float* gaps, int64_t count, float lowest) const {
-        const double enough = 1 + 4 * slack<float>(count);
-        double low = level(lowest), high = std::log(double(count)), level = low;
+        const double enough = 1 + 16 * slack<float>(count), wider = 1 + 4 * std::numeric_limits<float>::epsilon();
+        double low = this->level(wider * lowest), high = std::log(double(count)), level = low;
         for (int i = 0; i < ROUGH_STEPS; ++i) {
             const Mass at = evaluate(gaps, count, level);
             (at.mass >= enough ? low : high) = level;
@@ -235,11 +235,11 @@ struct Entmax {
             const double next = step(at, level).level - 1e-3 / (1 + beta);
             level = next > low && next < high ? next : (low + high) / 2;
         }
-        return float(edge(low));
+        return float(wider * edge(low));
     }
 
     Threshold solve(const double* gaps, int64_t count, double lowest) const {
-        double level = this->level(lowest), low = level, high = std::log(double(count));
+        double level = this->level(lowest), low = 0, high = std::log(double(count));
         Mass at = evaluate(gaps, count, level);
         for (int i = 0; i < MOST_STEPS; ++i) {
             if (at.mass >= 1) low = level;

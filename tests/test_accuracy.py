@@ -139,9 +139,11 @@ def test_exp_and_log_at_the_ends(kind: torch.dtype):
 # Probabilities ---------------------------------------------------------------------------------------------------------------
 
 FAINT = 1e-30  # probabilities below are not promised any digits
+# Within 2 units of the exact value rounded; 3 where a processor has no fused multiply-add.
+FUSED = _kernels.AVAILABLE and _kernels.instruction_set() != "baseline"
 LIMIT = {
-    torch.float32: 3.0,  # 1 ulp of exp, which may be 2 of a quotient just below a power of 2, as much of the sum, and roundings
-    torch.bfloat16: 0.51,  # half a unit, and 3 of float32
+    torch.float32: 2.5 if FUSED else 3.5,
+    torch.bfloat16: 0.51,  # half a unit, and those of float32
     torch.float16: 0.51,
 }
 
