@@ -390,7 +390,7 @@ struct ThresholdMap {
                 for (int64_t k = 0; k < parts[i].count; ++k)
                     gaps[filled++] = (double(parts[i].candidates[k]) - double(top)) * row.scale;
             filled = pad(gaps, filled);
-            threshold = family.solve(gaps, filled, lowest(bound, top, row.scale));
+            threshold = family.solve(gaps, filled, lowest(family, bound, top, row.scale));
             if (with_conjugate) {
                 double* p = gaps + filled;
                 std::memcpy(p, gaps, size_t(filled) * sizeof(double));
@@ -478,7 +478,7 @@ struct ThresholdMap {
         float* gaps = scratch.rough.at_least(count + PADDING);
         if (!gaps) return false;
         for (int64_t k = 0; k < count; ++k) gaps[k] = float((double(candidates[k]) - double(top)) * row.scale);
-        const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(bound, top, row.scale)));
+        const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(family, bound, top, row.scale)));
         const C raised = below(double(top) + double(edge) * row.tau);
         bound = raised > bound ? raised : bound;
         int64_t kept = 0;
@@ -493,8 +493,11 @@ struct ThresholdMap {
     // What no score of the support can be below.
     static C farthest(const Family& family, C top, double tau) { return below(double(top) - family.reach() * tau); }
 
-    // A bound as a gap.
-    static double lowest(C bound, C top, double scale) { return (double(bound) - double(top)) * scale; }
+    // A bound as a gap. C may be too coarse to say how far the support can go.
+    static double lowest(const Family& family, C bound, C top, double scale) {
+        const double gap = (double(bound) - double(top)) * scale, reach = -family.reach();
+        return gap > reach ? gap : reach;
+    }
 
     // A number of C that is not above the value: a bound may let too much pass, never too little.
     static C below(double value) {
