@@ -197,9 +197,15 @@ def test_a_peer_that_computes_something_else_gets_no_ratio(
 def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "RUNS", 5)
     order: list[str] = []
-    timings = bench.take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 0.0)
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    timings = bench.take_turns(calls, 0.0, burst=1)
     assert "".join(order) == "ab" * 6  # once to warm up
     assert [timing.runs for timing in timings.values()] == [5, 5]
+
+    order.clear()
+    timings = bench.take_turns(calls, 0.0, burst=3)
+    assert "".join(order) == "ab" + "aaaabbbb" * 2  # the first of each turn warms up again
+    assert [timing.runs for timing in timings.values()] == [6, 6]
 
 
 def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +219,7 @@ def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
     calls = {name: (lambda amount=amount: spend(amount)) for name, amount in seconds.items()}
     timings = bench.take_turns(calls, 0.0)
-    assert {name: timing.runs for name, timing in timings.items()} == {"quick": 5, "slow": 2}
+    assert {name: timing.runs for name, timing in timings.items()} == {"quick": 20, "slow": 2}
     assert {name: timing.seconds for name, timing in timings.items()} == pytest.approx(seconds)
 
 

@@ -93,7 +93,7 @@ def of_ground(ground: Ground) -> str:
 
 
 CAPTION = (
-    "×: median time of the peer / ours, both measured in turns; above 1 we are faster. Nothing is timed before it agrees with the "
+    "×: median time of the peer / ours, both measured in turns of several calls; above 1 we are faster. Nothing is timed before it agrees with the "
     "float64 definition. "
     "Bytes: inputs read once and outputs written once, with the backward pass x and g read, p and ∂x written (a loss: x read, ∂x "
     "written); of copy: the share of the bandwidth of out.copy_(x). "
@@ -200,7 +200,7 @@ README_ROWS = (
 
 
 TABLE_CAPTION = (
-    "Median time of the peer / median time of softmaxima, in turns in one run. "
+    "Median time of the peer / median time of softmaxima, in turns of several calls in one run. "
     f"k={PARTIAL_SORT}: with the partial sort that the entmax package offers beside its full one, its default."
 )
 
