@@ -93,8 +93,8 @@ def of_ground(ground: Ground) -> str:
 
 
 CAPTION = (
-    "×: median time of the peer / ours, both measured in turns of several calls; above 1 we are faster. Nothing is timed before it agrees with the "
-    "float64 definition. "
+    "×: median time of the peer / ours, both measured in turns of several calls; above 1 we are faster. "
+    "Nothing is timed before it agrees with the float64 definition. "
     "Bytes: inputs read once and outputs written once, with the backward pass x and g read, p and ∂x written (a loss: x read, ∂x "
     "written); of copy: the share of the bandwidth of out.copy_(x). "
     "Floor: x.clone() and x.amax(), whose time ours is divided by. "
