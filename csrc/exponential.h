@@ -273,6 +273,13 @@ struct LogSumExp {
     }
 };
 
+// exp(z − origin) of one value, just as a row of them is computed.
+template <class T, class C>
+double weigh(const Row<T>& row, C value, Origin<C> origin) {
+    const double z = double(value) * row.scale;
+    return double(Exponential<C>(origin)(C(z), C(z - double(C(z)))));
+}
+
 enum class Kind { softmax, elastic, rectified };
 
 template <class T, Kind kind>
@@ -356,9 +363,8 @@ struct Softmax {
         const auto exponent = int(bit_cast<uint64_t>(mass) >> Format<double>::mantissa) - Format<double>::bias;
         const C power = (sum.maximum - sum.origin.shift) * Format<C>::log2_e - sum.origin.power;
         if (power < C(exponent - 1)) return 0;  // less than half of it
-        const Exponential<C> exp(sum.origin);
-        const double z = row.scale == 1.0 ? double(sum.maximum) : row.highest() * row.scale;
-        return std::exp(z - sum.origin.value()) - double(exp(C(z), C(z - double(C(z)))));
+        const C largest = row.scale == 1.0 ? sum.maximum : C(row.highest());
+        return std::exp(double(largest) * row.scale - sum.origin.value()) - weigh(row, largest, sum.origin);
     }
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {

@@ -22,13 +22,6 @@ struct Descending {
     bool operator()(C a, C b) const { return a > b; }
 };
 
-// exp(z − origin) of one value, just as a row of them is computed.
-template <class T, class C>
-double weigh(const Row<T>& row, C value, Origin<C> origin) {
-    const double z = double(value) * row.scale;
-    return double(Exponential<C>(origin)(C(z), C(z - double(C(z)))));
-}
-
 template <class T>
 struct Selection {
     using C = compute_t<T>;
