@@ -292,6 +292,13 @@ def _per_row(name: str, what: str, value: Any, x: Tensor, dim: int, valid: Calla
     return tensor
 
 
+def check_positive(name: str, what: str, value: Any) -> float:
+    """A positive finite number."""
+    if not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: {what} must be a positive finite number, got {value!r}")
+    return float(value)
+
+
 def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
     """A positive number, or a tensor of positive numbers that broadcasts against the rows."""
     return _per_row(name, "temperature", temperature, x, dim, lambda tau: (tau > 0) & (tau < math.inf), "positive and finite")

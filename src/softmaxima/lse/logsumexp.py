@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from softmaxima._map import (
     Array,
     as_tensor,
     check_dim,
+    check_positive,
     check_scores,
     check_temperature,
     check_where,
@@ -139,6 +139,5 @@ def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Arra
     >>> sm.real_softmax(np.array([1.0, 2.0]), sharpness=100.0)
     np.float64(2.0)
     """
-    if not isinstance(sharpness, (int, float, np.number)) or not 0 < sharpness < math.inf:
-        raise ValueError(f"real_softmax: sharpness must be a positive finite number, got {sharpness!r}")
-    return logsumexp(x, dim, temperature=1.0 / float(sharpness), where=where) / sharpness
+    sharpness = check_positive("real_softmax", "sharpness", sharpness)
+    return logsumexp(x, dim, temperature=1.0 / sharpness, where=where) / sharpness

@@ -2,13 +2,10 @@ r"""softplus: log(1 + exp(βx))/β = LSE(0, βx)/β, and its inverse."""
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import COMPUTE_DTYPE, Array, as_tensor, check_scores, like_input
+from softmaxima._map import COMPUTE_DTYPE, Array, as_tensor, check_positive, check_scores, like_input
 
 
 def softplus(x: Array, beta: float = 1.0) -> Array:
@@ -49,7 +46,4 @@ def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
 
 
 def _check(name: str, x: Array, beta: float) -> tuple[Tensor, float]:
-    scores = check_scores(name, as_tensor(name, "x", x))
-    if not isinstance(beta, (int, float, np.number)) or not 0 < beta < math.inf:
-        raise ValueError(f"{name}: beta must be a positive finite number, got {beta!r}")
-    return scores, float(beta)
+    return check_scores(name, as_tensor(name, "x", x)), check_positive(name, "beta", beta)
