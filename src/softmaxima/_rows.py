@@ -16,10 +16,14 @@ def row_maximum(z: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -math.inf, 0.0)
 
 
-def total(weights: Tensor, more: float | Tensor = 0.0) -> Tensor:
-    """Σ weights + more in float64, and 1 where that is 0, so that a division leaves a row of zeros as it is."""
-    mass = weights.sum(-1, keepdim=True, dtype=torch.float64) + more
+def divisor(mass: Tensor) -> Tensor:
+    """The mass, and 1 where it is 0, so that a division leaves a row of zeros as it is."""
     return mass.masked_fill(mass == 0, 1.0)
+
+
+def total(weights: Tensor, more: float | Tensor = 0.0) -> Tensor:
+    """Σ weights + more in float64, as a divisor."""
+    return divisor(weights.sum(-1, keepdim=True, dtype=torch.float64) + more)
 
 
 def normalise_exp(z: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from softmaxima._envelope import envelope
 from softmaxima._map import Map, Parameter, as_tensor, check_scores, like_input, without_mask
-from softmaxima._rows import row_maximum, total
+from softmaxima._rows import divisor, row_maximum, total
 from softmaxima.losses._classification import prepare
 from softmaxima.losses.fenchel_young import class_params
 from softmaxima.maps.entmax import log_on_support
@@ -136,8 +136,7 @@ def normmax(x: Any, dim: int, alpha: float | Tensor) -> Any:
     """Computed in float64 throughout, where u and its sum are both exact enough for every dtype."""
     scores = check_scores(NORMMAX.name, as_tensor(NORMMAX.name, "scores", x))
     u = NORMMAX(scores.double(), dim, alpha=alpha)
-    mass = u.sum(dim, keepdim=True)
-    return like_input((u / mass.masked_fill(mass == 0, 1.0)).to(scores.dtype), x)
+    return like_input((u / divisor(u.sum(dim, keepdim=True))).to(scores.dtype), x)
 
 
 def normmax_loss(x: Any, target: Any, alpha: float | Tensor, *, ignore_index: int, reduction: str) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._rows import divisor
 from softmaxima._series import expm1_ratio, expm1_remainder
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
@@ -51,8 +52,7 @@ def log_on_support(p: Tensor) -> tuple[Tensor, Tensor]:
 def sensitivity(p: Tensor, z: None, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     support, log_p = log_on_support(p)
     s = torch.where(support, ((2 - alpha) * log_p).exp(), 0.0)
-    mass = s.sum(-1, keepdim=True)
-    return s, s / mass.masked_fill(mass == 0, 1.0)
+    return s, s / divisor(s.sum(-1, keepdim=True))
 
 
 def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
     phi = log_p**2 * expm1_remainder(-beta * log_p)
     mean_phi = (p * phi).sum(-1, keepdim=True)
     mean_log = (p * log_p).sum(-1, keepdim=True)
-    return p / mass.masked_fill(mass == 0, 1.0) * (mean_phi - phi - beta * (log_p * mean_phi - phi * mean_log))
+    return p / divisor(mass) * (mean_phi - phi - beta * (log_p * mean_phi - phi * mean_log))
 
 
 def tsallis(p: Tensor, alpha: float | Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from softmaxima._kernels import Kernel
 from softmaxima._map import Array, Cost, Map, Properties, register
+from softmaxima._rows import divisor
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 from softmaxima.maps.entmax import reference as entmax_reference
@@ -23,8 +24,7 @@ def forward(z: Tensor) -> Tensor:
 def sensitivity(p: Tensor, z: None) -> tuple[Tensor, Tensor]:
     support = p > 0
     s = torch.where(support, torch.where(support, p, 1.0).sqrt(), 0.0)
-    mass = s.sum(-1, keepdim=True)
-    return s, s / mass.masked_fill(mass == 0, 1.0)
+    return s, s / divisor(s.sum(-1, keepdim=True))
 
 
 def tsallis15(p: Tensor) -> Tensor:
