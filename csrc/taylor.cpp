@@ -1,129 +1,259 @@
 // Taylor softmax: p = f(z) / Σ f(z), f the Taylor polynomial of exp of even order k, and its derivative: f' is that of order k − 1.
-// In double, for negative scores cancel digits; in z/s with s = max(1, |z|), so that no power overflows.
+// In double, for negative scores cancel digits; order 2 can do without. Where Σ f overflows, f(z) / s^k is evaluated in z/s, s about max |z|.
 
-#include "rows.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
 
-// f of some degree, over s^order.
-class Polynomial {
-   public:
-    // The coefficients are kept in `memory`, for degree + 1.
-    Polynomial(int degree, int order, double scale, double* memory) : coefficients_(memory), degree_(degree), inverse_scale_(1 / scale) {
-        for (int m = 0; m <= degree; ++m) memory[m] = std::exp((m - order) * std::log(scale) - std::lgamma(m + 1.0));
-        double factorial = 1;
-        for (int m = 0; m <= degree && m <= 20; ++m) {
-            factorial *= m > 0 ? m : 1;
-            memory[m] = std::pow(scale, m - order) / factorial;  // exact while it can be
-        }
-    }
+constexpr double LARGEST_SUM = 1e300;
+constexpr int64_t STEP = 512;
 
-    void operator()(const double* z, double* f, int64_t length) const {
-        for (int64_t i = 0; i < length; ++i) f[i] = coefficients_[degree_];
-        for (int m = degree_ - 1; m >= 0; --m) {
-            const double c = coefficients_[m];
-            for (int64_t i = 0; i < length; ++i) f[i] = f[i] * (z[i] * inverse_scale_) + c;
-        }
-    }
-
-   private:
-    const double* coefficients_;
-    int degree_;
-    double inverse_scale_;
-};
-
-constexpr int64_t STEP = 256;
-
-// A few scores of a row: 0 with weight 0 where masked.
-template <class T>
-struct Terms {
-    double z[STEP], f[STEP], allowed[STEP];
-
-    void load(const Row<T>& row, int64_t begin, int64_t length, Scratch<compute_t<T>>& scratch) {
-        const auto* values = row.raw(begin, length, scratch.high);
+// f or, for one degree less, f' over s^k at scores x. Degree is what the compiler is to know it by, or −1.
+template <int Degree, class C>
+void horner(const double* coefficients, int degree, double scale, const C* x, int64_t length, double* f) {
+    if constexpr (Degree >= 0) {
+        double c[Degree + 1];
+        for (int m = 0; m <= Degree; ++m) c[m] = coefficients[m];
         for (int64_t i = 0; i < length; ++i) {
-            allowed[i] = double(values[i]) == -std::numeric_limits<double>::infinity() ? 0.0 : 1.0;
-            z[i] = allowed[i] == 0 ? 0.0 : double(values[i]) * row.scale;
+            const double wide = double(x[i]), ratio = wide * scale;
+            double value = c[Degree];
+            for (int m = Degree - 1; m >= 0; --m) value = value * ratio + c[m];
+            f[i] = wide == NOTHING ? 0.0 : value;
+        }
+    } else {
+        for (int64_t i = 0; i < length; ++i) f[i] = coefficients[degree];
+        for (int m = degree - 1; m >= 0; --m) {
+            const double c = coefficients[m];
+            for (int64_t i = 0; i < length; ++i) f[i] = f[i] * (double(x[i]) * scale) + c;
+        }
+        for (int64_t i = 0; i < length; ++i) f[i] = double(x[i]) == NOTHING ? 0.0 : f[i];
+    }
+}
+
+// f and f' over s^k, at x/τ; s = 2^exponent, for its powers to be exact.
+struct Polynomial {
+    const double* coefficients;
+    int order;
+    double scale;  // 1/(τ s)
+
+    // s^(m − k)/m! for m up to k.
+    static bool fill(int order, int exponent, double* to) {
+        if (!to) return false;
+        double factorial = 1;
+        for (int m = 0; m <= order; ++m) {
+            factorial *= m ? m : 1;
+            to[m] = std::ldexp(1 / factorial, exponent * (m - order));
+        }
+        return true;
+    }
+
+    // 0 at −∞, a mask.
+    template <class C>
+    void operator()(const C* x, int64_t length, double* f) const {
+        const auto evaluate = order == 1 ? horner<1, C> : order == 2 ? horner<2, C> : order == 4 ? horner<4, C> : horner<-1, C>;
+        evaluate(coefficients, order, scale, x, length, f);
+    }
+
+    Polynomial derivative() const { return {coefficients, order - 1, scale}; }
+};
+
+// 2 f = 2 + z (z + 2) of order 2 in float, which is within two roundings of it for every z, and 2 f'.
+struct Quadratic {
+    bool differentiated = false;
+
+    void operator()(const float* x, int64_t length, float* f) const {
+        constexpr float nothing = -std::numeric_limits<float>::infinity();
+        const float square = differentiated ? 0.0f : 1.0f;
+        for (int64_t i = 0; i < length; ++i) {
+            const float factor = square * x[i] + 2.0f, value = x[i] * factor + 2.0f;
+            f[i] = x[i] == nothing ? 0.0f : value;
         }
     }
+
+    Quadratic derivative() const { return {true}; }
+};
+
+// Adds Σ term(i) for i in [0, length), taken in a few sums side by side.
+template <class C, class Term>
+[[gnu::always_inline]] inline void add(int64_t length, Sum& total, const Term& term) {
+    const int64_t q = length / 4;
+    double sum = 0, lost = 0;
+#pragma omp simd reduction(+ : sum, lost)
+    for (int64_t i = 0; i < q; ++i) {
+        const double four = (term(i) + term(i + q)) + (term(i + 2 * q) + term(i + 3 * q));
+        if constexpr (sizeof(C) == sizeof(double)) {
+            add_exactly(four, sum, lost);
+        } else {
+            sum += four;
+        }
+    }
+    for (int64_t i = 4 * q; i < length; ++i) sum += term(i);
+    total.add({sum, lost});
+}
+
+// Multiplies by numerator / denominator: where C is less exact than W, that needs no care.
+template <class C, class W>
+struct Quotient : Ratio<W> {
+    using Ratio<W>::Ratio;
+};
+
+template <>
+struct Quotient<float, double> {
+    double ratio;
+    Quotient(double numerator, double denominator) : ratio(numerator / denominator) {}
+    double operator()(double value) const { return value * ratio; }
 };
 
 template <class T>
+const compute_t<T>* widened(const T* from, int64_t length, compute_t<T>* buffer) {
+    if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
+        return from;
+    } else {
+        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
+        return buffer;
+    }
+}
+
+// Of a part of a row, and then of the row: Σ f over s^k, s = 2^exponent.
+struct TaylorPart {
+    double mass;
+    int exponent;
+};
+
+// Evaluated in W: float with Quadratic, or double.
+template <class T, class W>
 struct Taylor {
     using C = compute_t<T>;
+    using Part = TaylorPart;
+    using Function = std::conditional_t<std::is_same_v<W, double>, Polynomial, Quadratic>;
 
-    // max(1, |z|) over a row.
-    static double scale(const Row<T>& row, Terms<T>& terms, Scratch<C>& scratch) {
-        double largest = 1;
-        for (int64_t i = 0; i < row.n; i += STEP) {
-            const int64_t length = minimum(STEP, row.n - i);
-            terms.load(row, i, length, scratch);
-            for (int64_t j = 0; j < length; ++j) largest = std::fabs(terms.z[j]) > largest ? std::fabs(terms.z[j]) : largest;
-        }
-        return largest;
+    int order;
+    const double* coefficients;  // of f itself
+
+    Taylor<T, double> wide() const { return {order, coefficients}; }
+
+    bool polynomial(const Row<T>&, const Part&, Scratch<C>&, Quadratic&) const { return true; }
+
+    // Relative to where the row's sum is. The coefficients are kept in the scratch, if they are not those of f itself.
+    bool polynomial(const Row<T>& row, const Part& part, Scratch<C>& scratch, Polynomial& f) const {
+        f = {coefficients, order, row.scale};
+        if (part.exponent == 0) return true;
+        double* memory = scratch.gaps.at_least(order + 1);
+        f = {memory, order, std::ldexp(row.scale, -part.exponent)};
+        return Polynomial::fill(order, part.exponent, memory);
     }
 
-    static double mass(const Row<T>& row, const Polynomial& f, Terms<T>& terms, Scratch<C>& scratch) {
-        double sum = 0;
+    bool sum(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
+        W values[STEP];
+        Function f;
+        if (!polynomial(row, part, scratch, f)) return false;
+        Sum mass;
+        for (int64_t i = begin; i < end; i += STEP) {
+            const int64_t length = minimum(STEP, end - i);
+            f(row.raw(i, length, scratch.high), length, values);
+            add<C>(length, mass, [&](int64_t j) { return double(values[j]); });
+        }
+        part.mass = mass.value();
+        return true;
+    }
+
+    // Of the whole row again, if it overflowed; NaN where a score is infinite.
+    bool settle(const Row<T>& row, Part& part, Scratch<C>& scratch) const {
+        if (part.mass < LARGEST_SUM) return true;
+        double largest = 1;
+        for (int64_t i = 0; i < row.n; ++i) {
+            const double z = row.score(i), size = std::fabs(z);
+            largest = z != NOTHING && size > largest ? size : largest;
+        }
+        std::frexp(largest, &part.exponent);
+        const bool done = wide().sum(row, 0, row.n, part, scratch);
+        if (!(part.mass < std::numeric_limits<double>::infinity())) part.mass = std::numeric_limits<double>::quiet_NaN();
+        return done;
+    }
+
+    bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
+        part.exponent = 0;
+        return sum(row, begin, end, part, scratch);
+    }
+
+    bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>& scratch) const {
+        for (int i = 1; i < count; ++i) parts[0].mass += parts[i].mass;
+        if (!settle(row, parts[0], scratch)) return false;
+        for (int i = 1; i < count; ++i) parts[i] = parts[0];
+        return true;
+    }
+
+    bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
+        if (sizeof(W) < sizeof(double) && part.exponent) return wide().emit(row, begin, end, part, scratch);
+        W values[STEP];
+        Function f;
+        if (!polynomial(row, part, scratch, f)) return false;
+        const Quotient<C, W> ratio(1, part.mass == 0 ? 1.0 : part.mass);  // a row of masks is one of zeros
+        for (int64_t i = begin; i < end; i += STEP) {
+            const int64_t length = minimum(STEP, end - i);
+            f(row.raw(i, length, scratch.high), length, values);
+            T* to = row.out + i;
+            for (int64_t j = 0; j < length; ++j) narrow(ratio(values[j]), to[j]);
+        }
+        return true;
+    }
+
+    // ∂x = s (g − ⟨p, g⟩) / τ, s = f'(z) / Σ f(z).
+    bool differentiate(const Row<T>& row, const T* p, const T* g, Scratch<C>& scratch) const {
+        Part part = {0, 0};
+        if (!sum(row, 0, row.n, part, scratch) || !settle(row, part, scratch)) return false;
+        return part.exponent ? wide().slope(row, part, p, g, scratch) : slope(row, part, p, g, scratch);
+    }
+
+    bool slope(const Row<T>& row, const Part& part, const T* p, const T* g, Scratch<C>& scratch) const {
+        W values[STEP];
+        Function f;
+        if (!polynomial(row, part, scratch, f)) return false;
+        Sum product;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            terms.load(row, i, length, scratch);
-            f(terms.z, terms.f, length);
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < length; ++j) sum += terms.f[j] * terms.allowed[j];
+            const C *share = widened(p + i, length, scratch.high), *upstream = widened(g + i, length, scratch.low);
+            add<C>(length, product, [&](int64_t j) { return double(share[j]) * double(upstream[j]); });
         }
-        return sum;
+        const double mean = product.value();
+        const Quotient<C, W> ratio(row.scale, part.mass == 0 ? 1.0 : part.mass);
+        const W center = W(mean), lost = W(mean - double(center));
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            f.derivative()(row.raw(i, length, scratch.high), length, values);
+            const C* upstream = widened(g + i, length, scratch.low);
+            T* to = row.out + i;
+            for (int64_t j = 0; j < length; ++j) narrow(ratio(values[j]) * ((W(upstream[j]) - center) - lost), to[j]);
+        }
+        return true;
     }
 };
+
+// body(kernel), memory permitting.
+template <class T, class Body>
+bool with_kernel(const SoftmaximaRows& rows, const Body& body) {
+    const int order = int(rows.theta);
+    double* coefficients = Scratch<compute_t<T>>::of_this_thread().origins.at_least(order + 1);
+    if (!Polynomial::fill(order, 0, coefficients)) return false;
+    if constexpr (sizeof(T) < sizeof(double)) {
+        if (order == 2 && rows.scale == 1.0 && !rows.taus) return body(Taylor<T, float>{order, coefficients});
+    }
+    return body(Taylor<T, double>{order, coefficients});
+}
 
 template <class T>
 bool forward(const SoftmaximaForward* call, T*) {
-    using C = compute_t<T>;
-    return for_each_whole_row<T>(call->rows, nullptr, 0, call->out, 2.0, [](const Row<T>& row, const T* const*, Scratch<C>& scratch) {
-        Terms<T> terms;
-        const int order = int(row.theta);
-        double* memory = scratch.gaps.at_least(order + 1);
-        if (!memory) return false;
-        const Polynomial f(order, order, Taylor<T>::scale(row, terms, scratch), memory);
-        const double sum = Taylor<T>::mass(row, f, terms, scratch), factor = sum == 0 ? 1.0 : 1 / sum;
-        for (int64_t i = 0; i < row.n; i += STEP) {
-            const int64_t length = minimum(STEP, row.n - i);
-            terms.load(row, i, length, scratch);
-            f(terms.z, terms.f, length);
-            for (int64_t j = 0; j < length; ++j) narrow(terms.f[j] * terms.allowed[j] * factor, row.out[i + j]);
-        }
-        return true;
-    });
+    return with_kernel<T>(call->rows, [=](const auto& kernel) { return for_each_row<T>(call->rows, call->out, kernel, 0.6); });
 }
 
-// ∂x = s (g − ⟨p, g⟩) / τ, s = f'(z) / Σ f(z).
 template <class T>
 bool backward(const SoftmaximaBackward* call, T*) {
-    using C = compute_t<T>;
     const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
-    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 3.0, [](const Row<T>& row, const T* const* others, Scratch<C>& scratch) {
-        const T *p = others[0], *g = others[1];
-        Terms<T> terms;
-        const int order = int(row.theta);
-        const double scale = Taylor<T>::scale(row, terms, scratch);
-        double* memory = scratch.gaps.at_least(order + 1);
-        if (!memory) return false;
-        const double sum = Taylor<T>::mass(row, Polynomial(order, order, scale, memory), terms, scratch), factor = sum == 0 ? 1.0 : 1 / sum;
-        double mean = 0;
-#pragma omp simd reduction(+ : mean)
-        for (int64_t i = 0; i < row.n; ++i) mean += double(widen(p[i])) * double(widen(g[i]));
-        const Polynomial slope(order - 1, order, scale, memory);
-        for (int64_t i = 0; i < row.n; i += STEP) {
-            const int64_t length = minimum(STEP, row.n - i);
-            terms.load(row, i, length, scratch);
-            slope(terms.z, terms.f, length);
-            for (int64_t j = 0; j < length; ++j) {
-                const double s = terms.f[j] * terms.allowed[j] * factor * row.scale;
-                narrow(s * (double(widen(g[i + j])) - mean), row.out[i + j]);
-            }
-        }
-        return true;
+    return with_kernel<T>(call->rows, [&](const auto& kernel) {
+        return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [=](const Row<T>& row, const T* const* others, auto& scratch) {
+            return kernel.differentiate(row, others[0], others[1], scratch);
+        });
     });
 }
 

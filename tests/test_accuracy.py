@@ -207,6 +207,26 @@ def test_softmax_and_its_relatives_keep_their_last_digits(kind: torch.dtype, tem
         assert_within(LIMIT[kind], nucleus, p, (p > FAINT) & (kind != torch.float16))  # float16 rounds some that it keeps to 0
 
 
+@pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("order", [2, 4, 10])
+def test_taylor_softmax_keeps_its_last_digits(kind: torch.dtype, temperature: float, order: int):
+    near_root = torch.linspace(-2.5, 0.5, 3001, dtype=torch.float64).to(kind)[None]  # f' is 0 at −1 for order 2
+    huge = torch.tensor([[0.3, -1.0, 0.5], [-1.0, 0.7, -INF], [1e-3, 0.0, 1.0]], dtype=torch.float64) * torch.finfo(kind).max / 2
+    for i, x in enumerate([*score_rows(kind), near_root, huge.to(kind)]):
+        where = None if i % 3 else normal(*x.shape, seed=i) > -0.5
+        z = wide(x) / Wide(temperature)
+        masked = np.isneginf(z) if where is None else np.isneginf(z) | ~where.numpy()
+        z = np.where(masked, Wide(0), z)
+        f = np.where(masked, Wide(0), sum(z**m / Wide(math.factorial(m)) for m in range(order + 1)))
+        mass = f.sum(-1, keepdims=True)
+        p = f / np.where(mass == 0, Wide(1), mass)
+        # What cancels at negative scores is lost in double, and z itself is rounded.
+        size = sum(np.abs(z) ** m / Wide(math.factorial(m)) for m in range(order + 1))
+        rounded = 2.0**-51 * order * size / np.where(mass == 0, Wide(1), mass)
+        assert_within_or(LIMIT.get(kind, 2.0), sm.taylor_softmax(x, order=order, temperature=temperature, where=where), p, rounded)
+
+
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
 def test_nucleus_is_the_smallest_that_holds_the_share(kind: torch.dtype):
     for x in score_rows(kind):
