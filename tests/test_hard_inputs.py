@@ -9,6 +9,7 @@ import torch
 
 import softmaxima as sm
 from conftest import TOLERANCE, Case, LossCase, normal
+from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
 
@@ -128,6 +129,21 @@ def test_every_dim_and_layout_gives_the_same(case: Case, dtype: torch.dtype):
     torch.testing.assert_close(case(expanded)[2], case(expanded[0].clone()), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("f", [torch.exp, torch.square, lambda x: 1 / (1 + torch.exp(-x))], ids=["exp", "square", "logistic"])
+@pytest.mark.parametrize("size", [1.0, 30.0, 100.0, -100.0, 1e-25])
+def test_function_may_leave_the_range_of_float32(f, size: float):
+    x = (size * torch.tensor([[1.0, 0.97, 0.95], [0.99, 0.98, 0.96]])).requires_grad_()
+    g = normal(2, 3, dtype=torch.float32)
+    for call in (lambda x: sm.normalize(x, f=f), lambda x: REGISTRY["normalize"](x, f=f)):
+        p = call(x)
+        (gradient,) = torch.autograd.grad(p, x, g)
+        z = x.detach().double().requires_grad_()
+        exact = REGISTRY["normalize"].reference(z, f=f)
+        torch.testing.assert_close(p.double(), exact, atol=0, rtol=1e-5)
+        (exact_gradient,) = torch.autograd.grad(exact, z, g.double())
+        torch.testing.assert_close(gradient, exact_gradient.float(), atol=1e-5 * float(exact_gradient.abs().max()) + 1e-43, rtol=0)
+
+
 def test_input_is_not_written(case: Case):
     x = normal(3, 4)
     before = x.clone()
@@ -216,4 +232,11 @@ def test_margin_losses_are_finite_and_fall_towards_the_target_up_to_the_edges(na
     assert bool(rows.isfinite().all())
     assert bool(gradient.isfinite().all())
     assert bool((rows.diff() <= 1e-12).all())
-    assert bool((gradient[:, 0] <= 0).all())
+    assert bool((gradient[:, 0] <= 1e-12).all())  # p_t − 1, rounded, times the derivative of an angle
+
+
+def test_cosine_beyond_1_is_seen_beside_nan():
+    x = torch.tensor([[0.5, NAN, 0.1], [0.2, 0.3, 1.5]])
+    with pytest.raises(ValueError, match=r"got 1\.5"):
+        sm.cosface(x, torch.tensor([0, 1]))
+    assert sm.cosface(x.clamp_max(1.0), torch.tensor([0, 1]), reduction="none").isnan().tolist() == [True, False]

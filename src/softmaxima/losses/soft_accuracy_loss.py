@@ -36,7 +36,12 @@ def soft_accuracy_loss(
     """
     batch = prepare("soft_accuracy_loss", x, target, weight, ignore_index, reduction, label_smoothing)
     found = probability_map(batch.name, map)
-    return batch.result(batch.reduce(-batch.weighted_expectation(found(batch.scores, **class_params(batch, found, params)))))
+    p = found(batch.scores, **class_params(batch, found, params))
+    if batch.labels is None or batch.smoothing > 0:
+        rows = batch.weighted_expectation(p)
+    else:
+        rows = batch.weigh(p.gather(-1, batch.labels.unsqueeze(-1)).squeeze(-1))  # nothing here is −∞
+    return batch.result(batch.reduce(-rows))
 
 
 class SoftAccuracyLoss(LossModule):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, is_concrete, register, without_mask
+from softmaxima._map import Array, Cost, Map, Parameter, Properties, is_concrete, is_plain, register, without_mask
 from softmaxima.maps._module import MapModule
 
 
@@ -18,26 +18,48 @@ def reference(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.where(mass == 0, 0.0, y / mass)
 
 
+MODERATE = 40.0  # exp(2 · 40) is a number in float32
+VANISHING = 2.0**-24  # of Σ f: above, what vanished in float32 has a probability of less than 1e-30
+
+
+def careful(z: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """(f, …) = evaluate(z), 0 at a mask, and Σ f of each row; in float64 where f may overflow or vanish in a narrower dtype.
+
+    Two looks at the scores cost less than masking them where there is nothing to mask.
+    """
+    if is_concrete(z) and z.numel() > 0:
+        lowest, highest = z.detach().aminmax()
+        if float(lowest) >= -MODERATE and float(highest) <= MODERATE:
+            values = evaluate(z)
+            mass = values[0].sum(-1, keepdim=True)
+            lowest, highest = mass.detach().aminmax()
+            if float(lowest) >= VANISHING and float(highest) < math.inf:
+                return (*values, mass)
+    masked, infinite = z == -math.inf, z == math.inf
+    values = tuple(v.masked_fill(masked, 0.0) for v in evaluate(without_mask(z.double())))
+    y = values[0].masked_fill(infinite, math.nan)  # as every map, also where f is bounded
+    return y, *values[1:], y.sum(-1, keepdim=True)
+
+
 def divide(y: Tensor, mass: Tensor) -> Tensor:
     """y/mass, and zero for a row without mass."""
     return y / mass.masked_fill(mass == 0, 1.0)
 
 
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    y = f(without_mask(z.double())).masked_fill(z == -math.inf, 0.0)  # f may overflow or vanish in a narrower dtype
-    y = y.masked_fill(z == math.inf, math.nan)  # as every map, also where f is bounded
-    if is_concrete(y) and bool((y < 0).any()):
-        raise ValueError(f"normalize: f must not be negative, got {float(y.min())}; take relu, sigmoid, softplus or a square")
-    return divide(y, y.sum(-1, keepdim=True)).to(z.dtype)
+    y, mass = careful(z, lambda scores: (f(scores),))
+    if is_concrete(y) and y.numel() > 0 and float(lowest := y.detach().amin()) < 0:
+        raise ValueError(f"normalize: f must not be negative, got {float(lowest)}; take relu, sigmoid, softplus or a square")
+    return divide(y, mass).to(z.dtype)
 
 
 def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    scores = without_mask(z.double())
-    y, pull_back = torch.func.vjp(f, scores)[:2]
-    (slope,) = pull_back(torch.ones_like(y))
-    masked = z == -math.inf
-    mass = y.masked_fill(masked, 0.0).sum(-1, keepdim=True)
-    return divide(slope.masked_fill(masked, 0.0), mass).to(z.dtype), p
+    def evaluate(scores: Tensor) -> tuple[Tensor, Tensor]:
+        y, pull_back = torch.func.vjp(f, scores)[:2]
+        return y, pull_back(torch.ones_like(y))[0]
+
+    _, slope, mass = careful(z, evaluate)
+    return divide(slope, mass).to(z.dtype), p
 
 
 NORMALIZE = register(
@@ -75,16 +97,19 @@ def normalize(
 
     Args:
         f: an elementwise function of a tensor, differentiable by torch and nowhere negative: torch.sigmoid, torch.square,
-            torch.nn.functional.softplus, … A negative value raises ValueError (on the CPU, outside torch.compile).
+            torch.nn.functional.softplus, … It gets float64, or x as it is (half precision as float32) where no
+            value can overflow or vanish. A negative value raises ValueError (on the CPU, outside torch.compile).
         x, dim, temperature, where: as for `softmax`.
 
-    A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Cost: two reads and
-    one write, and f.
+    A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Cost: four reads
+    and one write, and f.
 
     >>> import numpy as np, torch, softmaxima as sm
     >>> sm.normalize(np.array([3.0, 1.0, 0.0]), f=torch.square)
     array([0.9, 0.1, 0. ])
     """
+    if is_plain(x, dim, temperature, where) and temperature == 1.0 and x.dtype in (torch.float32, torch.float64) and callable(f):
+        return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
     return NORMALIZE(x, dim, f=f, temperature=temperature, where=where)
 
 
