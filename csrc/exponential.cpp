@@ -1,6 +1,6 @@
 // softmax, elastic softmax, rectified softmax, log_softmax and logsumexp, and the derivative of logsumexp.
 
-#include "exponential.h"
+#include "columns.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -38,11 +38,16 @@ struct LogSoftmax : LogSumExp<T> {
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const double top = part.result.maximum, log_sum = part.result.log_sum, scale = row.scale;
+        const C maximum = C(top), less = C(log_sum);
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             const C* values = row.raw(i, length, scratch.high);
             T* to = row.out + i;
-            for (int64_t j = 0; j < length; ++j) narrow((double(values[j]) - top) * scale - log_sum, to[j]);
+            if (scale == 1.0) {  // two numbers that are not positive: no digits cancel
+                for (int64_t j = 0; j < length; ++j) narrow((values[j] - maximum) - less, to[j]);
+            } else {
+                for (int64_t j = 0; j < length; ++j) narrow((double(values[j]) - top) * scale - log_sum, to[j]);
+            }
         }
         return true;
     }
@@ -51,243 +56,43 @@ struct LogSoftmax : LogSumExp<T> {
 template <class Pointer>
 using element = std::remove_pointer_t<Pointer>;
 
-// [outer, n, inner]: rows that lie beside one another, a few of them at a time, as they are.
-template <class T>
-struct Columns {
-    using C = compute_t<T>;
-    static constexpr int64_t WIDTH = 256 / sizeof(C);
-    static constexpr int64_t SUMMED = 2;                // rows whose sum is taken in C
-    static constexpr int64_t CACHED = int64_t(1) << 17;  // bytes of exponentials that rest in the second-level cache
-
-    const SoftmaximaForward* call;
-    int64_t o, first, width;
-    C high[WIDTH], low[WIDTH], top[WIDTH] /* of x */, shift[WIDTH], power[WIDTH], magic[WIDTH], floor[WIDTH];
-    double scale[WIDTH], mass[WIDTH];
-    bool scaled;
-
-    int64_t offset(int64_t i) const { return (o * call->rows.n + i) * call->rows.inner + first; }
-
-    Columns(const SoftmaximaForward* call_, int64_t o_, int64_t first_)
-        : call(call_), o(o_), first(first_), width(minimum(WIDTH, call_->rows.inner - first_)) {
-        const SoftmaximaRows& rows = call->rows;
-        scaled = rows.taus || rows.scale != 1.0;
-        for (int64_t j = 0; j < width; ++j) scale[j] = rows.taus ? 1.0 / rows.taus[o * rows.inner + first + j] : rows.scale;
-    }
-
-    // x of the rows' i-th scores, −∞ where it does not count.
-    void load_raw(int64_t i, bool rectified) {
-        const SoftmaximaRows& rows = call->rows;
-        const T* x = static_cast<const T*>(rows.x) + offset(i);
-        constexpr C nothing = -std::numeric_limits<C>::infinity();
-        for (int64_t j = 0; j < width; ++j) high[j] = widen(x[j]);
-        if (rows.mask) {
-            const int64_t size = rows.n * rows.inner;
-            const uint8_t* mask = rows.mask + (rows.blocks ? rows.blocks[o] : o * size) + i * rows.inner + first;
-            for (int64_t j = 0; j < width; ++j) high[j] = mask[j] ? high[j] : nothing;
-        }
-        if (rectified)
-            for (int64_t j = 0; j < width; ++j) high[j] = high[j] < 0 ? nothing : high[j];
-    }
-
-    // Their z.
-    void load(int64_t i, bool rectified) {
-        load_raw(i, rectified);
-        if (!scaled) return;
-        for (int64_t j = 0; j < width; ++j) {
-            const double z = double(high[j]) * scale[j];
-            high[j] = C(z);
-            const double rest = z - double(high[j]);
-            low[j] = rest == rest ? C(rest) : C(0);  // −∞ − (−∞)
-        }
-    }
-
-    template <bool Low>
-    void exponentials(C* e) const {
-        for (int64_t j = 0; j < width; ++j) e[j] = Exponential<C>::evaluate(high[j], Low ? low[j] : C(0), shift[j], magic[j], floor[j]);
-    }
-
-    void exponentials(C* e) const { scaled ? exponentials<true>(e) : exponentials<false>(e); }
-
-    // Σ exp(z) of each row, and its terms into `kept` [n, inner] where there is one.
-    void sum(bool rectified, C* kept) {
-        const int64_t n = call->rows.n;
-        for (int64_t j = 0; j < width; ++j) top[j] = -std::numeric_limits<C>::infinity();
-        for (int64_t i = 0; i < n; ++i) {
-            load_raw(i, rectified);
-            for (int64_t j = 0; j < width; ++j) top[j] = high[j] > top[j] ? high[j] : top[j];
-        }
-        C part[WIDTH] = {}, e[WIDTH];
-        double lost[WIDTH] = {};
-        for (int64_t j = 0; j < width; ++j) {
-            const Origin<C> origin = Origin<C>::at(C(double(top[j]) * scale[j]));
-            const Exponential<C> exp(origin);
-            shift[j] = origin.shift;
-            power[j] = origin.power;
-            magic[j] = exp.magic;
-            floor[j] = exp.floor;
-            mass[j] = 0;
-        }
-        for (int64_t i = 0; i < n; ++i) {
-            load(i, rectified);
-            C* to = kept ? kept + i * call->rows.inner : e;
-            exponentials(to);
-            for (int64_t j = 0; j < width; ++j) part[j] += to[j];
-            if (i % SUMMED == SUMMED - 1 || i == n - 1)
-                for (int64_t j = 0; j < width; ++j) {
-                    add_exactly(double(part[j]), mass[j], lost[j]);
-                    part[j] = 0;
-                }
-        }
-        for (int64_t j = 0; j < width; ++j) mass[j] += lost[j];
-    }
-
-    void softmax(Kind kind) {
-        const SoftmaximaRows& rows = call->rows;
-        T* out = static_cast<T*>(call->out) + offset(0);
-        const bool keep = sizeof(T) == sizeof(C) && rows.n * WIDTH * int64_t(sizeof(C)) <= CACHED;
-        sum(kind == Kind::rectified, keep ? reinterpret_cast<C*>(out) : nullptr);
-        C ratio[WIDTH], rest[WIDTH], e[WIDTH];
-        for (int64_t j = 0; j < width; ++j) {
-            if (kind == Kind::elastic) mass[j] += std::exp(theta(j) - origin(j).value());
-            const double inverse = mass[j] == 0 ? 0.0 : 1 / mass[j];
-            ratio[j] = C(inverse);
-            rest[j] = C(inverse - double(ratio[j]));
-        }
-        for (int64_t i = 0; i < rows.n; ++i) {
-            T* to = out + i * rows.inner;
-            const C* from = e;
-            if (keep) {
-                from = reinterpret_cast<const C*>(to);
-            } else {
-                load(i, kind == Kind::rectified);
-                exponentials(e);
-            }
-            if (sizeof(C) == sizeof(double) || kind == Kind::elastic) {  // whose ratio may be too small for a float
-                for (int64_t j = 0; j < width; ++j) narrow(mass[j] == 0 ? 0.0 : double(from[j]) / mass[j], to[j]);
-            } else {
-                for (int64_t j = 0; j < width; ++j) narrow(from[j] * ratio[j] + from[j] * rest[j], to[j]);
-            }
-        }
-        for (int64_t j = 0; kind == Kind::rectified && j < width; ++j)
-            if (mass[j] == 0 && theta(j) != 0) uniform(j);
-    }
-
-    Origin<C> origin(int64_t j) const { return {shift[j], power[j]}; }
-
-    double theta(int64_t j) const {
-        return call->rows.thetas ? call->rows.thetas[o * call->rows.inner + first + j] : call->rows.theta;
-    }
-
-    // A row without a score that counts: the same for every allowed one.
-    void uniform(int64_t j) {
-        T* out = static_cast<T*>(call->out) + offset(0) + j;
-        int64_t allowed = 0;
-        for (int pass = 0; pass < 2; ++pass)
-            for (int64_t i = 0; i < call->rows.n; ++i) {
-                load(i, false);
-                const bool counts = double(high[j]) > NOTHING;
-                if (pass == 0) allowed += counts;
-                if (pass == 1) narrow(counts ? 1.0 / double(allowed) : 0.0, out[i * call->rows.inner]);
-            }
-    }
-
-    // LSE of each row; a row whose digits need care is copied to where it is contiguous.
-    bool log_sums(bool exact, LogSum* results, Scratch<C>& scratch) {
-        const SoftmaximaRows& rows = call->rows;
-        sum(false, nullptr);
-        for (int64_t j = 0; j < width; ++j) {
-            const double maximum = double(top[j]);
-            ExpSum<C> sum;
-            sum.maximum = C(maximum * scale[j]);
-            sum.origin = origin(j);
-            sum.total = {mass[j], 0};
-            results[j] = sum.log_sum(maximum, scale[j]);
-            const double value = results[j].value(scale[j]);
-            if (std::fabs(value) >= 2.0 && std::fabs(value) < std::numeric_limits<double>::infinity() && !(exact && results[j].log_sum < NEAR<C>)) continue;
-            char* memory = scratch.tile.at_least(rows.n * int64_t(sizeof(T) + 1));
-            if (!memory) return false;
-            T* x = reinterpret_cast<T*>(memory);
-            uint8_t* mask = reinterpret_cast<uint8_t*>(x + rows.n);
-            to_rows(static_cast<const T*>(rows.x) + offset(0) + j, rows.n, rows.inner, 1, x);
-            if (rows.mask) to_rows(rows.mask + (rows.blocks ? rows.blocks[o] : o * rows.n * rows.inner) + first + j, rows.n, rows.inner, 1, mask);
-            Row<T> row = {};
-            row.x = x;
-            row.mask = rows.mask ? mask : nullptr;
-            row.n = rows.n;
-            row.tau = rows.taus ? rows.taus[o * rows.inner + first + j] : rows.tau;
-            row.scale = scale[j];
-            results[j] = LogSumExp<T>::result(row, sum, exact);
-        }
-        return true;
-    }
-
-    bool logsumexp(Scratch<C>& scratch) {
-        LogSum results[WIDTH];
-        if (!log_sums(false, results, scratch)) return false;
-        for (int64_t j = 0; j < width; ++j) {
-            const int64_t index = o * call->rows.inner + first + j;
-            const double value = results[j].value(scale[j]);
-            narrow(value, static_cast<T*>(call->out)[index]);
-            if (call->values) call->values[index] = value;
-        }
-        return true;
-    }
-
-    bool log_softmax(Scratch<C>& scratch) {
-        LogSum results[WIDTH];
-        if (!log_sums(true, results, scratch)) return false;
-        double maximum[WIDTH], log_sum[WIDTH];
-        for (int64_t j = 0; j < width; ++j) {
-            maximum[j] = results[j].maximum == NOTHING ? 0.0 : results[j].maximum;
-            log_sum[j] = results[j].log_sum;
-        }
-        for (int64_t i = 0; i < call->rows.n; ++i) {
-            load_raw(i, false);
-            T* to = static_cast<T*>(call->out) + offset(i);
-            for (int64_t j = 0; j < width; ++j) narrow((double(high[j]) - maximum[j]) * scale[j] - log_sum[j], to[j]);
-        }
-        return true;
-    }
-};
-
-// body(columns, scratch) for all of them.
-template <class T, class Body>
-bool for_each_columns(const SoftmaximaForward* call, const Body& body) {
-    using C = compute_t<T>;
-    const SoftmaximaRows& rows = call->rows;
-    const int64_t tiles = (rows.inner + Columns<T>::WIDTH - 1) / Columns<T>::WIDTH;
-    const int team = team_size(rows.threads, 1.5 * double(rows.outer) * double(rows.n) * double(rows.inner));
-    return share_out<C>(rows.outer * tiles, team, [&](int64_t task, Scratch<C>& scratch) {
-        Columns<T> columns(call, task / tiles, task % tiles * Columns<T>::WIDTH);
-        return body(columns, scratch);
-    });
+// body(columns, out, step, index, scratch) for rows that are worked on as columns, and the kernel for all others.
+template <class T, class Kernel, class Body>
+bool for_each_row_or_column(const SoftmaximaRows& rows, T* out, const Kernel& kernel, double nanoseconds, const Body& body) {
+    if (rows.inner > 1) return for_each_columns<T>(rows, out, 1.5 * nanoseconds, body);
+    if (are_short(rows)) return for_each_short_rows<T>(rows, out, nanoseconds, body);
+    return for_each_contiguous_row<T>(rows, out, kernel, nanoseconds);
 }
 
 template <class T, Kind kind>
 bool forward(const SoftmaximaForward* call, T*) {
-    if (call->rows.inner > 1)
-        return for_each_columns<T>(call, [](Columns<T>& columns, auto&) {
-            columns.softmax(kind);
-            return true;
-        });
-    return for_each_row<T>(call->rows, call->out, Softmax<T, kind>{}, 1.0);
+    const SoftmaximaRows& rows = call->rows;
+    T* results = static_cast<T*>(call->out);
+    const auto by_column = [&](auto& columns, auto* out, int64_t step, int64_t, Scratch<compute_t<T>>&) {
+        columns.template softmax<kind>(out, step);
+        return true;
+    };
+    return for_each_row_or_column<T>(rows, results, Softmax<T, kind>{}, 1.0, by_column);
 }
 
 template <class T>
 bool forward_log_softmax(const SoftmaximaForward* call, T*) {
-    if (call->rows.inner > 1)
-        return for_each_columns<T>(call, [](Columns<T>& columns, auto& scratch) { return columns.log_softmax(scratch); });
-    return for_each_row<T>(call->rows, call->out, LogSoftmax<T>{}, 1.0);
+    T* results = static_cast<T*>(call->out);
+    const auto by_column = [](auto& columns, auto* out, int64_t step, int64_t, Scratch<compute_t<T>>& scratch) {
+        return columns.log_softmax(out, step, scratch);
+    };
+    return for_each_row_or_column<T>(call->rows, results, LogSoftmax<T>{}, 1.0, by_column);
 }
 
 template <class T>
 bool forward_logsumexp(const SoftmaximaForward* call, T*) {
-    if (call->rows.inner > 1)
-        return for_each_columns<T>(call, [](Columns<T>& columns, auto& scratch) { return columns.logsumexp(scratch); });
     LogSumExpValue<T> kernel;
     kernel.out = static_cast<T*>(call->out);
     kernel.values = call->values;
-    return for_each_row<T>(call->rows, nullptr, kernel, 0.7);
+    const auto by_column = [&](auto& columns, auto*, int64_t, int64_t index, Scratch<compute_t<T>>& scratch) {
+        return columns.logsumexp(kernel.out + index, call->values ? call->values + index : nullptr, scratch);
+    };
+    return for_each_row_or_column<T>(call->rows, nullptr, kernel, 0.7, by_column);
 }
 
 // ∂LSE/∂x = softmax(x/τ)/τ, times g.

@@ -43,14 +43,11 @@ struct BlockSum {
     Sum sum;
 };
 
-// Σ exp(z − origin) over a block, each term into out where there is one, and the largest z. The block is worked on at four places
-// at a time, for exp is a long chain of operations; sums of a few terms are added up in double.
+// Σ exp(z − origin) over a block of 4 q terms, each into out where there is one, and the largest z. The block is worked on at four
+// places at a time, for exp is a long chain of operations; sums of a few terms are added up in double.
 template <bool Store, bool Low, class C>
-BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
-    const Exponential<C> exp(origin);
-    constexpr C nothing = -std::numeric_limits<C>::infinity();
-    const int64_t q = length / 64 * 16;
-    C top = nothing;
+[[gnu::always_inline]] inline BlockSum<C> sum_exp_of_quarters(const C* high, const C* low, int64_t q, const Exponential<C>& exp, C* out) {
+    C top = -std::numeric_limits<C>::infinity();
     double sum = 0, lost = 0;
     const auto larger = [](C a, C b) __attribute__((always_inline)) { return a > b ? a : b; };
     const auto term = [=](int64_t i) __attribute__((always_inline)) {
@@ -71,12 +68,26 @@ BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origi
             sum += four;
         }
     }
-    Sum total{sum, lost};
-    for (int64_t i = 4 * q; i < length; ++i) {
-        top = larger(high[i], top);
-        total.add(double(term(i)));
-    }
-    return {top, total};
+    return {top, {sum, lost}};
+}
+
+// The same over any number of terms: the last of them with −∞ behind them.
+template <bool Store, bool Low, class C>
+[[gnu::noinline]] BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
+    const Exponential<C> exp(origin);
+    const int64_t whole = length / 64 * 64, rest = length - whole;
+    BlockSum<C> block = sum_exp_of_quarters<Store, Low>(high, low, whole / 4, exp, out);
+    if (rest == 0) return block;
+    alignas(LINE) C last[64], last_low[64] = {}, terms[64];
+    const int64_t padded = rest <= 32 ? 32 : 64;
+    for (int64_t i = 0; i < padded; ++i) last[i] = -std::numeric_limits<C>::infinity();
+    for (int64_t i = 0; i < rest; ++i) last[i] = high[whole + i];
+    for (int64_t i = 0; Low && i < rest; ++i) last_low[i] = low[whole + i];
+    const BlockSum<C> end = sum_exp_of_quarters<Store, Low>(last, last_low, padded / 4, exp, terms);
+    for (int64_t i = 0; Store && i < rest; ++i) out[whole + i] = terms[i];
+    block.maximum = end.maximum > block.maximum ? end.maximum : block.maximum;
+    block.sum.add(end.sum);
+    return block;
 }
 
 // Where log Σ of terms up to 1 is below this, the rounding of the sum is more than half a unit of it.
@@ -89,6 +100,14 @@ struct LogSum {
     double log_sum;
     double lost;  // what rounding took from it
     double value(double scale) const { return (maximum * scale + log_sum) + lost; }
+
+    // With one more score, z = theta.
+    LogSum with_sink(double theta, double scale) const {
+        if (maximum == NOTHING) return *this;
+        const double sink = theta - maximum * scale;
+        const double sum = sink > 0 ? sink + std::log1p(std::exp(log_sum - sink)) : std::log1p(std::expm1(log_sum) + std::exp(sink));
+        return {maximum, sum, lost};
+    }
 };
 
 // Σ exp(z) = sum · exp(origin) over a part of a row.
@@ -172,6 +191,8 @@ template <>
 struct Ratio<float> {
     float high, low, lift;  // a ratio that is too small for a float is lifted by a power of 2
 
+    Ratio(float high_, float low_, float lift_) : high(high_), low(low_), lift(lift_) {}
+
     Ratio(double numerator, double denominator) {
         const double ratio = numerator / denominator;
         const bool small = std::fabs(ratio) < 0x1p-90;
@@ -187,13 +208,44 @@ struct Ratio<float> {
 template <>
 struct Ratio<double> {
     double numerator, denominator;
+
     Ratio(double numerator_, double denominator_) : numerator(numerator_), denominator(denominator_) {}
+
     double operator()(double value) const { return value * numerator / denominator; }
+};
+
+// Several, their fields apart as vectors want them.
+template <class C, int64_t count>
+struct Ratios;
+
+template <int64_t count>
+struct Ratios<float, count> {
+    float high[count], low[count], lift[count];
+
+    void set(int64_t j, Ratio<float> ratio) {
+        high[j] = ratio.high;
+        low[j] = ratio.low;
+        lift[j] = ratio.lift;
+    }
+
+    Ratio<float> operator[](int64_t j) const { return {high[j], low[j], lift[j]}; }
+};
+
+template <int64_t count>
+struct Ratios<double, count> {
+    double numerator[count], denominator[count];
+
+    void set(int64_t j, Ratio<double> ratio) {
+        numerator[j] = ratio.numerator;
+        denominator[j] = ratio.denominator;
+    }
+
+    Ratio<double> operator[](int64_t j) const { return {numerator[j], denominator[j]}; }
 };
 
 // exp(z − origin) · ratio, rounded to T.
 template <class T, class C>
-void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* out) {
+[[gnu::noinline]] void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* out) {
     const Exponential<C> exp(origin);
     if (z.low) {
         for (int64_t i = 0; i < length; ++i) {
@@ -208,7 +260,7 @@ void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* 
 
 // log m + log(1 + r/m), m scores at the maximum and r = Σ exp(z − maximum) over the others, within 2 ulp in double.
 template <class W, class T>
-LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
+[[gnu::noinline]] LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
     W count = 0, rest = 0, lost = 0;
     if constexpr (sizeof(W) == sizeof(double)) {
 #pragma omp simd reduction(+ : rest, lost, count)
@@ -259,11 +311,15 @@ struct LogSumExp {
         return near(row, sum.log_sum(maximum, row.scale), exact);
     }
 
-    // With the digits that a sum in C lacks where its logarithm, or LSE itself, is near 0.
+    // Whether a sum in C lacks digits that its logarithm, or LSE itself, has near 0.
+    static bool is_near(const LogSum& result, double scale, bool exact) {
+        return std::fabs(result.value(scale)) < 2.0 || (exact && result.log_sum < NEAR<C>);
+    }
+
+    // With those digits.
     static LogSum near(const Row<T>& row, LogSum result, bool exact) {
-        const bool zero = std::fabs(result.value(row.scale)) < 2.0;
-        if (zero && !exact && sizeof(T) == sizeof(double)) return log_sum_of_gaps<long double>(row, result.maximum);
-        return zero || (exact && result.log_sum < NEAR<C>) ? log_sum_of_gaps<double>(row, result.maximum) : result;
+        if (!is_near(result, row.scale, exact)) return result;
+        return sizeof(T) == sizeof(double) && !exact ? log_sum_of_gaps<long double>(row, result.maximum) : log_sum_of_gaps<double>(row, result.maximum);
     }
 
     static bool has_nan(const Row<T>& row) {
@@ -340,11 +396,7 @@ struct Softmax {
         LogSum result = {};
         if (with_conjugate) {
             result = LogSumExp<T>::result(row, sum, true);
-            if (kind == Kind::elastic && result.maximum > NOTHING) {
-                const double sink = row.theta - result.maximum * row.scale;
-                result.log_sum = sink > 0 ? sink + std::log1p(std::exp(result.log_sum - sink))
-                                          : std::log1p(std::expm1(result.log_sum) + std::exp(sink));
-            }
+            if (kind == Kind::elastic) result = result.with_sink(row.theta, row.scale);
         }
         for (int i = 0; i < count; ++i) {
             parts[i].sum = sum;

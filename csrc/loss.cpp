@@ -2,7 +2,7 @@
 //   value = w (U v + Ω(y) + Σ u_c (M − z_c))        out = w (U p − u)
 // V(z) = M + v, M the largest z. It is summed in double, where the terms cancel near the loss's zero.
 
-#include "exponential.h"
+#include "columns.h"
 #include "threshold.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -37,6 +37,8 @@ struct Target {
     double u(int64_t c) const { return fenchel || !class_weight ? y(c) : y(c) * class_weight[c]; }
 
     bool one_hot() const { return !soft && smoothing == 0; }
+
+    bool left_out() const { return !soft && label < 0; }
 };
 
 // What the target says of a row.
@@ -77,40 +79,63 @@ Account account(const Row<T>& row, const Target<T>& target, double top, const Re
     return sums;
 }
 
+// value, and out = weight p − factor u.
+struct Share {
+    double value, weight, factor;
+};
+
+// `top` is M, and `conjugate` v; `sink` tells whether what a distribution lacks of 1 has a score of its own.
+template <class T>
+Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate, double beta, bool sink) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    Account sums = account(row, target, top == NOTHING ? 0.0 : top, Regulariser{beta});
+    if (target.fenchel) {
+        sums.mass = 1;
+        if (sink && !target.one_hot()) {
+            double missing = 1;
+            for (int64_t c = 0; c < row.n; ++c) missing -= target.y(c);
+            if (missing > 0 && row.theta > NOTHING) sums.regulariser += missing * (std::log(missing) - row.theta);
+        }
+    }
+    double value = sums.weight == 0 ? 0.0 : sums.weight * (sums.mass * conjugate + sums.regulariser + sums.distance);
+    if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
+    const double factor = sums.weight * call->scale;
+    return {value, factor * sums.mass, factor};
+}
+
+template <class T>
+Target<T> target_of(const SoftmaximaLoss* call, const Row<T>& row, const T* soft) {
+    return {call->labels ? call->labels[row.index] : -1, soft, call->class_weight, call->smoothing, row.n, call->fenchel != 0};
+}
+
+// What is subtracted from the gradient of a class.
+template <class T>
+double own(const Row<T>& row, const Target<T>& target, int64_t c, double factor) {
+    const double z = row.score(c);
+    return z > NOTHING || z != z ? factor * target.u(c) : 0.0;
+}
+
 template <class T, class Kernel>
 bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, const T* soft, Scratch<compute_t<T>>& scratch) {
     using C = compute_t<T>;
-    constexpr double infinity = std::numeric_limits<double>::infinity();
-    double& value = call->values[row.index];
-    const Target<T> target = {call->labels ? call->labels[row.index] : -1, soft, call->class_weight, call->smoothing, row.n, call->fenchel != 0};
-    if (!soft && target.label < 0) {
-        value = 0;
+    const Target<T> target = target_of(call, row, soft);
+    if (target.left_out()) {
+        call->values[row.index] = 0;
         for (int64_t c = 0; row.out && c < row.n; ++c) narrow(0.0, row.out[c]);
         return true;
     }
     typename Kernel::Part part;
     kernel.with_conjugate = true;
     if (!kernel.scan(row, 0, row.n, part, scratch) || !kernel.finish(row, &part, 1, scratch)) return false;
-    const double top = part.top == NOTHING ? 0.0 : part.top;
-    Account sums = account(row, target, top, Regulariser{kernel.beta(row)});
-    if (target.fenchel) {
-        sums.mass = 1;
-        if constexpr (std::is_same_v<Kernel, Softmax<T, Kind::elastic>>) {
-            double missing = 1;
-            for (int64_t c = 0; !target.one_hot() && c < row.n; ++c) missing -= target.y(c);
-            if (target.one_hot()) missing = 0;
-            if (missing > 0 && row.theta > NOTHING) sums.regulariser += missing * (std::log(missing) - row.theta);
-        }
-    }
-    value = sums.weight == 0 ? 0.0 : sums.weight * (sums.mass * part.conjugate + sums.regulariser + sums.distance);
-    if (sums.impossible && sums.weight != 0) value = part.conjugate == part.conjugate ? infinity : part.conjugate;
+    const Share share = share_of(call, row, target, part.top, part.conjugate, kernel.beta(row), std::is_same_v<Kernel, Softmax<T, Kind::elastic>>);
+    call->values[row.index] = share.value;
     if (!row.out) return true;
 
-    const double factor = sums.weight * call->scale;
-    part.weight = factor * sums.mass;
+    part.weight = share.weight;
     if (target.one_hot()) {
         if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
-        if (row.score(target.label) > NOTHING) narrow(part.weight * kernel.probability(row, target.label, part) - factor * target.u(target.label), row.out[target.label]);
+        const int64_t c = target.label;
+        if (row.score(c) > NOTHING) narrow(share.weight * kernel.probability(row, c, part) - share.factor * target.u(c), row.out[c]);
         return true;
     }
     if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;
@@ -123,16 +148,65 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
         } else {
             kernel.probabilities(row, i, length, part, block, scratch);
         }
-        for (int64_t c = i; c < i + length; ++c) {
-            const double own = row.score(c) > NOTHING || row.score(c) != row.score(c) ? factor * target.u(c) : 0.0;
-            narrow(double(p[c - i]) - own, row.out[c]);
-        }
+        for (int64_t c = i; c < i + length; ++c) narrow(double(p[c - i]) - own(row, target, c, share.factor), row.out[c]);
     }
     return true;
 }
 
+// The losses of softmax and of the elastic one for short rows, which lie beside one another then.
+template <Kind kind, class T>
+bool short_losses(const SoftmaximaLoss* call, T*) {
+    using C = compute_t<T>;
+    const SoftmaximaRows& rows = call->rows;
+    const T* soft = static_cast<const T*>(call->soft);
+    return for_each_short_rows<T>(rows, static_cast<T*>(call->out), 1.0, [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
+        constexpr int64_t WIDTH = Columns<C>::WIDTH;
+        columns.template sum<true>(false, out, step);
+        if (!columns.log_sums(true, scratch)) return false;
+        double weight[WIDTH] = {}, label_distance[WIDTH] = {}, of_label[WIDTH];
+        Share shares[WIDTH];
+        const auto row_at = [&](int64_t j) { return row_of<T>(rows, index + j, nullptr); };
+        const auto target_at = [&](const Row<T>& row) { return target_of(call, row, soft ? soft + row.index * row.n : nullptr); };
+        for (int64_t j = 0; j < columns.width(); ++j) {
+            const Row<T> row = row_at(j);
+            const Target<T> target = target_at(row);
+            LogSum sum = columns.log_sum_of(j);
+            if (kind == Kind::elastic) {
+                sum = sum.with_sink(row.theta, row.scale);
+                columns.mass[j] += std::exp(row.theta - columns.origin(j).value());
+            }
+            const double beta = Softmax<T, kind>::beta(row);
+            shares[j] = target.left_out() ? Share{} : share_of(call, row, target, sum.maximum, sum.log_sum, beta, kind == Kind::elastic);
+            call->values[row.index] = shares[j].value;
+            weight[j] = shares[j].weight;
+            if (target.one_hot()) {
+                const double mass = columns.mass[j], distance = row.gap(target.left_out() ? 0 : target.label, sum.maximum) - sum.log_sum;
+                label_distance[j] = mass == mass ? distance : mass;
+            }
+        }
+        if (!out) return true;
+        columns.emit(false, weight, true, out, step);
+        for (int64_t j = 0; j < WIDTH; ++j) of_label[j] = exp(label_distance[j]);
+        for (int64_t j = 0; j < columns.width(); ++j) {
+            const Row<T> row = row_at(j);
+            const Target<T> target = target_at(row);
+            if (target.left_out()) {
+                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = 0;
+            } else if (target.one_hot()) {
+                const int64_t c = target.label;
+                if (row.score(c) > NOTHING) out[c * step + j] = C(weight[j] * of_label[j] - shares[j].factor * target.u(c));
+            } else {
+                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, shares[j].factor));
+            }
+        }
+        return true;
+    });
+}
+
 template <class T, class Kernel>
-bool losses(const SoftmaximaLoss* call, T*, const Kernel& kernel, double nanoseconds) {
+bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
+    if (std::is_same_v<Kernel, Softmax<T, Kind::softmax>> && are_short(call->rows)) return short_losses<Kind::softmax>(call, type);
+    if (std::is_same_v<Kernel, Softmax<T, Kind::elastic>> && are_short(call->rows)) return short_losses<Kind::elastic>(call, type);
     const T* inputs[] = {static_cast<const T*>(call->soft)};
     return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,
                                  [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {

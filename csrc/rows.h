@@ -16,6 +16,7 @@
 
 namespace SOFTMAXIMA_ISA {
 
+constexpr size_t LINE = 64;  // bytes of the cache that are read together
 constexpr int64_t BLOCK = 1024;  // scores that are worked on at a time, in the first-level cache
 
 // An array that grows, and stays for the next call.
@@ -30,7 +31,7 @@ class Array {
     V* at_least(int64_t size) {
         if (size > size_) {
             std::free(data_);
-            data_ = static_cast<V*>(std::malloc(size_t(size) * sizeof(V)));
+            data_ = static_cast<V*>(std::aligned_alloc(LINE, (size_t(size) * sizeof(V) + LINE - 1) / LINE * LINE));
             size_ = data_ ? size : 0;
         }
         return data_;
@@ -52,8 +53,8 @@ class Array {
 // What a thread works in.
 template <class C>
 struct Scratch {
-    alignas(64) C high[BLOCK];
-    alignas(64) C low[BLOCK];
+    alignas(LINE) C high[BLOCK];
+    alignas(LINE) C low[BLOCK];
     Array<double> origins;
     Array<C> candidates;
     Array<double> gaps;
@@ -229,7 +230,7 @@ Row<T> row_of(const SoftmaximaRows& rows, int64_t index, void* out) {
 //   emit(row, begin, end, part, scratch)   the results of a part.
 // Each returns whether it had the memory it needed. A part is scanned and emitted by one thread, with one scratch.
 template <class T, class Kernel>
-bool whole_row(const Kernel& kernel, const Row<T>& row, Scratch<compute_t<T>>& scratch) {
+[[gnu::noinline]] bool whole_row(const Kernel& kernel, const Row<T>& row, Scratch<compute_t<T>>& scratch) {
     typename Kernel::Part part;
     return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) &&
            kernel.emit(row, 0, row.n, part, scratch);
@@ -281,7 +282,7 @@ bool transposed(const SoftmaximaRows& rows, const T* const* inputs, int count, T
     using C = compute_t<T>;
     const int64_t n = rows.n, inner = rows.inner, tiles = (inner + TILE<T> - 1) / TILE<T>;
     const T* x = static_cast<const T*>(rows.x);
-    return share_out<C>(rows.outer * tiles, team, [&](int64_t task, Scratch<C>& scratch) {
+    return share_out<C>(rows.outer * tiles, team, [&](int64_t task, Scratch<C>& scratch) __attribute__((noinline)) {
         const int64_t o = task / tiles, first = task % tiles * TILE<T>, columns = minimum(TILE<T>, inner - first);
         const int64_t size = n * TILE<T>;
         char* memory = scratch.tile.at_least(size * int64_t(sizeof(T)) * (count + 2) + size);
@@ -330,18 +331,26 @@ bool for_each_whole_row(const SoftmaximaRows& rows, const T* const* inputs, int 
     });
 }
 
-// A kernel over every row; several threads share a row where there are fewer rows than threads.
+// A kernel over rows whose scores are beside one another; several threads share a row where there are fewer rows than threads.
 template <class T, class Kernel>
-bool for_each_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
+bool for_each_contiguous_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
     using C = compute_t<T>;
-    const int64_t total = rows.outer * rows.inner;
-    const int team = team_size(rows.threads, nanoseconds * double(total) * double(rows.n));
-    if (rows.inner == 1 && total < team && rows.n >= 16 * BLOCK) {
+    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(rows.n));
+    if (rows.outer < team && rows.n >= 16 * BLOCK) {
         bool done = true;
-        for (int64_t index = 0; index < total; ++index) done = split_row(kernel, row_of<T>(rows, index, out), team) && done;
+        for (int64_t index = 0; index < rows.outer; ++index) done = split_row(kernel, row_of<T>(rows, index, out), team) && done;
         return done;
     }
-    return for_each_whole_row<T>(rows, nullptr, 0, out, nanoseconds, [&](const Row<T>& row, const T* const*, Scratch<C>& scratch) {
+    return share_out<C>(rows.outer, team, [&](int64_t index, Scratch<C>& scratch) {
+        return whole_row(kernel, row_of<T>(rows, index, out), scratch);
+    });
+}
+
+// A kernel over every row.
+template <class T, class Kernel>
+bool for_each_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
+    if (rows.inner == 1) return for_each_contiguous_row<T>(rows, out, kernel, nanoseconds);
+    return for_each_whole_row<T>(rows, nullptr, 0, out, nanoseconds, [&](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) {
         return whole_row(kernel, row, scratch);
     });
 }
