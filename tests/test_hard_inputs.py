@@ -240,3 +240,50 @@ def test_cosine_beyond_1_is_seen_beside_nan():
     with pytest.raises(ValueError, match=r"got 1\.5"):
         sm.cosface(x, torch.tensor([0, 1]))
     assert sm.cosface(x.clamp_max(1.0), torch.tensor([0, 1]), reduction="none").isnan().tolist() == [True, False]
+
+
+def hard_rows(x: torch.Tensor) -> torch.Tensor:
+    """With masks, NaN, +∞, ties and one score far above the others in some of the rows."""
+    x[2] = -INF
+    x[3, 0], x[4, 1], x[5, 0] = NAN, -INF, INF
+    x[6] = 0
+    x[7, 0] = 60
+    return x
+
+
+@pytest.mark.parametrize("shape", [(16, 3), (33, 64), (200, 10), (70, 128)])
+def test_rows_do_not_depend_on_how_many_there_are(case: Case, dtype: torch.dtype, shape: tuple[int, int]):
+    x = hard_rows(normal(*shape, dtype=dtype)).requires_grad_()
+    g = normal(*shape, seed=1).to(dtype)
+    out = case(x)
+    (gradient,) = torch.autograd.grad(out, x, g)
+    few, slopes = [], []
+    for begin in range(0, shape[0], 8):
+        part = x.detach()[begin : begin + 8].clone().requires_grad_()
+        few.append(case(part))
+        slopes.append(torch.autograd.grad(few[-1], part, g[begin : begin + 8])[0])
+    torch.testing.assert_close(out, torch.cat(few), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(gradient, torch.cat(slopes), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", [(16, 3), (33, 64), (200, 10), (70, 128)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_of_rows_do_not_depend_on_how_many_there_are(
+    loss: LossCase, dtype: torch.dtype, shape: tuple[int, int], smoothing: float
+):
+    if loss.loss.on_cosines:
+        pytest.skip("these scores are no cosines")
+    x = hard_rows(normal(*shape, dtype=dtype)).requires_grad_()
+    target = torch.arange(shape[0]) % shape[1]
+    target[1] = -100
+    weight = normal(shape[1], seed=1).exp()
+    options = {"label_smoothing": smoothing, "weight": weight, "reduction": "none"}
+    value = loss(x, target, **options)
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    few, slopes = [], []
+    for begin in range(0, shape[0], 8):
+        part = x.detach()[begin : begin + 8].clone().requires_grad_()
+        few.append(loss(part, target[begin : begin + 8], **options))
+        slopes.append(torch.autograd.grad(few[-1].sum(), part)[0])
+    torch.testing.assert_close(value, torch.cat(few), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(gradient, torch.cat(slopes), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])

@@ -746,6 +746,31 @@ def test_operations_are_well_behaved(case: Case):
         torch.library.opcheck(torch.ops.softmaxima.backward.default, arguments)
 
 
+@needs_library
+def test_operations_of_logsumexp_are_well_behaved():
+    x, tau = normal(2, 3, 4), normal(2, 3, 1, seed=1).exp()
+    for view in (x, x.movedim(0, -1).contiguous().movedim(-1, 0)):
+        for where, taus in ((None, None), (x > -1, None), (None, tau)):
+            torch.library.opcheck(torch.ops.softmaxima.logsumexp.default, (view, taus, 1.5, where))
+            _, values = torch.ops.softmaxima.logsumexp(view, taus, 1.5, where)
+            arguments = (view, values, normal(2, 3, seed=2), taus, 1.5, where)
+            torch.library.opcheck(torch.ops.softmaxima.logsumexp_backward.default, arguments)
+
+
+@needs_library
+@pytest.mark.parametrize("gradient", [False, True])
+def test_operation_of_losses_is_well_behaved(gradient: bool):
+    x, labels, weight = normal(4, 5, 3).movedim(1, -1), torch.arange(12).view(4, 3) % 6 - 1, normal(5, seed=4).exp()
+    for target, class_weight in ((labels, None), (labels, weight), (torch.softmax(x, -1), weight)):
+        for name, alphas in (("softmax_loss", None), ("entmax_loss", torch.full((4, 3, 1), 1.3, dtype=torch.float64))):
+            arguments = (name, x, target, gradient, alphas, 0.0, class_weight, 0.1, 0.25, name == "entmax_loss")
+            torch.library.opcheck(torch.ops.softmaxima.loss.default, arguments)
+
+
+def test_operation_of_labels_is_well_behaved():
+    torch.library.opcheck(torch.ops.softmaxima.labels_in_range.default, ("loss", torch.tensor([[0, 2], [1, 0]]).T, 3))
+
+
 # Loading ---------------------------------------------------------------------------------------------------------------------
 
 

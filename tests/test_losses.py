@@ -243,6 +243,20 @@ def test_half_precision_losses_compute_wide(loss: LossCase):
         assert float(value) == pytest.approx(float(loss(x.double(), target)), rel=2 * torch.finfo(dtype).eps, abs=1e-3)
 
 
+def test_half_precision_losses_do_not_round_target_probabilities(loss: LossCase):
+    if loss.loss.on_cosines:
+        pytest.skip("near ±1 the derivative of the angle magnifies every rounding")
+    soft = torch.softmax(normal(64, 7, seed=1, dtype=torch.float32), -1)
+    for dtype in (torch.float16, torch.bfloat16):
+        x = loss.scores(64, 7, dtype=dtype).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        value, expected = loss(x, soft), loss(wide, soft.double())
+        assert value.dtype == dtype
+        assert float(value.detach()) == pytest.approx(float(expected.detach()), rel=2 * torch.finfo(dtype).eps, abs=1e-3)
+        actual, exact = torch.autograd.grad(value, x)[0], torch.autograd.grad(expected, wide)[0]
+        torch.testing.assert_close(actual.double(), exact, atol=2 * torch.finfo(dtype).eps / 64, rtol=2 * torch.finfo(dtype).eps)
+
+
 def test_losses_follow_autocast(loss: LossCase):
     x, target = loss.scores(3, 5, dtype=torch.bfloat16), labels((3,))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import Map, batch_first, forward_mode, primal
+from softmaxima._map import Map, batch_first, forward_mode, may_differentiate, primal, transforming
 
 
 def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, params: Mapping[str, Any]) -> Tensor:
@@ -23,6 +23,8 @@ def envelope(map: Map, value: Tensor, x: Tensor, p: Tensor | None, params: Mappi
 
     Where p is None, it is `map.forward(x)` when it is needed; then torch must be able to differentiate that, as it can for softmax.
     """
+    if not (transforming() or may_differentiate((x, p, *params.values()))):
+        return value.detach()
     function = _Envelope if torch.compiler.is_compiling() else _EagerEnvelope
     return function.apply(map, value.detach(), x, p, *params.values())  # type: ignore[return-value]
 

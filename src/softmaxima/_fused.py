@@ -1,7 +1,7 @@
 """Values that the native library computes together with their gradient, as one autograd function.
 
-Where that does not reach (second derivatives, torch.func, forward mode, torch.compile, other devices, gradients by anything but the
-scores) the same value is composed of differentiable operations.
+Where that does not reach (second derivatives, torch.func, forward mode, other devices, gradients by anything but the scores) the
+same value is composed of differentiable operations.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima._map import is_concrete, is_native, may_differentiate, transforming
+from softmaxima._map import is_concrete, is_native, transforming
 
 Pull = Callable[..., Tensor]  # (g, x, *kept) → ∂⟨g, value⟩/∂x
 Native = Callable[[Tensor, bool], tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (x, with gradient) → (value, pull, kept)
+Composite = Callable[[Tensor], Tensor]
 
 
-def fused(native: Native, composite: Callable[[Tensor], Tensor], x: Tensor, *others: Any) -> Tensor:
-    """The value at x, by `native` where it can be; `others` are what else it depends on."""
-    if is_compiling() or not is_native(x) or transforming() or may_differentiate(others):
-        return composite(x)
+def is_fusible(x: Tensor, *others: Any) -> bool:
+    """Whether the value at x can be `fused`; `others` are what else it depends on."""
+    if transforming() or not is_native(x):
+        return False
+    learning = torch.is_grad_enabled()
+    return not any(isinstance(v, Tensor) and ((v.requires_grad and learning) or not v.is_cpu) for v in others)
+
+
+def fused(native: Native, composite: Composite, x: Tensor) -> Tensor:
+    """The value at x by `native`, and its higher derivatives by `composite`."""
     if x.requires_grad and torch.is_grad_enabled():
-        return _apply(native, composite, x)
+        apply = _Fused.apply if is_compiling() else _apply
+        return apply(native, composite, x)  # type: ignore[return-value]
     return native(x, False)[0]
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, native: Native, composite: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def forward(ctx: Any, native: Native, composite: Composite, x: Tensor) -> Tensor:
         value, ctx.pull, kept = native(x, True)
         ctx.composite = composite
         ctx.save_for_backward(x, *kept)
@@ -40,7 +48,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,) = grad_outputs
         x, *kept = ctx.saved_tensors
-        if is_concrete(g) and not torch.is_grad_enabled():
+        if is_compiling() or (is_concrete(g) and not torch.is_grad_enabled()):
             return None, None, ctx.pull(g, x, *kept)
         with torch.enable_grad():
             # A view, so that the derivative is by what the composite is given here, and goes on to x.

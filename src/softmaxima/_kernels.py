@@ -121,7 +121,7 @@ class Layout(NamedTuple):
     def empty(self, x: Tensor) -> Tensor:
         """A new tensor that lies like this, with n last."""
         if self.inner == 1:
-            return torch.empty(x.shape, dtype=x.dtype)
+            return torch.empty_like(x, memory_format=torch.contiguous_format)
         shape = list(x.shape[:-1])
         shape.insert(self.axis, self.n)
         return torch.empty(shape, dtype=x.dtype).movedim(self.axis, -1)
@@ -190,6 +190,13 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
+    """The fields of SoftmaximaRows for contiguous rows and numbers, without looking at them."""
+    n = x.shape[-1]
+    outer, threads = x.numel() // n, torch.get_num_threads()
+    return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 1.0 / tau, 0, theta, 0, 0, 0
+
+
 def _rows(
     x: Tensor, layout: Layout, address: int, stride: int, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
 ) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
@@ -204,25 +211,33 @@ def _rows(
     return fields, (taus, thetas, mask, blocks)
 
 
+def _read(
+    x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
+) -> tuple[tuple[Any, ...], Layout, tuple[Tensor | None, ...]]:
+    """(the fields of SoftmaximaRows, how the rows lie, the tensors that the fields point into)."""
+    if where is None and not isinstance(tau, Tensor) and not isinstance(theta, Tensor) and x.is_contiguous() and x.numel() > 0:
+        rows = _plain_rows(x, tau, theta)
+        return rows, Layout(rows[1], rows[2], 1, x.ndim - 1), ()
+    layout, read, stride = _layout(x)
+    rows, kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
+    return rows, layout, (read, *kept)
+
+
 # What the library does ------------------------------------------------------------------------------------------------------
 
 
 def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
     """The map of the rows x [..., n]."""
-    if where is None and type(tau) is float and not isinstance(theta, Tensor) and x.is_contiguous():
-        return forward_plain(name, x, tau, theta)
-    layout, read, stride = _layout(x)
+    rows, layout, _kept = _read(x, tau, where, theta)
     out = layout.empty(x)
-    rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
     _run(name, _FORWARD(*rows, out.data_ptr(), 0))
     return out
 
 
 def forward_plain(name: str, x: Tensor, tau: float, theta: float) -> Tensor:
     """The same for contiguous rows and numbers, without looking at them."""
-    out, n = torch.empty_like(x), x.shape[-1]
-    outer, threads, address = x.numel() // n, torch.get_num_threads(), x.data_ptr()
-    _run(name, _FORWARD(DTYPES[x.dtype], outer, n, 1, threads, address, n, tau, 1.0 / tau, 0, theta, 0, 0, 0, out.data_ptr(), 0))
+    out = torch.empty_like(x)
+    _run(name, _FORWARD(*_plain_rows(x, tau, theta), out.data_ptr(), 0))
     return out
 
 
@@ -241,31 +256,20 @@ def backward(
     return out
 
 
-def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(LSE [...] in x's dtype, the same in double)."""
-    layout, read, stride = _layout(x)
-    out = torch.empty(x.shape[:-1], dtype=x.dtype)
-    values = torch.empty(x.shape[:-1], dtype=torch.float64)
-    rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, 0.0)
-    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), values.data_ptr()))
+def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
+    """(LSE [...] in x's dtype, the same in double if `wide`)."""
+    out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype)
+    values = torch.empty_like(out, dtype=torch.float64) if wide else None
+    rows, _, _kept = _read(x, tau, where, 0.0)
+    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
     return out, values
-
-
-def logsumexp_plain(x: Tensor, tau: float) -> Tensor:
-    """LSE of contiguous rows, without looking at them."""
-    out, n = torch.empty(x.shape[:-1], dtype=x.dtype), x.shape[-1]
-    outer, threads, address = x.numel() // n, torch.get_num_threads(), x.data_ptr()
-    rows = (DTYPES[x.dtype], outer, n, 1, threads, address, n, tau, 1.0 / tau, 0, 0.0, 0, 0, 0)
-    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), 0))
-    return out
 
 
 def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """g · softmax(x/τ)/τ, from the double values of `logsumexp`."""
-    layout, read, stride = _layout(x)
+    rows, layout, _kept = _read(x, tau, where, 0.0)
     out = layout.empty(x)
     g = g.contiguous()
-    rows, _kept = _rows(x, layout, read.data_ptr(), stride, tau, where, 0.0)
     _run("logsumexp_backward", _BACKWARD(*rows, 0, values.data_ptr(), g.data_ptr(), out.data_ptr()))
     return out
 
@@ -284,15 +288,14 @@ def loss(
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss of each row [...] in double, `scale` times its gradient by x).
 
-    The target holds labels [...], negative for a row to leave out, or probabilities [..., n].
+    The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype.
     """
-    layout, read, stride = _layout(x)
-    values = torch.empty(x.shape[:-1], dtype=torch.float64)
+    rows, layout, _kept = _read(x, 1.0, None, theta)
+    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     out = layout.empty(x) if gradient else None
     labels = target.contiguous() if target.dtype == torch.int64 else None
-    soft = None if labels is not None else layout.to_memory(target.to(x.dtype))
+    soft = None if labels is not None else layout.to_memory(target)
     weight = None if class_weight is None else class_weight.to(torch.float64).contiguous()
-    rows, _kept = _rows(x, layout, read.data_ptr(), stride, 1.0, None, theta)
     addresses = (_address(labels), _address(soft), _address(weight))
     _run(name, _LOSS(*rows, *addresses, smoothing, scale, int(fenchel), values.data_ptr(), _address(out)))
     return values, out

@@ -29,7 +29,7 @@ from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource, 
 )
 from torch.compiler import is_compiling
 
-from softmaxima import _kernels
+from softmaxima import _kernels, _operations
 from softmaxima._kernels import Kernel
 
 Array = TypeVar("Array", Tensor, np.ndarray)
@@ -385,17 +385,16 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
             return None
         theta = kernel.theta(value)
     if x.requires_grad and torch.is_grad_enabled():
-        return _apply_reverse(map, x, temperature, None, *values)
+        return _apply_plain(map, x, temperature, None, *values)
     return _kernels.forward_plain(kernel.forward, x, temperature, theta)
 
 
 def _apply(map: Map, *arguments: Any) -> Tensor:
-    if is_compiling():
-        return _MapFunction.apply(map, *arguments)  # type: ignore[return-value]
-    if transforming():
+    if transforming() and not is_compiling():
         return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
     if may_differentiate(arguments):
-        return _apply_reverse(map, *arguments)
+        apply = _MapFunction.apply if is_compiling() else _apply_reverse
+        return apply(map, *arguments)  # type: ignore[return-value]
     return _MapFunction.forward(map, *arguments)
 
 
@@ -416,7 +415,13 @@ def has_kernel(map: Map, *tensors: Tensor) -> bool:
 
 def is_native(x: Tensor) -> bool:
     """Whether the native library takes the tensor: memory that can be read now, or that a compiler will have."""
-    return _kernels.AVAILABLE and x.dtype in _kernels.DTYPES and (is_concrete(x) or (is_compiling() and x.is_cpu))
+    readable = x.is_cpu and not transforming() if is_compiling() else is_concrete(x)
+    return readable and _kernels.AVAILABLE and x.dtype in _kernels.DTYPES
+
+
+def kernels() -> Any:
+    """The functions of the native library, as registered operations where a compiler looks on."""
+    return _operations if is_compiling() else _kernels
 
 
 def linearise(
@@ -475,8 +480,7 @@ class _MapFunction(torch.autograd.Function):
             return x.clone()
         if has_kernel(map, x):
             kernel: Kernel = map.kernel  # type: ignore[assignment]
-            evaluate = _forward_operation if is_compiling() else _kernels.forward
-            return evaluate(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
+            return kernels().forward(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
         z = tempered(x, tau, where)
         values = [v.to(z.dtype) if isinstance(v, Tensor) else v for v in params]
         p = map.forward(z, **_named(map, values)).to(x.dtype)
@@ -507,9 +511,8 @@ class _MapFunction(torch.autograd.Function):
             if has_kernel(ctx.map, p, g):
                 tau, *values = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
                 kernel: Kernel = ctx.map.kernel
-                differentiate = _backward_operation if is_compiling() else _kernels.backward
                 theta = kernel.theta(*values) if values else 0.0
-                x_grad = differentiate(kernel.backward, p, g, x if ctx.map.uses_scores else None, tau, where, theta)
+                x_grad = kernels().backward(kernel.backward, p, g, x if ctx.map.uses_scores else None, tau, where, theta)
                 return (None, x_grad, *(None,) * (1 + len(ctx.numbers)))
         map, p, z, tau, params = _recall(ctx)
         g = g.to(p.dtype)
@@ -539,8 +542,22 @@ class _ReverseMapFunction(_MapFunction):
     setup_context = torch.autograd.Function.setup_context
 
 
+class _PlainMapFunction(_ReverseMapFunction):
+    """The same for plain scores and numbers, with nothing to find out."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        map, x, tau, _, *params = inputs
+        output = _kernels.forward_plain(map.kernel.forward, x, tau, map.kernel.theta(*params) if params else 0.0)
+        ctx.map, ctx.numbers, ctx.dtype = map, (tau, *params), x.dtype
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output, x if map.uses_scores else None, *[None] * (2 + len(params)))
+        return output
+
+
 # The C++ half of `apply`: the other half is for torch.func, and takes as long again.
 _apply_reverse: Callable[..., Tensor] = super(torch.autograd.Function, _ReverseMapFunction).apply  # type: ignore[misc]
+_apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, _PlainMapFunction).apply  # type: ignore[misc]
 
 
 class _EagerMapFunction(_MapFunction):
@@ -571,60 +588,6 @@ class _EagerMapFunction(_MapFunction):
         map, x, *rest = batch_first(in_dims, args)
         x = x.expand(info.batch_size, *x.shape[1:])
         return _EagerMapFunction.apply(map, x, *rest), 0  # type: ignore[return-value]
-
-
-# The kernels as operations, for torch.compile ---------------------------------------------------------------------------------
-
-
-def _split(value: float | Tensor) -> tuple[Tensor | None, float]:
-    """A number or a tensor as the two arguments that an operation can have for it."""
-    return (value, 0.0) if isinstance(value, Tensor) else (None, value)
-
-
-def _join(tensor: Tensor | None, number: float) -> float | Tensor:
-    return number if tensor is None else tensor
-
-
-def _forward_operation(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
-    return _forward_kernel(name, x, *_split(tau), where, *_split(theta))
-
-
-def _backward_operation(
-    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
-) -> Tensor:
-    return _backward_kernel(name, p, g, x, *_split(tau), where, *_split(theta))
-
-
-@torch.library.custom_op("softmaxima::forward", mutates_args=())
-def _forward_kernel(
-    name: str, x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None, thetas: Tensor | None, theta: float
-) -> Tensor:
-    return _kernels.forward(name, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
-
-
-@_forward_kernel.register_fake
-def _(name: str, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("softmaxima::backward", mutates_args=())
-def _backward_kernel(
-    name: str,
-    p: Tensor,
-    g: Tensor,
-    x: Tensor | None,
-    taus: Tensor | None,
-    tau: float,
-    where: Tensor | None,
-    thetas: Tensor | None,
-    theta: float,
-) -> Tensor:
-    return _kernels.backward(name, p, g, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
-
-
-@_backward_kernel.register_fake
-def _(name: str, p: Tensor, *_: Any) -> Tensor:
-    return p.new_empty(p.shape)
 
 
 def _named(map: Map, values: list[Any]) -> dict[str, Any]:

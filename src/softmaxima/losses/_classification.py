@@ -13,10 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from softmaxima import _kernels
-from softmaxima._fused import fused
-from softmaxima._map import Map, as_tensor, check_scores, is_concrete, like_input, without_mask
+from softmaxima._fused import fused, is_fusible
+from softmaxima._map import (
+    Map,
+    as_tensor,
+    check_scores,
+    is_concrete,
+    kernels,
+    like_input,
+    transforming,
+    without_mask,
+)
 from softmaxima._module import OptionsModule
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -116,19 +125,21 @@ class Batch:
 
         `theta` is the kernel's parameter, and `others` what the loss depends on beside the scores.
         """
-        normaliser = self._normaliser() if self.reduction == "mean" else 1.0
-        narrow = self.soft is not None and self.soft.dtype != self.rows.dtype  # probabilities that the scores' dtype would round
-        if map.kernel is None or narrow or not is_concrete(self.rows) or not float(normaliser) > 0:
-            return self.result(composite(self))
-        kernel = str(map.kernel.loss)
-        scale = 1.0 / float(normaliser)
         target: Tensor = self.soft if self.labels is None else self.labels  # type: ignore[assignment]
+        if map.kernel is None or not is_fusible(self.rows, target, self.class_weight, *others):
+            return self.result(composite(self))
+        kernel, compiling, dtype = map.kernel, is_compiling(), self.rows.dtype
+        # A compiler has no number to scale the gradient by, and reduces the rows itself.
+        normaliser = float(self._normaliser()) if self.reduction == "mean" and not compiling else 1.0
+        if not normaliser > 0:
+            return self.result(composite(self))
+        scale = 1.0 / normaliser
         if self.ignored is not None:
             target = target.masked_fill(self.ignored, -1)
 
         def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-            values, slope = _kernels.loss(
-                kernel,
+            values, slope = kernels().loss(
+                kernel.loss,
                 x,
                 target,
                 theta=theta,
@@ -138,12 +149,18 @@ class Batch:
                 fenchel=fenchel,
                 gradient=gradient,
             )
-            value = values if self.reduction == "none" else values.sum() * scale
-            return value.to(x.dtype), _scaled, () if slope is None else (slope,)
+            if compiling:
+                value = values
+            elif self.reduction == "none":
+                value = values.to(dtype)
+            else:
+                value = torch.full((), float(values.sum()) * scale, dtype=dtype)
+            return value, _scaled, () if slope is None else (slope,)
 
-        return self.result(
-            fused(native, lambda rows: composite(replace(self, rows=rows)), self.rows, self.soft, self.class_weight, *others)
-        )
+        # Probabilities are not rounded to the scores' dtype.
+        rows = self.rows if self.soft is None else self.rows.to(self.soft.dtype)
+        loss = fused(native, lambda rows: composite(replace(self, rows=rows)).to(dtype), rows)
+        return self.result(self.reduce(loss) if compiling else loss)
 
     def _normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
@@ -154,9 +171,9 @@ class Batch:
 
 def _scaled(g: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     """g · slope, and the slope itself where g is the 1 that backward() starts from."""
-    if g.ndim == 0:
-        return slope if float(g) == 1.0 else slope * g
-    return slope * g.unsqueeze(-1)
+    if g.ndim == 0 and not is_compiling() and float(g) == 1.0:
+        return slope
+    return slope * g.to(slope.dtype).unsqueeze(-1)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
@@ -186,7 +203,7 @@ def prepare(
     class_axis = 0 if scores.ndim == 1 else 1
     classes = scores.shape[class_axis]
     targets = as_tensor(name, "target", target)
-    hard_shape = tuple(size for axis, size in enumerate(scores.shape) if axis != class_axis)
+    hard_shape = (*scores.shape[:class_axis], *scores.shape[class_axis + 1 :])
     if targets.dtype.is_floating_point:
         _check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
@@ -197,7 +214,7 @@ def prepare(
         )
     else:
         labels, soft = targets.long(), None
-    rows = scores.movedim(class_axis, -1)
+    rows = scores if class_axis == scores.ndim - 1 else scores.movedim(class_axis, -1)
     class_weight = None
     if weight is not None:
         class_weight = as_tensor(name, "weight", weight)
@@ -213,6 +230,24 @@ def prepare(
     return Batch(name, rows, labels, soft, ignored, class_weight, float(label_smoothing), reduction, x)
 
 
+@torch.library.custom_op("softmaxima::labels_in_range", mutates_args=())
+def _labels_in_range(name: str, labels: Tensor, classes: int) -> Tensor:
+    """A copy of the labels, each of which must be one of the classes."""
+    _refuse_others(name, labels, classes)
+    return labels.clone(memory_format=torch.contiguous_format)
+
+
+@_labels_in_range.register_fake
+def _(name: str, labels: Tensor, classes: int) -> Tensor:
+    return labels.new_empty(labels.shape)
+
+
+def _refuse_others(name: str, labels: Tensor, classes: int) -> None:
+    out_of_range = (labels < 0) | (labels >= classes)
+    if bool(out_of_range.any()):
+        raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
+
+
 def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
     """(labels, 0 where they are ignored; where that is, None for nowhere)."""
     if is_concrete(labels) and labels.numel() and not 0 <= ignore_index < classes:
@@ -222,10 +257,10 @@ def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) ->
     ignored = labels == ignore_index
     labels = labels.masked_fill(ignored, 0)
     if is_concrete(labels):
-        out_of_range = (labels < 0) | (labels >= classes)
-        if bool(out_of_range.any()):
-            raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
+        _refuse_others(name, labels, classes)
         return labels, ignored if bool(ignored.any()) else None
+    if is_compiling() and labels.is_cpu and not transforming():
+        labels = _labels_in_range(name, labels, classes)  # which the kernels rely on
     return labels, ignored
 
 

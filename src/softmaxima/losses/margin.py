@@ -62,7 +62,7 @@ def margin_loss(
     elif is_concrete(cosines) and cosines.is_floating_point():
         tolerance = 4 * torch.finfo(cosines.dtype).eps
         if bool((cosines.abs() > 1 + tolerance).any()):
-            largest = float(cosines.detach().abs().max())
+            largest = float(cosines.detach().abs().nan_to_num(0.0).max())
             raise ValueError(f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well")
     batch = prepare(name, like_input(cosines, x), target, weight, ignore_index, reduction, label_smoothing)
     scores = scale * _with_margin(batch, margin_function, margin)

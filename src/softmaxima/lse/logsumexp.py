@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softmaxima import _kernels
 from softmaxima._envelope import envelope
-from softmaxima._fused import fused
+from softmaxima._fused import Composite, Native, fused, is_fusible
 from softmaxima._map import (
     Array,
     as_tensor,
@@ -25,6 +25,7 @@ from softmaxima._map import (
     check_temperature,
     check_where,
     is_plain,
+    kernels,
     like_input,
     tempered,
 )
@@ -65,8 +66,10 @@ def logsumexp(
     tensor([4.2484e-18, 1.0001e+04])
     """
     if is_plain(x, dim, temperature, where):
-        differentiable = x.requires_grad and torch.is_grad_enabled()  # type: ignore[union-attr]
-        value = row_logsumexp(x, temperature, None) if differentiable else _kernels.logsumexp_plain(x, temperature)  # type: ignore[arg-type]
+        if x.requires_grad and torch.is_grad_enabled():  # type: ignore[union-attr]
+            value = fused(*_evaluations(temperature, None), x)  # type: ignore[arg-type]
+        else:
+            value, _ = _kernels.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value  # type: ignore[return-value]
     name = "logsumexp"
     scores = as_tensor(name, "scores", x)
@@ -106,17 +109,21 @@ def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tenso
     """LSE of each row [..., n] → [...] in x's dtype, differentiable."""
     if x.shape[-1] == 0:
         return x.sum(-1) - math.inf
+    native, composite = _evaluations(tau, where)
+    return fused(native, composite, x) if is_fusible(x, tau, where) else composite(x)
 
+
+def _evaluations(tau: float | Tensor, where: Tensor | None) -> tuple[Native, Composite]:
     def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, wide = _kernels.logsumexp(x, tau, where)
-        return value, lambda g, x, wide: _kernels.logsumexp_backward(x, wide, g, tau, where), (wide,)
+        value, wide = kernels().logsumexp(x, tau, where, wide=gradient)
+        return value, lambda g, x, wide: kernels().logsumexp_backward(x, wide, g, tau, where), (wide,)
 
     def composite(x: Tensor) -> Tensor:
         z = tempered(x, tau, where)
         maximum, log_sum = shifted_logsumexp(z.detach())
         return envelope(GRADIENT, maximum + log_sum, z, None, {}).to(x.dtype).squeeze(-1)
 
-    return fused(native, composite, x, tau)
+    return native, composite
 
 
 def shared_softmax(z: Tensor) -> Tensor:
