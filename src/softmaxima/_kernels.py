@@ -215,7 +215,7 @@ def _read(
     x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
 ) -> tuple[tuple[Any, ...], Layout, tuple[Tensor | None, ...]]:
     """(the fields of SoftmaximaRows, how the rows lie, the tensors that the fields point into)."""
-    if where is None and not isinstance(tau, Tensor) and not isinstance(theta, Tensor) and x.is_contiguous() and x.numel() > 0:
+    if where is None and type(tau) is float and type(theta) is float and x.is_contiguous() and x.numel() > 0:
         rows = _plain_rows(x, tau, theta)
         return rows, Layout(rows[1], rows[2], 1, x.ndim - 1), ()
     layout, read, stride = _layout(x)
