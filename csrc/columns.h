@@ -25,12 +25,43 @@ struct alignas(LINE) Columns {
         }
     }
 
+    int64_t n() const { return n_; }
+
     int64_t width() const { return width_; }
 
     alignas(LINE) double tau[WIDTH], scale[WIDTH], theta[WIDTH];
     double mass[WIDTH];                    // Σ exp(z), relative to the origin
     double log_sum[WIDTH], lost[WIDTH];    // LSE(z) less the largest z, and what its rounding lost
     alignas(LINE) C top[WIDTH];                          // the largest x
+
+    // x of the i-th line, −∞ where it does not count: where it lies if it can be read there, else in the buffer.
+    const C* raw(int64_t i, bool rectified, C* buffer) const {
+        const T* from = x_ + i * inner_;
+        if constexpr (sizeof(T) == sizeof(C)) {
+            if (width_ == WIDTH && !mask_ && !rectified) return from;
+        }
+        if (width_ < WIDTH)
+            for (int64_t j = width_; j < WIDTH; ++j) buffer[j] = 0;
+        for_lanes([&](int64_t j) __attribute__((always_inline)) { buffer[j] = widen(from[j]); });
+        if (mask_) {
+            const uint8_t* mask = mask_ + i * inner_;
+            for (int64_t j = 0; j < width_; ++j) buffer[j] = mask[j] ? buffer[j] : nothing;
+        }
+        if (rectified)
+            for (int64_t j = 0; j < WIDTH; ++j) buffer[j] = buffer[j] < 0 ? nothing : buffer[j];
+        return buffer;
+    }
+
+    // The largest x of each row.
+    void find_top(bool rectified) {
+        alignas(LINE) C buffer[WIDTH];
+        for (int64_t j = 0; j < WIDTH; ++j) top[j] = nothing;
+        for (int64_t i = 0; i < n_; ++i) {
+            const C* values = raw(i, rectified, buffer);
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) top[j] = values[j] > top[j] ? values[j] : top[j];
+        }
+    }
 
     template <Kind kind, class U>
     void softmax(U* out, int64_t step) {
@@ -92,6 +123,7 @@ struct alignas(LINE) Columns {
             add_what_the_largest_lost();
         } else {
             for (int64_t j = 0; j < WIDTH; ++j) mass[j] += lost_terms[j];
+            for (int64_t j = 0; j < WIDTH; ++j) largest_[j] = 0;
         }
     }
 
@@ -100,7 +132,10 @@ struct alignas(LINE) Columns {
     void emit(bool rectified, const double* weight, bool kept, U* out, int64_t step) {
         Ratios<C, WIDTH> ratios;
         alignas(LINE) C e[WIDTH];
-        for (int64_t j = 0; j < WIDTH; ++j) ratios.set(j, {weight[j], mass[j] == 0 ? 1.0 : mass[j]});
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            const double total = mass[j] < largest_[j] ? largest_[j] : mass[j];  // no term is divided by less than itself
+            ratios.set(j, {weight[j], total == 0 ? 1.0 : total});
+        }
         for (int64_t i = 0; i < n_; ++i) {
             U* to = out + i * step;
             const C* from = e;
@@ -184,6 +219,7 @@ struct alignas(LINE) Columns {
     int64_t n_, inner_, width_;
     bool scaled_;
     alignas(LINE) C shift_[WIDTH], power_[WIDTH], magic_[WIDTH], floor_[WIDTH];
+    alignas(LINE) double largest_[WIDTH];  // the largest term, where its rounding is not in the mass
 
     // x of the i-th score of row j, −∞ where it does not count.
     C score(int64_t i, int64_t j) const {
@@ -201,24 +237,6 @@ struct alignas(LINE) Columns {
         }
     }
 
-    // x of the i-th line, −∞ where it does not count: where it lies if it can be read there, else in the buffer.
-    const C* raw(int64_t i, bool rectified, C* buffer) const {
-        const T* from = x_ + i * inner_;
-        if constexpr (sizeof(T) == sizeof(C)) {
-            if (width_ == WIDTH && !mask_ && !rectified) return from;
-        }
-        if (width_ < WIDTH)
-            for (int64_t j = width_; j < WIDTH; ++j) buffer[j] = 0;
-        for_lanes([&](int64_t j) __attribute__((always_inline)) { buffer[j] = widen(from[j]); });
-        if (mask_) {
-            const uint8_t* mask = mask_ + i * inner_;
-            for (int64_t j = 0; j < width_; ++j) buffer[j] = mask[j] ? buffer[j] : nothing;
-        }
-        if (rectified)
-            for (int64_t j = 0; j < WIDTH; ++j) buffer[j] = buffer[j] < 0 ? nothing : buffer[j];
-        return buffer;
-    }
-
     // z of the i-th line, and in `low` what its rounding lost.
     const C* load(int64_t i, bool rectified, C* buffer, C* low) const {
         const C* values = raw(i, rectified, buffer);
@@ -231,16 +249,6 @@ struct alignas(LINE) Columns {
             low[j] = rest == rest ? C(rest) : C(0);  // −∞ − (−∞)
         }
         return buffer;
-    }
-
-    void find_top(bool rectified) {
-        alignas(LINE) C buffer[WIDTH];
-        for (int64_t j = 0; j < WIDTH; ++j) top[j] = nothing;
-        for (int64_t i = 0; i < n_; ++i) {
-            const C* values = raw(i, rectified, buffer);
-#pragma omp simd
-            for (int64_t j = 0; j < WIDTH; ++j) top[j] = values[j] > top[j] ? values[j] : top[j];
-        }
     }
 
     bool is_finite(int64_t j) const { return std::fabs(log_sum_of(j).value(scale[j])) < std::numeric_limits<double>::infinity(); }
@@ -335,6 +343,7 @@ struct alignas(LINE) Columns {
             const C rounded = Exponential<C>::evaluate(high, low, shift_[j], magic_[j], floor_[j]);
             const bool finite = high < infinity && high > -infinity;
             mass[j] += finite ? exact - double(rounded) : 0.0;
+            largest_[j] = finite ? double(rounded) : 0.0;
         }
     }
 

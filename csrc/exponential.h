@@ -386,7 +386,7 @@ struct Softmax {
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
         const auto sum = ExpSum<C>::of(parts, count);
-        double mass = sum.sum() + lost_by_largest(row, sum), uniform = 0;
+        double mass = mass_of(row, sum), uniform = 0;
         if (kind == Kind::elastic) mass += std::exp(row.theta - sum.origin.value());
         if (kind == Kind::rectified && mass == 0 && row.theta != 0) {
             int64_t allowed = 0;
@@ -408,15 +408,18 @@ struct Softmax {
         return true;
     }
 
-    // Where one term is most of a sum in float, so is the rounding of that term.
-    static double lost_by_largest(const Row<T>& row, const ExpSum<C>& sum) {
-        if (sizeof(C) == sizeof(double) || !(std::fabs(sum.maximum) < std::numeric_limits<C>::infinity())) return 0;
+    // The sum that terms are divided by. Where one term is most of it in float, so is the rounding of that term, which is taken off;
+    // but none is divided by less than itself.
+    static double mass_of(const Row<T>& row, const ExpSum<C>& sum) {
         const double mass = sum.sum();
+        if (sizeof(C) == sizeof(double) || !(std::fabs(sum.maximum) < std::numeric_limits<C>::infinity())) return mass;
         const auto exponent = int(bit_cast<uint64_t>(mass) >> Format<double>::mantissa) - Format<double>::bias;
         const C power = (sum.maximum - sum.origin.shift) * Format<C>::log2_e - sum.origin.power;
-        if (power < C(exponent - 1)) return 0;  // less than half of it
+        if (power < C(exponent - 1)) return mass;  // less than half of it
         const C largest = row.scale == 1.0 ? sum.maximum : C(row.highest());
-        return std::exp(double(largest) * row.scale - sum.origin.value()) - weigh(row, largest, sum.origin);
+        const double term = weigh(row, largest, sum.origin), exact = std::exp(double(largest) * row.scale - sum.origin.value());
+        const double corrected = mass + exact - term;
+        return corrected > term ? corrected : term;
     }
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {

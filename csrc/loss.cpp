@@ -2,8 +2,7 @@
 //   value = w (U v + Ω(y) + Σ u_c (M − z_c))        out = w (U p − u)
 // V(z) = M + v, M the largest z. It is summed in double, where the terms cancel near the loss's zero.
 
-#include "columns.h"
-#include "threshold.h"
+#include "threshold_columns.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -84,7 +83,14 @@ struct Share {
     double value, weight, factor;
 };
 
-// `top` is M, and `conjugate` v; `sink` tells whether what a distribution lacks of 1 has a score of its own.
+// Whether what a distribution lacks of 1 has a score of its own.
+template <class Kernel>
+constexpr bool has_sink = false;
+
+template <class T>
+constexpr bool has_sink<Softmax<T, Kind::elastic>> = true;
+
+// `top` is M, and `conjugate` v.
 template <class T>
 Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate, double beta, bool sink) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -127,7 +133,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
     typename Kernel::Part part;
     kernel.with_conjugate = true;
     if (!kernel.scan(row, 0, row.n, part, scratch) || !kernel.finish(row, &part, 1, scratch)) return false;
-    const Share share = share_of(call, row, target, part.top, part.conjugate, kernel.beta(row), std::is_same_v<Kernel, Softmax<T, Kind::elastic>>);
+    const Share share = share_of(call, row, target, part.top, part.conjugate, Kernel::beta(row), has_sink<Kernel>);
     call->values[row.index] = share.value;
     if (!row.out) return true;
 
@@ -153,40 +159,83 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
     return true;
 }
 
-// The losses of softmax and of the elastic one for short rows, which lie beside one another then.
-template <Kind kind, class T>
+// Each kind of columns has
+//   prepare(out, step, scratch)       the conjugates, less the largest z,
+//   emit(weight, out, step)           weight · p,
+//   probabilities(distances, p)       p of one score of each row.
+template <class C, Kind kind>
+struct alignas(LINE) ExponentialColumns {
+    static constexpr int64_t WIDTH = Columns<C>::WIDTH;
+
+    Columns<C>& columns;
+    alignas(LINE) double conjugate[WIDTH];
+
+    explicit ExponentialColumns(Columns<C>& columns_) : columns(columns_) {}
+
+    bool prepare(C* out, int64_t step, Scratch<C>& scratch) {
+        columns.template sum<true>(false, out, step);
+        if (!columns.log_sums(true, scratch)) return false;
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            LogSum sum = columns.log_sum_of(j);
+            if (kind == Kind::elastic) {
+                sum = sum.with_sink(columns.theta[j], columns.scale[j]);
+                columns.mass[j] += std::exp(columns.theta[j] - columns.origin(j).value());
+            }
+            conjugate[j] = sum.log_sum;
+        }
+        return true;
+    }
+
+    void emit(const double* weight, C* out, int64_t step) { columns.emit(false, weight, true, out, step); }
+
+    void probabilities(const double* distances, double* p) const {
+        for (int64_t j = 0; j < WIDTH; ++j) p[j] = columns.mass[j] == columns.mass[j] ? distances[j] - conjugate[j] : columns.mass[j];
+        for (int64_t j = 0; j < WIDTH; ++j) p[j] = exp(p[j]);
+    }
+};
+
+// What a kernel is for columns, where it is anything.
+template <class Kernel>
+struct AsColumns {
+    using type = void;
+};
+
+template <class T, Kind kind>
+struct AsColumns<Softmax<T, kind>> {
+    using type = ExponentialColumns<compute_t<T>, kind>;
+};
+
+template <class T, class Family>
+struct AsColumns<ThresholdMap<T, Family>> {
+    using type = std::conditional_t<Family::costly, void, ThresholdColumns<compute_t<T>, Family>>;
+};
+
+// The losses of short rows, which lie beside one another then.
+template <class Kernel, class T>
 bool short_losses(const SoftmaximaLoss* call, T*) {
     using C = compute_t<T>;
     const SoftmaximaRows& rows = call->rows;
     const T* soft = static_cast<const T*>(call->soft);
     return for_each_short_rows<T>(rows, static_cast<T*>(call->out), 1.0, [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
         constexpr int64_t WIDTH = Columns<C>::WIDTH;
-        columns.template sum<true>(false, out, step);
-        if (!columns.log_sums(true, scratch)) return false;
-        double weight[WIDTH] = {}, label_distance[WIDTH] = {}, of_label[WIDTH];
+        typename AsColumns<Kernel>::type kernel(columns);
+        if (!kernel.prepare(out, step, scratch)) return false;
+        double weight[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
         Share shares[WIDTH];
         const auto row_at = [&](int64_t j) { return row_of<T>(rows, index + j, nullptr); };
         const auto target_at = [&](const Row<T>& row) { return target_of(call, row, soft ? soft + row.index * row.n : nullptr); };
         for (int64_t j = 0; j < columns.width(); ++j) {
             const Row<T> row = row_at(j);
             const Target<T> target = target_at(row);
-            LogSum sum = columns.log_sum_of(j);
-            if (kind == Kind::elastic) {
-                sum = sum.with_sink(row.theta, row.scale);
-                columns.mass[j] += std::exp(row.theta - columns.origin(j).value());
-            }
-            const double beta = Softmax<T, kind>::beta(row);
-            shares[j] = target.left_out() ? Share{} : share_of(call, row, target, sum.maximum, sum.log_sum, beta, kind == Kind::elastic);
+            const double top = double(columns.top[j]);
+            shares[j] = target.left_out() ? Share{} : share_of(call, row, target, top, kernel.conjugate[j], Kernel::beta(row), has_sink<Kernel>);
             call->values[row.index] = shares[j].value;
             weight[j] = shares[j].weight;
-            if (target.one_hot()) {
-                const double mass = columns.mass[j], distance = row.gap(target.left_out() ? 0 : target.label, sum.maximum) - sum.log_sum;
-                label_distance[j] = mass == mass ? distance : mass;
-            }
+            if (target.one_hot()) distance[j] = row.gap(target.left_out() ? 0 : target.label, top);
         }
         if (!out) return true;
-        columns.emit(false, weight, true, out, step);
-        for (int64_t j = 0; j < WIDTH; ++j) of_label[j] = exp(label_distance[j]);
+        kernel.emit(weight, out, step);
+        kernel.probabilities(distance, of_label);
         for (int64_t j = 0; j < columns.width(); ++j) {
             const Row<T> row = row_at(j);
             const Target<T> target = target_at(row);
@@ -205,8 +254,9 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
 
 template <class T, class Kernel>
 bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
-    if (std::is_same_v<Kernel, Softmax<T, Kind::softmax>> && are_short(call->rows)) return short_losses<Kind::softmax>(call, type);
-    if (std::is_same_v<Kernel, Softmax<T, Kind::elastic>> && are_short(call->rows)) return short_losses<Kind::elastic>(call, type);
+    if constexpr (!std::is_void_v<typename AsColumns<Kernel>::type>) {
+        if (are_short(call->rows)) return short_losses<Kernel>(call, type);
+    }
     const T* inputs[] = {static_cast<const T*>(call->soft)};
     return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,
                                  [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {

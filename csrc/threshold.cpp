@@ -1,6 +1,6 @@
 // sparsemax, entmax-1.5 and entmax-α.
 
-#include "threshold.h"
+#include "threshold_columns.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -9,6 +9,20 @@ template <class Family>
 int forward(const SoftmaximaForward* call, double nanoseconds) {
     return with_dtype(call->rows.dtype, [=](auto type) {
         using T = std::remove_pointer_t<decltype(type)>;
+        using C = compute_t<T>;
+        if constexpr (!Family::costly) {
+            if (are_short(call->rows)) {
+                T* results = static_cast<T*>(call->out);
+                return for_each_short_rows<T>(call->rows, results, nanoseconds, [](auto& columns, C* out, int64_t step, int64_t, Scratch<C>& scratch) {
+                    ThresholdColumns<C, Family> thresholds(columns);
+                    if (!thresholds.solve(scratch)) return false;
+                    double one[Columns<C>::WIDTH];
+                    std::fill_n(one, Columns<C>::WIDTH, 1.0);
+                    thresholds.emit(one, out, step);
+                    return true;
+                });
+            }
+        }
         return for_each_row<T>(call->rows, call->out, ThresholdMap<T, Family>{}, nanoseconds);
     });
 }

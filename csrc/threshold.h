@@ -73,9 +73,11 @@ struct Sparsemax {
 
     double offset(const Threshold& threshold) const { return -threshold.edge - 1; }
 
+    static inline double share(double gap, double edge) { return gap > edge ? gap - edge : 0.0; }
+
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
         const double edge = threshold.edge;
-        for (int64_t i = 0; i < count; ++i) gaps[i] = gaps[i] > edge ? gaps[i] - edge : 0.0;
+        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge);
     }
 };
 
@@ -143,12 +145,14 @@ struct Entmax15 {
 
     double offset(const Threshold& threshold) const { return -threshold.edge - 2; }
 
+    static inline double share(double gap, double edge) {
+        const double root = gap > edge ? (gap - edge) / 2 : 0.0;
+        return root * root;
+    }
+
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
         const double edge = threshold.edge;
-        for (int64_t i = 0; i < count; ++i) {
-            const double root = gaps[i] > edge ? (gaps[i] - edge) / 2 : 0.0;
-            gaps[i] = root * root;
-        }
+        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge);
     }
 };
 
@@ -412,11 +416,6 @@ struct ThresholdMap {
     }
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
-        if (part.nan || part.empty) {
-            const double value = part.nan ? std::numeric_limits<double>::quiet_NaN() : 0.0;
-            for (int64_t i = begin; i < end; ++i) narrow(value, row.out[i]);
-            return true;
-        }
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             if constexpr (sizeof(T) == sizeof(C)) {
@@ -431,6 +430,10 @@ struct ThresholdMap {
     }
 
     void probabilities(const Row<T>& row, int64_t begin, int64_t length, const Part& part, C* to, Scratch<C>& scratch) const {
+        if (part.nan || part.empty) {
+            for (int64_t j = 0; j < length; ++j) to[j] = part.nan ? std::numeric_limits<C>::quiet_NaN() : C(0);
+            return;
+        }
         const Family family(row.theta);
         const Threshold threshold = part.threshold;
         const C bound = below(double(part.maximum) + threshold.edge * row.tau);
@@ -469,7 +472,7 @@ struct ThresholdMap {
     double probability(const Row<T>& row, int64_t c, const Part& part) const {
         double p[PADDING] = {row.gap(c, part.top)};
         Family(row.theta).probabilities(p, PADDING, part.threshold);
-        return p[0];
+        return part.nan ? std::numeric_limits<double>::quiet_NaN() : p[0];
     }
 
    private:
