@@ -116,7 +116,7 @@ struct Problem {
         n = long_row ? 40'000 + below(30'000)
                      : choose<int64_t>({1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 255, 257, 1023, 1024, 1025, 2049, 3000});
         inner = long_row ? 1 : choose<int64_t>({1, 1, 1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 129});
-        outer = long_row ? 1 : below(4);
+        outer = long_row ? 1 : inner == 1 && n <= 129 && chance(0.5) ? below(100) : below(4);
         while (n * inner > 8000 && inner > 1) inner = (inner + 1) / 2;
         stride = inner == 1 && chance(0.4) ? choose<int64_t>({0, n + 1, n + 5}) : n;
         // The last row ends where the array does.
