@@ -18,8 +18,11 @@ from rich.console import Console
 
 import softmaxima as sm
 from softmaxima.cli import main, show_benchmark
-from softmaxima.experiments import bench
-from softmaxima.experiments.bench import DEFINITIONS, DIRECTIONS, PEERS, Benchmark, InputError, Peer, Settings, Shape, read_shape
+from softmaxima.experiments import InputError, bench
+from softmaxima.experiments.bench import Benchmark, Settings
+from softmaxima.experiments.check import DEFINITIONS
+from softmaxima.experiments.peers import PEERS, Peer
+from softmaxima.experiments.subjects import DIRECTIONS, Shape, choose, read_shape
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.report.bench import as_json, from_json, labels, markdown_table, number, picture
@@ -35,7 +38,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure(shapes: str = "4x8", names: str = "", **settings) -> Benchmark:
-    chosen = bench.choose([name for name in names.split(",") if name])
+    chosen = choose([name for name in names.split(",") if name])
     return bench.bench(Settings(tuple(map(read_shape, shapes.split(","))), threads=1, seconds=0.0, **settings), chosen)
 
 
@@ -125,7 +128,7 @@ def test_overheads_and_disturbance_are_measured() -> None:
     [("softmax", 2 * 32, 4 * 32), ("logsumexp", 32 + 4, 2 * 32 + 2 * 4), ("cross_entropy", 32 + 2 * 4 + 1, 2 * 32 + 2 * 4 + 1)],
 )
 def test_compulsory_bytes_are_inputs_and_outputs_once(name: str, forward: int, both: int) -> None:
-    (subject,) = bench.choose([name])
+    (subject,) = choose([name])
     found = [bench.compulsory_bytes(subject, Shape((4, 8), 1), direction, 4) for direction in DIRECTIONS]
     assert found == [4 * forward, 4 * both]  # a label is as long as two scores
 
@@ -233,7 +236,7 @@ def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatc
     seen = []
     result = bench.bench(
         Settings((Shape((2, 4), 1),), threads=before[0] + 1, seconds=0.0),
-        bench.choose(["softmax"]),
+        choose(["softmax"]),
         lambda what: seen.append(torch.get_num_threads()),
     )
     assert set(seen) == {before[0] + 1}
@@ -242,7 +245,7 @@ def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_part_is_announced() -> None:
-    settings, chosen, seen = Settings((Shape((2, 4), 1), Shape((3,), 0)), seconds=0.0), bench.choose(["softmax", "arcface"]), []
+    settings, chosen, seen = Settings((Shape((2, 4), 1), Shape((3,), 0)), seconds=0.0), choose(["softmax", "arcface"]), []
     bench.bench(settings, chosen, seen.append)
     assert len(seen) == bench.steps(settings, chosen)
 

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 import torch
 
+from softmaxima.experiments import InputError
 from softmaxima.experiments.compare import (
     BINS,
     Bin,
@@ -31,7 +32,7 @@ from softmaxima.experiments.compare import (
     standardise,
     usual_epochs,
 )
-from softmaxima.experiments.tables import InputError, Table, read_table
+from softmaxima.experiments.tables import Table, read_table
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.report.compare import as_csv, as_json, drawn_maps, figures, page, support_groups, write

@@ -61,9 +61,10 @@ def compare(
 
     Folds, initial weights and batches are the same for every pair. Text and boolean features are one-hot encoded.
     """
+    from softmaxima.experiments import InputError
     from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
     from softmaxima.experiments.compare import compare as run
-    from softmaxima.experiments.tables import InputError, read_table
+    from softmaxima.experiments.tables import read_table
     from softmaxima.report.compare import write
 
     try:
@@ -123,20 +124,11 @@ def bench(
 
     Nothing is timed before it agrees with its float64 definition; a result that does not is called wrong, and the exit code is 1.
     """
-    from softmaxima.experiments.bench import (
-        PACKAGES,
-        QUICK_SECONDS,
-        QUICK_SHAPES,
-        SECONDS,
-        SHAPES,
-        InputError,
-        Settings,
-        choose,
-        plan,
-        read_shape,
-        steps,
-    )
+    from softmaxima.experiments import InputError
+    from softmaxima.experiments.bench import QUICK_SECONDS, QUICK_SHAPES, SECONDS, SHAPES, Settings, plan, steps
     from softmaxima.experiments.bench import bench as run
+    from softmaxima.experiments.peers import PACKAGES
+    from softmaxima.experiments.subjects import choose, read_shape
     from softmaxima.report.bench import write
 
     try:

@@ -32,7 +32,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.experiments.tables import InputError, Table
+from softmaxima.experiments import InputError
+from softmaxima.experiments.tables import Table
 from softmaxima.maps import REGISTRY, Map, find_map
 
 BATCH = 128

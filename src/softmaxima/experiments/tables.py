@@ -14,14 +14,12 @@ import numpy as np
 import polars as pl
 from sklearn.datasets import load_digits
 
+from softmaxima.experiments import InputError
+
 MOST_CATEGORIES = 1000  # indicator columns that one text column may become
 
 # Texts that stand for a missing value in a CSV. Without this, one "NA" would turn a column of numbers into categories.
 MISSING = ["NA", "N/A", "NaN", "nan", "null", "NULL"]
-
-
-class InputError(ValueError):
-    """What was given cannot be used. The message is one line: what was wrong, what arrived and what to do."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,17 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.experiments.bench import (
-    DIRECTIONS,
-    OVERHEAD_SCORES,
-    PARTIAL_SORT,
-    Benchmark,
-    Ground,
-    Overhead,
-    PeerResult,
-    Row,
-    Timing,
-)
+from softmaxima.experiments.bench import OVERHEAD_SCORES, Benchmark, Ground, Overhead, PeerResult, Row, Timing
+from softmaxima.experiments.peers import PARTIAL_SORT
+from softmaxima.experiments.subjects import DIRECTIONS
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
