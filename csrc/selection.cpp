@@ -41,22 +41,29 @@ struct Selection {
                 const int64_t look = minimum(LOOK, length - j);
                 const C* values = block + j;
                 T* to = row.out + i + j;
-                int any = 0;
-                for (int64_t k = 0; k < look; ++k) any |= values[k] >= kept.lowest;
+                int any = 0, equal = 0;
+                for (int64_t k = 0; k < look; ++k) {
+                    any |= values[k] >= kept.lowest;
+                    equal |= values[k] == kept.lowest;
+                }
                 if (!any) {
                     std::memset(to, 0, size_t(look) * sizeof(T));
                     continue;
                 }
                 C high[LOOK], low[LOOK];
-                for (int64_t k = 0; k < look; ++k) {
-                    const double z = double(values[k]) * row.scale;
-                    high[k] = values[k] >= kept.lowest ? C(z) : nothing;
-                    low[k] = values[k] >= kept.lowest ? C(z - double(high[k])) : C(0);
+                if (row.scale == 1.0) {
+                    for (int64_t k = 0; k < look; ++k) high[k] = values[k] >= kept.lowest ? values[k] : nothing;
+                } else {
+                    for (int64_t k = 0; k < look; ++k) {
+                        const double z = double(values[k]) * row.scale;
+                        high[k] = values[k] >= kept.lowest ? C(z) : nothing;
+                        low[k] = values[k] >= kept.lowest ? C(z - double(high[k])) : C(0);
+                    }
                 }
-                for (int64_t k = 0; k < look; ++k) {
+                for (int64_t k = 0; equal && k < look; ++k) {
                     if (values[k] == kept.lowest && ties-- <= 0) high[k] = nothing;
                 }
-                emit_exp(Scores<C>{high, low}, look, kept.origin, {1.0, kept.mass}, to);
+                emit_exp(Scores<C>{high, row.scale == 1.0 ? nullptr : low}, look, kept.origin, {1.0, kept.mass}, to);
             }
         }
     }
@@ -116,12 +123,22 @@ struct TopK : Selection<T> {
 template <class T>
 struct TopP : Selection<T> {
     using C = compute_t<T>;
+    using Selection<T>::nothing;
     static constexpr int BINS = 1024;
     static constexpr double BINS_PER_NAT = 32;
+    static constexpr int64_t SAMPLE = 256, SAMPLED = 16;  // at most so many scores, one in so many, tell about where the share is met
+    static constexpr int64_t LONG = 2048;                 // rows that are worth it
+    static constexpr double DEVIATIONS = 2.5;             // of the share in the sample, within which it is looked for
+    static constexpr bool stays = sizeof(T) == sizeof(C);  // whether weights fit into the place of the results
+
+    // A score, and exp of it relative to the origin.
+    struct Candidate {
+        C value, weight;
+    };
 
     bool operator()(const Row<T>& row, Scratch<C>& scratch) const {
         constexpr double infinity = std::numeric_limits<double>::infinity();
-        C top_value = -std::numeric_limits<C>::infinity();
+        C top_value = nothing;
         bool nan = false;
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
@@ -134,52 +151,167 @@ struct TopP : Selection<T> {
         if (nan || top == infinity) return this->fill(row, std::numeric_limits<double>::quiet_NaN());
         if (top == -infinity) return this->fill(row, 0.0);
 
-        // The mass by how far below the maximum it is.
+        C* values = scratch.candidates.at_least(2 * row.n);
+        if (!values) return false;
+        const Origin<C> origin = Origin<C>::at(C(top * row.scale));
+        Kept<C> kept = {nothing, row.n, origin, 0};
+        if (row.n >= LONG && by_sample(row, top_value, values, kept, scratch)) {
+            stays ? divide(row, kept, scratch) : this->emit(row, kept, scratch);
+        } else {
+            by_bins(row, top_value, values, kept, scratch);
+            this->emit(row, kept, scratch);
+        }
+        return true;
+    }
+
+    // The results, where the weights are in their place.
+    static void divide(const Row<T>& row, const Kept<C>& kept, Scratch<C>& scratch) {
+        const Ratio<C> ratio(1.0, kept.mass);
+        int64_t ties = kept.ties;
+        for (int64_t i = 0; i < row.n; i += BLOCK) {
+            const int64_t length = minimum(BLOCK, row.n - i);
+            const C* values = row.raw(i, length, scratch.high);
+            C* to = reinterpret_cast<C*>(row.out + i);
+            int equal = 0;
+            for (int64_t j = 0; j < length; ++j) {
+                const C p = ratio(to[j]);
+                to[j] = values[j] >= kept.lowest ? p : C(0);
+                equal |= values[j] == kept.lowest;
+            }
+            for (int64_t j = 0; equal && j < length; ++j) {
+                if (values[j] == kept.lowest && ties-- <= 0) to[j] = 0;
+            }
+        }
+    }
+
+    // Scores that are all lower than those of the mass `above`, and include that at which the share is met: it becomes the lowest.
+    static void keep(const Row<T>& row, C* values, int64_t count, double above, double target, Kept<C>& kept) {
+        std::sort(values, values + count, Descending<C>());
+        for (int64_t i = 0; i < count && (above < target || i == 0);) {
+            const double weight = weigh(row, values[i], kept.origin);
+            kept.lowest = values[i];
+            for (kept.ties = 0; i < count && values[i] == kept.lowest && (above < target || kept.ties == 0); ++i, ++kept.ties)
+                above += weight;
+        }
+        if (count > 0) kept.mass = above;
+    }
+
+    // Finds it among the scores between two at which a sample says that it cannot be met yet and that it must have been; false where
+    // the sample was wrong.
+    static bool by_sample(const Row<T>& row, C top_value, C* room, Kept<C>& kept, Scratch<C>& scratch) {
+        C high = top_value, low = top_value;
+        if (row.theta < 1) {
+            sample(row, kept.origin, high, low);
+            if (!(low < high)) return false;
+        }
+        Candidate* candidates = reinterpret_cast<Candidate*>(room);
+        int64_t count = 0;
+        Sum total;
+        double above_high = 0;
+        alignas(LINE) C buffer[BLOCK];
+        for (int64_t i = 0; i < row.n; i += BLOCK) {
+            const int64_t length = minimum(BLOCK, row.n - i);
+            C* weights = stays ? reinterpret_cast<C*>(row.out + i) : buffer;
+            const Scores<C> z = row.scores(i, length, scratch);
+            const BlockSum<C> sum = z.low ? sum_exp<true, true>(z.high, z.low, length, kept.origin, weights)
+                                          : sum_exp<true, false>(z.high, z.low, length, kept.origin, weights);
+            total.add(sum.sum);
+            const C* values = row.raw(i, length, scratch.high);
+            double part = 0;
+#pragma omp simd reduction(+ : part)
+            for (int64_t j = 0; j < length; ++j) part += double(values[j] > high ? weights[j] : C(0));
+            above_high += part;
+            for (int64_t j = 0; j < length; j += LOOK) {
+                const int64_t look = minimum(LOOK, length - j);
+                const uint64_t found = above(values + j, look, low) & ~above(values + j, look, high);
+                for_each_bit(found, [&](int64_t k) { candidates[count++] = {values[j + k], weights[j + k]}; });
+            }
+        }
+        kept.mass = total.value();
+        if (row.theta >= 1) return true;
+        const double target = row.theta * kept.mass;
+        if (!(above_high < target)) return false;
+
+        double mass[SAMPLE] = {};
+        const double per_value = double(SAMPLE) / (double(high) - double(low));
+        const auto bin = [&](C value) {
+            const auto b = int64_t((double(high) - double(value)) * per_value);
+            return b < SAMPLE ? b : SAMPLE - 1;
+        };
+        for (int64_t i = 0; i < count; ++i) mass[bin(candidates[i].value)] += double(candidates[i].weight);
+        double above_bin = above_high;
+        int64_t last = 0;
+        while (last < SAMPLE && above_bin + mass[last] < target) above_bin += mass[last++];
+        if (last == SAMPLE) return false;
+        int64_t in_bin = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const C value = candidates[i].value;
+            room[in_bin] = value;  // where candidates are that were read
+            in_bin += bin(value) == last;
+        }
+        keep(row, room, in_bin, above_bin, target, kept);
+        return true;
+    }
+
+    // Narrows the scores between which the share is met, so far as some of them can tell.
+    static void sample(const Row<T>& row, Origin<C> origin, C& high, C& low) {
+        Candidate found[SAMPLE] = {};
+        const int64_t count = minimum(SAMPLE, row.n / SAMPLED), step = row.n / count;
+        double total = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            C value;
+            const C* at = row.raw(i * step + step / 2, 1, &value);
+            found[i] = {*at, C(weigh(row, *at, origin))};
+            total += double(found[i].weight);
+        }
+        std::sort(found, found + count, [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
+        double mass = 0, squares_above = 0, squares = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const double weight = double(found[i].weight);
+            mass += weight;
+            squares += weight * weight;
+            if (mass < row.theta * total) squares_above = squares;
+        }
+        // The variance of a ratio of two sums over the sample.
+        const double p = row.theta, variance = (1 - p) * (1 - p) * squares_above + p * p * (squares - squares_above);
+        const double spread = DEVIATIONS * std::sqrt(variance);
+        mass = 0;
+        for (int64_t i = 0; i < count && mass <= p * total + spread; ++i) {
+            low = found[i].value;
+            mass += double(found[i].weight);
+            if (mass < p * total - spread) high = low;
+        }
+    }
+
+    // Finds it from the mass by how far below the maximum it is.
+    static void by_bins(const Row<T>& row, C top_value, C* values, Kept<C>& kept, Scratch<C>& scratch) {
         double mass[BINS] = {};
         C weights[BLOCK];
         int bins[BLOCK];
-        const Origin<C> origin = Origin<C>::at(C(top * row.scale));
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
-            emit_exp(row.scores(i, length, scratch), length, origin, {1.0, 1.0}, weights);
+            emit_exp(row.scores(i, length, scratch), length, kept.origin, {1.0, 1.0}, weights);
             const C* block = row.raw(i, length, scratch.high);
             for (int64_t j = 0; j < length; ++j) bins[j] = bin(block[j], top_value, row.scale);
             for (int64_t j = 0; j < length; ++j) mass[bins[j]] += double(weights[j]);
         }
-        double total = 0;
-        for (int b = 0; b < BINS; ++b) total += mass[b];
-        Kept<C> kept = {-std::numeric_limits<C>::infinity(), row.n, origin, total};
-        const double target = row.theta * total;
-        if (row.theta >= 1) {
-            this->emit(row, kept, scratch);
-            return true;
-        }
+        kept.mass = 0;
+        for (int b = 0; b < BINS; ++b) kept.mass += mass[b];
+        if (row.theta >= 1) return;
+        const double target = row.theta * kept.mass;
         double above = 0;
         int last = 0;
         while (last < BINS - 1 && above + mass[last] < target) above += mass[last++];
-
-        // The bin in which the target is met, in order.
-        C* values = scratch.candidates.at_least(row.n);
-        if (!values) return false;
         int64_t count = 0;
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
             const C* block = row.raw(i, length, scratch.high);
             for (int64_t j = 0; j < length; ++j) {
                 values[count] = block[j];
-                count += bin(block[j], top_value, row.scale) == last && block[j] > -std::numeric_limits<C>::infinity();
+                count += bin(block[j], top_value, row.scale) == last && block[j] > nothing;
             }
         }
-        std::sort(values, values + count, Descending<C>());
-        for (int64_t i = 0; i < count && (above < target || i == 0);) {
-            const double weight = weigh(row, values[i], origin);
-            kept.lowest = values[i];
-            for (kept.ties = 0; i < count && values[i] == kept.lowest && (above < target || kept.ties == 0); ++i, ++kept.ties)
-                above += weight;
-        }
-        if (count > 0) kept.mass = above;
-        this->emit(row, kept, scratch);
-        return true;
+        keep(row, values, count, above, target, kept);
     }
 
     static int bin(C value, C top, double scale) {
