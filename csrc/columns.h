@@ -30,9 +30,9 @@ struct alignas(LINE) Columns {
     int64_t width() const { return width_; }
 
     alignas(LINE) double tau[WIDTH], scale[WIDTH], theta[WIDTH];
-    double mass[WIDTH];                    // Σ exp(z), relative to the origin
-    double log_sum[WIDTH], lost[WIDTH];    // LSE(z) less the largest z, and what its rounding lost
-    alignas(LINE) C top[WIDTH];                          // the largest x
+    double mass[WIDTH];                  // Σ exp(z), relative to the origin
+    double log_sum[WIDTH], lost[WIDTH];  // LSE(z) less the largest z, and what its rounding lost
+    alignas(LINE) C top[WIDTH];          // the largest x
 
     // x of the i-th line, −∞ where it does not count: where it lies if it can be read there, else in the buffer.
     const C* raw(int64_t i, bool rectified, C* buffer) const {

@@ -126,9 +126,9 @@ struct TopP : Selection<T> {
     using Selection<T>::nothing;
     static constexpr int BINS = 1024;
     static constexpr double BINS_PER_NAT = 32;
-    static constexpr int64_t SAMPLE = 256, SAMPLED = 16;  // at most so many scores, one in so many, tell about where the share is met
-    static constexpr int64_t LONG = 2048;                 // rows that are worth it
-    static constexpr double DEVIATIONS = 2.5;             // of the share in the sample, within which it is looked for
+    static constexpr int64_t SAMPLE = 256, SAMPLED = 16;   // at most so many scores, one in so many, tell about where the share is met
+    static constexpr int64_t LONG = 2048;                  // rows that are worth it
+    static constexpr double DEVIATIONS = 2.5;              // of the share in the sample, within which it is looked for
     static constexpr bool stays = sizeof(T) == sizeof(C);  // whether weights fit into the place of the results
 
     // A score, and exp of it relative to the origin.
@@ -155,12 +155,9 @@ struct TopP : Selection<T> {
         if (!values) return false;
         const Origin<C> origin = Origin<C>::at(C(top * row.scale));
         Kept<C> kept = {nothing, row.n, origin, 0};
-        if (row.n >= LONG && by_sample(row, top_value, values, kept, scratch)) {
-            stays ? divide(row, kept, scratch) : this->emit(row, kept, scratch);
-        } else {
-            by_bins(row, top_value, values, kept, scratch);
-            this->emit(row, kept, scratch);
-        }
+        const bool sampled = row.n >= LONG && by_sample(row, top_value, values, kept, scratch);
+        if (!sampled) by_bins(row, top_value, values, kept, scratch);
+        sampled && stays ? divide(row, kept, scratch) : this->emit(row, kept, scratch);
         return true;
     }
 
