@@ -120,7 +120,7 @@ struct Edges<Entmax15, WIDTH> {
                 const bool solved = (discriminant >= 0) & (sums.least[j] > exact) & (sums.kept[j] > 0);
                 const double next = solved ? exact : edges[j] + move;
                 edges[j] = open[j] > 0 ? next : edges[j];
-                open[j] = solved | (move == 0) ? 0.0 : open[j];
+                open[j] = (solved | (move == 0)) ? 0.0 : open[j];
                 left += open[j];
             }
         }
