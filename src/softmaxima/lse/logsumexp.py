@@ -1,6 +1,7 @@
 r"""logsumexp: LSE(x) = log Σ exp(x_i) = M + log m + log1p(r/m), M = max x, m the number of maxima, r = Σ_{x_i<M} exp(x_i − M).
 
-Its gradient is softmax(x); of several +∞, each has an equal share.
+Its gradient is softmax(x); of several +∞, each has an equal share. Weighted sums are in `_weighted.py`, complex ones in
+`_complex.py`, and sums that are exact to the last place in `_compensated.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,26 +31,56 @@ from softmaxima._map import (
     tempered,
 )
 from softmaxima._rows import normalise_exp, shifted_logsumexp
+from softmaxima.lse._complex import complex_logsumexp
+from softmaxima.lse._weighted import weighted_logsumexp
 from softmaxima.maps.softmax import SOFTMAX
 
 
+@overload
+def logsumexp(
+    x: Array,
+    dim: int | Sequence[int] = ...,
+    *,
+    weights: Array | None = ...,
+    keepdim: bool = ...,
+    where: Array | None = ...,
+    temperature: float | Array = ...,
+    return_sign: Literal[False] = ...,
+) -> Array: ...
+@overload
+def logsumexp(
+    x: Array,
+    dim: int | Sequence[int] = ...,
+    *,
+    weights: Array | None = ...,
+    keepdim: bool = ...,
+    where: Array | None = ...,
+    temperature: float | Array = ...,
+    return_sign: Literal[True],
+) -> tuple[Array, Array]: ...
 def logsumexp(
     x: Array,
     dim: int | Sequence[int] = -1,
     *,
+    weights: Array | None = None,
     keepdim: bool = False,
-    temperature: float | Array = 1.0,
     where: Array | None = None,
-) -> Array:
-    """The logarithm of a sum of exponentials, `log Σ_i exp(x_i/τ)`, in nats.
+    temperature: float | Array = 1.0,
+    return_sign: bool = False,
+) -> Any:
+    """The logarithm of a sum of exponentials, `log Σ_i b_i exp(x_i/τ)`, in nats.
 
     Args:
-        x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy.
+        x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy. Complex scores give the logarithm
+            whose imaginary part lies in (−π, π].
         dim: the axis, or axes, summed over.
+        weights: b, which broadcasts to x; 1 by default. A weight may be negative; one of 0 removes its score, whatever it is.
         keepdim: keep the summed axes with size 1.
+        where: boolean, broadcasts to x; False leaves a score out.
         temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
             The result is that of x/τ, and is not multiplied by τ.
-        where: boolean, broadcasts to x; False leaves a score out.
+        return_sign: return `(log|S|, sign)` for the sum S, the sign being 1, 0 or −1, of complex scores S/|S|. Without it the
+            logarithm of a negative sum is NaN.
 
     Returns:
         x's array kind and dtype, without `dim`. −∞ for a sum of nothing, +∞ if any score is +∞. Results near 0 keep their digits:
@@ -58,24 +89,26 @@ def logsumexp(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    The gradient, softmax(x/τ)/τ, is zero where all is −∞ and shared where several scores are +∞. Cost: two reads of x; as many
-    again for the gradient.
+    The gradient by x, b_i exp(x_i/τ)/(τS), is zero where nothing is summed and shared where several scores are +∞; that by b_i is
+    exp(x_i/τ)/S. Cost: two reads of x; as many again for the gradient. Weighted and complex sums are made of torch's operations.
+    Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038; the meaning of weights and signs is `scipy.special.logsumexp`'s.
 
     >>> import torch, softmaxima as sm
     >>> sm.logsumexp(torch.tensor([[0.0, -40.0], [1e4, 1e4]]))
     tensor([4.2484e-18, 1.0001e+04])
+    >>> sm.logsumexp(torch.tensor([1.0, 2.0]), weights=torch.tensor([1.0, -1.0]), return_sign=True)
+    (tensor(1.5413), tensor(-1.))
     """
-    if is_plain(x, dim, temperature, where):
+    if weights is None and not return_sign and is_plain(x, dim, temperature, where):
         if x.requires_grad and torch.is_grad_enabled():  # type: ignore[union-attr]
             value = fused(*_evaluations(temperature, None), x)  # type: ignore[arg-type]
         else:
             value, _ = _kernels.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
-        return value.unsqueeze(-1) if keepdim else value  # type: ignore[return-value]
+        return value.unsqueeze(-1) if keepdim else value
     name = "logsumexp"
     scores = as_tensor(name, "scores", x)
-    if not scores.is_floating_point() and not scores.is_complex():
-        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
-    scores = check_scores(name, scores)
+    factors = None if weights is None else check_weights(name, weights, scores)
+    scores = _promoted(name, scores, x, factors)
     dims = tuple(check_dim(name, d, scores.ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
     if not dims or len(set(dims)) < len(dims):
         raise ValueError(f"{name}: dim must name each axis to sum over once, and at least one; got {dim}")
@@ -83,9 +116,36 @@ def logsumexp(
     mask = check_where(name, where, rows)
     flat = _merge(rows, dims)
     tau = check_temperature(name, _per_row(name, temperature, rows, dims), flat, flat.ndim - 1)
-    value = row_logsumexp(flat, tau, None if mask is None else _merge(mask.expand(rows.shape), dims))
+    mask, factors = (None if v is None else _merge(v.expand(rows.shape), dims) for v in (mask, factors))
     shape = [1 if d in dims else size for d, size in enumerate(scores.shape) if keepdim or d not in dims]
+    if factors is None and not return_sign and not flat.is_complex():
+        return like_input(row_logsumexp(flat, tau, mask).reshape(shape), x)
+    value, sign = row_signed_logsumexp(flat, tau, mask, factors)
+    if return_sign:
+        value = value.real if value.is_complex() else value
+        return like_input(value.reshape(shape), x), like_input(sign.reshape(shape), x)
+    value = value if value.is_complex() else value.masked_fill(sign < 0, math.nan)
     return like_input(value.reshape(shape), x)
+
+
+def check_weights(name: str, weights: Any, x: Tensor) -> Tensor:
+    """Numbers that broadcast to x."""
+    factors = as_tensor(name, "weights", weights)
+    if factors.dtype == torch.bool:
+        raise TypeError(f"{name}: weights must be numbers, got {factors.dtype}; leave scores out by where")
+    shape = x.shape if x.ndim else (1,)
+    if factors.ndim > len(shape) or any(b not in (1, n) for b, n in zip(reversed(factors.shape), reversed(shape), strict=False)):
+        raise ValueError(f"{name}: weights must broadcast to the scores' shape {tuple(x.shape)}, got {tuple(factors.shape)}")
+    return factors
+
+
+def _promoted(name: str, scores: Tensor, x: Any, weights: Tensor | None) -> Tensor:
+    """Scores that can be summed: integers as floating-point numbers, complex where the weights are."""
+    if not scores.is_floating_point() and not scores.is_complex():
+        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
+    if weights is not None and weights.is_complex():
+        scores = scores.to(torch.promote_types(scores.dtype, weights.dtype))
+    return scores if scores.dtype in (torch.complex64, torch.complex128) else check_scores(name, scores)
 
 
 def _merge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -111,6 +171,22 @@ def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tenso
         return x.sum(-1) - math.inf
     native, composite = _evaluations(tau, where)
     return fused(native, composite, x) if is_fusible(x, tau, where) else composite(x)
+
+
+def row_signed_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(log|S|, sign) of each row [..., n] → [...] in x's dtype; of complex rows (log S, S/|S|)."""
+    if x.shape[-1] == 0:
+        nothing = x.sum(-1)
+        return nothing - math.inf, nothing.detach()
+    if x.is_complex():
+        z = torch.complex(x.real / tau, x.imag / tau)  # a complex division makes NaN of infinities
+        return complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
+    if weights is None:
+        value = row_logsumexp(x, tau, where)
+        empty, known = value.detach() == -math.inf, ~value.detach().isnan()
+        return value, torch.ones_like(value.detach()).masked_fill(empty, 0.0).where(known, math.nan)
+    value, sign = weighted_logsumexp(tempered(x.to(torch.float64), tau, where), weights.to(torch.float64))
+    return value.to(x.dtype), sign.to(x.dtype)
 
 
 def _evaluations(tau: float | Tensor, where: Tensor | None) -> tuple[Native, Composite]:

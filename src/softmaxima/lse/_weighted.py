@@ -1,0 +1,56 @@
+r"""Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), for weights b of either sign.
+
+    S = 2^k e^M (m + r),  M the score of the largest |b_i exp(z_i)|,  m what the scores equal to M contribute,  r the others
+    ∂log|S|/∂z_i = b_i exp(z_i)/S          ∂log|S|/∂b_i = exp(z_i)/S, also where b_i = 0
+
+A weight of 0 removes its score, whatever that is; several +∞ share the gradient by their weights, and cancel to NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima._envelope import envelope
+from softmaxima.maps.softmax import SOFTMAX
+
+LARGEST_GAP = 1418.0  # e^(gap/2) is finite
+ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights stay inside float64
+
+
+def weighted_logsumexp(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """(log|S| [...], the sign of S [...]) along the last axis, both arguments [..., n] in float64, n > 0."""
+    with torch.no_grad():
+        used = weights != 0
+        size = (z + weights.abs().log()).masked_fill(~used | (z == -math.inf), -math.inf)  # log|b_i exp(z_i)|
+        largest, first = size.max(-1, keepdim=True)
+        nothing, infinite = largest == -math.inf, size == math.inf
+        overflows = infinite.any(-1, keepdim=True)
+        origin = z.gather(-1, first).masked_fill(nothing | overflows, 0.0)
+        relative = torch.where(used, z - origin, (z - origin).clamp_max(LARGEST_GAP)).masked_fill(~used & ~z.isfinite(), -math.inf)
+        relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
+        exponent = torch.frexp(weights.gather(-1, first)).exponent.to(z.dtype)
+        exponent = torch.where((exponent.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (exponent / 2).floor(), 0.0)
+        scale = torch.exp2(-exponent / 2)
+    # In this order no product overflows: where exp is large, its weight is small.
+    half = (with_gradient_of(z, relative) / 2).exp()
+    terms = weights * half * scale * half * scale
+    total = terms.sum(-1, keepdim=True).masked_fill(nothing, 1.0)
+    with torch.no_grad():
+        at_origin = used & (relative == 0)
+        m = terms.masked_fill(~at_origin, 0.0).sum(-1, keepdim=True)
+        r = terms.masked_fill(at_origin, 0.0).sum(-1, keepdim=True)
+        share = r / m
+        log_sum = torch.where(share.abs() <= 0.5, m.abs().log() + torch.log1p(share), (m + r).abs().log())
+        value = origin + (log_sum + exponent * math.log(2))
+        opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)
+        value = torch.where(overflows & ~value.isnan(), math.inf, value).masked_fill(opposed, math.nan)
+        sign = (m + r).sign().masked_fill(value.isnan(), math.nan)
+    return with_gradient_of(total.abs().log(), value).squeeze(-1), sign.squeeze(-1)
+
+
+def with_gradient_of(y: Tensor, value: Tensor) -> Tensor:
+    """`value`, with the derivatives of y: where y is rounded more than the value, or is infinite."""
+    return envelope(SOFTMAX, value.unsqueeze(-1), y.unsqueeze(-1), torch.ones_like(y).unsqueeze(-1), {}).squeeze(-1)

@@ -1,0 +1,51 @@
+r"""scipy_logsumexp: the signature of `scipy.special.logsumexp`, for NumPy code that is written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from softmaxima.lse.logsumexp import logsumexp
+
+
+def scipy_logsumexp(
+    a: Any, axis: int | Sequence[int] | None = None, b: Any = None, keepdims: bool = False, return_sign: bool = False
+) -> Any:
+    """`log Σ b exp(a)` with the signature, the broadcasting and the dtypes of `scipy.special.logsumexp`, for NumPy.
+
+    Args:
+        a: scores, array-like.
+        axis: what is summed over; everything, if None.
+        b: weights, array-like; a and b broadcast against each other. A weight of 0 removes its score.
+        keepdims: keep the summed axes with size 1.
+        return_sign: return `(log|S|, sign)`; without it the logarithm of a negative sum is NaN.
+
+    Returns:
+        The common dtype of a and b, float64 if both are integers. −∞ for a sum of nothing. No gradient; for tensors there is
+        `logsumexp`, whose cost this has.
+
+    Raises:
+        TypeError for what are not numbers, ValueError for shapes that do not broadcast, IndexError for an axis that is not there.
+
+    >>> import softmaxima as sm
+    >>> sm.lse.scipy_logsumexp([1, 2], b=[1, -1], return_sign=True)
+    (np.float64(1.5413248546129181), np.float64(-1.0))
+    """
+    scores = _floating(np.atleast_1d(np.asarray(a)))
+    if b is None:
+        weights = None
+    else:
+        weights = _floating(np.atleast_1d(np.asarray(b)))
+        # Integers take the other's dtype, as in NumPy.
+        dtype = np.result_type(np.asarray(a).dtype, np.asarray(b).dtype)
+        dtype = dtype if np.issubdtype(dtype, np.inexact) else np.dtype(np.float64)
+        scores, weights = scores.astype(dtype, copy=False), weights.astype(dtype, copy=False)
+        scores = np.broadcast_to(scores, np.broadcast_shapes(scores.shape, weights.shape))
+    axes = tuple(range(scores.ndim)) if axis is None else tuple(axis) if isinstance(axis, Sequence) else axis
+    return logsumexp(scores, axes, weights=weights, keepdim=keepdims, return_sign=return_sign)
+
+
+def _floating(array: np.ndarray) -> np.ndarray:
+    return array if np.issubdtype(array.dtype, np.inexact) or array.dtype == object else array.astype(np.float64)
