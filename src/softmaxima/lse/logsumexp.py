@@ -105,7 +105,21 @@ def logsumexp(
         else:
             value, _ = _kernels.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value
-    name = "logsumexp"
+    rows, tau, mask, factors, shape = prepare("logsumexp", x, dim, keepdim, where, temperature, weights)
+    if factors is None and not return_sign and not rows.is_complex():
+        return like_input(row_logsumexp(rows, tau, mask).reshape(shape), x)
+    value, sign = row_signed_logsumexp(rows, tau, mask, factors)
+    if return_sign:
+        value = value.real if value.is_complex() else value
+        return like_input(value.reshape(shape), x), like_input(sign.reshape(shape), x)
+    value = value if value.is_complex() else value.masked_fill(sign < 0, math.nan)
+    return like_input(value.reshape(shape), x)
+
+
+def prepare(
+    name: str, x: Any, dim: int | Sequence[int], keepdim: bool, where: Any, temperature: Any, weights: Any = None
+) -> tuple[Tensor, float | Tensor, Tensor | None, Tensor | None, list[int]]:
+    """(x, τ, mask, weights, all validated and with the axes `dim` as one, last; the shape of the result)."""
     scores = as_tensor(name, "scores", x)
     factors = None if weights is None else check_weights(name, weights, scores)
     scores = _promoted(name, scores, x, factors)
@@ -118,14 +132,13 @@ def logsumexp(
     tau = check_temperature(name, _per_row(name, temperature, rows, dims), flat, flat.ndim - 1)
     mask, factors = (None if v is None else _merge(v.expand(rows.shape), dims) for v in (mask, factors))
     shape = [1 if d in dims else size for d, size in enumerate(scores.shape) if keepdim or d not in dims]
-    if factors is None and not return_sign and not flat.is_complex():
-        return like_input(row_logsumexp(flat, tau, mask).reshape(shape), x)
-    value, sign = row_signed_logsumexp(flat, tau, mask, factors)
-    if return_sign:
-        value = value.real if value.is_complex() else value
-        return like_input(value.reshape(shape), x), like_input(sign.reshape(shape), x)
-    value = value if value.is_complex() else value.masked_fill(sign < 0, math.nan)
-    return like_input(value.reshape(shape), x)
+    return flat, tau, mask, factors, shape
+
+
+def check_real(name: str, x: Tensor) -> None:
+    """Raise for complex scores."""
+    if x.is_complex():
+        raise TypeError(f"{name}: scores must be real, got {x.dtype}; logsumexp takes complex scores")
 
 
 def check_weights(name: str, weights: Any, x: Tensor) -> Tensor:
@@ -215,7 +228,7 @@ GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax, kernel=Non
 def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
     """The smooth maximum, `log(Σ_i exp(λ x_i)) / λ` with sharpness λ > 0: in (max x, max x + log(n)/λ], and max x as λ → ∞.
 
-    (Softmax is a smooth argmax; this is the smooth max. With −x and a minus sign it is the smooth minimum.) Shapes, errors and cost
+    (Softmax is a smooth argmax; this is the smooth max, and `real_softmin` the smooth min.) Shapes, errors and cost
     as for `logsumexp`; the gradient is softmax(λx).
 
     >>> import numpy as np, softmaxima as sm
@@ -224,3 +237,19 @@ def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Arra
     """
     sharpness = check_positive("real_softmax", "sharpness", sharpness)
     return logsumexp(x, dim, temperature=1.0 / sharpness, where=where) / sharpness
+
+
+def real_softmin(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
+    """The smooth minimum, `−log(Σ_i exp(−λ x_i)) / λ` with sharpness λ > 0: in [min x − log(n)/λ, min x), and min x as λ → ∞.
+
+    Here +∞ is the score that counts for nothing, and the minimum of nothing is +∞. (`softmin` is the smooth argmin: its
+    probabilities, at temperature 1/λ, are the gradient.) Shapes, errors and cost as for `logsumexp`, and those of −x.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.real_softmin(np.array([1.0, 2.0]), sharpness=100.0)
+    np.float64(1.0)
+    """
+    sharpness = check_positive("real_softmin", "sharpness", sharpness)
+    scores: Any = _promoted("real_softmin", as_tensor("real_softmin", "scores", x), x, None)
+    value: Any = logsumexp(-scores, dim, temperature=1.0 / sharpness, where=where)
+    return like_input(-value / sharpness, x)

@@ -1,0 +1,106 @@
+r"""logcumsumexp: LSE(x_1, …, x_k) for every k, as a scan of the states (M, m, r) of logsumexp.
+
+    exp(M)·(m + r),  M the maximum,  m what the scores equal to M contribute,  r the others
+    (M, m, r) ∘ (M', m', r')  has the larger maximum, and the other's m + r, scaled, in its r
+
+is associative, so pairs are merged first, their prefixes found the same way, and the scores between merged with these: O(n) work in
+2 log₂ n steps, with rounding that grows with log n. Autograd follows the merges, all of whose factors are at most 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, as_tensor, check_dim, like_input, tempered
+from softmaxima.lse._weighted import with_gradient_of
+from softmaxima.lse.logsumexp import check_real, prepare
+
+State = tuple[Tensor, Tensor, Tensor]
+
+
+def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, temperature: float | Array = 1.0) -> Array:
+    """The running logarithm of a sum of exponentials, `y_k = log Σ_{i≤k} exp(x_i/τ)`, in nats.
+
+    Args:
+        x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy.
+        dim: the axis that is run along.
+        where: boolean, broadcasts to x; False leaves a score out.
+        temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may require grad.
+
+    Returns:
+        x's shape, array kind and dtype: −∞ before the first allowed score, +∞ from the first +∞ on, NaN from the first NaN on.
+        Results near 0 keep their digits, and the last is as exact as `logsumexp`: sums are taken in float64, in a tree.
+
+    Raises:
+        TypeError, ValueError or IndexError, before any work, for anything else.
+
+    The gradient is zero for scores of −∞ and shared by several +∞. Cost: some tens of passes over x in float64, by torch's operations;
+    use `torch.logcumsumexp` where its rounding, which grows with n, does not matter. Source: Blelloch (1990), "Prefix sums and
+    their applications".
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.logcumsumexp(np.array([0.0, -40.0, 1000.0, 1000.0]))
+    array([0.00000000e+00, 4.24835426e-18, 1.00000000e+03, 1.00069315e+03])
+    """
+    name = "logcumsumexp"
+    ndim = as_tensor(name, "scores", x).ndim
+    dim = check_dim(name, dim, ndim)
+    rows, tau, mask, _, _ = prepare(name, x, dim, True, where, temperature)
+    check_real(name, rows)
+    y = _row_logcumsumexp(rows, tau, mask).movedim(-1, dim)
+    return like_input(y if ndim else y.reshape(()), x)
+
+
+def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """[..., n] → [..., n] in x's dtype."""
+    z = tempered(x.to(torch.float64), tau, where)
+    maximum = z.detach()
+    nothing = maximum == -math.inf
+    # 1, with the derivative of exp(z − M).
+    mass = with_gradient_of(z, torch.zeros_like(maximum)).exp().masked_fill(nothing, 0.0)
+    if x.shape[-1] > 0:
+        maximum, m, r = _scan((maximum, mass, torch.zeros_like(mass)))
+    else:
+        m, r = mass, mass
+    nothing = maximum == -math.inf
+    m = m.masked_fill(nothing, 1.0)
+    return (maximum + (m.log() + torch.log1p(r / m)).masked_fill(nothing, 0.0)).to(x.dtype)
+
+
+def _scan(states: State) -> State:
+    """The merged state of every prefix."""
+    n = states[0].shape[-1]
+    if n == 1:
+        return states
+    at_odd = _scan(_merge(_every(states, slice(0, n - n % 2, 2)), _every(states, slice(1, n, 2))))
+    # The prefix at an even place 2k > 0 is that at 2k − 1 and one score.
+    merged = _merge(_every(at_odd, slice(0, (n - 1) // 2)), _every(states, slice(2, n, 2)))
+    first = _every(states, slice(0, 1))
+    maximum, mass, rest = (
+        _interleave(torch.cat((start, later), -1), odd) for start, later, odd in zip(first, merged, at_odd, strict=True)
+    )
+    return maximum, mass, rest
+
+
+def _every(states: State, places: slice) -> State:
+    maximum, mass, rest = states
+    return maximum[..., places], mass[..., places], rest[..., places]
+
+
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+    pairs = torch.stack((even[..., : odd.shape[-1]], odd), -1).flatten(-2)
+    return torch.cat((pairs, even[..., odd.shape[-1] :]), -1)
+
+
+def _merge(a: State, b: State) -> State:
+    maximum = torch.maximum(a[0], b[0])
+    mass, rest = torch.zeros_like(a[1]), torch.zeros_like(a[1])
+    for own, m, r in (a, b):
+        largest = own == maximum
+        factor = torch.where(largest, 0.0, own - maximum).exp()
+        mass = mass + torch.where(largest, m, 0.0)
+        rest = rest + torch.where(largest, r, (m + r) * factor)
+    return maximum, mass, rest
