@@ -54,6 +54,7 @@ HARD = {
     "cancelling with a tail": [-1e-17, -39.14, -41.0],
     "far from 0": [1e6, 1e6 + 1e-9, 1e6 - 1e-9],
     "far below 0": [-1e6, -1e6 + 1e-9, -1e6 - 1e-9],
+    "far apart and from 0": [1e15, 1e15 - 1, 1e15 - 2, 1e15 - 30],
     "huge": [1e300, 1e300, -1e300],
     "the largest number": [1.7976931348623157e308, 0.0],
     "masked by the smallest number": [-1.7976931348623157e308, -1.7976931348623157e308],

@@ -84,7 +84,8 @@ def _sum_rows(x: Tensor, tau: Tensor, weights: Tensor | None) -> Pair:
     share = dd.divide(excess, base)
     logarithm = dd.add(dd.times_log_2(exponent.to(x.dtype)), dd.log(base.abs()))
     value = dd.add(dd.add(origin, logarithm), dd.log1p(share))
-    sum_error = TERM_ERROR + BLOCK_ERROR * (x.shape[-1] / BLOCK)
+    # x/τ is rounded, and relative to M as much as M is.
+    sum_error = TERM_ERROR + BLOCK_ERROR * (x.shape[-1] / BLOCK) + SUM_ERROR * origin[0].abs()
     error = SUM_ERROR * (origin[0].abs() + logarithm[0].abs()) + sum_error * uncertain / whole[0].abs()
     error = error.masked_fill((share[0].abs() < 2.0**-900) & (highest > UNDERFLOW), math.inf)
     value, sign = value[0], whole[0].sign()

@@ -38,7 +38,7 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     The gradient is zero for scores of −∞ and shared by several +∞. Cost: some tens of passes over x in float64, by torch's
-    operations; `torch.logcumsumexp` is ten times as fast where its rounding, which grows with n, does not matter.
+    operations; `torch.logcumsumexp` is several times as fast where its rounding, which grows with n, does not matter.
     Source: Blelloch (1990), "Prefix sums and their applications".
 
     >>> import numpy as np, softmaxima as sm
