@@ -7,8 +7,10 @@ from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
+from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
 
 __all__ = [
+    "LogSumExpState",
     "inverse_softplus",
     "log1mexp",
     "log_mean_exp",
@@ -18,5 +20,7 @@ __all__ = [
     "real_softmax",
     "real_softmin",
     "scipy_logsumexp",
+    "sequence_logsumexp",
     "softplus",
+    "streaming_logsumexp",
 ]

@@ -1,0 +1,334 @@
+r"""The state of a logsumexp: (M, m, r), the maximum, how many scores equal it, and the others' sum, which two parts merge into.
+
+    LSE = M + log m + log1p(r/m),        M = max z,  m = #{z_i = M},  r = Σ_{z_i<M} exp(z_i − M)
+
+    (M, m, R) ⊕ (M′, m′, R′) = (M, m, R + R′ + m′ exp(M′))   if M > M′,        R = r exp(M)
+                             = (M, m + m′, R + R′)           if M = M′
+
+Merging is associative and commutative, with the state of nothing (−∞, 0, 0) as its identity: sums over a stream, over the pieces
+of a sequence, over files and over machines are all this one. R is kept and not r, in 106 bits (`_scaled.py`), so that it holds of
+the rounded sums too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima import _kernels
+from softmaxima._envelope import envelope
+from softmaxima._map import (
+    Array,
+    as_tensor,
+    check_dim,
+    check_positive,
+    check_scores,
+    check_where,
+    is_concrete,
+    like_input,
+    tempered,
+)
+from softmaxima.lse._scaled import WIDE, Scaled, exponential, nothing
+from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
+
+LONG = 4096  # scores of a row from which the native kernel sums it, in its own precision
+PIECE = 2**18  # scores of all rows that are summed at a time, in cache
+
+
+@dataclass(frozen=True, eq=False)
+class LogSumExpState:
+    """What is known of scores seen so far: enough for their logsumexp and effective size, and to merge with what others have seen.
+
+    A state is never changed: `update` and `merge` return a new one. Its arrays have the shape [...] of the rows [..., n] it was
+    updated with; `LogSumExpState()` is the state of nothing, for rows of any shape, and `LogSumExpState(squares=None)` one that
+    does not keep the effective size, which is the larger part of the work on long rows. States can be pickled.
+
+    Attributes:
+        maximum: the largest score M = max x/τ, −∞ for none. float64.
+        count: how many scores equal it, m. 0 where the maximum is −∞ or NaN. int64.
+        rest: Σ exp(x_i/τ) over the others.
+        squares: Σ exp(2 x_i/τ) over the others, or None.
+        n: how many scores were seen, those of −∞ included and those left out by `where` not. int64.
+
+    Merging rounds nothing that shows: whatever the order and the grouping of updates and merges, the value is the same to 1 ulp,
+    over 10⁹ updates as over two (where M and log Σ exp(x − M) nearly cancel, to 2⁻⁶² M, on processors with 64-bit mantissas).
+    Rows of fewer than 4096 scores are summed in float64 with one rounding a term. Longer ones are summed by the native kernel in
+    its precision, which gives `logsumexp` its own: float32 for float32 and half-precision scores.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> morning = sm.LogSumExpState().update(np.array([0.0, 1.0]))
+    >>> evening = sm.LogSumExpState().update(np.array([2.0]))
+    >>> morning.merge(evening).value
+    np.float64(2.40760596444438)
+    >>> float(round(morning.merge(evening).effective_size, 6))
+    1.958699
+    """
+
+    maximum: np.ndarray = field(default_factory=lambda: np.array(-math.inf))
+    count: np.ndarray = field(default_factory=lambda: np.array(0))
+    rest: Scaled = field(default_factory=lambda: nothing(()))
+    squares: Scaled | None = field(default_factory=lambda: nothing(()))
+    n: np.ndarray = field(default_factory=lambda: np.array(0))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows, without the axis that is summed over."""
+        return np.shape(self.maximum)
+
+    @property
+    def value(self) -> Any:
+        """LSE = log Σ exp(x_i/τ) of all scores seen, in nats, float64 [...]: −∞ of none, +∞ of any +∞, NaN of any NaN.
+
+        Digits near 0 are kept, as in `logsumexp`.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.LogSumExpState().update(np.array([0.0, -40.0])).value
+        np.float64(4.248354255291589e-18)
+        """
+        count = np.maximum(self.count, 1).astype(WIDE)
+        log_sum = np.log(count) + np.log1p(self.rest.over(exponential(self.maximum)) / count)
+        return np.asarray(self.maximum + log_sum, np.float64)[()]
+
+    @property
+    def effective_size(self) -> Any:
+        """1/Σp², p = softmax(x/τ) over all scores seen: how many scores share the mass, in [1, n], float64 [...]. 0 of no mass.
+
+        Raises ValueError where the state does not keep it.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.LogSumExpState().update(np.array([5.0, 5.0, -800.0])).effective_size
+        np.float64(2.0)
+        """
+        if self.squares is None:
+            raise ValueError("effective_size: this state was made with squares=None; start from LogSumExpState() to keep it")
+        unit = exponential(self.maximum)
+        total = self.count + self.rest.over(unit)
+        squares = self.count + self.squares.over(unit.squared())
+        size = total / np.where(squares == 0, 1.0, squares) * total
+        return np.where(np.isnan(self.maximum), np.nan, size).astype(np.float64)[()]
+
+    def update(self, x: Array, dim: int = -1, *, temperature: float = 1.0, where: Array | None = None) -> LogSumExpState:
+        """The state with more scores, x/τ along `dim`.
+
+        Args:
+            x: scores of any shape, whose shape without `dim` is that of the state. Integers are taken as float64.
+            dim: the axis summed over.
+            temperature: τ, a positive number.
+            where: boolean, broadcasts to x; False leaves a score out.
+
+        Raises TypeError, ValueError or IndexError, before any work; ValueError also for a tensor that requires grad, because a
+        state carries no gradient. Cost: two reads of x, and for the effective size as much arithmetic again.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.LogSumExpState().update(np.zeros((2, 3))).update(np.zeros((2, 5))).value
+        array([2.07944154, 2.07944154])
+        """
+        name = "LogSumExpState.update"
+        scores, mask, tau = _rows(name, x, dim, temperature, where)
+        if scores.requires_grad:
+            raise ValueError(f"{name}: a state carries no gradient; call x.detach(), or logsumexp(x) for a value that has one")
+        self._check_shape(name, tuple(scores.shape[:-1]))
+        return self.merge(_of_rows(scores, mask, tau, self.maximum, self.squares is not None))
+
+    def merge(self, other: LogSumExpState) -> LogSumExpState:
+        """The state of what both have seen. It keeps the effective size if both do.
+
+        Raises TypeError for anything but a state, and ValueError for one of another shape.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> half = sm.LogSumExpState().update(np.array([3.0]))
+        >>> half.merge(half).value
+        np.float64(3.6931471805599454)
+        """
+        if not isinstance(other, LogSumExpState):
+            raise TypeError(f"merge: a LogSumExpState merges with another, got {type(other).__name__}; call update() for scores")
+        if other._has_shape():
+            self._check_shape("merge", other.shape)
+        maximum = np.maximum(self.maximum, other.maximum)
+        ours, theirs = self.maximum == maximum, other.maximum == maximum
+        count = np.where(ours, self.count, 0) + np.where(theirs, other.count, 0)
+        # What is no longer the maximum joins the rest.
+        fallen = np.where(ours, np.where(theirs, -math.inf, other.maximum), self.maximum)
+        fallen_count = np.where(ours, other.count, self.count).astype(np.float64)
+        term = exponential(fallen)
+        squares = None
+        if self.squares is not None and other.squares is not None:
+            squares = self.squares + other.squares + term.squared().times(fallen_count)
+        rest = self.rest + other.rest + term.times(fallen_count)
+        return LogSumExpState(maximum, count, rest, squares, self.n + other.n)
+
+    def _has_shape(self) -> bool:
+        """Whether this is more than the state of nothing, which merges with rows of any shape."""
+        return self.shape != () or bool(self.n > 0)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        if self._has_shape() and self.shape != shape:
+            raise ValueError(f"{name}: this state is of rows of shape {self.shape}, got {shape}; keep one state for each shape")
+
+
+def _rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Tensor, Tensor | None, float]:
+    """(scores, mask, τ) validated, with `dim` moved last."""
+    scores = as_tensor(name, "scores", x)
+    if not scores.is_floating_point() and not scores.is_complex():
+        scores = scores.to(torch.float64)
+    scores = check_scores(name, scores)
+    dim = check_dim(name, dim, scores.ndim)
+    scores = scores if scores.ndim else scores.reshape(1)
+    tau = check_positive(name, "temperature", temperature)
+    mask = check_where(name, where, scores)
+    return scores.movedim(dim, -1), None if mask is None else mask.movedim(dim, -1), tau
+
+
+def _of_rows(x: Tensor, where: Tensor | None, tau: float, known: np.ndarray, squares: bool) -> LogSumExpState:
+    """The state of rows [..., n]."""
+    shape, n = tuple(x.shape[:-1]), x.shape[-1]
+    seen = np.full(shape, n) if where is None else where.expand(x.shape).sum(-1).cpu().numpy()
+    x = x.detach().cpu()
+    if where is not None:
+        x = x.masked_fill(~where.cpu(), -math.inf)
+    if n >= LONG and _kernels.AVAILABLE:
+        return _of_long_rows(x, tau, seen, known, squares)
+    state = _nothing(shape, squares)
+    step = max(1, min(LONG, PIECE // max(math.prod(shape), 1)))
+    for start in range(0, n, step):
+        state = state.merge(_of_short_rows(x[..., start : start + step].double().numpy(), tau, squares))
+    return replace(state, n=seen)
+
+
+def _nothing(shape: tuple[int, ...], squares: bool) -> LogSumExpState:
+    zero = np.zeros(shape, np.int64)
+    return LogSumExpState(np.full(shape, -math.inf), zero, nothing(shape), nothing(shape) if squares else None, zero)
+
+
+def _of_short_rows(x: np.ndarray, tau: float, squares: bool) -> LogSumExpState:
+    with np.errstate(over="ignore"):
+        z = x / tau
+    maximum = z.max(-1)
+    at_maximum = z == maximum[..., None]
+    terms = exponential(np.where(at_maximum, -math.inf, z))
+    count = np.where(maximum == -math.inf, 0, at_maximum.sum(-1))
+    return LogSumExpState(
+        maximum, count, terms.sum(), terms.squared().sum() if squares else None, np.full(maximum.shape, z.shape[-1])
+    )
+
+
+def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, known: np.ndarray, squares: bool) -> LogSumExpState:
+    """The same by the native kernel. `known` is the maximum of what the rows will be merged with."""
+    _, value = _kernels.logsumexp(x, tau, None, wide=True)
+    highest = x.amax(-1)
+    with np.errstate(over="ignore"):
+        maximum = highest.double().numpy() / tau
+    count = np.where(np.isfinite(maximum), 1, 0)
+    if np.any(maximum >= known):  # elsewhere the maximum is about to fall, and it does not matter how many they are
+        count = np.where(maximum == -math.inf, 0, np.count_nonzero((x == highest.unsqueeze(-1)).numpy(), axis=-1))
+    unit = exponential(maximum)
+    rest = unit.times(_rest(value, maximum, count))
+    twice = None
+    if squares:
+        _, value = _kernels.logsumexp(x, tau / 2, None, wide=True)
+        twice = unit.squared().times(_rest(value, 2 * maximum, count))
+    return LogSumExpState(maximum, count, rest, twice, seen)
+
+
+def _rest(value: Tensor | None, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """r = m expm1(LSE − M − log m), 0 where the maximum is infinite or NaN."""
+    finite = np.isfinite(maximum)
+    log_sum = np.where(finite, value, 0.0) - np.where(finite, maximum, 0.0)  # type: ignore[arg-type]
+    return np.maximum(count * np.expm1(log_sum - np.log(np.maximum(count, 1))), 0.0)
+
+
+def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: float = 1.0) -> Any:
+    """LSE = log Σ exp(x_i/τ) over all scores of all blocks, in nats, reading each block once and keeping none.
+
+    Args:
+        blocks: any iterable of NumPy arrays, tensors or numbers. Arrays of several dimensions have one shape, `dim` aside.
+        dim: the axis summed over, in every block.
+        temperature: τ, a positive number.
+
+    Returns:
+        what `logsumexp` returns for the blocks put together along `dim`, of the kind of the first of them: −∞ for no blocks. The
+        order of the blocks, and where they are cut, make no difference beyond 1 ulp.
+
+    Raises TypeError or ValueError for a block that is none of these, and ValueError for a tensor that requires grad: keep the
+    scores in one tensor, for `logsumexp`, where a gradient is wanted. Cost: as `LogSumExpState.update` without effective size.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.streaming_logsumexp(np.log(np.arange(k, k + 10.0)) for k in range(1, 101, 10)) - np.log(5050.0)
+    np.float64(0.0)
+    >>> sm.streaming_logsumexp([0.0, 0.0])
+    np.float64(0.6931471805599453)
+    """
+    check_positive("streaming_logsumexp", "temperature", temperature)
+    state, first, dtype = LogSumExpState(squares=None), None, None
+    for block in _gathered(blocks):
+        state = state.update(block, dim, temperature=temperature)
+        first = block if first is None else first
+        dtype = _result_dtype(block) if dtype is None else torch.promote_types(dtype, _result_dtype(block))
+    if first is None or dtype is None:
+        return state.value
+    return like_input(torch.as_tensor(state.value).to(dtype), first)
+
+
+def _gathered(blocks: Iterable[Any]) -> Iterator[Any]:
+    """The blocks, with numbers that follow one another as one array."""
+    numbers: list[Any] = []
+    for block in blocks:
+        is_number = isinstance(block, Real) or (isinstance(block, (np.ndarray, np.generic)) and block.ndim == 0)
+        if is_number:
+            numbers.append(block)
+        if numbers and (not is_number or len(numbers) == LONG - 1):
+            yield np.array(numbers)
+            numbers = []
+        if not is_number:
+            yield block
+    if numbers:
+        yield np.array(numbers)
+
+
+def _result_dtype(x: Any) -> torch.dtype:
+    """The dtype that `logsumexp` gives x."""
+    dtype = x.dtype if isinstance(x, Tensor) else as_tensor("streaming_logsumexp", "scores", x[:0]).dtype
+    if dtype.is_floating_point:
+        return dtype
+    return torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64
+
+
+def sequence_logsumexp(x: Array, dim: int = -1, *, temperature: float = 1.0, where: Array | None = None) -> Array:
+    """LSE of a sequence by halves, `LSE(x) = LSE(LSE(x_{1:n/2}), LSE(x_{n/2+1:n}))`, in nats.
+
+    By associativity that is `logsumexp(x, dim)` itself, and so is its gradient, softmax(x/τ)/τ: a tree gives no other function of
+    the scores unless something happens at its nodes. What it gives is the sum in an order that can be shared out, here with one
+    rounding a term and none at the nodes.
+
+    Args, shapes and errors as for `logsumexp` with one axis and a number for τ. Cost: one read, some 0.1 µs a score; `logsumexp` is
+    many times faster.
+
+    Source: "hierarchical LogSumExp", seed 002, which takes it for another function.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.sequence_logsumexp(np.log(np.arange(1.0, 101.0))) == np.log(5050.0)
+    np.True_
+    """
+    name = "sequence_logsumexp"
+    scores, mask, tau = _rows(name, x, dim, temperature, where)
+    if not is_concrete(scores):
+        return row_logsumexp(scores, tau, mask)  # type: ignore[return-value]
+    leaves = scores.detach().cpu() if mask is None else scores.detach().masked_fill(~mask, -math.inf).cpu()
+    value = scores.new_tensor(_tree(leaves, tau).value, dtype=torch.float64)
+    if scores.shape[-1]:
+        value = envelope(GRADIENT, value.unsqueeze(-1), tempered(scores, tau, mask), None, {}).squeeze(-1)
+    return like_input(value.to(scores.dtype), x)
+
+
+def _tree(x: Tensor, tau: float) -> LogSumExpState:
+    n = x.shape[-1]
+    if n * math.prod(x.shape[:-1]) <= PIECE or n < 2:
+        return _of_rows(x, None, tau, np.array(-math.inf), squares=False)
+    return _tree(x[..., : n // 2], tau).merge(_tree(x[..., n // 2 :], tau))
