@@ -1,22 +1,33 @@
 """The command line: `softmaxima compare` trains with every pair of a map and a loss, and tells which to take; `softmaxima bench`
-measures them all beside torch, entmax and scipy.
+measures them all beside torch, entmax and scipy; `softmaxima lse` sums the exponentials of a file's scores.
 
 torch and the experiments are imported inside the commands, so that help and version answer at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Task as ProgressTask
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -25,8 +36,10 @@ import softmaxima
 if TYPE_CHECKING:
     from softmaxima.experiments.bench import Benchmark
     from softmaxima.experiments.compare import Comparison, Pair
+    from softmaxima.lse import LogSumExpState
+    from softmaxima.lse.formats import Scores
 
-WRONG_RESULT, WRONG_USE, INTERRUPTED = 1, 2, 130
+WRONG_RESULT, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
 WIDE = 116  # columns of a terminal that fit the table with its full headings
 
@@ -175,16 +188,143 @@ def bench(
         fail(f"{len(benchmark.wrong)} of {len(benchmark.rows)} results are wrong: {what}", WRONG_RESULT)
 
 
+@app.command
+def lse(
+    file: Annotated[
+        Path,
+        Parameter(
+            help="NPY, NPZ, Parquet, Arrow or Feather, HDF5, Zarr, numbers in a .txt, raw memory with --dtype, or - for standard "
+            "input: NPY, raw memory, or numbers as text.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    /,
+    *,
+    column: Annotated[
+        str | None, Parameter(help="The array, column, dataset or field that holds the scores, where there are several.")
+    ] = None,
+    dtype: Annotated[
+        str | None, Parameter(help="Of raw memory: float32, bfloat16, int8 and so on, in this machine's order.")
+    ] = None,
+    temperature: Annotated[float, Parameter(help="Divides every score.")] = 1.0,
+    effective_size: Annotated[bool, Parameter(help="Also 1/Σp², which takes several times as long.", negative=())] = False,
+    checkpoint: Annotated[
+        Path | None, Parameter(help="A file to continue from after an interruption: written as it goes, removed at the end.")
+    ] = None,
+    json: Annotated[bool, Parameter(help="Print one line of JSON; infinities and NaN are strings there.", negative=())] = False,
+) -> None:
+    """Sum the exponentials of all scores in a file, log Σ exp(x/τ), in constant memory.
+
+    The file is read once. A file that is cut off, or changes while it is read, is an error.
+    """
+    from softmaxima.lse.files import file_logsumexp
+    from softmaxima.lse.formats import FileError
+
+    if not 0 < temperature < float("inf"):
+        fail(f"--temperature must be a positive finite number, got {temperature}")
+    with file_progress() as progress, terminable():
+        seen = 0
+
+        def summed(done: int, scores: Scores) -> None:
+            nonlocal seen, task
+            if task is None:
+                total = None if scores.count is None else scores.count * scores.itemsize
+                task = progress.add_task(escape(scores.name), total=total, itemsize=scores.itemsize)
+            seen = done
+            progress.update(task, completed=done * scores.itemsize)
+
+        task: Any = None
+        try:
+            state = file_logsumexp(
+                file,
+                column=column,
+                dtype=dtype,
+                temperature=temperature,
+                effective_size=effective_size,
+                checkpoint=checkpoint,
+                progress=summed,
+            )
+        except FileError as error:
+            progress.stop()
+            fail(str(error))
+        except KeyboardInterrupt as interruption:
+            progress.stop()
+            kept = f"; {seen} scores are in {checkpoint}: the same command continues from there" if checkpoint is not None else ""
+            terminated = isinstance(interruption, Terminated)
+            fail(("terminated" if terminated else "interrupted") + kept, TERMINATED if terminated else INTERRUPTED)
+    show_sum(file, state, temperature, json)
+
+
+def show_sum(file: Path, state: LogSumExpState, temperature: float, as_json: bool) -> None:
+    """What is known of the scores, as lines or as JSON."""
+    import json
+
+    facts: dict[str, Any] = {
+        "file": str(file),
+        "scores": int(state.n),
+        "temperature": temperature,
+        "logsumexp": float(state.value),
+        "maximum": float(state.maximum),
+        "maxima": int(state.count),
+    }
+    if state.squares is not None:
+        facts["effective_size"] = float(state.effective_size)
+    if as_json:
+        finite = {k: str(v) if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in facts.items()}
+        say(json.dumps(finite, ensure_ascii=False))
+        return
+    of = "" if temperature == 1.0 else f" of x/{temperature}"
+    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores")
+    say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
+    say(f"maximum         {facts['maximum']!r}{of}, {facts['maxima']} of them")
+    if state.squares is not None:
+        say(f"effective size  {facts['effective_size']!r}")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which is to end a command as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Raises `Terminated` on SIGTERM, for what has something to save."""
+
+    def terminate(number: int, frame: Any) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
     """The names in an option that takes several, separated by commas."""
     return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())
 
 
-def progress_bar() -> Progress:
+def progress_bar(*columns: ProgressColumn) -> Progress:
     """On stderr, and only where someone watches."""
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(18), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left")
+    left = TimeRemainingColumn(), TextColumn("left")
+    columns = (TextColumn("{task.description}"), BarColumn(18), *(columns or (MofNCompleteColumn(),)), *left)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+class ScoresColumn(ProgressColumn):
+    """How many scores of a file are done, and how many a second."""
+
+    def render(self, task: ProgressTask) -> Text:
+        """`1.2e+08 scores, 1.5e+09/s`."""
+        itemsize = task.fields["itemsize"]
+        rate = "" if task.speed is None else f", {task.speed / itemsize:.1e}/s"
+        return Text(f"{task.completed / itemsize:.1e} scores{rate}")
+
+
+def file_progress() -> Progress:
+    """For a file, with its rate."""
+    return progress_bar(TaskProgressColumn(), ScoresColumn())
 
 
 def show(comparison: Comparison, console: Console | None = None) -> None:

@@ -1,6 +1,7 @@
 """logsumexp and the functions that are made of it."""
 
 from softmaxima.lse.cumulative import logcumsumexp
+from softmaxima.lse.files import file_logsumexp
 from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp
@@ -11,6 +12,7 @@ from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_l
 
 __all__ = [
     "LogSumExpState",
+    "file_logsumexp",
     "inverse_softplus",
     "log1mexp",
     "log_mean_exp",

@@ -1,0 +1,131 @@
+"""Checkpoints of a long sum over a file: the state, how far it came, and the fingerprint of the file that it is of.
+
+A checkpoint is JSON, with numbers in hexadecimal so that none is rounded; it is replaced as a whole, so that a half-written one is
+never found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from softmaxima.lse._scaled import Scaled
+from softmaxima.lse.formats import FileError
+from softmaxima.lse.state import LogSumExpState
+
+KIND = "softmaxima lse checkpoint 1"
+ENDS = 2**16  # bytes at the beginning and at the end that are hashed
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What changes when a file does. Of a directory: its files' sizes, latest change, and names."""
+
+    size: int
+    changed: int  # nanoseconds
+    head: str
+    tail: str
+
+    @staticmethod
+    def of(path: Path) -> Fingerprint:
+        """The fingerprint of a file or directory as it is now."""
+        if path.is_dir():
+            files = {str(p.relative_to(path)): p.stat() for p in sorted(path.rglob("*")) if p.is_file()}
+            names = hashlib.sha256("\n".join(files).encode()).hexdigest()
+            stats = files.values()
+            return Fingerprint(sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0), names, "")
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            head = file.read(ENDS)
+            file.seek(max(0, stat.st_size - ENDS))
+            tail = file.read(ENDS)
+        return Fingerprint(stat.st_size, stat.st_mtime_ns, hashlib.sha256(head).hexdigest(), hashlib.sha256(tail).hexdigest())
+
+    def difference(self, now: Fingerprint) -> str | None:
+        """What happened to the file since, or None."""
+        if now.size < self.size:
+            return f"was cut off from {self.size} to {now.size} bytes"
+        if now.size > self.size:
+            return f"has grown from {self.size} to {now.size} bytes"
+        if now.head != self.head or now.tail != self.tail:
+            return f"has other {'contents' if now.head != self.head else 'contents at its end'}"
+        return "was written to" if now.changed != self.changed else None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state of the first scores of a file, and what was asked for."""
+
+    file: str
+    fingerprint: Fingerprint
+    options: dict[str, Any]  # of the command, as it writes them
+    state: LogSumExpState
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint in the place of the last one."""
+        content = {
+            "kind": KIND,
+            "file": self.file,
+            "fingerprint": asdict(self.fingerprint),
+            "options": self.options,
+            "state": _written(self.state),
+        }
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def load(path: Path) -> Checkpoint:
+        """The checkpoint in a file. Raises FileError if it is none."""
+        try:
+            content = json.loads(path.read_text())
+            if content["kind"] != KIND:
+                raise ValueError
+            state = _read(content["state"])
+            return Checkpoint(content["file"], Fingerprint(**content["fingerprint"]), content["options"], state)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise FileError(f"--checkpoint: {path} is no checkpoint of this command; give another path, or remove it") from None
+
+    def check(self, path: Path, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
+        """Raise FileError unless this is a checkpoint of that file, as it is now, with those options."""
+        where = f"the {int(self.state.n)} scores summed so far are in the checkpoint"
+        if (happened := self.fingerprint.difference(fingerprint)) is not None:
+            raise FileError(f"{path} {happened} since the checkpoint of {self.file}; {where}: bring that file back, or remove it")
+        for name, value in options.items():
+            if self.options.get(name) != value:
+                had = self.options.get(name)
+                raise FileError(f"--checkpoint was made with {name} {had}, got {value}; {where}: ask for the same, or remove it")
+
+
+def _written(state: LogSumExpState) -> dict[str, Any]:
+    return {
+        "maximum": float(state.maximum).hex(),
+        "count": int(state.count),
+        "rest": [float(part).hex() for part in state.rest],
+        "squares": None if state.squares is None else [float(part).hex() for part in state.squares],
+        "n": int(state.n),
+    }
+
+
+def _read(content: dict[str, Any]) -> LogSumExpState:
+    def scaled(parts: list[str]) -> Scaled:
+        high, low, exponent = (np.array(float.fromhex(part)) for part in parts)
+        return Scaled(high, low, exponent)
+
+    squares = None if content["squares"] is None else scaled(content["squares"])
+    maximum = np.array(float.fromhex(content["maximum"]))
+    return LogSumExpState(maximum, np.array(content["count"]), scaled(content["rest"]), squares, np.array(content["n"]))

@@ -1,0 +1,438 @@
+"""Scores in files, a block at a time: NumPy, raw memory, Parquet, Arrow, HDF5, Zarr, numbers as text, standard input.
+
+A logsumexp takes its scores in any order, so an array of any shape is read as it lies. Files of plain memory are mapped, a window
+at a time, and neither copied nor held.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import math
+import os
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima._map import as_tensor
+
+WINDOW = 2**25  # bytes of a file that are mapped at a time
+PIECE = 2**20  # scores that are read, decoded or converted at a time
+RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
+STANDARD_INPUT = Path("-")
+_MAGIC = b"\x93NUMPY"
+
+Block = np.ndarray | Tensor
+
+
+class FileError(ValueError):
+    """A file cannot be used. The message is one line: what was wrong, what arrived and what to do."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores in a file: `blocks(start)` are those from number `start` on, always in the same order."""
+
+    name: str
+    dtype: str
+    itemsize: int
+    count: int | None  # None where it is known only at the end
+    blocks: Callable[[int], Iterator[Block]]
+
+
+def open_scores(path: Path, column: str | None = None, dtype: str | None = None) -> Scores:
+    """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
+
+    `column` names the array of an NPZ, the field of a structured NPY, the column of a table, the dataset of an HDF5 or Zarr file;
+    it may be left out where there is only one. "-" is standard input. Raises FileError.
+
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "scores.npy"
+    ...     np.save(path, np.zeros((3, 4), np.float32))
+    ...     scores = open_scores(path)
+    ...     scores.count, scores.dtype, [block.shape for block in scores.blocks(2)]
+    (12, 'float32', [(10,)])
+    """
+    if dtype is not None and dtype not in RAW_DTYPES:
+        raise FileError(f"--dtype: raw memory is of {', '.join(RAW_DTYPES)}; got {dtype!r}")
+    if path == STANDARD_INPUT:
+        return _standard_input(column, dtype)
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise FileError(f"there is no file {path}; give a path to an existing file, or - for standard input")
+    if path.is_dir() and suffix != ".zarr":
+        raise FileError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with --dtype")
+    if dtype is None and suffix not in READERS:
+        raise FileError(
+            f"{path.name}: unknown suffix {suffix!r}; give --dtype for raw memory, or convert it to one of: {', '.join(READERS)}"
+        )
+    if dtype is not None and suffix in READERS:
+        raise FileError(f"{path.name}: a file with the suffix {suffix} states its own dtype; leave --dtype out")
+    try:
+        return _raw(path, column, dtype) if dtype is not None else READERS[suffix](path, column)
+    except OSError as error:
+        raise unreadable(path.name, error) from None
+
+
+def unreadable(name: str, error: Exception) -> FileError:
+    """What a library said, in one line."""
+    said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
+    return FileError(f"{name} cannot be read ({said}); check that it is whole, and write it again")
+
+
+# Plain memory ---------------------------------------------------------------------------------------------------------------
+
+
+def _npy(path: Path, column: str | None) -> Scores:
+    with path.open("rb") as file:
+        dtype, count = _header(file, path.name)
+        offset = file.tell()
+    held = path.stat().st_size - offset
+    if held < count * dtype.itemsize:
+        raise FileError(
+            f"{path.name} is cut off: its header states {count} scores, and it holds {held // dtype.itemsize}; copy it again"
+        )
+    dtype, field = _field(path.name, dtype, column)
+    return _mapped(path, offset, count, dtype, field)
+
+
+def _raw(path: Path, column: str | None, dtype: str) -> Scores:
+    _no_column(path.name, column)
+    plain = _numpy_dtype(dtype)
+    count, rest = divmod(path.stat().st_size, plain.itemsize)
+    if rest:
+        raise FileError(f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check --dtype, or copy it again")
+    return _mapped(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
+
+
+def _mapped(path: Path, offset: int, count: int, dtype: np.dtype, field: str | None, bfloat16: bool = False) -> Scores:
+    scores = dtype[field] if field is not None else dtype
+    whole = bfloat16 or scores.kind == "f"  # the kernel reads them as they are; others are copied to float64
+    length = max(1, WINDOW // dtype.itemsize) if whole and field is None else PIECE
+    item = dtype.itemsize
+
+    def blocks(start: int) -> Iterator[Block]:
+        with path.open("rb") as file:
+            for first in range(start, count, length):
+                last = min(first + length, count)
+                if os.fstat(file.fileno()).st_size < offset + last * item:  # to read a mapping there would end the process
+                    raise FileError(f"{path.name} was cut off while it was read; copy it again")
+                window = np.memmap(file, dtype, "r", offset + first * item, (last - first,))
+                block = window if field is None else np.ascontiguousarray(window[field])
+                yield as_tensor("lse", "scores", block).view(torch.bfloat16) if bfloat16 else block
+
+    name = "bfloat16" if bfloat16 else scores.name
+    return Scores(path.name, name, item, count, blocks)
+
+
+def _numpy_dtype(dtype: str) -> np.dtype:
+    return np.dtype(np.int16 if dtype == "bfloat16" else dtype)  # NumPy has no bfloat16
+
+
+def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
+    """(dtype, number of items) of an NPY file, and the file at its first byte of data."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except ValueError as error:
+        raise unreadable(name, error) from None
+    return dtype, math.prod(shape)
+
+
+def _field(name: str, dtype: np.dtype, column: str | None) -> tuple[np.dtype, str | None]:
+    """(dtype, the field that holds the scores, if the items have fields)."""
+    if dtype.names is None:
+        _no_column(name, column)
+        _check_real(name, dtype)
+        return dtype, None
+    field = _choose(name, "field", dtype.names, column)
+    _check_real(name, dtype[field])
+    return dtype, field
+
+
+def _check_real(name: str, dtype: np.dtype) -> None:
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise FileError(f"{name} holds {dtype}; scores are real numbers of at most 64 bits: save it with .astype(numpy.float64)")
+
+
+def _no_column(name: str, column: str | None) -> None:
+    if column is not None:
+        raise FileError(f"{name} has no columns; leave --column {column} out")
+
+
+def _choose(name: str, what: str, names: Any, column: str | None) -> str:
+    """The column asked for, or the only one."""
+    found = list(names)
+    listed = ", ".join(map(repr, found[:10])) + (f" and {len(found) - 10} more" if len(found) > 10 else "") or "none"
+    if column is None and len(found) != 1:
+        raise FileError(f"{name}: name one of its {what}s with --column: {listed}")
+    if column is not None and column not in found:
+        raise FileError(f"{name}: there is no {what} {column!r}; choose --column among: {listed}")
+    return found[0] if column is None else column
+
+
+# Streams --------------------------------------------------------------------------------------------------------------------
+
+
+def _npz(path: Path, column: str | None) -> Scores:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+            chosen = _choose(path.name, "array", arrays, column) + ".npy"
+            with archive.open(chosen) as file:
+                dtype, count = _header(file, path.name)
+    except zipfile.BadZipFile as error:
+        raise unreadable(path.name, error) from None
+    dtype, field = _field(path.name, dtype, None)
+
+    def blocks(start: int) -> Iterator[Block]:
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(chosen) as file:
+                _header(file, path.name)
+                yield from _skip(_streamed(file, path.name, dtype, field, count), start)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise unreadable(path.name, error) from None
+
+    return Scores(path.name, dtype.name, dtype.itemsize, count, blocks)
+
+
+def _standard_input(column: str | None, dtype: str | None) -> Scores:
+    """NPY if it begins like one, raw memory with a `dtype`, or else numbers as text."""
+    name = "standard input"
+    file: Any = sys.stdin.buffer
+    start = b""
+    while len(start) < len(_MAGIC) and (more := file.read(len(_MAGIC) - len(start))):
+        start += more
+    file = _Rejoined(start, file)
+    if dtype is not None:
+        _no_column(name, column)
+        plain = _numpy_dtype(dtype)
+        scores = _streamed(file, name, plain, None, None, bfloat16=dtype == "bfloat16")
+        return Scores(name, dtype, plain.itemsize, None, lambda start: _skip(scores, start))
+    if start == _MAGIC:
+        stated, count = _header(file, name)
+        stated, field = _field(name, stated, column)
+        scores = _streamed(file, name, stated, field, count)
+        return Scores(name, stated.name, stated.itemsize, count, lambda start: _skip(scores, start))
+    _no_column(name, column)
+    return Scores(name, "text", 1, None, lambda start: _skip(_numbers(file, name), start))
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream with the bytes that were read from it in front again."""
+
+    def __init__(self, start: bytes, rest: IO[bytes]) -> None:
+        self.start, self.rest = start, rest
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or not self.start:
+            start, self.start = self.start, b""
+            return start + self.rest.read(size)
+        taken, self.start = self.start[:size], self.start[size:]
+        return taken
+
+
+def _text(path: Path, column: str | None) -> Scores:
+    _no_column(path.name, column)
+
+    def blocks(start: int) -> Iterator[Block]:
+        with path.open("rb") as file:
+            yield from _skip(_numbers(file, path.name), start)
+
+    return Scores(path.name, "text", 1, None, blocks)
+
+
+def _numbers(file: Any, name: str) -> Iterator[Block]:
+    """Numbers between white space or commas."""
+    rest = b""
+    while text := file.read(8 * PIECE):
+        words = (rest + text).replace(b",", b" ").split()
+        rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""
+        if words:
+            yield _parsed(words, name)
+    if rest:
+        yield _parsed([rest], name)
+
+
+def _parsed(words: list[bytes], name: str) -> np.ndarray:
+    try:
+        return np.array(words).astype(np.float64)
+    except ValueError:
+        word = next(word for word in words if not _is_number(word)).decode(errors="replace")
+        repair = "give numbers between spaces, commas or line ends, or --dtype for raw memory"
+        raise FileError(f"{name}: {word[:40]!r} is no number; {repair}") from None
+
+
+def _is_number(word: bytes) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _streamed(
+    file: Any, name: str, dtype: np.dtype, field: str | None, count: int | None, bfloat16: bool = False
+) -> Iterator[Block]:
+    """Items of plain memory from a stream: `count` of them, or all."""
+    size, left = dtype.itemsize, math.inf if count is None else count
+    while left > 0:
+        wanted = int(min(PIECE, left)) * size
+        data = bytearray()
+        while len(data) < wanted and (more := file.read(wanted - len(data))):
+            data += more
+        if len(data) % size or (len(data) < wanted and count is not None):
+            raise FileError(
+                f"{name} is cut off: it ends in the middle of {'a score' if count is None else 'its data'}; write it again"
+            )
+        if not data:
+            return
+        items = np.frombuffer(data, dtype)
+        block = items if field is None else np.ascontiguousarray(items[field])
+        yield torch.from_numpy(block).view(torch.bfloat16) if bfloat16 else block
+        left -= len(items)
+
+
+def _skip(blocks: Iterator[Block], start: int) -> Iterator[Block]:
+    """Without the first `start` scores."""
+    for block in blocks:
+        n = len(block)
+        if start < n:
+            yield block[start:]
+        start = max(0, start - n)
+
+
+# Tables and arrays of other libraries ---------------------------------------------------------------------------------------
+
+
+def _library(module: str, kind: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        package = module.partition(".")[0]
+        raise FileError(f'{kind} needs {package}, which is not installed: pip install "softmaxima[files]"') from None
+
+
+def _parquet(path: Path, column: str | None) -> Scores:
+    pyarrow, parquet = _library("pyarrow", "Parquet"), _library("pyarrow.parquet", "Parquet")
+    try:
+        file = parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise unreadable(path.name, error) from None
+    chosen, dtype = _column(path.name, file.schema_arrow, column)
+    groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+
+    def batches(start: int) -> Iterator[Any]:
+        begins = [0, *itertools.accumulate(groups)]
+        first = sum(end <= start for end in begins[1:])
+        chunks = file.iter_batches(PIECE, row_groups=list(range(first, len(groups))), columns=[chosen])
+        return _skip(_decoded(path.name, (batch.column(0) for batch in chunks), pyarrow), start - begins[first])
+
+    return Scores(path.name, str(dtype), dtype.itemsize, file.metadata.num_rows, batches)
+
+
+def _arrow(path: Path, column: str | None) -> Scores:
+    pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
+    try:
+        file = ipc.open_file(pyarrow.memory_map(str(path)))
+        chosen, dtype = _column(path.name, file.schema, column)
+        count = _library("pyarrow.dataset", "Arrow").dataset(path, format="ipc").count_rows()
+    except pyarrow.ArrowException as error:
+        raise unreadable(path.name, error) from None
+
+    def batches(start: int) -> Iterator[Any]:
+        chunks = (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
+        return _skip(_decoded(path.name, chunks, pyarrow), start)
+
+    return Scores(path.name, str(dtype), dtype.itemsize, count, batches)
+
+
+def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype]:
+    chosen = _choose(name, "column", schema.names, column)
+    kind = schema.field(chosen).type
+    try:
+        dtype = np.dtype(kind.to_pandas_dtype())
+        _check_real(name, dtype)
+    except (FileError, NotImplementedError, TypeError):
+        raise FileError(f"{name}: column {chosen!r} is of type {kind}; cast it to a number of at most 64 bits") from None
+    return chosen, dtype
+
+
+def _decoded(name: str, columns: Iterator[Any], pyarrow: Any) -> Iterator[Block]:
+    try:
+        for values in columns:
+            if values.null_count:
+                raise FileError(f"{name}: {values.null_count} values are missing; fill them in, or remove those rows")
+            yield values.to_numpy(zero_copy_only=False)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise unreadable(name, error) from None
+
+
+def _hdf5(path: Path, column: str | None) -> Scores:
+    h5py = _library("h5py", "HDF5")
+    names: list[str] = []
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        chosen = _choose(path.name, "dataset", names, None if column is None else column.strip("/"))
+        dtype, shape, chunks = file[chosen].dtype, file[chosen].shape, file[chosen].chunks
+    _check_real(path.name, dtype)
+
+    def blocks(start: int) -> Iterator[Block]:
+        with h5py.File(path) as file:
+            yield from _skip((np.ravel(file[chosen][region]) for region in _regions(shape, chunks)), start)
+
+    return Scores(path.name, dtype.name, dtype.itemsize, math.prod(shape), blocks)
+
+
+def _zarr(path: Path, column: str | None) -> Scores:
+    zarr = _library("zarr", "Zarr")
+    try:
+        array = zarr.open(path, mode="r")
+    except (FileNotFoundError, KeyError, ValueError) as error:
+        raise unreadable(path.name, error) from None
+    if isinstance(array, zarr.Group):
+        names = [name for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)]
+        array = array[_choose(path.name, "array", names, None if column is None else column.strip("/"))]
+    else:
+        _no_column(path.name, column)
+    _check_real(path.name, array.dtype)
+    chunks = getattr(array, "shards", None) or array.chunks
+
+    def blocks(start: int) -> Iterator[Block]:
+        return _skip((np.ravel(array[region]) for region in _regions(array.shape, chunks)), start)
+
+    return Scores(path.name, array.dtype.name, array.dtype.itemsize, math.prod(array.shape), blocks)
+
+
+def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None) -> Iterator[tuple[slice, ...]]:
+    """Parts of an array that are together all of it: whole chunks, as many at a time as make a piece."""
+    step = [1] * len(shape) if chunks is None else list(chunks)
+    for axis in reversed(range(len(shape))):
+        step[axis] = min(max(shape[axis], 1), step[axis] * max(1, PIECE // math.prod(step)))
+    return itertools.product(*([slice(i, i + s) for i in range(0, n, s)] for n, s in zip(shape, step, strict=True)))
+
+
+READERS: dict[str, Callable[[Path, str | None], Scores]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".txt": _text,
+    ".parquet": _parquet,
+    ".pq": _parquet,
+    ".arrow": _arrow,
+    ".feather": _arrow,
+    ".ipc": _arrow,
+    ".h5": _hdf5,
+    ".hdf5": _hdf5,
+    ".zarr": _zarr,
+}

@@ -1,0 +1,540 @@
+"""logsumexp of files: every format gives one sum, memory stays small, an interruption loses nothing, errors are one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import softmaxima as sm
+from softmaxima.cli import main
+from softmaxima.lse import checkpoint as checkpoint_module
+from softmaxima.lse import files, formats
+from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
+from softmaxima.lse.formats import FileError, open_scores
+
+# Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
+SOFTMAXIMA = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()"
+BILLION = 10**9
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of `softmaxima lse` in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(("lse", *arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def small_pieces(monkeypatch) -> None:
+    """Blocks of a few scores, so that small files have many."""
+    monkeypatch.setattr(formats, "WINDOW", 4096)
+    monkeypatch.setattr(formats, "PIECE", 100)
+
+
+def scores(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return (3 * np.random.default_rng(0).standard_normal(shape)).astype(dtype)
+
+
+def of_all(x: np.ndarray) -> float:
+    return float(torch.logsumexp(torch.from_numpy(x.astype(np.float64)).flatten(), 0))
+
+
+def write_parquet(path: Path, x: np.ndarray) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"id": np.arange(x.size), "score": x.ravel()}), path, row_group_size=70)
+
+
+def write_arrow(path: Path, x: np.ndarray) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"id": np.arange(x.size), "score": x.ravel()})
+    with pyarrow.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table, max_chunksize=70)
+
+
+def write_hdf5(path: Path, x: np.ndarray) -> None:
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        file.create_dataset("model/score", data=x, chunks=(7, 5))
+        file["id"] = np.arange(3)
+
+
+def write_zarr(path: Path, x: np.ndarray) -> None:
+    group = pytest.importorskip("zarr").open_group(path, mode="w")
+    group.create_array("score", data=x, chunks=(7, 5))
+    group.create_array("id", data=np.arange(3))
+
+
+def write_structured(path: Path, x: np.ndarray) -> None:
+    table = np.zeros(x.size, [("id", "i2"), ("score", "f4")])
+    table["score"] = x.ravel()
+    np.save(path, table)
+
+
+def write_fortran(path: Path, x: np.ndarray) -> None:
+    np.save(path, np.asfortranarray(x))
+
+
+FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None]]] = {
+    "npy": (".npy", (), np.save),
+    "fortran": (".npy", (), write_fortran),
+    "big-endian": (".npy", (), lambda path, x: np.save(path, x.astype(">f4"))),
+    "structured": (".npy", ("--column=score",), write_structured),
+    "npz": (".npz", ("--column=score",), lambda path, x: np.savez(path, score=x, id=np.arange(3))),
+    "compressed": (".npz", (), lambda path, x: np.savez_compressed(path, score=x)),
+    "raw": (".bin", ("--dtype=float32",), lambda path, x: x.tofile(path)),
+    "text": (".txt", (), lambda path, x: np.savetxt(path, x, delimiter=",")),
+    "parquet": (".parquet", ("--column=score",), write_parquet),
+    "arrow": (".arrow", ("--column=score",), write_arrow),
+    "feather": (".feather", ("--column=score",), write_arrow),
+    "hdf5": (".h5", ("--column=/model/score",), write_hdf5),
+    "zarr": (".zarr", ("--column=score",), write_zarr),
+}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_sum(kind: str, run: Callable, tmp_path: Path):
+    suffix, options, write = FORMATS[kind]
+    x, path = scores(50, 61), tmp_path / f"file{suffix}"
+    write(path, x)
+    code, out, err = run(str(path), *options, "--json", "--effective-size")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    p = np.exp(x.astype(np.float64) - of_all(x))
+    assert found["logsumexp"] == pytest.approx(of_all(x), abs=1e-7)
+    assert (found["scores"], found["maximum"], found["maxima"]) == (x.size, float(x.max()), 1)
+    assert found["effective_size"] == pytest.approx(1 / float((p**2).sum()), rel=1e-6)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_can_be_read_from_any_score_on(kind: str, tmp_path: Path):
+    suffix, options, write = FORMATS[kind]
+    x, path = scores(50, 61), tmp_path / f"file{suffix}"
+    write(path, x)
+    named: dict[str, str] = dict(option.removeprefix("--").split("=") for option in options)  # type: ignore[misc]
+    source = open_scores(path, named.get("column"), named.get("dtype"))
+    whole = np.concatenate([np.array(block) for block in source.blocks(0)])
+    np.testing.assert_array_equal(np.sort(whole), np.sort(x.ravel()))
+    for start in (1, 69, 70, 71, 100, 1024, 3049, 3050):
+        rest = [np.array(block) for block in source.blocks(start)]
+        np.testing.assert_array_equal(np.concatenate([np.zeros(0), *rest]), whole[start:])
+
+
+@pytest.mark.parametrize("name", formats.RAW_DTYPES)
+def test_raw_memory_of_every_dtype(name: str, tmp_path: Path):
+    x = torch.arange(0, 90).to(getattr(torch, name))
+    path = tmp_path / "raw"
+    path.write_bytes(x.view(torch.uint8).numpy().tobytes())
+    state = sm.file_logsumexp(path, dtype=name)
+    assert state.n == 90
+    assert float(state.value) == pytest.approx(float(torch.logsumexp(x.double(), 0)), rel=1e-15)
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "int64", "uint16", "int8", "bool"])
+@pytest.mark.parametrize("n", [0, 1, 2, 65_537])
+def test_arrays_of_every_dtype_and_length(n: int, name: str, tmp_path: Path):
+    x = (np.arange(n) % 1000).astype(name)
+    np.save(tmp_path / "x.npy", x)
+    state = sm.file_logsumexp(tmp_path / "x.npy", temperature=3.0)
+    expected = torch.logsumexp(torch.from_numpy(x.astype(np.float64)) / 3, 0)
+    assert float(state.value) == pytest.approx(float(expected), rel=1e-7 if name in ("float32", "float16") else 1e-14)
+    assert state.n == n
+
+
+def test_hard_scores_are_told_as_they_are(run: Callable, tmp_path: Path):
+    path = tmp_path / "x.npy"
+    for x, value in (([-math.inf] * 2, "-inf"), ([math.inf, 0], "inf"), ([math.nan, 0], "nan"), ([], "-inf")):
+        np.save(path, np.array(x))
+        assert json.loads(run(str(path), "--json")[1])["logsumexp"] == value
+        assert f"logsumexp       {value} nats" in run(str(path))[1]
+    np.save(path, np.array([0.0, -40.0]))
+    assert json.loads(run(str(path), "--json")[1])["logsumexp"] == 4.248354255291589e-18
+    np.save(path, np.array([2.0, 2.0]))
+    code, out, _ = run(str(path), "--temperature=2", "--effective-size")
+    assert code == 0
+    assert out.splitlines() == [
+        f"{path}: 2 scores",
+        "logsumexp       1.6931471805599454 nats of x/2.0",
+        "maximum         1.0 of x/2.0, 2 of them",
+        "effective size  2.0",
+    ]
+
+
+def npy_bytes(x: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, x)
+    return file.getvalue()
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (lambda x: npy_bytes(x), ()),
+        (lambda x: x.tobytes(), ("--dtype=float64",)),
+        (lambda x: " ".join(map(repr, x.tolist())).encode(), ()),
+        (lambda x: ",\n".join(map(repr, x.tolist())).encode() + b"\n", ()),
+    ],
+)
+def test_standard_input_is_npy_raw_or_text(content: Callable, options: tuple[str, ...], run: Callable, monkeypatch):
+    x = scores(3000, dtype=np.float64)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content(x))))
+    code, out, err = run("-", "--json", *options)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["logsumexp"] == pytest.approx(of_all(x), rel=1e-14)
+    assert json.loads(out)["scores"] == 3000
+
+
+def test_a_stream_of_half_precision_and_an_empty_one(run: Callable, monkeypatch):
+    half = torch.ones(10, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    for content, options, value in ((half, ("--dtype=bfloat16",), 1 + math.log(10)), (b"", (), "-inf"), (b"7", (), 7.0)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert json.loads(run("-", "--json", *options)[1])["logsumexp"] == value
+
+
+def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Files that cannot be used, with what is said of them."""
+    np.save(path / "whole.npy", scores(100))
+    (path / "cut.npy").write_bytes((path / "whole.npy").read_bytes()[:-8])
+    (path / "no.npy").write_bytes(b"nothing of the kind")
+    (path / "no.npz").write_bytes(b"nothing of the kind")
+    (path / "odd.raw").write_bytes(b"12345")
+    (path / "words.txt").write_text("1 2 three")
+    np.save(path / "complex.npy", np.zeros(3, complex))
+    np.save(path / "wide.npy", np.zeros(3, np.longdouble))
+    np.save(path / "object.npy", np.array([None]), allow_pickle=True)
+    np.savez(path / "two.npz", a=np.zeros(3), b=np.zeros(3))
+    with zipfile.ZipFile(path / "cut.npz", "w") as archive:
+        archive.writestr("x.npy", npy_bytes(scores(100))[:-8])
+    np.savez_compressed(path / "spoilt.npz", x=scores(1000))
+    spoilt = bytearray((path / "spoilt.npz").read_bytes())
+    spoilt[1000:1100] = bytes(100)
+    (path / "spoilt.npz").write_bytes(spoilt)
+    return {
+        "spoilt.npz": ((), "spoilt.npz cannot be read ("),
+        "absent.npy": ((), "there is no file"),
+        "": (("--dtype=float32",), "is a directory; give a file"),
+        "odd.raw": ((), "unknown suffix '.raw'; give --dtype"),
+        "odd.raw ": (("--dtype=float32",), "5 bytes are no whole number of float32"),
+        "odd.raw  ": (("--dtype=complex64",), "raw memory is of float64, float32, bfloat16"),
+        "odd.raw   ": (("--dtype=int8", "--column=a"), "has no columns; leave --column a out"),
+        "whole.npy": (("--dtype=float32",), "states its own dtype; leave --dtype out"),
+        "whole.npy ": (("--column=a",), "has no columns"),
+        "whole.npy  ": (("--temperature=0",), "--temperature must be a positive finite number, got 0.0"),
+        "cut.npy": ((), "is cut off: its header states 100 scores, and it holds 98"),
+        "cut.npz": ((), "is cut off: it ends in the middle of its data"),
+        "no.npy": ((), "no.npy cannot be read (the magic string is not correct"),
+        "no.npz": ((), "no.npz cannot be read (File is not a zip file)"),
+        "words.txt": ((), "words.txt: 'three' is no number; give numbers between spaces"),
+        "complex.npy": ((), "holds complex128; scores are real numbers of at most 64 bits"),
+        "wide.npy": ((), "scores are real numbers of at most 64 bits"),
+        "object.npy": ((), "holds object"),
+        "two.npz": ((), "name one of its arrays with --column: 'a', 'b'"),
+        "two.npz ": (("--column=c",), "there is no array 'c'; choose --column among: 'a', 'b'"),
+    }
+
+
+def test_what_cannot_be_used_is_said_in_one_line(run: Callable, tmp_path: Path):
+    for name, (options, part) in broken(tmp_path).items():
+        code, out, err = run(str(tmp_path / name.strip()), *options)
+        assert (code, out, err.count("\n")) == (2, "", 1), name
+        assert err.startswith("softmaxima: ")
+        assert part in err, name
+
+
+@pytest.mark.parametrize(("suffix", "module"), [(".parquet", "pyarrow"), (".arrow", "pyarrow"), (".h5", "h5py"), (".zarr", "zarr")])
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
+    suffix: str, module: str, run: Callable, tmp_path: Path, monkeypatch
+):
+    (tmp_path / f"x{suffix}").touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    code, out, err = run(str(tmp_path / f"x{suffix}"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f'needs {module}, which is not installed: pip install "softmaxima[files]"' in err
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".h5", ".zarr"])
+def test_a_file_of_another_kind_is_told(suffix: str, run: Callable, tmp_path: Path):
+    pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "pyarrow"))
+    path = tmp_path / f"x{suffix}"
+    path.mkdir() if suffix == ".zarr" else path.write_bytes(b"nothing of the kind" * 100)
+    code, out, err = run(str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"x{suffix} cannot be read (" in err
+
+
+def test_missing_values_and_texts_in_a_table_are_refused(run: Callable, tmp_path: Path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.table({"a": [1.0, None], "b": ["x", "y"]}), path)
+    assert "1 values are missing; fill them in" in run(str(path), "--column=a")[2]
+    assert "column 'b' is of type string; cast it" in run(str(path), "--column=b")[2]
+    assert "there is no column 'c'" in run(str(path), "--column=c")[2]
+
+
+# Interruption and resumption ------------------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    """What ends a sum in the middle."""
+
+
+def stop_after(n: int) -> Callable:
+    def progress(done: int, scores: Any) -> None:
+        if done >= n:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_sum_continues_where_it_was_interrupted(kind: str, tmp_path: Path):
+    suffix, options, write = FORMATS[kind]
+    path, place = tmp_path / f"file{suffix}", tmp_path / "checkpoint"
+    write(path, scores(50, 61))
+    named: dict[str, Any] = dict(option.removeprefix("--").split("=") for option in options)  # type: ignore[misc]
+    named |= {"temperature": 0.7, "effective_size": True}
+    whole = sm.file_logsumexp(path, **named)
+    with pytest.raises(Stop):
+        sm.file_logsumexp(path, **named, checkpoint=place, progress=stop_after(500))
+    begun = int(Checkpoint.load(place).state.n)
+    assert 500 <= begun < 3050
+    with pytest.raises(Stop):
+        sm.file_logsumexp(path, **named, checkpoint=place, progress=stop_after(2000))
+    seen: list[int] = []
+    state = sm.file_logsumexp(path, **named, checkpoint=place, progress=lambda done, scores: seen.append(done))
+    assert seen[0] >= 2000
+    assert (state.n, state.maximum, state.count) == (whole.n, whole.maximum, whole.count)
+    assert float(state.value) == pytest.approx(float(whole.value), rel=1e-15)
+    assert float(state.effective_size) == pytest.approx(float(whole.effective_size), rel=1e-12)
+    assert not place.exists()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_checkpoint_of_a_file_that_changed_is_refused_and_kept(run: Callable, tmp_path: Path):
+    path, place = tmp_path / "x.npy", tmp_path / "checkpoint"
+    x = scores(100_000)
+    np.save(path, x)
+    with pytest.raises(Stop):
+        sm.file_logsumexp(path, checkpoint=place, progress=stop_after(5000))
+    kept, whole, times = place.read_bytes(), path.read_bytes(), path.stat()
+
+    def refused(*options: str) -> str:
+        code, out, err = run(str(path), f"--checkpoint={place}", *options)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert place.read_bytes() == kept
+        assert "scores summed so far are in the checkpoint" in err
+        return err
+
+    def write(content: bytes) -> None:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    np.save(path, x[:-1])
+    assert f"{path} was cut off from 400128 to 400124 bytes" in refused()
+    np.save(path, np.append(x, x))
+    assert "has grown from 400128 to 800128 bytes" in refused()
+    write(whole[:200] + b"\0" + whole[201:])
+    assert "has other contents since" in refused()
+    write(whole[:-1] + b"\0")
+    assert "has other contents at its end" in refused()
+    path.write_bytes(whole)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert "was written to since" in refused()
+    write(whole)
+    assert "temperature 1.0, got 2.0" in refused("--temperature=2")
+    assert "effective size False, got True" in refused("--effective-size")
+    code, out, _ = run(str(path), f"--checkpoint={place}", "--json")
+    assert code == 0
+    assert json.loads(out)["logsumexp"] == pytest.approx(of_all(x), abs=1e-7)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_file_that_shrinks_or_changes_while_it_is_read_is_named(tmp_path: Path):
+    path, place = tmp_path / "x.npy", tmp_path / "checkpoint"
+
+    def then(change: Callable[[], None]) -> Callable:
+        def progress(done: int, scores: Any) -> None:
+            if 5000 <= done < 7000:
+                change()
+
+        return progress
+
+    np.save(path, scores(100_000))
+    with pytest.raises(FileError, match=r"x\.npy was cut off while it was read"):
+        sm.file_logsumexp(path, checkpoint=place, progress=then(lambda: os.truncate(path, 100_000)))
+    assert Checkpoint.load(place).state.n >= 5000
+    place.unlink()
+    np.save(path, scores(100_000))
+    with pytest.raises(FileError, match="was written to while it was read"):
+        sm.file_logsumexp(path, progress=then(lambda: os.utime(path, ns=(0, 0))))
+
+
+def test_an_error_of_the_system_is_one_line(run: Callable, tmp_path: Path, monkeypatch):
+    np.save(tmp_path / "x.npy", scores(10))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(formats.np, "memmap", fail)
+    code, out, err = run(str(tmp_path / "x.npy"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "x.npy cannot be read (Input/output error)" in err
+
+
+def test_a_directory_has_a_fingerprint_too(tmp_path: Path):
+    (tmp_path / "a").write_text("1")
+    before = Fingerprint.of(tmp_path)
+    assert before.difference(Fingerprint.of(tmp_path)) is None
+    (tmp_path / "b").touch()
+    assert before.difference(Fingerprint.of(tmp_path)) == "has other contents"
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"kind": "other"}', "[]", "\xff"])
+def test_what_is_no_checkpoint_is_neither_used_nor_lost(content: str, run: Callable, tmp_path: Path):
+    np.save(tmp_path / "x.npy", scores(10))
+    place = tmp_path / "precious"
+    place.write_text(content, encoding="latin-1")
+    code, _, err = run(str(tmp_path / "x.npy"), f"--checkpoint={place}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is no checkpoint of this command" in err
+    assert place.read_text(encoding="latin-1") == content
+
+
+def test_a_checkpoint_needs_a_place_and_a_file(run: Callable, tmp_path: Path):
+    np.save(tmp_path / "x.npy", scores(10))
+    assert "cannot write" in run(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'none' / 'here'}")[2]
+    assert "standard input cannot be read again" in run("-", f"--checkpoint={tmp_path / 'here'}")[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+
+
+def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(formats, "WINDOW", 4096)
+    monkeypatch.setattr(files, "CHECKPOINT_SECONDS", 0.0)
+    np.save(tmp_path / "x.npy", scores(10_000))
+    place, seen = tmp_path / "checkpoint", []
+    sm.file_logsumexp(tmp_path / "x.npy", checkpoint=place, progress=lambda *_: seen.append(int(Checkpoint.load(place).state.n)))
+    assert seen == sorted(seen)
+    assert seen[-1] > 5000
+    with pytest.raises(Stop):
+        sm.file_logsumexp(tmp_path / "x.npy", checkpoint=place, progress=stop_after(5000))
+    kept = place.read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_module.json, "dump", fail)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoint.load(place).save(place)
+    assert place.read_bytes() == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "x.npy"]
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int, code: int, word: str, tmp_path: Path):
+    # A pipe would do, but is no file: the sum is held up in a window instead.
+    slow = "import time\nfrom softmaxima.lse import state\nold = state._of_rows\n" + (
+        "def slowly(*arguments):\n    print('block', flush=True)\n    time.sleep(0.05)\n    return old(*arguments)\n"
+        "state._of_rows = slowly\nfrom softmaxima.lse import formats\nformats.WINDOW = 40_000\n"
+    )
+    x, path, place = scores(1_000_000), tmp_path / "x.npy", tmp_path / "checkpoint"
+    np.save(path, x)
+    arguments = ["lse", str(path), f"--checkpoint={place}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow + SOFTMAXIMA, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(4):
+        assert process.stdout.readline() == "block\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    done = int(Checkpoint.load(place).state.n)
+    assert 20_000 <= done < 1_000_000
+    assert (process.returncode, err) == (
+        code,
+        f"softmaxima: {word}; {done} scores are in {place}: the same command continues from there\n",
+    )
+    state = sm.file_logsumexp(path, checkpoint=place)
+    assert state.n == 1_000_000
+    assert float(state.value) == pytest.approx(of_all(x), abs=1e-7)
+
+
+# Memory and terminals -------------------------------------------------------------------------------------------------------
+
+
+def test_a_billion_scores_are_summed_in_a_few_hundred_megabytes(tmp_path: Path):
+    """torch's own libraries take more than 512 MiB of addresses: the limit is on what is added to them once they are loaded."""
+    path = tmp_path / "scores.bin"
+    with path.open("wb") as file:
+        file.truncate(4 * BILLION)
+        for position in (0, BILLION // 2):
+            file.seek(4 * position)
+            file.write(np.full(500, 3.0, np.float32).tobytes())
+    code = (
+        "import resource, sys\n"
+        "import softmaxima.lse.files\n"
+        "from softmaxima.cli import main\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**29, 2**29))\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+    )
+    arguments = ["lse", str(path), "--dtype=float32", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}  # every thread has a stack of its own
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    found, peak = ended.stdout.splitlines()
+    assert json.loads(found)["logsumexp"] == pytest.approx(math.log(BILLION - 1000 + 1000 * math.exp(3)), rel=1e-12)
+    assert (json.loads(found)["scores"], json.loads(found)["maxima"]) == (BILLION, 1000)
+    assert int(peak) < 2**29
+
+
+def test_a_terminal_sees_the_rate_and_a_pipe_does_not(tmp_path: Path):
+    np.save(tmp_path / "scores.npy", scores(1000))
+    terminal, stderr = pty.openpty()
+    command = [sys.executable, "-c", SOFTMAXIMA, "lse", str(tmp_path / "scores.npy")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, check=True)
+    os.close(stderr)
+    seen = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert "scores.npy" in seen
+    assert "1.0e+03 scores" in seen
+    assert b"\x1b" not in ended.stdout
+    assert ended.stdout.count(b"\n") == 3
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys\nfrom softmaxima.cli import main\n"
+        "try:\n    main(['lse', '--help'])\nfinally:\n    print({'torch', 'numpy'} & {*sys.modules})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.rstrip().endswith("set()")
+    for option in ("FILE", "--column", "--dtype", "--temperature", "--effective-size", "--checkpoint", "--json"):
+        (line,) = [line for line in ended.stdout.splitlines() if line.strip("│* ").startswith(option)]
+        assert len(line.strip("│* ").split()) > 2, line
