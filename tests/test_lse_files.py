@@ -393,6 +393,13 @@ def test_a_file_that_shrinks_or_changes_while_it_is_read_is_named(tmp_path: Path
         sm.file_logsumexp(path, progress=then(lambda: os.utime(path, ns=(0, 0))))
 
 
+def test_a_misspelt_option_is_not_taken_for_a_file(run: Callable, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("-x.npy", np.zeros(2))
+    assert run("--colum=a")[::2] == (2, "softmaxima: Unknown option: --colum=a; see softmaxima lse --help\n")
+    assert run("-x.npy")[0] == 0
+
+
 def test_an_error_of_the_system_is_one_line(run: Callable, tmp_path: Path, monkeypatch):
     np.save(tmp_path / "x.npy", scores(10))
 

@@ -220,6 +220,8 @@ def lse(
     from softmaxima.lse.files import file_logsumexp
     from softmaxima.lse.formats import FileError
 
+    if str(file).startswith("-") and str(file) != "-" and not file.exists():
+        fail(f"Unknown option: {file}; see softmaxima lse --help")
     if not 0 < temperature < float("inf"):
         fail(f"--temperature must be a positive finite number, got {temperature}")
     with file_progress() as progress, terminable():
