@@ -51,6 +51,21 @@ struct SoftmaximaLoss {
     void* out;        // [outer, n, inner], null where no gradient is wanted
 };
 
+// logsumexp and softmax of scale · (q − zero), q bytes [outer, n, inner], all contiguous.
+struct SoftmaximaQuantized {
+    int64_t dtype;      // of out
+    int64_t is_signed;  // whether the bytes are int8
+    int64_t outer, n, inner;
+    int64_t threads;
+    const void* q;
+    double scale, zero;    // of every row, or
+    const double* scales;  // one a row
+    const double* zeros;   // one a row
+    const uint8_t* mask;   // [outer, n, inner]: 0 leaves a score out
+    double* values;        // [outer, inner]: logsumexp
+    void* out;             // [outer, n, inner]: softmax, null where it is not wanted
+};
+
 // y = f(x) over n numbers, of dtype 0 or 1
 struct SoftmaximaElementwise {
     int64_t dtype, n;
@@ -59,7 +74,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 1
+#define SOFTMAXIMA_INTERFACE 2
 
 #define SOFTMAXIMA_KERNELS(declare)          \
     declare(softmax, Forward)                \
@@ -86,6 +101,7 @@ struct SoftmaximaElementwise {
     declare(sparsemax_loss, Loss)            \
     declare(entmax15_loss, Loss)             \
     declare(entmax_loss, Loss)               \
+    declare(quantized, Quantized)            \
     declare(exp, Elementwise)                \
     declare(log, Elementwise)
 

@@ -703,6 +703,7 @@ def test_the_interface_is_what_the_header_says():
         "Forward": _kernels._FORWARD,
         "Backward": _kernels._BACKWARD,
         "Loss": _kernels._LOSS,
+        "Quantized": _kernels._QUANTIZED,
         "Elementwise": _kernels._ELEMENTWISE,
     }
     assert structures["Rows"] == _kernels._ROWS
@@ -717,7 +718,7 @@ def test_the_interface_is_what_the_header_says():
     assert {kernel.forward for kernel in kernels} | {"logsumexp"} == {name for name, kind in declared.items() if kind == "Forward"}
     assert {kernel.backward for kernel in kernels} | {"logsumexp_backward"} == {n for n, k in declared.items() if k == "Backward"}
     assert {kernel.loss for kernel in kernels if kernel.loss} == {name for name, kind in declared.items() if kind == "Loss"}
-    assert {*FORWARD, "logsumexp", *BACKWARD, "logsumexp_backward", *LOSSES, "exp", "log"} == declared.keys()
+    assert {*FORWARD, "logsumexp", *BACKWARD, "logsumexp_backward", *LOSSES, "quantized", "exp", "log"} == declared.keys()
     if _kernels.AVAILABLE:
         names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}
         assert all(hasattr(_kernels.LIBRARY, name) for name in names)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-INTERFACE = 1  # the version that csrc/kernels.h states
+INTERFACE = 2  # the version that csrc/kernels.h states
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 # Fields of 8 bytes; P would be a pointer, but an address is an int here.
@@ -27,6 +27,7 @@ _ROWS = "qqqqqqqddqdqqq"
 _FORWARD = struct.Struct(_ROWS + "qq").pack
 _BACKWARD = struct.Struct(_ROWS + "qqqq").pack
 _LOSS = struct.Struct(_ROWS + "qqqddqqq").pack
+_QUANTIZED = struct.Struct("qqqqqqqddqqqqq").pack
 _ELEMENTWISE = struct.Struct("qqqq").pack
 
 
@@ -118,13 +119,13 @@ class Layout(NamedTuple):
         """A tensor [..., n] in the order of memory, copied if it must be."""
         return (x if self.inner == 1 else x.movedim(-1, self.axis)).contiguous()
 
-    def empty(self, x: Tensor) -> Tensor:
-        """A new tensor that lies like this, with n last."""
+    def empty(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A new tensor that lies like this, with n last, of x's dtype or another."""
         if self.inner == 1:
-            return torch.empty_like(x, memory_format=torch.contiguous_format)
+            return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         shape = list(x.shape[:-1])
         shape.insert(self.axis, self.n)
-        return torch.empty(shape, dtype=x.dtype).movedim(self.axis, -1)
+        return torch.empty(shape, dtype=dtype or x.dtype).movedim(self.axis, -1)
 
 
 def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
@@ -298,6 +299,24 @@ def loss(
     weight = None if class_weight is None else class_weight.to(torch.float64).contiguous()
     addresses = (_address(labels), _address(soft), _address(weight))
     _run(name, _LOSS(*rows, *addresses, smoothing, scale, int(fenchel), values.data_ptr(), _address(out)))
+    return values, out
+
+
+def quantized(
+    q: Tensor, scale: float | Tensor, zero_point: float | Tensor, where: Tensor | None, dtype: torch.dtype, *, softmax: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(LSE [...] in double, softmax [..., n] in `dtype` if asked for) of scale · (q − zero_point), q int8 or uint8 [..., n]."""
+    layout, read, stride = _layout(q)
+    if layout.inner == 1 and stride != layout.n:
+        read = q.contiguous()
+    scale_number, scales = _per_row(scale, q)
+    zero_number, zeros = _per_row(zero_point, q)
+    mask = None if where is None else layout.to_memory(where.expand(q.shape)).view(torch.uint8)
+    values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64)
+    out = layout.empty(q, dtype) if softmax else None
+    fields = (DTYPES[dtype], int(q.dtype == torch.int8), layout.outer, layout.n, layout.inner, torch.get_num_threads())
+    parameters = (scale_number, zero_number, _address(scales), _address(zeros), _address(mask))
+    _run("quantized", _QUANTIZED(*fields, read.data_ptr(), *parameters, values.data_ptr(), _address(out)))
     return values, out
 
 

@@ -35,11 +35,13 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaForward>> forward;
     std::vector<Kernel<SoftmaximaBackward>> backward;
     std::vector<Kernel<SoftmaximaLoss>> loss;
+    std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
 
     void add(const char* name, int (*run)(const SoftmaximaForward*)) { forward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLoss*)) { loss.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
 };
 
@@ -267,6 +269,41 @@ void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
     });
 }
 
+void call_quantized(const Kernel<SoftmaximaQuantized>& kernel, bool long_row) {
+    Problem problem(long_row);
+    problem.hard = false;
+    if (long_row) problem.n *= 4;
+    Bytes q(size_t(problem.scores())), mask(size_t(chance(0.4) ? problem.scores() : 0));
+    const bool is_signed = chance(0.5), with_softmax = chance(0.5);
+    const int64_t range = choose<int64_t>({1, 2, 40, 256});
+    for (unsigned char& each : q) each = (unsigned char)(below(range) + 100);
+    for (unsigned char& each : mask) each = chance(0.7);
+    std::vector<double> scales(size_t(chance(0.4) ? problem.rows_count() : 0)), zeros(size_t(chance(0.4) ? problem.rows_count() : 0));
+    for (double& each : scales) each = std::exp(3 * normal());
+    for (double& each : zeros) each = 100 * normal();
+    std::vector<Bytes> outputs(2);
+    outputs[0].resize(size_t(problem.rows_count() * 8));
+    outputs[1].resize(size_t(with_softmax ? problem.scores() * SIZE[problem.dtype] : 0));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaQuantized call = {problem.dtype,
+                                          is_signed,
+                                          problem.outer,
+                                          problem.n,
+                                          problem.inner,
+                                          threads,
+                                          q.data(),
+                                          0.1,
+                                          3,
+                                          scales.empty() ? nullptr : scales.data(),
+                                          zeros.empty() ? nullptr : zeros.data(),
+                                          mask.empty() ? nullptr : mask.data(),
+                                          reinterpret_cast<double*>(outputs[0].data()),
+                                          with_softmax ? outputs[1].data() : nullptr};
+        return kernel.run(&call);
+    });
+    if (with_softmax) check_probabilities(kernel.name, problem, outputs[1]);
+}
+
 void call_elementwise(const Kernel<SoftmaximaElementwise>& kernel) {
     Problem problem(false);
     problem.dtype = below(2);
@@ -288,6 +325,7 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.backward) call_backward(kernel);
         for (const auto& kernel : kernels.loss) call_loss(kernel);
+        for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
     }
 }

@@ -6,6 +6,7 @@ from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
+from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
 from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
