@@ -1,5 +1,6 @@
 """logsumexp and the functions that are made of it."""
 
+from softmaxima.lse.bounds import 
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.files import file_logsumexp
 from softmaxima.lse.log1mexp import log1mexp
@@ -12,16 +13,27 @@ from softmaxima.lse.softplus import inverse_softplus, softplus
 from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
 
 __all__ = [
+    "Interval",
     "LogSumExpState",
+    "adaptive_bounds",
+    "basic_bounds",
+    "bounds",
     "file_logsumexp",
+    "gap_bounds",
+    "histogram_bounds",
     "inverse_softplus",
+    "lipschitz_bounds",
     "log1mexp",
     "log_mean_exp",
     "logaddexp",
     "logcumsumexp",
     "logsumexp",
+    "mean_bounds",
+    "quantized_logsumexp",
+    "quantized_softmax",
     "real_softmax",
     "real_softmin",
+    "renyi_bounds",
     "scipy_logsumexp",
     "sequence_logsumexp",
     "softplus",

@@ -1,0 +1,413 @@
+r"""Intervals that hold LSE(x) = log Σ exp(x_i), from less than all of its exponentials. With M = max x and gaps δ_i = M − x_i ≥ 0,
+
+    LSE(x) = M + log Σ_i exp(−δ_i) = M + log1p(r),   r the sum without one maximum, between what a bound knows of the gaps:
+
+    basic        0 ≤ r ≤ n − 1
+    gap          Σ_{2≤i≤k} e^{−δ_(i)} ≤ r ≤ Σ_{2≤i≤k} e^{−δ_(i)} + (n−k) e^{−δ_(k)},     δ_(1) = 0 ≤ δ_(2) ≤ … the least k gaps
+    adaptive     (k−1) e^{−Δ} ≤ r ≤ k − 1 + (n−k) e^{−Δ},                                 k = #{δ ≤ Δ}
+    histogram    m − 1 + Σ_b c_b e^{−(b+1)w} ≤ r ≤ m − 1 + Σ_b c_b e^{−bw},               m = #{δ = 0}, c_b = #{⌊δ/w⌋ = b, δ > 0}
+    Rényi        M − Σ p δ + H_t(p) ≤ LSE(x) for t ≥ 1;                                   mean: p = 1/n
+    Lipschitz    LSE(y) + min (x−y) ≤ LSE(x) ≤ LSE(y) + max (x−y),                        so |LSE(x) − LSE(y)| ≤ ‖x − y‖∞
+
+They hold for what is returned, not only on paper: u = 2⁻⁵³ bounds the error of every operation in float64, and each end is moved
+outward by all of them before it is rounded, outward again, to the dtype of the scores. No gradient passes through an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, as_tensor, check_dim, check_positive, check_scores, check_temperature, check_where, like_input
+from softmaxima.lse.logsumexp import row_logsumexp
+
+UNIT = 2.0**-53
+TINIEST = 1e-307  # what an exponential that underflows, or nearly, may lack
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """Numbers with lower ≤ LSE(x/τ) ≤ upper, and the name of the bound that gave each end: one for all, or an array of one a row.
+
+    >>> import torch, softmaxima as sm
+    >>> interval = sm.basic_bounds(torch.zeros(2, 1000))
+    >>> interval.lower, interval.width, interval.upper_from
+    (tensor([0., 0.]), tensor([6.9078, 6.9078]), 'basic')
+    """
+
+    lower: Any
+    upper: Any
+    lower_from: Any
+    upper_from: Any
+
+    @property
+    def width(self) -> Any:
+        """upper − lower; 0 where both are the same infinity."""
+        same = self.lower == self.upper
+        if isinstance(self.upper, Tensor):
+            return (self.upper - self.lower).masked_fill(same, 0.0)
+        with np.errstate(invalid="ignore"):
+            return np.where(same, self.upper.dtype.type(0), self.upper - self.lower)[()]
+
+
+# One function a bound ---------------------------------------------------------------------------------------------------------
+
+
+def basic_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
+    """`max x/τ ≤ LSE(x/τ) ≤ max x/τ + log n`, n counting the scores that are not −∞. In nats.
+
+    Args:
+        x: scores of any shape; integers become torch's default dtype, or float64 for NumPy.
+        dim: the axis summed over.
+        temperature: τ > 0, a number or a tensor that broadcasts against x with size 1 along `dim`. The interval is that of x/τ.
+        where: boolean, broadcasts to x; False leaves a score out.
+
+    Returns:
+        An `Interval` of x's array kind and dtype, without `dim`. Both ends are −∞ for a sum of nothing, +∞ where a score is, NaN
+        where a score is.
+
+    Raises:
+        TypeError, ValueError or IndexError, before any work, for anything else.
+
+    Cost: one read. Source: seed 002, eq. 7.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> interval = sm.basic_bounds(np.array([1.0, 2.0, 3.0]))
+    >>> float(interval.lower), float(interval.upper.round(6))
+    (3.0, 4.098612)
+    """
+    return _one("basic", _read("basic_bounds", x, dim, temperature, where))
+
+
+def mean_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
+    """`LSE(x/τ) ≥ mean x/τ + log n`, by Jensen's inequality; equality where all scores are equal. The upper end is +∞.
+
+    Arguments, results and errors as for `basic_bounds`. Cost: two reads. Source: seed 002, eq. 28.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.mean_bounds(np.array([1.0, 2.0, 3.0])).lower.round(6)
+    np.float64(3.098612)
+    """
+    return _one("mean", _read("mean_bounds", x, dim, temperature, where))
+
+
+def renyi_bounds(
+    x: Array, p: Array, order: float = 1.0, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
+) -> Interval:
+    """`LSE(x/τ) ≥ Σ p x/τ + H_t(p)` for probabilities p and the Rényi entropy of order t ≥ 1. The upper end is +∞.
+
+    H_t = log(Σ pᵗ)/(1−t) falls with t: Shannon's entropy at t = 1, with equality at p = softmax(x/τ), for
+    `LSE = Σ p x + H_1(p) + KL(p ‖ softmax(x))`; Cauchy's inequality at t = 2; −log max p at t = ∞.
+
+    Args:
+        x, dim, temperature, where: as for `basic_bounds`.
+        p: weights of x's array kind that broadcast to x: not negative and finite. They are divided by their sum over the scores
+            that are allowed and not −∞; where that is 0, the lower end is −∞.
+        order: t.
+
+    Errors as for `basic_bounds`. Cost: two reads of x and of p. Source: seed 002, Hölder's form, with the factor of eq. 45.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> x = np.array([1.0, 2.0, 3.0])
+    >>> [float(sm.renyi_bounds(x, sm.softmax(x), order=t).lower.round(4)) for t in (1, 2, math.inf)]
+    [3.4076, 3.2475, 2.9828]
+    """
+    name = "renyi_bounds"
+    if isinstance(order, bool) or not isinstance(order, (int, float, np.number)) or not order >= 1:
+        raise ValueError(f"{name}: order must be a number of at least 1, got {order!r}")
+    rows = _read(name, x, dim, temperature, where)
+    weights = as_tensor(name, "p", p)
+    try:
+        weights = weights.detach().double().expand(rows.shape)
+    except RuntimeError:
+        raise ValueError(f"{name}: p must broadcast to the scores' shape {tuple(rows.shape)}, got {tuple(weights.shape)}") from None
+    if not bool(((weights >= 0) & (weights < math.inf)).all()):
+        raise ValueError(f"{name}: p must be finite and not negative; call abs() or softmax() on it first")
+    lower, error = _renyi(rows, weights.movedim(rows.dim, -1), float(order))
+    return rows.interval("renyi", lower, rows.maximum.new_full((), math.inf), error, 0.0)
+
+
+def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
+    """The k largest scores summed exactly, and all others between nothing and the k-th: `LSE = x₍₁₎ + log(1 + Σ e^{−δ})`.
+
+    Arguments, results and errors as for `basic_bounds`, with k ≥ 1. Cost: a selection of k, and k exponentials. Source: seed 002,
+    eq. 24.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> interval = sm.gap_bounds(np.array([5.0, 4.0, -20.0, -30.0]), k=3)
+    >>> interval.width < 1e-10
+    np.True_
+    """
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        raise ValueError(f"gap_bounds: k must be an int of at least 1, got {k!r}")
+    return _one("gap", _read("gap_bounds", x, dim, temperature, where), k=int(k))
+
+
+def adaptive_bounds(
+    x: Array, gap: float | None = None, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
+) -> Interval:
+    """With k scores within Δ of the maximum: `log(1 + (k−1)e^{−Δ}) ≤ LSE(x/τ) − max x/τ ≤ log(k + (n−k)e^{−Δ})`.
+
+    Arguments, results and errors as for `basic_bounds`; `gap` is Δ ≥ 0 in units of τ, by default log n, at which the scores beyond
+    it weigh less than the maximum alone. (The form `log(1 + k)` of the literature holds only if `(n−k)e^{−Δ} ≤ 1`.) Cost: two
+    reads and one exponential. Source: seed 002, open question on adaptive bounds.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> x = np.concatenate([[20.0], np.zeros(1000)])
+    >>> [float(interval.width.round(4)) for interval in (sm.basic_bounds(x), sm.adaptive_bounds(x), sm.adaptive_bounds(x, 19))]
+    [6.9088, 0.6926, 0.0]
+    """
+    if gap is not None and (isinstance(gap, bool) or not isinstance(gap, (int, float, np.number)) or not 0 <= gap < math.inf):
+        raise ValueError(f"adaptive_bounds: gap must be a finite number of at least 0, or None for log n, got {gap!r}")
+    return _one("adaptive", _read("adaptive_bounds", x, dim, temperature, where), gap=None if gap is None else float(gap))
+
+
+def histogram_bounds(
+    x: Array, width: float = 0.1, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
+) -> Interval:
+    """An interval of at most `width` nats, but for rounding, from nothing but a histogram of the gaps.
+
+    Bins are width/2 wide, up to gaps that weigh no more than width/2 together: `(2/width)·log(2n/width)` of them, and as many
+    exponentials, however long the row. Arguments, results and errors as for `basic_bounds`, with width > 0. Cost: two reads and
+    the counting, which is no less work than logsumexp itself. Source: seed 002, bucketing.
+
+    >>> import torch, softmaxima as sm
+    >>> x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    >>> interval = sm.histogram_bounds(x, width=0.01)
+    >>> bool(interval.lower <= sm.logsumexp(x) <= interval.upper), bool(interval.width < 0.0101)
+    (True, True)
+    """
+    width = check_positive("histogram_bounds", "width", width)
+    return _one("histogram", _read("histogram_bounds", x, dim, temperature, where), width=width)
+
+
+def lipschitz_bounds(
+    x: Array, y: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
+) -> Interval:
+    """LSE(x/τ) from that of other scores y: `LSE(y/τ) + min (x−y)/τ ≤ LSE(x/τ) ≤ LSE(y/τ) + max (x−y)/τ`.
+
+    Both ends are within `‖x − y‖∞/τ` of LSE(y/τ), the Lipschitz bound, and one is reached where x − y is the same for all scores:
+    the worst attack of size ε moves every score by ε. Arguments, results and errors as for `basic_bounds`, y of x's shape and array
+    kind. Cost: two reads of y and one of x. Source: seed 002, Lipschitz constraint.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> interval = sm.lipschitz_bounds(np.array([0.5, 1.25]), np.array([0.0, 1.0]))
+    >>> float(interval.lower.round(4)), float(interval.upper.round(4))
+    (1.5633, 1.8133)
+    """
+    name = "lipschitz_bounds"
+    rows, others = _read(name, x, dim, temperature, where), _read(name, y, dim, temperature, where)
+    if rows.shape != others.shape:
+        raise ValueError(f"{name}: y must have the scores' shape {tuple(rows.shape)}, got {tuple(others.shape)}")
+    known = row_logsumexp(-others.gaps, 1.0, None).unsqueeze(-1)  # LSE(y/τ) − max y/τ
+    # x − y less the difference of the maxima; what both leave out does not count.
+    change = others.gaps - rows.gaps
+    neither = (rows.gaps == math.inf) & (others.gaps == math.inf)
+    least, most = (extreme(change.masked_fill(neither, math.inf * sign)) for extreme, sign in ((_least, 1), (_most, -1)))
+    longest = _most(torch.where(change.isfinite(), rows.gaps + others.gaps, 0.0))
+    error = UNIT * (8 * longest + 8 * known + 2 * (rows.n + 16))
+    silent = ~others.maximum.isfinite()  # a y of nothing, or with +∞ or NaN, says nothing of x
+    lower, upper = (known + least).masked_fill(silent, -math.inf), (known + most).masked_fill(silent, math.inf)
+    return rows.interval("lipschitz", lower, upper, error.masked_fill(silent, 0.0), error.masked_fill(silent, 0.0))
+
+
+def bounds(
+    x: Array,
+    dim: int = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    among: Sequence[str] = ("basic", "mean", "gap", "adaptive", "histogram"),
+) -> Interval:
+    """The tightest interval that several bounds give together, and which of them gave each end.
+
+    Arguments, results and errors as for `basic_bounds`; `among` names the bounds to try, each with its defaults: any of basic,
+    mean, gap, adaptive, histogram. Of equal ends the first named counts. Cost: that of all.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> interval = sm.bounds(np.array([[9.0, 1.0, 1.0], [1.0, 1.0, 1.0]]), among=("basic", "mean", "adaptive"))
+    >>> interval.lower_from, interval.upper_from
+    (array(['basic', 'mean'], dtype='<U8'), array(['adaptive', 'basic'], dtype='<U8'))
+    """
+    unknown = [name for name in among if name not in BOUNDS] if not isinstance(among, str) else [among]
+    if unknown or not among:
+        raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
+    rows = _read("bounds", x, dim, temperature, where)
+    found = [rows.ends(*BOUNDS[name](rows)) for name in among]
+    names = np.array(among)
+    lower, upper = torch.stack([ends[0] for ends in found]), torch.stack([ends[1] for ends in found])
+    first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
+    return Interval(like_input(lower.amax(0), x), like_input(upper.amin(0), x), names[first_highest], names[first_lowest])
+
+
+# What bounds know of the rows ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of scores as gaps below their maximum, in float64 and units of τ."""
+
+    given: Any
+    dtype: torch.dtype
+    shape: torch.Size
+    dim: int
+    maximum: Tensor  # [..., 1]
+    rounding: Tensor | float  # of the maximum
+    gaps: Tensor  # [..., n], +∞ where left out; meaningless in rows whose maximum is not finite
+    count: Tensor  # [..., 1], how many are not left out
+
+    @property
+    def n(self) -> int:
+        return self.gaps.shape[-1]
+
+    def ends(self, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> tuple[Tensor, Tensor]:
+        """M + lower and M + upper, [...] in the dtype of the scores, each outside by its error and by that of this sum."""
+        exact = self.maximum.isfinite()
+        results = []
+        for part, error, away in ((lower, below, -1.0), (upper, above, 1.0)):
+            total = self.maximum + part
+            log_and_sum = torch.where(part == 0, 0.0, UNIT * (4 * part.abs() + 2 * total.abs()))
+            error = error + log_and_sum + self.rounding
+            end = torch.where(error > 0, _next(total + away * error, away), total)
+            results.append(_outward(torch.where(exact, end, self.maximum), self.dtype, away).squeeze(-1))
+        return results[0], results[1]
+
+    def interval(self, name: str, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> Interval:
+        ends = self.ends(lower, upper, below, above)
+        return Interval(like_input(ends[0], self.given), like_input(ends[1], self.given), name, name)
+
+
+def _read(name: str, x: Any, dim: int, temperature: Any, where: Any) -> _Rows:
+    scores = as_tensor(name, "scores", x).detach()
+    if not scores.is_floating_point() and not scores.is_complex():
+        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
+    scores = check_scores(name, scores)
+    dim = check_dim(name, dim, scores.ndim)
+    scores = scores if scores.ndim else scores.reshape(1)
+    tau, mask = check_temperature(name, temperature, scores, dim), check_where(name, where, scores)
+    z = scores.double()
+    z = (z if mask is None else z.masked_fill(~mask, -math.inf)).movedim(dim, -1)
+    divisor = tau.detach().double().movedim(dim, -1) if isinstance(tau, Tensor) else tau
+    highest = _most(z)
+    gaps = ((highest - z) / divisor).masked_fill(z == -math.inf, math.inf)
+    maximum = highest / divisor
+    rounding = 0.0 if isinstance(tau, float) and tau == 1.0 else 2 * UNIT * maximum.abs()
+    return _Rows(x, scores.dtype, scores.shape, dim, maximum, rounding, gaps, (z > -math.inf).sum(-1, keepdim=True).double())
+
+
+def _most(values: Tensor) -> Tensor:
+    """The largest [..., 1], −∞ of nothing."""
+    return values.amax(-1, keepdim=True) if values.shape[-1] else values.new_full((*values.shape[:-1], 1), -math.inf)
+
+
+def _least(values: Tensor) -> Tensor:
+    return -_most(-values)
+
+
+def _next(value: Tensor, away: float) -> Tensor:
+    return torch.nextafter(value, torch.full_like(value, away * math.inf))
+
+
+def _outward(value: Tensor, dtype: torch.dtype, away: float) -> Tensor:
+    """value in `dtype`, rounded towards away · ∞."""
+    rounded = value.to(dtype)
+    inside = (rounded.double() - value) * away < 0
+    return torch.where(inside, _next(rounded, away), rounded)
+
+
+def _one(name: str, rows: _Rows, **options: Any) -> Interval:
+    return rows.interval(name, *BOUNDS[name](rows, **options))
+
+
+# The bounds: (lower − M, upper − M, error of each), [..., 1] ---------------------------------------------------------------------
+
+Parts = tuple[Tensor, Tensor, Tensor | float, Tensor | float]
+
+
+def sums_between(lower: Tensor, upper: Tensor, count: Tensor, terms: int, reach: float | Tensor = 0.0) -> Parts:
+    """log1p of an r between two sums of `terms` terms: exact numbers times exponentials of no less than −`reach`."""
+    # A gap is within 2u of its value, relatively; an exponential of less than −745 is 0.
+    relative = UNIT * (2 * (terms + 16) + 8 * torch.as_tensor(reach, dtype=torch.float64).clamp(0.0, 750.0))
+    below, above = (relative * r / (1 + r) for r in (lower, upper))
+    return torch.log1p(lower), torch.log1p(upper), below, above + (count - 1).clamp_min(0) * TINIEST
+
+
+def _basic(rows: _Rows) -> Parts:
+    return sums_between(torch.zeros_like(rows.maximum), (rows.count - 1).clamp_min(0), rows.count, 1)
+
+
+def _mean(rows: _Rows) -> Parts:
+    lower, error = _renyi(rows, torch.ones_like(rows.gaps), 1.0)
+    return lower, torch.full_like(lower, math.inf), error, 0.0
+
+
+def _renyi(rows: _Rows, weights: Tensor, order: float) -> tuple[Tensor, Tensor]:
+    """(H_t(p) − Σ p δ, its error)."""
+    weights = weights.masked_fill(rows.gaps == math.inf, 0.0)
+    largest = _most(weights).clamp_min(0)
+    weights = weights / largest.masked_fill(largest == 0, 1.0)  # at most 1, so that no power of them overflows
+    mass = weights.sum(-1, keepdim=True)
+    p = weights / mass.masked_fill(mass == 0, 1.0)
+    spread = (p * rows.gaps).masked_fill(p == 0, 0.0).sum(-1, keepdim=True)
+    if order == 1:
+        entropy = -torch.xlogy(p, p).sum(-1, keepdim=True)
+        amplified = 1.0
+    elif order == math.inf:
+        entropy = mass.log()
+        amplified = 1.0
+    else:  # −log Σ pᵗ = t log Σ w − log Σ wᵗ for p = w/Σw
+        entropy = (order * mass.log() - weights.pow(order).sum(-1, keepdim=True).log()) / (order - 1)
+        amplified = 1 + (order * mass.log().abs() + order + 1) / (order - 1)
+    # Every sum of n numbers is within (n − 1) u of their absolute values, and p within n u of probabilities.
+    error = 4 * UNIT * (rows.n + 16) * (spread + entropy.abs() + 1) * amplified
+    known = (mass > 0) & spread.isfinite()
+    return torch.where(known, entropy - spread, -math.inf), torch.where(known, error, 0.0)
+
+
+def _gap(rows: _Rows, k: int = 8) -> Parts:
+    k = min(k, rows.n)
+    if k == 0:
+        return _basic(rows)
+    gaps = rows.gaps.topk(k, largest=False, sorted=True).values
+    known = (-gaps[..., 1:]).exp().sum(-1, keepdim=True)
+    others = (rows.count - k).clamp_min(0) * (-gaps[..., -1:]).exp()
+    return sums_between(known, known + others, rows.count, k, gaps[..., -1:])
+
+
+def _adaptive(rows: _Rows, gap: float | None = None) -> Parts:
+    delta = rows.count.clamp_min(1).log() if gap is None else torch.full_like(rows.count, gap)
+    near = (rows.gaps <= delta).sum(-1, keepdim=True).double()
+    term = (-delta).exp()
+    lower = (near - 1).clamp_min(0)
+    return sums_between(lower * term, lower + (rows.count - near).clamp_min(0) * term, rows.count, 2, delta)
+
+
+def _histogram(rows: _Rows, width: float = 0.1) -> Parts:
+    bin_width = width / 2
+    reach = math.log(2 * max(rows.n, 1)) + max(0.0, -math.log(width))
+    bins = math.ceil(reach / bin_width)
+    index = (rows.gaps.nan_to_num(nan=math.inf, posinf=math.inf) / bin_width).clamp_max(bins).long()  # `bins` is all that is beyond
+    apart = ((rows.gaps > 0) & (rows.gaps < math.inf)).double()
+    counts = torch.zeros((*index.shape[:-1], bins + 1), dtype=torch.float64, device=index.device).scatter_add(-1, index, apart)
+    maxima = (rows.gaps == 0).sum(-1, keepdim=True).double()
+    edges = (-bin_width * torch.arange(bins + 2, dtype=torch.float64, device=index.device)).exp()
+    most = (counts * edges[:-1]).sum(-1, keepdim=True)
+    edges[-1] = 0.0  # what is beyond the last edge may be anywhere there
+    least = (counts * edges[1:]).sum(-1, keepdim=True)
+    alone = (maxima - 1).clamp_min(0)
+    return sums_between(alone + least, alone + most, rows.count, bins + 2, reach + width)
+
+
+BOUNDS: dict[str, Callable[..., Parts]] = {
+    "basic": _basic,
+    "mean": _mean,
+    "gap": _gap,
+    "adaptive": _adaptive,
+    "histogram": _histogram,
+}
