@@ -10,11 +10,13 @@ from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
 from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
+from softmaxima.lse.sparsified import Sparsified, sparsified_logsumexp
 from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
 
 __all__ = [
     "Interval",
     "LogSumExpState",
+    "Sparsified",
     "adaptive_bounds",
     "basic_bounds",
     "bounds",
@@ -37,5 +39,6 @@ __all__ = [
     "scipy_logsumexp",
     "sequence_logsumexp",
     "softplus",
+    "sparsified_logsumexp",
     "streaming_logsumexp",
 ]

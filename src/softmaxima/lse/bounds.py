@@ -4,8 +4,8 @@ r"""Intervals that hold LSE(x) = log Σ exp(x_i), from less than all of its expo
 
     basic        0 ≤ r ≤ n − 1
     gap          Σ_{2≤i≤k} e^{−δ_(i)} ≤ r ≤ Σ_{2≤i≤k} e^{−δ_(i)} + (n−k) e^{−δ_(k)},     δ_(1) = 0 ≤ δ_(2) ≤ … the least k gaps
-    adaptive     (k−1) e^{−Δ} ≤ r ≤ k − 1 + (n−k) e^{−Δ},                                 k = #{δ ≤ Δ}
-    histogram    m − 1 + Σ_b c_b e^{−(b+1)w} ≤ r ≤ m − 1 + Σ_b c_b e^{−bw},               m = #{δ = 0}, c_b = #{⌊δ/w⌋ = b, δ > 0}
+    adaptive     m − 1 + (k−m) e^{−Δ} ≤ r ≤ k − 1 + (n−k) e^{−Δ},                         k = #{δ ≤ Δ}, m = #{δ = 0}
+    histogram    m − 1 + Σ_b c_b e^{−(b+1)w} ≤ r ≤ m − 1 + Σ_b c_b e^{−bw},               c_b = #{⌊δ/w⌋ = b, δ > 0}
     Rényi        M − Σ p δ + H_t(p) ≤ LSE(x) for t ≥ 1;                                   mean: p = 1/n
     Lipschitz    LSE(y) + min (x−y) ≤ LSE(x) ≤ LSE(y) + max (x−y),                        so |LSE(x) − LSE(y)| ≤ ‖x − y‖∞
 
@@ -82,7 +82,7 @@ def basic_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, w
     >>> float(interval.lower), float(interval.upper.round(6))
     (3.0, 4.098612)
     """
-    return _one("basic", _read("basic_bounds", x, dim, temperature, where))
+    return _one("basic", read_rows("basic_bounds", x, dim, temperature, where))
 
 
 def mean_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
@@ -94,7 +94,7 @@ def mean_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, wh
     >>> sm.mean_bounds(np.array([1.0, 2.0, 3.0])).lower.round(6)
     np.float64(3.098612)
     """
-    return _one("mean", _read("mean_bounds", x, dim, temperature, where))
+    return _one("mean", read_rows("mean_bounds", x, dim, temperature, where))
 
 
 def renyi_bounds(
@@ -121,7 +121,7 @@ def renyi_bounds(
     name = "renyi_bounds"
     if isinstance(order, bool) or not isinstance(order, (int, float, np.number)) or not order >= 1:
         raise ValueError(f"{name}: order must be a number of at least 1, got {order!r}")
-    rows = _read(name, x, dim, temperature, where)
+    rows = read_rows(name, x, dim, temperature, where)
     weights = as_tensor(name, "p", p)
     try:
         weights = weights.detach().double().expand(rows.shape)
@@ -146,7 +146,7 @@ def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Arra
     """
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
         raise ValueError(f"gap_bounds: k must be an int of at least 1, got {k!r}")
-    return _one("gap", _read("gap_bounds", x, dim, temperature, where), k=int(k))
+    return _one("gap", read_rows("gap_bounds", x, dim, temperature, where), k=int(k))
 
 
 def adaptive_bounds(
@@ -154,9 +154,10 @@ def adaptive_bounds(
 ) -> Interval:
     """With k scores within Δ of the maximum: `log(1 + (k−1)e^{−Δ}) ≤ LSE(x/τ) − max x/τ ≤ log(k + (n−k)e^{−Δ})`.
 
-    Arguments, results and errors as for `basic_bounds`; `gap` is Δ ≥ 0 in units of τ, by default log n, at which the scores beyond
-    it weigh less than the maximum alone. (The form `log(1 + k)` of the literature holds only if `(n−k)e^{−Δ} ≤ 1`.) Cost: two
-    reads and one exponential. Source: seed 002, open question on adaptive bounds.
+    In the lower end scores that equal the maximum count as 1 each. Arguments, results and errors as for `basic_bounds`; `gap` is
+    Δ ≥ 0 in units of τ, by default log n, at which the scores beyond it weigh less than the maximum alone. (The form `log(1 + k)`
+    of the literature holds only if `(n−k)e^{−Δ} ≤ 1`.) Cost: two reads and one exponential. Source: seed 002, open question on
+    adaptive bounds.
 
     >>> import numpy as np, softmaxima as sm
     >>> x = np.concatenate([[20.0], np.zeros(1000)])
@@ -165,7 +166,7 @@ def adaptive_bounds(
     """
     if gap is not None and (isinstance(gap, bool) or not isinstance(gap, (int, float, np.number)) or not 0 <= gap < math.inf):
         raise ValueError(f"adaptive_bounds: gap must be a finite number of at least 0, or None for log n, got {gap!r}")
-    return _one("adaptive", _read("adaptive_bounds", x, dim, temperature, where), gap=None if gap is None else float(gap))
+    return _one("adaptive", read_rows("adaptive_bounds", x, dim, temperature, where), gap=None if gap is None else float(gap))
 
 
 def histogram_bounds(
@@ -184,7 +185,7 @@ def histogram_bounds(
     (True, True)
     """
     width = check_positive("histogram_bounds", "width", width)
-    return _one("histogram", _read("histogram_bounds", x, dim, temperature, where), width=width)
+    return _one("histogram", read_rows("histogram_bounds", x, dim, temperature, where), width=width)
 
 
 def lipschitz_bounds(
@@ -202,7 +203,7 @@ def lipschitz_bounds(
     (1.5633, 1.8133)
     """
     name = "lipschitz_bounds"
-    rows, others = _read(name, x, dim, temperature, where), _read(name, y, dim, temperature, where)
+    rows, others = read_rows(name, x, dim, temperature, where), read_rows(name, y, dim, temperature, where)
     if rows.shape != others.shape:
         raise ValueError(f"{name}: y must have the scores' shape {tuple(rows.shape)}, got {tuple(others.shape)}")
     known = row_logsumexp(-others.gaps, 1.0, None).unsqueeze(-1)  # LSE(y/τ) − max y/τ
@@ -231,14 +232,14 @@ def bounds(
     mean, gap, adaptive, histogram. Of equal ends the first named counts. Cost: that of all.
 
     >>> import numpy as np, softmaxima as sm
-    >>> interval = sm.bounds(np.array([[9.0, 1.0, 1.0], [1.0, 1.0, 1.0]]), among=("basic", "mean", "adaptive"))
+    >>> interval = sm.bounds(np.array([[9.0, 1.0, 1.0], [1.0, 1.1, 1.2]]), among=("basic", "mean", "adaptive"))
     >>> interval.lower_from, interval.upper_from
     (array(['basic', 'mean'], dtype='<U8'), array(['adaptive', 'basic'], dtype='<U8'))
     """
     unknown = [name for name in among if name not in BOUNDS] if not isinstance(among, str) else [among]
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
-    rows = _read("bounds", x, dim, temperature, where)
+    rows = read_rows("bounds", x, dim, temperature, where)
     found = [rows.ends(*BOUNDS[name](rows)) for name in among]
     names = np.array(among)
     lower, upper = torch.stack([ends[0] for ends in found]), torch.stack([ends[1] for ends in found])
@@ -266,6 +267,10 @@ class _Rows:
     def n(self) -> int:
         return self.gaps.shape[-1]
 
+    def ties(self) -> Tensor:
+        """[..., 1], how many scores equal the maximum beside one."""
+        return ((self.gaps == 0).sum(-1, keepdim=True).double() - 1).clamp_min(0)
+
     def ends(self, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> tuple[Tensor, Tensor]:
         """M + lower and M + upper, [...] in the dtype of the scores, each outside by its error and by that of this sum."""
         exact = self.maximum.isfinite()
@@ -283,7 +288,7 @@ class _Rows:
         return Interval(like_input(ends[0], self.given), like_input(ends[1], self.given), name, name)
 
 
-def _read(name: str, x: Any, dim: int, temperature: Any, where: Any) -> _Rows:
+def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> _Rows:
     scores = as_tensor(name, "scores", x).detach()
     if not scores.is_floating_point() and not scores.is_complex():
         scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
@@ -384,8 +389,9 @@ def _adaptive(rows: _Rows, gap: float | None = None) -> Parts:
     delta = rows.count.clamp_min(1).log() if gap is None else torch.full_like(rows.count, gap)
     near = (rows.gaps <= delta).sum(-1, keepdim=True).double()
     term = (-delta).exp()
-    lower = (near - 1).clamp_min(0)
-    return sums_between(lower * term, lower + (rows.count - near).clamp_min(0) * term, rows.count, 2, delta)
+    others = (near - 1).clamp_min(0)
+    lower = rows.ties() + (others - rows.ties()).clamp_min(0) * term
+    return sums_between(lower, others + (rows.count - near).clamp_min(0) * term, rows.count, 4, delta)
 
 
 def _histogram(rows: _Rows, width: float = 0.1) -> Parts:
@@ -395,13 +401,11 @@ def _histogram(rows: _Rows, width: float = 0.1) -> Parts:
     index = (rows.gaps.nan_to_num(nan=math.inf, posinf=math.inf) / bin_width).clamp_max(bins).long()  # `bins` is all that is beyond
     apart = ((rows.gaps > 0) & (rows.gaps < math.inf)).double()
     counts = torch.zeros((*index.shape[:-1], bins + 1), dtype=torch.float64, device=index.device).scatter_add(-1, index, apart)
-    maxima = (rows.gaps == 0).sum(-1, keepdim=True).double()
     edges = (-bin_width * torch.arange(bins + 2, dtype=torch.float64, device=index.device)).exp()
     most = (counts * edges[:-1]).sum(-1, keepdim=True)
     edges[-1] = 0.0  # what is beyond the last edge may be anywhere there
     least = (counts * edges[1:]).sum(-1, keepdim=True)
-    alone = (maxima - 1).clamp_min(0)
-    return sums_between(alone + least, alone + most, rows.count, bins + 2, reach + width)
+    return sums_between(rows.ties() + least, rows.ties() + most, rows.count, bins + 2, reach + width)
 
 
 BOUNDS: dict[str, Callable[..., Parts]] = {
