@@ -19,7 +19,7 @@ from softmaxima.experiments.tables import read_table
 CLAIMED = (0.5, 0.8)
 ROWS = 200
 SIZES = (100, 1000, 10_000)
-BOUNDS = ("gap", "adaptive", "histogram")
+BOUNDS = {"gap": sm.gap_bounds, "adaptive": sm.adaptive_bounds, "histogram": sm.histogram_bounds}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Narrowing:
     bound: str
     narrowing: float  # the median over rows of 1 − width / log n
     worst: float  # the least
-    exponentials: int | None  # a row; None where it depends on the row
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,7 @@ def run(seed: int = 0) -> Result:
     found = []
     for kind, x in subjects(seed):
         n = x.shape[-1]
-        functions = {"gap": sm.gap_bounds, "adaptive": sm.adaptive_bounds, "histogram": sm.histogram_bounds}
-        exponentials = {"gap": 8, "adaptive": 1, "histogram": None}
-        for bound in BOUNDS:
-            narrowing = 1 - functions[bound](x).width / math.log(n)
-            found.append(Narrowing(kind, n, bound, float(narrowing.median()), float(narrowing.min()), exponentials[bound]))
+        for bound, function in BOUNDS.items():
+            narrowing = 1 - function(x).width / math.log(n)
+            found.append(Narrowing(kind, n, bound, float(narrowing.median()), float(narrowing.min())))
     return Result(tuple(found))
