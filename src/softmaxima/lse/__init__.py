@@ -2,6 +2,7 @@
 
 from softmaxima.lse.bounds import 
 from softmaxima.lse.cumulative import logcumsumexp
+from softmaxima.lse.estimate import Estimate, estimate
 from softmaxima.lse.files import file_logsumexp
 from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
@@ -10,19 +11,24 @@ from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
 from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
+from softmaxima.lse.sources import InnerProduct, inner_product_index
 from softmaxima.lse.sparsified import Sparsified, sparsified_logsumexp
 from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
 
 __all__ = [
+    "Estimate",
+    "InnerProduct",
     "Interval",
     "LogSumExpState",
     "Sparsified",
     "adaptive_bounds",
     "basic_bounds",
     "bounds",
+    "estimate",
     "file_logsumexp",
     "gap_bounds",
     "histogram_bounds",
+    "inner_product_index",
     "inverse_softplus",
     "lipschitz_bounds",
     "log1mexp",

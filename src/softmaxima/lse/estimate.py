@@ -1,0 +1,585 @@
+r"""Estimates of log Σ exp(x_i) from a few of very many scores, with an interval and the certificate that it carries.
+
+A design draws terms ℓ = x_i + log(weight) with E exp(ℓ) = Σ exp(x_j) over the scores that it has not read exactly (the tail):
+
+    uniform      i without replacement                              weight n
+    stratified   one of each of H runs of positions a round         weight H·n_h
+    topk_tail    the k largest exactly, then uniform over the rest  weight n − k
+    importance   cell j with P_j, then uniform in the cell          weight n_j / P_j
+
+A pilot places the bets of the finite-sample limits (`confidence.py`) and says how many draws the target needs. Where the largest
+score is known, terms are bounded and the interval is a confidence sequence; else it is asymptotic, spends its error over looks,
+and is withdrawn while the mean is too skewed to be nearly normal. Once half of the scores would be read, all are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima._map import check_positive, like_input
+from softmaxima.lse.confidence import (
+    Stage,
+    bernstein_interval,
+    betting_interval,
+    forecast,
+    hall_interval,
+    moments,
+    skewness_of_mean,
+    stake,
+)
+from softmaxima.lse.logsumexp import row_logsumexp
+from softmaxima.lse.sources import InnerProduct, Source, open_source
+
+METHODS = ("auto", "uniform", "stratified", "bucket", "topk_tail", "importance")
+PILOT = 2000  # draws at least, to know the variance and the skewness
+LARGEST_SKEWNESS = 0.3  # of the mean, for Hall's interval to cover as it should
+FEWEST_DRAWS = 500  # for an asymptotic interval
+FIRST_LOOK = 0.75  # the share of the error that the first look spends; each further one spends a quarter of that before
+GROWTH = 1.02  # between the sample sizes that are considered
+DEFENSIVE_SHARE = 0.2  # of importance draws that are uniform, so that no weight is more than 5n
+LARGEST_HISTOGRAM = 1 << 22
+NEGLIGIBLE = 40.0  # nats below the total, in which the last bucket of a histogram ends
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value of log Σ exp(x_i) in nats, with an interval and what stands behind it; `estimate` returns it.
+
+    value: the estimate, in float64; for tensors a tensor, which autograd can follow.
+    lower, upper: the interval.
+    evaluations: how many scores were read, or computed, by the estimator and its index.
+    certificate: "deterministic" (the truth is inside), "finite-sample" (it is inside with the asked confidence, whatever the scores
+        are), "asymptotic" (so if the sample is large enough for its mean to be normal: no guarantee), or "none" (the sample shows
+        that it is not: the lower limit holds, and the upper one is +∞).
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.estimate(np.zeros(8), seed=0).certificate
+    'deterministic'
+    """
+
+    value: Any
+    lower: float
+    upper: float
+    evaluations: int
+    certificate: Literal["deterministic", "finite-sample", "asymptotic", "none"]
+
+    @property
+    def guaranteed(self) -> bool:
+        return self.certificate in ("deterministic", "finite-sample")
+
+
+def estimate(
+    source: Any,
+    target_nats: float = 0.01,
+    confidence: float = 0.95,
+    method: str = "auto",
+    *,
+    maximum: float | None = None,
+    temperature: float = 1.0,
+    budget: int | None = None,
+    k: int | None = None,
+    strata: int = 64,
+    seed: int | np.random.Generator | None = None,
+) -> Estimate:
+    """Estimate `log Σ_i exp(x_i/τ)` to within `target_nats`, reading no more of the scores than that takes.
+
+    Args:
+        source: scores [n]: an array or a tensor, also of a memory-mapped file; the path of a .npy file; or an `InnerProduct`.
+        target_nats: the distance from the value to either end of the interval at which to stop.
+        confidence: the probability, over draws, with which the interval is to hold the truth.
+        method: "uniform", "stratified" (by position), "bucket" (one pass, a histogram of gaps to the maximum), "topk_tail" (the k
+            largest exactly, found by the index of an `InnerProduct` or else in one pass), "importance" (proposals from the cells
+            of the IVF index), or "auto": "topk_tail" where there is an index, "uniform" where there is none.
+        maximum: a number that no score exceeds, before the division by τ. It bounds what was not read, and makes the result a
+            guarantee. Without it only "bucket", "topk_tail" without or with an exact index, and what was read whole, guarantee.
+        temperature: τ > 0.
+        budget: how many scores may be read, at least 100; n by default. At the end of it the interval is as wide as it is.
+        k: how many of the largest "topk_tail" reads; √n by default.
+        strata: how many runs of positions "stratified" has.
+        seed: of the draws, or a generator.
+
+    Returns:
+        An `Estimate`. The value is corrected for the bias of a logarithm, E log Ẑ ≈ log Z − Var Ẑ/(2Z²). If a tensor of scores, or
+        the W or h of an `InnerProduct`, requires grad, so does the value: its gradient is that of the sample's own logsumexp,
+        Σ p̂_i ∂x_i with p̂ summing to 1. A score of −∞ counts as none. One of +∞ makes the value +∞; one of NaN makes it NaN, and
+        the certificate "none". Limits hold for the scores as float64 computes them.
+
+    Raises:
+        TypeError or ValueError, before any work, for anything else; ValueError when a score above `maximum` is met; ImportError
+        where an index needs FAISS and it is missing.
+
+    Cost: uniform draws take about (nΣp² − 1)(z/target)² reads, for N(0, 1) scores 1.7(z/target)² whatever n is, and no method
+    without an index finds a needle in a haystack with fewer than n. One pass is made instead of more than n/2 draws.
+
+    Source: Waudby-Smith & Ramdas (2024), arXiv:2010.09686, finite samples; Hall (1992), JRSS B 54, asymptotics; Mussmann & Ermon
+    (2016), top-k and tail.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> x = np.random.default_rng(0).standard_normal(1_000_000)
+    >>> found = sm.estimate(x, 0.05, maximum=x.max(), seed=0)
+    >>> found.certificate, found.evaluations < 50_000, bool(found.lower < sm.logsumexp(x) < found.upper)
+    ('finite-sample', True, True)
+    """
+    name = "estimate"
+    target, tau = check_positive(name, "target_nats", target_nats), check_positive(name, "temperature", temperature)
+    if not isinstance(confidence, Real) or not 0 < confidence < 1:
+        raise ValueError(f"estimate: confidence must be a number between 0 and 1, got {confidence!r}")
+    if method not in METHODS:
+        raise ValueError(f"estimate: method must be one of {', '.join(METHODS)}, got {method!r}")
+    if maximum is not None and not (isinstance(maximum, (Real, np.number)) and math.isfinite(float(maximum))):
+        raise ValueError(f"estimate: maximum must be a finite number that no score exceeds, or None, got {maximum!r}")
+    for what, count, least in (("budget", budget, 100), ("k", k, 1), ("strata", strata, 1)):
+        if count is not None and (not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < least):
+            raise ValueError(f"estimate: {what} must be an int of at least {least}, got {count!r}")
+    scores = open_source(source)
+    if method == "importance" and (not isinstance(scores, InnerProduct) or scores.index is None):
+        raise ValueError("estimate: importance sampling needs an InnerProduct with an IVF index; call inner_product_index(W)")
+    indexed = isinstance(scores, InnerProduct) and scores.index is not None
+    if method == "auto":
+        method = "topk_tail" if indexed else "uniform"
+    ask = _Request(
+        source=scores,
+        target=target,
+        delta=1.0 - float(confidence),
+        tau=tau,
+        cap=None if maximum is None else (float(maximum) + 2.0**-40 * (1.0 + abs(float(maximum)))) / tau,
+        budget=scores.n if budget is None else int(budget),
+        rng=np.random.default_rng(seed),
+    )
+    if ask.budget < scores.n and (method == "bucket" or (method == "topk_tail" and not indexed)):
+        raise ValueError(
+            f"estimate: {method} reads all n = {scores.n} scores, more than the budget of {budget}; choose uniform or stratified"
+        )
+    if scores.n <= min(2 * PILOT, ask.budget) and method != "bucket":
+        return _exact(ask, 0)
+    if method == "bucket":
+        return _bucket(ask)
+    if method == "topk_tail":
+        design = _topk_tail(ask, math.isqrt(scores.n) if k is None else int(k), indexed)
+    elif method == "stratified":
+        design = _stratified(ask, int(strata))
+    else:
+        design = _importance(ask) if method == "importance" else _uniform(ask)
+    return _Run(ask, design).estimate()
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What was asked for. `cap` bounds every x/τ, or is None."""
+
+    source: Source
+    target: float
+    delta: float
+    tau: float
+    cap: float | None
+    budget: int
+    rng: np.random.Generator
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """x/τ of these numbers, none above the cap."""
+        z = self.source.read(indices) / self.tau
+        self.check(float(np.max(z, initial=-math.inf)))
+        return z
+
+    def check(self, largest: float) -> None:
+        if self.cap is not None and largest > self.cap:
+            raise ValueError(
+                f"estimate: maximum must be at least every score, and a score of {largest * self.tau} was met; raise maximum "
+                "or leave it out"
+            )
+
+
+# What reads everything ------------------------------------------------------------------------------------------------------
+
+
+def _exact(ask: _Request, spent: int) -> Estimate:
+    """log Σ exp(x_i/τ) over a pass, which `spent` reads came before."""
+    parts = []
+    for block in ask.source.blocks():
+        ask.check(float(block.detach().max()) / ask.tau)
+        parts.append(row_logsumexp(block, ask.tau, None))
+    total = row_logsumexp(torch.stack(parts), 1.0, None) if parts else torch.tensor(-math.inf, dtype=torch.float64)
+    value = float(total)
+    if math.isnan(value):
+        return _not_a_number(ask, spent + ask.source.n)
+    slack = _rounding(ask, value)
+    return Estimate(like_input(total, ask.source.like), value - slack, value + slack, spent + ask.source.n, "deterministic")
+
+
+def _bucket(ask: _Request) -> Estimate:
+    """Counts c_b of gaps in [b·w, (b+1)·w) to the maximum M of a block: M + log Σ c_b e^{−(b+1)w} ≤ LSE ≤ M + log Σ c_b e^{−bw}.
+
+    The width is 2·target, the value the middle. Gaps beyond the last edge have the lower limit 0.
+    """
+    width, n = 2.0 * ask.target, max(ask.source.n, 1)
+    buckets = math.ceil((math.log(n) + NEGLIGIBLE) / width)
+    if buckets > LARGEST_HISTOGRAM:
+        raise ValueError(
+            f"estimate: a target of {ask.target} nats needs {buckets} buckets, more than {LARGEST_HISTOGRAM}; "
+            "call logsumexp, which is exact"
+        )
+    edges = -width * np.arange(buckets + 1)
+    lowers, uppers, values = [], [], []
+    for scores in ask.source.blocks():
+        z = scores.detach().cpu().numpy() / ask.tau
+        largest = float(z.max())
+        if math.isnan(largest):
+            return _not_a_number(ask, ask.source.n)
+        ask.check(largest)
+        if math.isinf(largest):
+            limits = (largest, largest)
+        else:
+            gaps = (largest - z[z > -math.inf]) / width
+            counts = np.bincount(np.minimum(gaps, buckets).astype(np.int64), minlength=buckets + 1).astype(np.float64)
+            weights = np.exp(edges)
+            limits = largest + math.log(counts[:-1] @ weights[1:]), largest + math.log(counts @ weights)
+        lowers.append(limits[0])
+        uppers.append(limits[1])
+        if ask.source.differentiable:
+            values.append(row_logsumexp(scores, ask.tau, None))
+    lower, upper = _log_sum(np.array(lowers)), _log_sum(np.array(uppers))
+    value = lower if math.isinf(lower) else 0.5 * (lower + upper)
+    slack = _rounding(ask, value)
+    exact = row_logsumexp(torch.stack(values), 1.0, None) if values else None
+    return Estimate(_as_asked(ask, value, exact), lower - slack, upper + slack, ask.source.n, "deterministic")
+
+
+def _rounding(ask: _Request, value: float) -> float:
+    """A bound of what float64 loses in a sum of exponentials; 0 for a sum that is not finite."""
+    return 2.0**-48 * (1.0 + abs(value) + math.log(max(ask.source.n, 1))) if math.isfinite(value) else 0.0
+
+
+def _not_a_number(ask: _Request, evaluations: int) -> Estimate:
+    return Estimate(_as_asked(ask, math.nan, None), math.nan, math.nan, evaluations, "none")
+
+
+def _as_asked(ask: _Request, value: float, differentiable: Tensor | None) -> Any:
+    """The value as the kind of the source, with the gradient of a tensor that is about it."""
+    number = torch.tensor(value, dtype=torch.float64)
+    if isinstance(ask.source.like, Tensor):
+        number = number.to(ask.source.like.device)
+    if differentiable is not None:
+        number = differentiable + (number - differentiable.detach()).nan_to_num(nan=0.0)
+    return like_input(number, ask.source.like)
+
+
+def _log_sum(z: np.ndarray) -> float:
+    """LSE in float64, −∞ of nothing."""
+    largest = float(z.max(initial=-math.inf))
+    if math.isinf(largest) or math.isnan(largest):
+        return largest
+    return largest + math.log(float(np.exp(z - largest).sum()))
+
+
+# Designs --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Design:
+    """A head that is read exactly, and draws from the tail in rounds of one draw a stratum.
+
+    draw(rounds) gives (numbers, log weights), [rounds, strata] each; a finite `population` is drawn without replacement.
+    `unread` bounds every x/τ outside the head, or is None. `spent` scores were evaluated to find the head.
+    """
+
+    draw: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    largest_log_weight: float
+    population: float = math.inf
+    strata: int = 1
+    head: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    unread: float | None = None
+    spent: int = 0
+
+
+class _WithoutReplacement:
+    """Numbers below n in random order, none twice, and none of those that are taken already.
+
+    Independent draws, of which only first occurrences are kept, are such an order.
+    """
+
+    def __init__(self, n: int, taken: np.ndarray, rng: np.random.Generator) -> None:
+        self.n, self.taken, self.rng = n, np.sort(taken), rng
+
+    def draw(self, count: int) -> np.ndarray:
+        parts, missing = [], min(count, self.n - len(self.taken))
+        while missing > 0:
+            drawn = self.rng.integers(self.n, size=math.ceil(1.1 * missing) + 16)
+            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+            if len(self.taken):
+                place = np.searchsorted(self.taken, drawn).clip(max=len(self.taken) - 1)
+                drawn = drawn[self.taken[place] != drawn]
+            drawn = drawn[:missing]
+            self.taken = np.union1d(self.taken, drawn)
+            parts.append(drawn)
+            missing -= len(drawn)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _uniform_over(ask: _Request, head: np.ndarray, unread: float | None, spent: int) -> _Design:
+    rest = ask.source.n - len(head)
+    order = _WithoutReplacement(ask.source.n, head, ask.rng)
+
+    def draw(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+        indices = order.draw(rounds)[:, None]
+        return indices, np.full(indices.shape, math.log(rest))
+
+    return _Design(draw, math.log(rest), population=rest, head=head, unread=unread, spent=spent)
+
+
+def _uniform(ask: _Request) -> _Design:
+    return _uniform_over(ask, np.empty(0, np.int64), ask.cap, 0)
+
+
+def _stratified(ask: _Request, strata: int) -> _Design:
+    strata = min(strata, ask.source.n, max(1, ask.budget // 16))
+    edges = np.arange(strata + 1) * ask.source.n // strata
+    log_weights = np.log(strata * np.diff(edges))
+
+    def draw(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+        return ask.rng.integers(edges[:-1], edges[1:], size=(rounds, strata)), np.broadcast_to(log_weights, (rounds, strata))
+
+    return _Design(draw, float(log_weights.max()), strata=strata, unread=ask.cap)
+
+
+def _topk_tail(ask: _Request, k: int, indexed: bool) -> _Design:
+    n = ask.source.n
+    k = min(k, n // 2, max(1, ask.budget // 2))
+    if indexed:
+        source: Any = ask.source
+        head, exact, spent = source.search(k)
+        slack = source.rounding
+    else:
+        head, exact, spent, slack = _largest(ask, k), True, n, 0.0
+    unread = ask.cap
+    if exact:
+        smallest = (float(np.nan_to_num(ask.source.read(head), nan=-math.inf).min()) + slack) / ask.tau
+        unread = smallest if unread is None else min(unread, smallest)
+    return _uniform_over(ask, head, unread, spent)
+
+
+def _largest(ask: _Request, k: int) -> np.ndarray:
+    """The numbers of the k largest scores, in one pass."""
+    values, numbers, start = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64), 0
+    with torch.no_grad():
+        for block in ask.source.blocks():
+            found = torch.topk(block, min(k, len(block)))
+            values = torch.cat([values, found.values.cpu()])
+            numbers = torch.cat([numbers, found.indices.cpu() + start])
+            kept = torch.topk(values, min(k, len(values)))
+            values, numbers, start = kept.values, numbers[kept.indices], start + len(block)
+    return numbers.numpy()
+
+
+def _importance(ask: _Request) -> _Design:
+    """Cells in proportion to n_j exp(⟨c_j, h⟩/τ), mixed with the uniform distribution."""
+    source: Any = ask.source
+    cells = source.cells
+    sizes = np.diff(cells.starts)
+    z = np.where(sizes > 0, cells.centroids @ source.query / ask.tau + np.log(np.maximum(sizes, 1)), -math.inf)
+    proposal = (1.0 - DEFENSIVE_SHARE) * np.exp(z - _log_sum(z)) + DEFENSIVE_SHARE * sizes / source.n
+    proposal /= proposal.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_weights = np.where(sizes > 0, np.log(sizes / proposal), -math.inf)
+
+    def draw(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+        drawn = ask.rng.choice(len(sizes), size=(rounds, 1), p=proposal)
+        return cells.members[ask.rng.integers(cells.starts[drawn], cells.starts[drawn + 1])], log_weights[drawn]
+
+    return _Design(draw, float(log_weights.max()), unread=ask.cap, spent=len(sizes))
+
+
+# Drawing until the interval is narrow enough --------------------------------------------------------------------------------
+
+
+class _Run:
+    """One estimate: what a design has drawn so far, and the interval that it allows."""
+
+    def __init__(self, ask: _Request, design: _Design) -> None:
+        self.ask, self.design = ask, design
+        self.head = ask.read(design.head)
+        self.indices: list[np.ndarray] = []
+        self.z: list[np.ndarray] = []  # x/τ
+        self.terms: list[np.ndarray] = []  # x/τ + log weight
+        self.bets: list[tuple[float, float]] = []
+        self.rounds = 0
+        self.looks = 0
+
+    @property
+    def drawn(self) -> int:
+        return self.rounds * self.design.strata
+
+    @property
+    def evaluations(self) -> int:
+        return self.design.spent + len(self.design.head) + self.drawn
+
+    @property
+    def bounded(self) -> bool:
+        return self.design.unread is not None
+
+    def estimate(self) -> Estimate:
+        ask, design = self.ask, self.design
+        before = design.spent if len(design.head) and design.spent < ask.source.n else 0
+        limit = max((ask.budget - before - len(design.head)) // design.strata, 4)  # rounds
+        rounds = min(max(PILOT, math.isqrt(ask.source.n) // 4) // design.strata + 2, limit // 4 + 2)
+        bets = (0.0, 0.0)
+        while True:
+            interval = self._deterministic()
+            if self.meets(*interval):
+                return self._finish(self._value(), *interval, "deterministic")
+            if ask.source.n <= ask.budget and 2 * (self.rounds + rounds) * design.strata >= ask.source.n:
+                return _exact(ask, self.evaluations)
+            self._draw(rounds, bets)
+            special = self._special()
+            if special is not None:
+                return special
+            if len(self.z) > 1:
+                lower, upper, certificate = self._look()
+                if self.rounds >= limit or (certificate != "none" and self.meets(lower, upper)):
+                    return self._finish(self._value(), lower, upper, certificate)
+            planned = min(self._plan(limit), limit)
+            bets = self._bets(planned)
+            rounds = min(max(planned, self.rounds + self.rounds // 4 + 1), limit) - self.rounds
+
+    def _draw(self, rounds: int, bets: tuple[float, float]) -> None:
+        indices, log_weights = self.design.draw(rounds)
+        z = self.ask.read(indices.ravel()).reshape(indices.shape)
+        self.indices.append(indices)
+        self.z.append(z)
+        self.terms.append(z + log_weights)
+        self.bets.append(bets)
+        self.rounds += len(indices)
+
+    def _special(self) -> Estimate | None:
+        """What a NaN or a +∞ among the scores decides."""
+        largest = max(float(np.max(part, initial=-math.inf)) for part in (self.head, self.z[-1]))
+        if math.isnan(largest):
+            return _not_a_number(self.ask, self.evaluations)
+        return self._finish(math.inf, math.inf, math.inf, "deterministic") if largest == math.inf else None
+
+    def meets(self, lower: float, upper: float) -> bool:
+        value = self._value()
+        return value - lower <= self.ask.target and upper - value <= self.ask.target
+
+    def _shift(self, bounded: bool) -> float:
+        """What is taken from terms before exp: the largest that they can be, or the largest that was drawn."""
+        if bounded and self.design.unread is not None:
+            return self.design.unread + self.design.largest_log_weight
+        largest = max((float(terms.max(initial=-math.inf)) for terms in self.terms), default=-math.inf)
+        return largest if math.isfinite(largest) else 0.0
+
+    def _draws(self, bounded: bool) -> np.ndarray:
+        return np.exp(np.concatenate(self.terms) - self._shift(bounded))
+
+    def _total(self, mean: float, bounded: bool) -> float:
+        """The logarithm of the head and a tail of this mean."""
+        tail = math.log(mean) + self._shift(bounded) if mean > 0.0 else -math.inf
+        return float(np.logaddexp(_log_sum(self.head), tail))
+
+    def _value(self) -> float:
+        """log Ẑ + Var Ẑ/(2Ẑ²); before the first draw, the head with a tail in the middle of its limits."""
+        if not self.terms:
+            lower, upper = self._deterministic()
+            return lower if math.isinf(lower) or math.isinf(upper) else 0.5 * (lower + upper)
+        draws = moments(self._draws(False))
+        value = self._total(draws.mean, False)
+        if not math.isfinite(value):
+            return value
+        spread = draws.variance / self.drawn * max(0.0, 1.0 - self.drawn / self.design.population)
+        return value + 0.5 * spread * math.exp(2.0 * (self._shift(False) - value))
+
+    def _deterministic(self) -> tuple[float, float]:
+        """The sum of what was read, and that with all the rest at its bound."""
+        read, known = _log_sum(self.head), len(self.head)
+        if self.z:
+            indices = np.concatenate([part.ravel() for part in self.indices])
+            z = np.concatenate([part.ravel() for part in self.z])
+            if math.isinf(self.design.population):
+                distinct = np.unique(indices, return_index=True)[1]
+                z = z[distinct]
+                known = len(np.union1d(indices, self.design.head))
+            else:
+                known += len(indices)
+            read = float(np.logaddexp(read, _log_sum(z)))
+        if self.design.unread is None:
+            return read, math.inf
+        left = self.ask.source.n - known
+        return read, float(np.logaddexp(read, math.log(left) + self.design.unread)) if left else read
+
+    def _look(self) -> tuple[float, float, Any]:
+        """(lower, upper, certificate) now."""
+        sure = self._deterministic()
+        if self.bounded:
+            lower, upper = self._finite_sample()
+            if sure[0] >= lower and sure[1] <= upper:
+                return *sure, "deterministic"
+            return max(lower, sure[0]), min(upper, sure[1]), "finite-sample"
+        draws = moments(self._draws(False))
+        nearly_normal = abs(float(skewness_of_mean(draws, self.drawn))) <= LARGEST_SKEWNESS
+        if draws.mean == 0.0 or self.drawn < FEWEST_DRAWS or not nearly_normal:
+            return sure[0], math.inf, "none"
+        self.looks += 1
+        low, high = hall_interval(draws, self.drawn, self._spent_error(self.looks), self.design.population)
+        return max(self._total(float(low), False), sure[0]), self._total(float(high), False), "asymptotic"
+
+    def _spent_error(self, look: int) -> float:
+        return self.ask.delta * FIRST_LOOK * (1.0 - FIRST_LOOK) ** (look - 1)
+
+    def _finite_sample(self) -> tuple[float, float]:
+        shift = self._shift(True)
+        stages, centres = [], np.zeros(self.design.strata)
+        for number, (terms, bets) in enumerate(zip(self.terms, self.bets, strict=True)):
+            stages.append(Stage(np.exp(terms - shift), *bets, centres))
+            centres = np.mean(np.concatenate([stage.y for stage in stages[: number + 1]]), axis=0)
+        if self.design.strata > 1:
+            low, high = bernstein_interval(stages, self.ask.delta)
+        else:
+            low, high = betting_interval(stages, self.ask.delta, self.design.population)
+        return self._total(low, True), self._total(high, True)
+
+    def _bets(self, rounds: int) -> tuple[float, float]:
+        draws = moments(self._draws(True))
+        best = float(stake(draws.variance, rounds * self.design.strata, self.ask.delta))
+        return best, best
+
+    def _plan(self, limit: int) -> int:
+        """The fewest rounds, in steps of 2 %, after which the target is likely to be met."""
+        steps = math.ceil(math.log(max(limit / self.rounds, 1.0)) / math.log(GROWTH)) + 1
+        rounds = np.minimum(np.ceil(self.rounds * GROWTH ** np.arange(1, steps + 1)), limit)
+        m = rounds * self.design.strata
+        draws, population = moments(self._draws(self.bounded)), self.design.population
+        if self.bounded:
+            placed = m - sum(z.size for z, bets in zip(self.z, self.bets, strict=True) if bets == (0.0, 0.0))
+            low, high = forecast(draws, placed, self.ask.delta, population, linear=self.design.strata > 1)
+            normal = np.ones_like(m, dtype=bool)
+        else:
+            low, high = hall_interval(draws, m, self._spent_error(self.looks + 1), population)
+            normal = np.abs(skewness_of_mean(draws, m)) <= LARGEST_SKEWNESS
+        with np.errstate(divide="ignore"):
+            limits = [np.logaddexp(_log_sum(self.head), np.log(mean) + self._shift(self.bounded)) for mean in (low, high)]
+        value = self._value()
+        enough = normal & (value - limits[0] <= self.ask.target) & (limits[1] - value <= self.ask.target)
+        return int(rounds[np.argmax(enough)] * 1.03) + 1 if enough.any() else limit
+
+    def _finish(self, value: float, lower: float, upper: float, certificate: Any) -> Estimate:
+        slack = _rounding(self.ask, value)
+        value = min(max(value, lower), upper)
+        exact = self._sample_logsumexp() if self.ask.source.differentiable else None
+        return Estimate(_as_asked(self.ask, value, exact), lower - slack, upper + slack, self.evaluations, certificate)
+
+    def _sample_logsumexp(self) -> Tensor:
+        """log(Σ_head exp(z) + mean of exp(terms)), which autograd follows to the scores that were read."""
+        source, tau = self.ask.source, self.ask.tau
+        parts = [source.select(self.design.head) / tau]
+        for indices, z, terms in zip(self.indices, self.z, self.terms, strict=True):
+            selected = source.select(indices.ravel()) / tau
+            log_weights = np.where(np.isinf(z), 0.0, terms - np.where(np.isinf(z), 0.0, z)).ravel() - math.log(self.drawn)
+            parts.append(selected + torch.from_numpy(log_weights).to(selected.device))
+        return row_logsumexp(torch.cat(parts), 1.0, None)
