@@ -75,6 +75,12 @@ def hall_interval(draws: Moments, m: Any, delta: float, population: float) -> tu
     return np.maximum(draws.mean - error * high, 0.0), draws.mean + error * low
 
 
+def chebyshev_interval(draws: Moments, m: Any, delta: float, population: float) -> tuple[Any, Any]:
+    """Limits of the mean of m draws of any shape whose variance is as in the sample, mean ± se/√δ."""
+    margin = np.sqrt(draws.variance / m * remaining(m, population) / delta)
+    return np.maximum(draws.mean - margin, 0.0), draws.mean + margin
+
+
 def stake(variance: float, m: Any, delta: float) -> Any:
     """The bet that is best after m draws, √(2 log(2/δ) / (m·variance)), before it is limited to what can be lost."""
     return np.sqrt(2.0 * math.log(2.0 / delta) / (m * max(variance, 1e-300)))
@@ -117,7 +123,7 @@ def betting_interval(stages: list[Stage], delta: float, population: float) -> tu
         conditional = growth * mean - drawn
         if conditional.min() < 0.0:
             return True
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             bets = np.minimum(up, LARGEST_STAKE / conditional)
         return float(np.log1p(bets * (y - conditional)).sum()) >= threshold
 
@@ -125,7 +131,7 @@ def betting_interval(stages: list[Stage], delta: float, population: float) -> tu
         conditional = growth * mean - drawn
         if conditional.max() > 1.0:
             return True
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             bets = np.minimum(down, LARGEST_STAKE / (1.0 - conditional))
         return float(np.log1p(bets * (conditional - y)).sum()) >= threshold
 

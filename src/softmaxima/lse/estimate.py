@@ -26,9 +26,11 @@ from torch import Tensor
 
 from softmaxima._map import check_positive, like_input
 from softmaxima.lse.confidence import (
+    Moments,
     Stage,
     bernstein_interval,
     betting_interval,
+    chebyshev_interval,
     forecast,
     hall_interval,
     moments,
@@ -40,7 +42,8 @@ from softmaxima.lse.sources import InnerProduct, Source, open_source
 
 METHODS = ("auto", "uniform", "stratified", "bucket", "topk_tail", "importance")
 PILOT = 2000  # draws at least, to know the variance and the skewness
-LARGEST_SKEWNESS = 0.3  # of the mean, for Hall's interval to cover as it should
+LARGEST_SKEWNESS = 0.1  # of the mean; above, samples that miss the largest terms are common, and look better than they are
+SMALL_TAIL = 0.1  # the share of the total up to which a tail of any shape is bounded by its variance alone
 FEWEST_DRAWS = 500  # for an asymptotic interval
 FIRST_LOOK = 0.75  # the share of the error that the first look spends; each further one spends a quarter of that before
 GROWTH = 1.02  # between the sample sizes that are considered
@@ -101,7 +104,8 @@ def estimate(
         maximum: a number that no score exceeds, before the division by τ. It bounds what was not read, and makes the result a
             guarantee. Without it only "bucket", "topk_tail" without or with an exact index, and what was read whole, guarantee.
         temperature: τ > 0.
-        budget: how many scores may be read, at least 100; n by default. At the end of it the interval is as wide as it is.
+        budget: how many scores may be read, at least 100; by default as many as it takes, with a pass over all n once draws would
+            cost as much. At the end of a budget the interval is as wide as it is.
         k: how many of the largest "topk_tail" reads; √n by default.
         strata: how many runs of positions "stratified" has.
         seed: of the draws, or a generator.
@@ -151,12 +155,14 @@ def estimate(
         delta=1.0 - float(confidence),
         tau=tau,
         cap=None if maximum is None else (float(maximum) + 2.0**-40 * (1.0 + abs(float(maximum)))) / tau,
-        budget=scores.n if budget is None else int(budget),
+        budget=4 * scores.n + PILOT if budget is None else int(budget),
         rng=np.random.default_rng(seed),
     )
-    if ask.budget < scores.n and (method == "bucket" or (method == "topk_tail" and not indexed)):
+    passes = scores.n if method == "bucket" or (method == "topk_tail" and not indexed) else 0
+    if ask.budget < passes + (PILOT if method == "topk_tail" else 0):
         raise ValueError(
-            f"estimate: {method} reads all n = {scores.n} scores, more than the budget of {budget}; choose uniform or stratified"
+            f"estimate: {method} reads all n = {scores.n} scores before it draws, too many for a budget of {budget}; "
+            "choose uniform or stratified"
         )
     if scores.n <= min(2 * PILOT, ask.budget) and method != "bucket":
         return _exact(ask, 0)
@@ -207,7 +213,7 @@ def _exact(ask: _Request, spent: int) -> Estimate:
         ask.check(float(block.detach().max()) / ask.tau)
         parts.append(row_logsumexp(block, ask.tau, None))
     total = row_logsumexp(torch.stack(parts), 1.0, None) if parts else torch.tensor(-math.inf, dtype=torch.float64)
-    value = float(total)
+    value = float(total.detach())
     if math.isnan(value):
         return _not_a_number(ask, spent + ask.source.n)
     slack = _rounding(ask, value)
@@ -312,15 +318,22 @@ class _WithoutReplacement:
         parts, missing = [], min(count, self.n - len(self.taken))
         while missing > 0:
             drawn = self.rng.integers(self.n, size=math.ceil(1.1 * missing) + 16)
-            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+            drawn = drawn[np.sort(_first_occurrences(drawn))]
             if len(self.taken):
                 place = np.searchsorted(self.taken, drawn).clip(max=len(self.taken) - 1)
                 drawn = drawn[self.taken[place] != drawn]
             drawn = drawn[:missing]
-            self.taken = np.union1d(self.taken, drawn)
+            self.taken = np.sort(np.concatenate([self.taken, np.sort(drawn)]), kind="stable")  # merges two sorted runs
             parts.append(drawn)
             missing -= len(drawn)
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _first_occurrences(numbers: np.ndarray) -> np.ndarray:
+    """Where each number stands first, by the size of the number."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    return order[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(order) else order
 
 
 def _uniform_over(ask: _Request, head: np.ndarray, unread: float | None, spent: int) -> _Design:
@@ -351,12 +364,19 @@ def _stratified(ask: _Request, strata: int) -> _Design:
 
 def _topk_tail(ask: _Request, k: int, indexed: bool) -> _Design:
     n = ask.source.n
-    k = min(k, n // 2, max(1, ask.budget // 2))
     if indexed:
         source: Any = ask.source
-        head, exact, spent = source.search(k)
-        slack = source.rounding
+        exact, spent = source.search_cost()
+        k = min(k, n // 2, (ask.budget - spent) // 2)
+        if ask.budget < spent + 100:
+            raise ValueError(
+                f"estimate: the index computes {spent} scores in a search, too many for a budget of {ask.budget}; "
+                "lower its nprobe, or choose uniform"
+            )
+        head = source.search(k)
+        exact, slack = exact and len(head) == k, source.rounding if exact else 0.0
     else:
+        k = min(k, n // 2, (ask.budget - n) // 2)
         head, exact, spent, slack = _largest(ask, k), True, n, 0.0
     unread = ask.cap
     if exact:
@@ -382,6 +402,11 @@ def _importance(ask: _Request) -> _Design:
     """Cells in proportion to n_j exp(⟨c_j, h⟩/τ), mixed with the uniform distribution."""
     source: Any = ask.source
     cells = source.cells
+    if ask.budget < len(cells.starts) + 100:
+        raise ValueError(
+            f"estimate: importance sampling computes {len(cells.starts) - 1} scores of cells before it draws, too many for "
+            f"a budget of {ask.budget}; choose uniform or stratified"
+        )
     sizes = np.diff(cells.starts)
     z = np.where(sizes > 0, cells.centroids @ source.query / ask.tau + np.log(np.maximum(sizes, 1)), -math.inf)
     proposal = (1.0 - DEFENSIVE_SHARE) * np.exp(z - _log_sum(z)) + DEFENSIVE_SHARE * sizes / source.n
@@ -426,18 +451,20 @@ class _Run:
 
     def estimate(self) -> Estimate:
         ask, design = self.ask, self.design
-        before = design.spent if len(design.head) and design.spent < ask.source.n else 0
-        limit = max((ask.budget - before - len(design.head)) // design.strata, 4)  # rounds
+        limit = (ask.budget - design.spent - len(design.head)) // design.strata  # rounds
         rounds = min(max(PILOT, math.isqrt(ask.source.n) // 4) // design.strata + 2, limit // 4 + 2)
-        bets = (0.0, 0.0)
+        bets, certificate = (0.0, 0.0), "asymptotic"
+        special = self._special(self.head)
+        if special is not None:
+            return special
         while True:
             interval = self._deterministic()
             if self.meets(*interval):
                 return self._finish(self._value(), *interval, "deterministic")
-            if ask.source.n <= ask.budget and 2 * (self.rounds + rounds) * design.strata >= ask.source.n:
+            if self.evaluations + ask.source.n <= ask.budget and 2 * (self.rounds + rounds) * design.strata >= ask.source.n:
                 return _exact(ask, self.evaluations)
             self._draw(rounds, bets)
-            special = self._special()
+            special = self._special(self.z[-1])
             if special is not None:
                 return special
             if len(self.z) > 1:
@@ -446,7 +473,9 @@ class _Run:
                     return self._finish(self._value(), lower, upper, certificate)
             planned = min(self._plan(limit), limit)
             bets = self._bets(planned)
-            rounds = min(max(planned, self.rounds + self.rounds // 4 + 1), limit) - self.rounds
+            # What was refused is asked again of twice as many, for each new look at the same draws may refuse less by chance.
+            least = 2 * self.rounds if certificate == "none" else self.rounds + self.rounds // 4 + 1
+            rounds = min(max(planned, least), limit) - self.rounds
 
     def _draw(self, rounds: int, bets: tuple[float, float]) -> None:
         indices, log_weights = self.design.draw(rounds)
@@ -457,12 +486,14 @@ class _Run:
         self.bets.append(bets)
         self.rounds += len(indices)
 
-    def _special(self) -> Estimate | None:
-        """What a NaN or a +∞ among the scores decides."""
-        largest = max(float(np.max(part, initial=-math.inf)) for part in (self.head, self.z[-1]))
+    def _special(self, z: np.ndarray) -> Estimate | None:
+        """What a NaN or a +∞ among scores decides."""
+        largest = float(np.max(z, initial=-math.inf))
         if math.isnan(largest):
             return _not_a_number(self.ask, self.evaluations)
-        return self._finish(math.inf, math.inf, math.inf, "deterministic") if largest == math.inf else None
+        if largest < math.inf:
+            return None
+        return Estimate(_as_asked(self.ask, math.inf, None), math.inf, math.inf, self.evaluations, "deterministic")
 
     def meets(self, lower: float, upper: float) -> bool:
         value = self._value()
@@ -478,10 +509,12 @@ class _Run:
     def _draws(self, bounded: bool) -> np.ndarray:
         return np.exp(np.concatenate(self.terms) - self._shift(bounded))
 
+    def _tail(self, mean: float, bounded: bool) -> float:
+        """The logarithm of a tail of this mean."""
+        return math.log(mean) + self._shift(bounded) if mean > 0.0 else -math.inf
+
     def _total(self, mean: float, bounded: bool) -> float:
-        """The logarithm of the head and a tail of this mean."""
-        tail = math.log(mean) + self._shift(bounded) if mean > 0.0 else -math.inf
-        return float(np.logaddexp(_log_sum(self.head), tail))
+        return float(np.logaddexp(_log_sum(self.head), self._tail(mean, bounded)))
 
     def _value(self) -> float:
         """log Ẑ + Var Ẑ/(2Ẑ²); before the first draw, the head with a tail in the middle of its limits."""
@@ -502,9 +535,8 @@ class _Run:
             indices = np.concatenate([part.ravel() for part in self.indices])
             z = np.concatenate([part.ravel() for part in self.z])
             if math.isinf(self.design.population):
-                distinct = np.unique(indices, return_index=True)[1]
-                z = z[distinct]
-                known = len(np.union1d(indices, self.design.head))
+                z = z[_first_occurrences(indices)]
+                known = len(z)
             else:
                 known += len(indices)
             read = float(np.logaddexp(read, _log_sum(z)))
@@ -522,15 +554,22 @@ class _Run:
                 return *sure, "deterministic"
             return max(lower, sure[0]), min(upper, sure[1]), "finite-sample"
         draws = moments(self._draws(False))
-        nearly_normal = abs(float(skewness_of_mean(draws, self.drawn))) <= LARGEST_SKEWNESS
-        if draws.mean == 0.0 or self.drawn < FEWEST_DRAWS or not nearly_normal:
+        low, high, claimed = self._asymptotic(draws, self.drawn, self.looks + 1)
+        if not claimed:
             return sure[0], math.inf, "none"
         self.looks += 1
-        low, high = hall_interval(draws, self.drawn, self._spent_error(self.looks), self.design.population)
         return max(self._total(float(low), False), sure[0]), self._total(float(high), False), "asymptotic"
 
-    def _spent_error(self, look: int) -> float:
-        return self.ask.delta * FIRST_LOOK * (1.0 - FIRST_LOOK) ** (look - 1)
+    def _asymptotic(self, draws: Moments, m: Any, look: int) -> tuple[Any, Any, Any]:
+        """(lower, upper, whether to claim them) for the mean of m draws with these moments: Hall's where it is nearly normal, and
+        Chebyshev's where it is not, if it adds little to the head.
+        """
+        error, population = self.ask.delta * FIRST_LOOK * (1.0 - FIRST_LOOK) ** (look - 1), self.design.population
+        normal = np.abs(skewness_of_mean(draws, m)) <= LARGEST_SKEWNESS
+        small = self._tail(draws.mean, False) <= self._total(draws.mean, False) + math.log(SMALL_TAIL)
+        hall, chebyshev = hall_interval(draws, m, error, population), chebyshev_interval(draws, m, error, population)
+        low, high = (np.where(normal, a, b) for a, b in zip(hall, chebyshev, strict=True))
+        return low, high, (normal | small) & (m >= FEWEST_DRAWS) & (draws.mean > 0.0)
 
     def _finite_sample(self) -> tuple[float, float]:
         shift = self._shift(True)
@@ -558,14 +597,15 @@ class _Run:
         if self.bounded:
             placed = m - sum(z.size for z, bets in zip(self.z, self.bets, strict=True) if bets == (0.0, 0.0))
             low, high = forecast(draws, placed, self.ask.delta, population, linear=self.design.strata > 1)
-            normal = np.ones_like(m, dtype=bool)
+            claimed = np.ones_like(m, dtype=bool)
         else:
-            low, high = hall_interval(draws, m, self._spent_error(self.looks + 1), population)
-            normal = np.abs(skewness_of_mean(draws, m)) <= LARGEST_SKEWNESS
-        with np.errstate(divide="ignore"):
+            low, high, claimed = self._asymptotic(draws, m, self.looks + 1)
+        with np.errstate(divide="ignore"):  # log 0
             limits = [np.logaddexp(_log_sum(self.head), np.log(mean) + self._shift(self.bounded)) for mean in (low, high)]
         value = self._value()
-        enough = normal & (value - limits[0] <= self.ask.target) & (limits[1] - value <= self.ask.target)
+        if not math.isfinite(value):
+            return limit
+        enough = claimed & (value - limits[0] <= self.ask.target) & (limits[1] - value <= self.ask.target)
         return int(rounds[np.argmax(enough)] * 1.03) + 1 if enough.any() else limit
 
     def _finish(self, value: float, lower: float, upper: float, certificate: Any) -> Estimate:

@@ -214,19 +214,22 @@ class InnerProduct:
         query = self._query.double()
         return (block.double() @ query for block in self._table.rows.split(height)) if self.n else iter(())
 
-    def search(self, k: int) -> tuple[np.ndarray, bool, int]:
-        """(the rows that the index finds for the k largest scores, whether there are surely none larger, scores it computed)."""
-        faiss = _faiss("search")
+    def search(self, k: int) -> np.ndarray:
+        """The rows that the index finds for the k largest scores; some may be missing."""
         _, found = self.index.search(self.query.astype(np.float32)[None], k)
-        rows = np.unique(found[0][found[0] >= 0])
-        if isinstance(faiss.downcast_index(self.index), faiss.IndexFlat):
-            return rows, len(rows) == k, self.n
+        return np.unique(found[found >= 0])
+
+    def search_cost(self) -> tuple[bool, int]:
+        """(whether a search surely finds the largest, how many scores it computes, where the index is of a kind that tells)."""
+        faiss = _faiss("search")
+        index = faiss.downcast_index(self.index)
+        if isinstance(index, faiss.IndexFlat):
+            return True, self.n
         ivf = faiss.try_extract_index_ivf(self.index)
         if ivf is None:
-            return rows, False, len(rows)
+            return False, 0
         probes = min(ivf.nprobe, ivf.nlist)
-        whole = probes == ivf.nlist and isinstance(faiss.downcast_index(self.index), faiss.IndexIVFFlat)
-        return rows, whole and len(rows) == k, ivf.nlist + math.ceil(self.n * probes / ivf.nlist)
+        return isinstance(index, faiss.IndexIVFFlat) and probes == ivf.nlist, ivf.nlist + math.ceil(self.n * probes / ivf.nlist)
 
     @property
     def rounding(self) -> float:

