@@ -4,10 +4,12 @@ from softmaxima.lse.bounds import
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.estimate import Estimate, estimate
 from softmaxima.lse.files import file_logsumexp
+from softmaxima.lse.lanczos import TraceEstimate
 from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
+from softmaxima.lse.matrix import matrix_logsumexp
 from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
