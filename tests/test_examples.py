@@ -1,0 +1,39 @@
+"""The examples run, and what they show is true."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import softmaxima as sm
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str) -> dict[str, Any]:
+    """Its names, without its `main` having run."""
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+def test_intervals_hold_the_exact_partition_function_of_4096_states():
+    intervals = example("ising_chain")["main"](12)
+    assert all(lower <= exact <= upper for lower, exact, upper in intervals)
+    assert all(upper - lower < 0.03 for lower, _, upper in intervals)
+
+
+def test_free_fermions_are_the_eigenvalues_of_1024_states():
+    chain = example("ising_chain")
+    exact = float(chain["exact_log_partition"](10, 1.0, 0.8, 1.5))
+    sparse = sm.matrix_logsumexp(1.5 * chain["sparse_chain"](10), method="eigh")
+    assert sparse.certificate == "deterministic"
+    assert sparse.value == pytest.approx(exact, abs=1e-10)
+
+
+def test_the_chain_without_a_matrix_is_the_sparse_one():
+    chain = example("ising_chain")
+    applied = chain["IsingChain"](6)(torch.eye(64, dtype=torch.float64))
+    torch.testing.assert_close(applied.detach(), torch.from_numpy(chain["sparse_chain"](6).toarray()))
