@@ -1,5 +1,6 @@
 """logsumexp and the functions that are made of it."""
 
+from softmaxima.lse.adaptive import adaptive_logsumexp
 from softmaxima.lse.bounds import 
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.estimate import Estimate, estimate
@@ -10,7 +11,9 @@ from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
 from softmaxima.lse.matrix import matrix_logsumexp
+from softmaxima.lse.multimodal import multimodal_logsumexp
 from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
+from softmaxima.lse.robust import median_of_means_logsumexp, robust_interval, trimmed_logsumexp, winsorized_logsumexp
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
 from softmaxima.lse.sources import InnerProduct, inner_product_index
@@ -23,7 +26,9 @@ __all__ = [
     "Interval",
     "LogSumExpState",
     "Sparsified",
+    "TraceEstimate",
     "adaptive_bounds",
+    "adaptive_logsumexp",
     "basic_bounds",
     "bounds",
     "estimate",
@@ -38,15 +43,21 @@ __all__ = [
     "logaddexp",
     "logcumsumexp",
     "logsumexp",
+    "matrix_logsumexp",
     "mean_bounds",
+    "median_of_means_logsumexp",
+    "multimodal_logsumexp",
     "quantized_logsumexp",
     "quantized_softmax",
     "real_softmax",
     "real_softmin",
     "renyi_bounds",
+    "robust_interval",
     "scipy_logsumexp",
     "sequence_logsumexp",
     "softplus",
     "sparsified_logsumexp",
     "streaming_logsumexp",
+    "trimmed_logsumexp",
+    "winsorized_logsumexp",
 ]

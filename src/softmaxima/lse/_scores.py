@@ -1,0 +1,28 @@
+"""The public edge of functions of a row: x/τ with masks as −∞, the axis last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima._map import as_tensor, check_dim, check_scores, check_temperature, check_where, like_input, tempered
+
+
+def scores_last(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """(z [..., n] in the compute dtype, what gives a result [...] back in x's kind and dtype). Integers become floating point."""
+    scores = as_tensor(name, "scores", x)
+    if not scores.is_floating_point() and not scores.is_complex():
+        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
+    scores = check_scores(name, scores)
+    dim = check_dim(name, dim, scores.ndim)
+    rows = scores if scores.ndim else scores.reshape(1)
+    tau = check_temperature(name, temperature, rows, dim)
+    mask = check_where(name, where, rows)
+    if dim != rows.ndim - 1:
+        rows = rows.movedim(dim, -1)
+        tau = tau.movedim(dim, -1) if isinstance(tau, Tensor) else tau
+        mask = None if mask is None else mask.movedim(dim, -1)
+    return tempered(rows, tau, mask), lambda value: like_input(value.to(scores.dtype), x)
