@@ -22,6 +22,9 @@ import softmaxima as sm
 class IsingChain(torch.nn.Module):
     """−H as a linear operator on [2^L, b]. J and h learn."""
 
+    bonds: Tensor
+    flipped: Tensor
+
     def __init__(self, spins: int, coupling: float = 1.0, field: float = 0.8) -> None:
         super().__init__()
         self.spins = spins

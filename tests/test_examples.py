@@ -37,3 +37,19 @@ def test_the_chain_without_a_matrix_is_the_sparse_one():
     chain = example("ising_chain")
     applied = chain["IsingChain"](6)(torch.eye(64, dtype=torch.float64))
     torch.testing.assert_close(applied.detach(), torch.from_numpy(chain["sparse_chain"](6).toarray()))
+
+
+def test_annealed_logsumexp_reaches_the_minimax_value_of_scipy():
+    results = example("smooth_max")["main"]()
+    assert set(results) == {"Chebyshev regression", "enclosing ball"}
+    for ours, exact, allowed in results.values():
+        assert -1e-7 <= ours - exact <= allowed  # below zero only by SciPy's own tolerance
+
+
+def test_the_weights_of_the_annealed_solution_are_the_multipliers():
+    names = example("smooth_max")
+    functions, start, _ = names["chebyshev_regression"]()
+    x, weights = names["minimise_largest"](functions, start, torch.logspace(0, -5, 16, dtype=torch.float64))
+    assert int((weights > 1e-3).sum()) == 6  # as many residuals are extreme as there are coefficients, and one
+    stationary = weights @ torch.func.jacrev(functions)(x)
+    torch.testing.assert_close(stationary, torch.zeros(5, dtype=torch.float64), atol=1e-5, rtol=0)

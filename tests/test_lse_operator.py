@@ -134,11 +134,26 @@ def test_small_spaces_are_deflated_completely(size: int, method: str):
     assert float(estimate.upper - estimate.lower) < 1e-11
 
 
-def test_multiples_of_the_identity_exhaust_their_krylov_space_at_once():
-    estimate = sm.matrix_logsumexp(lambda V: 3 * V, size=1000, method="lanczos", generator=generator())
-    assert float(estimate.value) == pytest.approx(3 + math.log(1000), abs=1e-12)
-    zero = sm.matrix_logsumexp(torch.zeros_like, size=1000, method="lanczos", generator=generator())
-    assert float(zero.value) == pytest.approx(math.log(1000), abs=1e-12)
+@pytest.mark.parametrize("multiple", [-1e4, -3.0, 0.0, 3.0, 1e4])
+def test_multiples_of_the_identity_exhaust_their_krylov_space_at_once(multiple: float):
+    estimate = sm.matrix_logsumexp(lambda V: multiple * V, size=1000, method="lanczos", generator=generator())
+    exact = multiple + math.log(1000)
+    assert float(estimate.value) == pytest.approx(exact, abs=1e-11)
+    assert float(estimate.lower) <= exact <= float(estimate.upper)
+    assert float(estimate.upper - estimate.lower) < 1e-8
+
+
+def test_columns_that_end_early_do_not_disturb_the_others():
+    diagonal = torch.full((400,), -1e4, dtype=torch.float64)
+    diagonal[:3] = torch.tensor([-9990.0, -9991.0, -9995.0])
+    estimate = sm.matrix_logsumexp(lambda V: diagonal[:, None] * V, size=400, method="lanczos", generator=generator())
+    exact = float(sm.logsumexp(diagonal))
+    assert float(estimate.lower) <= exact <= float(estimate.upper)
+    assert float(estimate.value) == pytest.approx(exact, abs=1e-6)
+
+
+def test_a_space_without_states_has_no_trace():
+    assert sm.matrix_logsumexp(scipy.sparse.csr_array((0, 0))).value == -math.inf
 
 
 def test_too_few_steps_certify_nothing():
@@ -187,6 +202,18 @@ def test_the_gradient_of_a_completely_deflated_estimate_is_exact():
     expected = torch.autograd.grad(sm.matrix_logsumexp(X, temperature=tau), (rotor.theta, tau))
     estimate = sm.matrix_logsumexp(rotor, size=12, method="lanczos", temperature=tau, generator=generator())
     torch.testing.assert_close(torch.autograd.grad(estimate.value, (rotor.theta, tau)), expected, atol=1e-11, rtol=0)
+
+
+def test_parameters_of_complex_operators_learn():
+    A = torch.complex(normal(20, 20), normal(20, 20, seed=1))
+    X = (A + A.mH) / 8
+    field = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(sm.matrix_logsumexp(field * X), field)
+    estimate = sm.matrix_logsumexp(
+        lambda V: field * (X @ V), size=20, dtype=torch.complex128, method="lanczos", deflation=20, generator=generator()
+    )
+    (gradient,) = torch.autograd.grad(estimate.value, field)
+    torch.testing.assert_close(gradient, expected, atol=1e-11, rtol=0)
 
 
 def test_values_of_a_sparse_tensor_learn():
