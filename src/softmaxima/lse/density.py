@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import batch_first, forward_mode, primal
+from softmaxima._map import batch_first, forward_mode, may_differentiate, primal, transforming
 from softmaxima.lse.logsumexp import logsumexp, shared_softmax
 
 
@@ -24,26 +24,30 @@ def log_trace_exp(X: Tensor) -> Tensor:
     """log tr exp(X) of Hermitian X [..., d, d] in double → [...], differentiable twice."""
     if X.shape[-1] == 0:
         return X.real.sum((-2, -1)) - math.inf
-    eigenvalues, vectors = spectrum(X.detach())
+    finite, side, undefined = uncouple(X.detach())
+    ends = side.sort(-1).values  # which eigenvalues are −∞, finite, +∞
+    infinities = (ends * math.inf).nan_to_num(0.0, math.inf, -math.inf).masked_fill(undefined.unsqueeze(-1), math.nan)
+    if not (transforming() or may_differentiate((X,))):
+        return logsumexp(torch.linalg.eigvalsh(finite) + infinities)
+    eigenvalues, vectors = torch.linalg.eigh(finite)
+    eigenvalues = eigenvalues + infinities
+    vectors = vectors.masked_fill(side.unsqueeze(-1) != ends.unsqueeze(-2), 0.0)  # exactly, not to rounding
     return _LogTraceExp.apply(X, logsumexp(eigenvalues), eigenvalues, vectors)  # type: ignore[return-value]
 
 
-def spectrum(X: Tensor) -> tuple[Tensor, Tensor]:
-    """(λ ascending [..., d], U [..., d, d]); a state of ∓∞ energy is uncoupled, and its eigenvalue is −∞ or +∞ itself.
+def uncouple(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(a finite X, side [..., d], undefined [...]). A state of −∞ or +∞ on the diagonal, side −1 or +1, has no couplings any more.
 
-    For eigh such a state stands beyond the others by more than Gershgorin's radius, so that it comes first or last.
+    Its number is put beyond the others' by more than Gershgorin's radius, so that its eigenvalue comes first or last. Matrices with
+    other infinities or NaN are undefined.
     """
     energy = X.diagonal(dim1=-2, dim2=-1).real
-    side = (energy == math.inf).to(energy.dtype) - (energy == -math.inf).to(energy.dtype)  # −1, 0 or +1
+    side = (energy == math.inf).to(energy.dtype) - (energy == -math.inf).to(energy.dtype)
     apart = side != 0
     undefined = (~X.isfinite() & ~torch.diag_embed(apart)).flatten(-2).any(-1)
     finite = X.masked_fill(apart.unsqueeze(-1) | apart.unsqueeze(-2) | undefined[..., None, None], 0.0)
     beyond = 2 * finite.abs().sum(-1).amax(-1, keepdim=True) + 1
-    eigenvalues, vectors = torch.linalg.eigh(finite + torch.diag_embed(side * beyond))
-    side_of_eigenvalue = side.sort(-1).values
-    eigenvalues = torch.where(side_of_eigenvalue == 0, eigenvalues, side_of_eigenvalue * math.inf)
-    vectors = vectors.masked_fill(side.unsqueeze(-1) != side_of_eigenvalue.unsqueeze(-2), 0.0)  # exactly, not to rounding
-    return eigenvalues.masked_fill(undefined.unsqueeze(-1), math.nan), vectors
+    return finite + torch.diag_embed(side * beyond), side, undefined
 
 
 def _rotate(vectors: Tensor, inner: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def estimate_log_trace(
     space = _with_temperature(name, _as_operator(name, operator, size, dtype, device), temperature)
     learns = _check_hermitian(name, space, generator)
     deflation = min(deflation, space.size)
-    if method == "eigh" or (method == "auto" and _prefers_eigenvalues(space, deflation)):
+    if method == "eigh" or (method == "auto" and _prefers_eigenvalues(space, deflation, learns)):
         return _exact(space)
     return _estimate(space, tolerance, confidence, deflation, max_probes, max_steps, generator, learns)
 
@@ -197,13 +197,14 @@ def _normal(space: _Operator, count: int, generator: torch.Generator | None) -> 
 # Eigenvalues -----------------------------------------------------------------------------------------------------------------
 
 
-def _prefers_eigenvalues(space: _Operator, deflation: int) -> bool:
-    """Counts multiplications: 9d³ and d products for eigh; 50 steps, which are typical, for each vector of the estimate. Those of
-    the estimate wait for memory; one takes about as long as 16 of eigh's (on examples/ising_chain.py they meet near 2¹⁰ states).
+def _prefers_eigenvalues(space: _Operator, deflation: int, learns: bool) -> bool:
+    """Counts multiplications: d products and 9d³ for eigh, 3d³ where eigenvectors are not needed; 50 steps, which are typical, for
+    each vector of the estimate. Those of the estimate wait for memory; one takes about as long as 16 of eigh's. On the chain of
+    examples/ising_chain.py the two meet between 2¹⁰ and 2¹¹ states.
     """
     d, steps = space.size, 50
     vectors = 2 * deflation + PILOT
-    return d * (9 * d * d + space.cost) <= 16 * vectors * steps * (space.cost + 4 * steps * d)
+    return d * ((9 if learns else 3) * d * d + space.cost) <= 16 * vectors * steps * (space.cost + 4 * steps * d)
 
 
 def _exact(space: _Operator) -> TraceEstimate:
