@@ -170,6 +170,26 @@ def test_gradients_of_scores_and_of_every_temperature():
     torch.testing.assert_close(total, torch.ones(3, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: sm.adaptive_logsumexp(x, around=0.5),
+        lambda x: sm.adaptive_logsumexp(x, between=(0.5, 1.0)),
+        lambda x: sm.multimodal_logsumexp([x, 2 * x], [0.5, 1.0]),
+        lambda x: sm.trimmed_logsumexp(x, 0.2),
+        lambda x: sm.winsorized_logsumexp(x, 0.2),
+        lambda x: sm.median_of_means_logsumexp(x, 3),
+    ],
+    ids=["around", "between", "multimodal", "trimmed", "winsorized", "median of means"],
+)
+def test_compiles_without_a_graph_break(function: Callable):
+    torch._dynamo.reset()
+    x = normal(4, 9).requires_grad_()
+    value = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(value, function(x))
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(function(x).sum(), x))
+
+
 X = torch.zeros(2, 3)
 
 
