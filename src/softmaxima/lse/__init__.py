@@ -1,7 +1,17 @@
 """logsumexp and the functions that are made of it."""
 
 from softmaxima.lse.adaptive import adaptive_logsumexp
-from softmaxima.lse.bounds import 
+from softmaxima.lse.bounds import (
+    Interval,
+    adaptive_bounds,
+    basic_bounds,
+    bounds,
+    gap_bounds,
+    histogram_bounds,
+    lipschitz_bounds,
+    mean_bounds,
+    renyi_bounds,
+)
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.estimate import Estimate, estimate
 from softmaxima.lse.files import file_logsumexp
