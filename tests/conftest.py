@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from softmaxima.cli import main
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY, Map, Properties
@@ -126,3 +127,18 @@ def rows(draw: st.DrawFn, dtype: torch.dtype = torch.float64, masks: bool = True
         score = st.one_of(score, score, score, st.just(-math.inf))
     table = [[draw(ordinary)] + [draw(score) for _ in range(width - 1)] for _ in range(height)]
     return torch.tensor(table, dtype=dtype)
+
+
+@pytest.fixture
+def softmaxima_lse(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of `softmaxima lse` in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(("lse", *arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run

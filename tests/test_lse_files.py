@@ -20,7 +20,6 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.cli import main
 from softmaxima.lse import checkpoint as checkpoint_module
 from softmaxima.lse import files, formats
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
@@ -29,21 +28,6 @@ from softmaxima.lse.formats import FileError, open_scores
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()"
 BILLION = 10**9
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of `softmaxima lse` in this process."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(("lse", *arguments))
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -114,11 +98,11 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_gives_the_same_sum(kind: str, run: Callable, tmp_path: Path):
+def test_every_format_gives_the_same_sum(kind: str, softmaxima_lse: Callable, tmp_path: Path):
     suffix, options, write = FORMATS[kind]
     x, path = scores(50, 61), tmp_path / f"file{suffix}"
     write(path, x)
-    code, out, err = run(str(path), *options, "--json", "--effective-size")
+    code, out, err = softmaxima_lse(str(path), *options, "--json", "--effective-size")
     assert (code, err) == (0, "")
     found = json.loads(out)
     p = np.exp(x.astype(np.float64) - of_all(x))
@@ -163,16 +147,16 @@ def test_arrays_of_every_dtype_and_length(n: int, name: str, tmp_path: Path):
     assert state.n == n
 
 
-def test_hard_scores_are_told_as_they_are(run: Callable, tmp_path: Path):
+def test_hard_scores_are_told_as_they_are(softmaxima_lse: Callable, tmp_path: Path):
     path = tmp_path / "x.npy"
     for x, value in (([-math.inf] * 2, "-inf"), ([math.inf, 0], "inf"), ([math.nan, 0], "nan"), ([], "-inf")):
         np.save(path, np.array(x))
-        assert json.loads(run(str(path), "--json")[1])["logsumexp"] == value
-        assert f"logsumexp       {value} nats" in run(str(path))[1]
+        assert json.loads(softmaxima_lse(str(path), "--json")[1])["logsumexp"] == value
+        assert f"logsumexp       {value} nats" in softmaxima_lse(str(path))[1]
     np.save(path, np.array([0.0, -40.0]))
-    assert json.loads(run(str(path), "--json")[1])["logsumexp"] == 4.248354255291589e-18
+    assert json.loads(softmaxima_lse(str(path), "--json")[1])["logsumexp"] == 4.248354255291589e-18
     np.save(path, np.array([2.0, 2.0]))
-    code, out, _ = run(str(path), "--temperature=2", "--effective-size")
+    code, out, _ = softmaxima_lse(str(path), "--temperature=2", "--effective-size")
     assert code == 0
     assert out.splitlines() == [
         f"{path}: 2 scores",
@@ -198,20 +182,20 @@ def npy_bytes(x: np.ndarray) -> bytes:
         (lambda x: ",\n".join(map(repr, x.tolist())).encode() + b"\n", ()),
     ],
 )
-def test_standard_input_is_npy_raw_or_text(content: Callable, options: tuple[str, ...], run: Callable, monkeypatch):
+def test_standard_input_is_npy_raw_or_text(content: Callable, options: tuple[str, ...], softmaxima_lse: Callable, monkeypatch):
     x = scores(3000, dtype=np.float64)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content(x))))
-    code, out, err = run("-", "--json", *options)
+    code, out, err = softmaxima_lse("-", "--json", *options)
     assert (code, err) == (0, "")
     assert json.loads(out)["logsumexp"] == pytest.approx(of_all(x), rel=1e-14)
     assert json.loads(out)["scores"] == 3000
 
 
-def test_a_stream_of_half_precision_and_an_empty_one(run: Callable, monkeypatch):
+def test_a_stream_of_half_precision_and_an_empty_one(softmaxima_lse: Callable, monkeypatch):
     half = torch.ones(10, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     for content, options, value in ((half, ("--dtype=bfloat16",), 1 + math.log(10)), (b"", (), "-inf"), (b"7", (), 7.0)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        assert json.loads(run("-", "--json", *options)[1])["logsumexp"] == value
+        assert json.loads(softmaxima_lse("-", "--json", *options)[1])["logsumexp"] == value
 
 
 def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -256,9 +240,9 @@ def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
     }
 
 
-def test_what_cannot_be_used_is_said_in_one_line(run: Callable, tmp_path: Path):
+def test_what_cannot_be_used_is_said_in_one_line(softmaxima_lse: Callable, tmp_path: Path):
     for name, (options, part) in broken(tmp_path).items():
-        code, out, err = run(str(tmp_path / name.strip()), *options)
+        code, out, err = softmaxima_lse(str(tmp_path / name.strip()), *options)
         assert (code, out, err.count("\n")) == (2, "", 1), name
         assert err.startswith("softmaxima: ")
         assert part in err, name
@@ -266,32 +250,32 @@ def test_what_cannot_be_used_is_said_in_one_line(run: Callable, tmp_path: Path):
 
 @pytest.mark.parametrize(("suffix", "module"), [(".parquet", "pyarrow"), (".arrow", "pyarrow"), (".h5", "h5py"), (".zarr", "zarr")])
 def test_a_missing_library_is_named_with_the_command_that_installs_it(
-    suffix: str, module: str, run: Callable, tmp_path: Path, monkeypatch
+    suffix: str, module: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch
 ):
     (tmp_path / f"x{suffix}").touch()
     monkeypatch.setitem(sys.modules, module, None)
-    code, out, err = run(str(tmp_path / f"x{suffix}"))
+    code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f'needs {module}, which is not installed: pip install "softmaxima[files]"' in err
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".h5", ".zarr"])
-def test_a_file_of_another_kind_is_told(suffix: str, run: Callable, tmp_path: Path):
+def test_a_file_of_another_kind_is_told(suffix: str, softmaxima_lse: Callable, tmp_path: Path):
     pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "pyarrow"))
     path = tmp_path / f"x{suffix}"
     path.mkdir() if suffix == ".zarr" else path.write_bytes(b"nothing of the kind" * 100)
-    code, out, err = run(str(path))
+    code, out, err = softmaxima_lse(str(path))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"x{suffix} cannot be read (" in err
 
 
-def test_missing_values_and_texts_in_a_table_are_refused(run: Callable, tmp_path: Path):
+def test_missing_values_and_texts_in_a_table_are_refused(softmaxima_lse: Callable, tmp_path: Path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "x.parquet"
     parquet.write_table(pyarrow.table({"a": [1.0, None], "b": ["x", "y"]}), path)
-    assert "1 values are missing; fill them in" in run(str(path), "--column=a")[2]
-    assert "column 'b' is of type string; cast it" in run(str(path), "--column=b")[2]
-    assert "there is no column 'c'" in run(str(path), "--column=c")[2]
+    assert "1 values are missing; fill them in" in softmaxima_lse(str(path), "--column=a")[2]
+    assert "column 'b' is of type string; cast it" in softmaxima_lse(str(path), "--column=b")[2]
+    assert "there is no column 'c'" in softmaxima_lse(str(path), "--column=c")[2]
 
 
 # Interruption and resumption ------------------------------------------------------------------------------------------------
@@ -334,7 +318,7 @@ def test_a_sum_continues_where_it_was_interrupted(kind: str, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_checkpoint_of_a_file_that_changed_is_refused_and_kept(run: Callable, tmp_path: Path):
+def test_a_checkpoint_of_a_file_that_changed_is_refused_and_kept(softmaxima_lse: Callable, tmp_path: Path):
     path, place = tmp_path / "x.npy", tmp_path / "checkpoint"
     x = scores(100_000)
     np.save(path, x)
@@ -343,7 +327,7 @@ def test_a_checkpoint_of_a_file_that_changed_is_refused_and_kept(run: Callable, 
     kept, whole, times = place.read_bytes(), path.read_bytes(), path.stat()
 
     def refused(*options: str) -> str:
-        code, out, err = run(str(path), f"--checkpoint={place}", *options)
+        code, out, err = softmaxima_lse(str(path), f"--checkpoint={place}", *options)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert place.read_bytes() == kept
         assert "scores summed so far are in the checkpoint" in err
@@ -367,7 +351,7 @@ def test_a_checkpoint_of_a_file_that_changed_is_refused_and_kept(run: Callable, 
     write(whole)
     assert "temperature 1.0, got 2.0" in refused("--temperature=2")
     assert "effective size False, got True" in refused("--effective-size")
-    code, out, _ = run(str(path), f"--checkpoint={place}", "--json")
+    code, out, _ = softmaxima_lse(str(path), f"--checkpoint={place}", "--json")
     assert code == 0
     assert json.loads(out)["logsumexp"] == pytest.approx(of_all(x), abs=1e-7)
 
@@ -393,21 +377,21 @@ def test_a_file_that_shrinks_or_changes_while_it_is_read_is_named(tmp_path: Path
         sm.file_logsumexp(path, progress=then(lambda: os.utime(path, ns=(0, 0))))
 
 
-def test_a_misspelt_option_is_not_taken_for_a_file(run: Callable, tmp_path: Path, monkeypatch):
+def test_a_misspelt_option_is_not_taken_for_a_file(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("-x.npy", np.zeros(2))
-    assert run("--colum=a")[::2] == (2, "softmaxima: Unknown option: --colum=a; see softmaxima lse --help\n")
-    assert run("-x.npy")[0] == 0
+    assert softmaxima_lse("--colum=a")[::2] == (2, "softmaxima: Unknown option: --colum=a; see softmaxima lse --help\n")
+    assert softmaxima_lse("-x.npy")[0] == 0
 
 
-def test_an_error_of_the_system_is_one_line(run: Callable, tmp_path: Path, monkeypatch):
+def test_an_error_of_the_system_is_one_line(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
     np.save(tmp_path / "x.npy", scores(10))
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(formats.np, "memmap", fail)
-    code, out, err = run(str(tmp_path / "x.npy"))
+    code, out, err = softmaxima_lse(str(tmp_path / "x.npy"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "x.npy cannot be read (Input/output error)" in err
 
@@ -421,20 +405,20 @@ def test_a_directory_has_a_fingerprint_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"kind": "other"}', "[]", "\xff"])
-def test_what_is_no_checkpoint_is_neither_used_nor_lost(content: str, run: Callable, tmp_path: Path):
+def test_what_is_no_checkpoint_is_neither_used_nor_lost(content: str, softmaxima_lse: Callable, tmp_path: Path):
     np.save(tmp_path / "x.npy", scores(10))
     place = tmp_path / "precious"
     place.write_text(content, encoding="latin-1")
-    code, _, err = run(str(tmp_path / "x.npy"), f"--checkpoint={place}")
+    code, _, err = softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={place}")
     assert (code, err.count("\n")) == (2, 1)
     assert "is no checkpoint of this command" in err
     assert place.read_text(encoding="latin-1") == content
 
 
-def test_a_checkpoint_needs_a_place_and_a_file(run: Callable, tmp_path: Path):
+def test_a_checkpoint_needs_a_place_and_a_file(softmaxima_lse: Callable, tmp_path: Path):
     np.save(tmp_path / "x.npy", scores(10))
-    assert "cannot write" in run(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'none' / 'here'}")[2]
-    assert "standard input cannot be read again" in run("-", f"--checkpoint={tmp_path / 'here'}")[2]
+    assert "cannot write" in softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'none' / 'here'}")[2]
+    assert "standard input cannot be read again" in softmaxima_lse("-", f"--checkpoint={tmp_path / 'here'}")[2]
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 

@@ -36,7 +36,6 @@ import softmaxima
 if TYPE_CHECKING:
     from softmaxima.experiments.bench import Benchmark
     from softmaxima.experiments.compare import Comparison, Pair
-    from softmaxima.lse import LogSumExpState
     from softmaxima.lse.formats import Scores
 
 WRONG_RESULT, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -208,24 +207,61 @@ def lse(
     ] = None,
     temperature: Annotated[float, Parameter(help="Divides every score.")] = 1.0,
     effective_size: Annotated[bool, Parameter(help="Also 1/Σp², which takes several times as long.", negative=())] = False,
+    bounds: Annotated[
+        bool, Parameter(help="Also the interval that each bound gives, which takes several times as long.", negative=())
+    ] = False,
     checkpoint: Annotated[
         Path | None, Parameter(help="A file to continue from after an interruption: written as it goes, removed at the end.")
     ] = None,
+    estimate: Annotated[
+        float | None,
+        Parameter(help="Do not sum: draw scores until log Σ exp(x/τ) is known to within this many nats. NPY and raw memory only."),
+    ] = None,
+    confidence: Annotated[float | None, Parameter(help="Of --estimate: how often its interval is to hold the truth; 0.95.")] = None,
+    maximum: Annotated[
+        float | None, Parameter(help="Of --estimate: a number that no score exceeds; it makes the interval a guarantee.")
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="Of --estimate: the same draws for the same number.")] = None,
     json: Annotated[bool, Parameter(help="Print one line of JSON; infinities and NaN are strings there.", negative=())] = False,
 ) -> None:
-    """Sum the exponentials of all scores in a file, log Σ exp(x/τ), in constant memory.
+    """Sum the exponentials of all scores in a file, log Σ exp(x/τ), in constant memory; or estimate it from a few of them.
 
     The file is read once. A file that is cut off, or changes while it is read, is an error.
     """
-    from softmaxima.lse.files import file_logsumexp
-    from softmaxima.lse.formats import FileError
-
     if str(file).startswith("-") and str(file) != "-" and not file.exists():
         fail(f"Unknown option: {file}; see softmaxima lse --help")
     if not 0 < temperature < float("inf"):
         fail(f"--temperature must be a positive finite number, got {temperature}")
+    if estimate is None:
+        for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
+            if value is not None:
+                fail(f"{option} is about an estimate; add --estimate NATS, such as --estimate 0.01, or leave it out")
+        facts = sum_file(file, column, dtype, temperature, effective_size, bounds, checkpoint)
+    else:
+        for option, value in (("--effective-size", effective_size), ("--bounds", bounds), ("--checkpoint", checkpoint)):
+            if value:
+                fail(f"{option} needs all scores; leave out --estimate, or {option}")
+        facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
+    show_facts(file, facts, json)
+
+
+def sum_file(
+    file: Path,
+    column: str | None,
+    dtype: str | None,
+    temperature: float,
+    effective_size: bool,
+    bounds: bool,
+    checkpoint: Path | None,
+) -> dict[str, Any]:
+    """What is known of all scores of a file."""
+    from softmaxima.lse import ScoreSummary
+    from softmaxima.lse.files import file_logsumexp
+    from softmaxima.lse.formats import FileError
+
     with file_progress() as progress, terminable():
         seen = 0
+        summary = ScoreSummary(temperature)
 
         def summed(done: int, scores: Scores) -> None:
             nonlocal seen, task
@@ -234,6 +270,10 @@ def lse(
                 task = progress.add_task(escape(scores.name), total=total, itemsize=scores.itemsize)
             seen = done
             progress.update(task, completed=done * scores.itemsize)
+
+        def summarise(block: Any) -> None:
+            nonlocal summary
+            summary = summary.update(block)
 
         task: Any = None
         try:
@@ -245,6 +285,7 @@ def lse(
                 effective_size=effective_size,
                 checkpoint=checkpoint,
                 progress=summed,
+                observe=summarise if bounds else None,
             )
         except FileError as error:
             progress.stop()
@@ -254,33 +295,95 @@ def lse(
             kept = f"; {seen} scores are in {checkpoint}: the same command continues from there" if checkpoint is not None else ""
             terminated = isinstance(interruption, Terminated)
             fail(("terminated" if terminated else "interrupted") + kept, TERMINATED if terminated else INTERRUPTED)
-    show_sum(file, state, temperature, json)
-
-
-def show_sum(file: Path, state: LogSumExpState, temperature: float, as_json: bool) -> None:
-    """What is known of the scores, as lines or as JSON."""
-    import json
-
     facts: dict[str, Any] = {
-        "file": str(file),
         "scores": int(state.n),
         "temperature": temperature,
         "logsumexp": float(state.value),
         "maximum": float(state.maximum),
         "maxima": int(state.count),
     }
-    if state.squares is not None:
+    if effective_size:
         facts["effective_size"] = float(state.effective_size)
+    if bounds:
+        facts["bounds"] = summary.as_dict()
+    return facts
+
+
+def estimate_file(
+    file: Path,
+    column: str | None,
+    dtype: str | None,
+    temperature: float,
+    target: float,
+    confidence: float,
+    maximum: float | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    """What is known of a file after a few of its scores."""
+    from softmaxima.lse import estimate
+    from softmaxima.lse.formats import FileError, open_scores
+
+    try:
+        scores = open_scores(file, column, dtype)
+        if scores.mapped is None:
+            fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
+        with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
+            found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, seed=seed)
+    except (FileError, ValueError) as error:
+        fail(str(error).replace("estimate: target_nats", "--estimate").replace("estimate: ", "--"))
+    except KeyboardInterrupt as interruption:
+        terminated = isinstance(interruption, Terminated)
+        fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)
+    return {
+        "scores": scores.count,
+        "temperature": temperature,
+        "logsumexp": float(found.value),
+        "lower": found.lower,
+        "upper": found.upper,
+        "certificate": found.certificate,
+        "confidence": confidence,
+        "evaluations": found.evaluations,
+    }
+
+
+CERTIFICATES = {
+    "deterministic": "the sum is inside",
+    "finite-sample": "the sum is inside with {confidence:.4g} % confidence, whatever the scores are",
+    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless large scores are rare; --maximum guarantees it",
+    "none": "the draws may have missed the largest scores; --maximum would guarantee it",
+}
+
+
+def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
+    """What is known of a file's scores, as lines or as JSON."""
     if as_json:
-        finite = {k: str(v) if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in facts.items()}
-        say(json.dumps(finite, ensure_ascii=False))
+        import json
+
+        say(json.dumps({"file": str(file)} | {name: printable(value) for name, value in facts.items()}, ensure_ascii=False))
         return
-    of = "" if temperature == 1.0 else f" of x/{temperature}"
-    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores")
+    of = "" if facts["temperature"] == 1.0 else f" of x/{facts['temperature']}"
+    read = f", {facts['evaluations']} of them read" if "evaluations" in facts else ""
+    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
+    if "certificate" in facts:
+        meaning = CERTIFICATES[facts["certificate"]].format(confidence=100 * facts["confidence"])
+        say(f"interval        {facts['lower']!r} to {facts['upper']!r}")
+        say(f"certificate     {facts['certificate']}: {meaning}")
+        return
     say(f"maximum         {facts['maximum']!r}{of}, {facts['maxima']} of them")
-    if state.squares is not None:
+    if "effective_size" in facts:
         say(f"effective size  {facts['effective_size']!r}")
+    for bound, (lower, upper) in facts.get("bounds", {}).items():
+        say(f"{bound:<15} {lower!r} to {upper!r}")
+
+
+def printable(value: Any) -> Any:
+    """JSON has no infinities and no NaN."""
+    if isinstance(value, dict):
+        return {key: printable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [printable(item) for item in value]
+    return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 class Terminated(KeyboardInterrupt):

@@ -25,6 +25,7 @@ from softmaxima.lse.multimodal import multimodal_logsumexp
 from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.robust import median_of_means_logsumexp, robust_interval, trimmed_logsumexp, winsorized_logsumexp
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
+from softmaxima.lse.score_summary import ScoreSummary
 from softmaxima.lse.softplus import inverse_softplus, softplus
 from softmaxima.lse.sources import InnerProduct, inner_product_index
 from softmaxima.lse.sparsified import Sparsified, sparsified_logsumexp
@@ -35,6 +36,7 @@ __all__ = [
     "InnerProduct",
     "Interval",
     "LogSumExpState",
+    "ScoreSummary",
     "Sparsified",
     "TraceEstimate",
     "adaptive_bounds",

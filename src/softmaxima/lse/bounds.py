@@ -9,8 +9,7 @@ r"""Intervals that hold LSE(x) = log Σ exp(x_i), from less than all of its expo
     Rényi        M − Σ p δ + H_t(p) ≤ LSE(x) for t ≥ 1;                                   mean: p = 1/n
     Lipschitz    LSE(y) + min (x−y) ≤ LSE(x) ≤ LSE(y) + max (x−y),                        so |LSE(x) − LSE(y)| ≤ ‖x − y‖∞
 
-They hold for what is returned, not only on paper: u = 2⁻⁵³ bounds the error of every operation in float64, and each end is moved
-outward by all of them before it is rounded, outward again, to the dtype of the scores. No gradient passes through an interval.
+They hold for what is returned, not only on paper (`_gaps.py`). No gradient passes through an interval.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, check_dim, check_positive, check_scores, check_temperature, check_where, like_input
+from softmaxima._map import Array, as_tensor, check_positive, like_input
+from softmaxima.lse._gaps import UNIT, Gaps, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
-UNIT = 2.0**-53
 TINIEST = 1e-307  # what an exponential that underflows, or nearly, may lack
 
 
@@ -130,7 +129,7 @@ def renyi_bounds(
     if not bool(((weights >= 0) & (weights < math.inf)).all()):
         raise ValueError(f"{name}: p must be finite and not negative; call abs() or softmax() on it first")
     lower, error = _renyi(rows, weights.movedim(rows.dim, -1), float(order))
-    return rows.interval("renyi", lower, rows.maximum.new_full((), math.inf), error, 0.0)
+    return interval_of(rows, "renyi", lower, rows.maximum.new_full((), math.inf), error, 0.0)
 
 
 def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
@@ -206,16 +205,16 @@ def lipschitz_bounds(
     rows, others = read_rows(name, x, dim, temperature, where), read_rows(name, y, dim, temperature, where)
     if rows.shape != others.shape:
         raise ValueError(f"{name}: y must have the scores' shape {tuple(rows.shape)}, got {tuple(others.shape)}")
-    known = row_logsumexp(-others.gaps, 1.0, None).unsqueeze(-1)  # LSE(y/τ) − max y/τ
+    known = row_logsumexp(-others.each, 1.0, None).unsqueeze(-1)  # LSE(y/τ) − max y/τ
     # x − y less the difference of the maxima; what both leave out does not count.
-    change = others.gaps - rows.gaps
-    neither = (rows.gaps == math.inf) & (others.gaps == math.inf)
-    least, most = (extreme(change.masked_fill(neither, math.inf * sign)) for extreme, sign in ((_least, 1), (_most, -1)))
-    longest = _most(torch.where(change.isfinite(), rows.gaps + others.gaps, 0.0))
+    change = others.each - rows.each
+    neither = (rows.each == math.inf) & (others.each == math.inf)
+    smallest, largest = (extreme(change.masked_fill(neither, math.inf * sign)) for extreme, sign in ((least, 1), (most, -1)))
+    longest = most(torch.where(change.isfinite(), rows.each + others.each, 0.0))
     error = UNIT * (8 * longest + 8 * known + 2 * (rows.n + 16))
     silent = ~others.maximum.isfinite()  # a y of nothing, or with +∞ or NaN, says nothing of x
-    lower, upper = (known + least).masked_fill(silent, -math.inf), (known + most).masked_fill(silent, math.inf)
-    return rows.interval("lipschitz", lower, upper, error.masked_fill(silent, 0.0), error.masked_fill(silent, 0.0))
+    lower, upper = (known + smallest).masked_fill(silent, -math.inf), (known + largest).masked_fill(silent, math.inf)
+    return interval_of(rows, "lipschitz", lower, upper, error.masked_fill(silent, 0.0), error.masked_fill(silent, 0.0))
 
 
 def bounds(
@@ -240,94 +239,23 @@ def bounds(
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
     rows = read_rows("bounds", x, dim, temperature, where)
-    found = [rows.ends(*BOUNDS[name](rows)) for name in among]
+    found = [ends(rows, *BOUNDS[name](rows)) for name in among]
     names = np.array(among)
     lower, upper = torch.stack([ends[0] for ends in found]), torch.stack([ends[1] for ends in found])
     first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
     return Interval(like_input(lower.amax(0), x), like_input(upper.amin(0), x), names[first_highest], names[first_lowest])
 
 
-# What bounds know of the rows ---------------------------------------------------------------------------------------------------
+def interval_of(
+    rows: GapsOfRows, name: str, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float
+) -> Interval:
+    """The interval from M + lower to M + upper, each outside by its error."""
+    outer = ends(rows, lower, upper, below, above)
+    return Interval(like_input(outer[0], rows.given), like_input(outer[1], rows.given), name, name)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Rows of scores as gaps below their maximum, in float64 and units of τ."""
-
-    given: Any
-    dtype: torch.dtype
-    shape: torch.Size
-    dim: int
-    maximum: Tensor  # [..., 1]
-    rounding: Tensor | float  # of the maximum
-    gaps: Tensor  # [..., n], +∞ where left out; meaningless in rows whose maximum is not finite
-    count: Tensor  # [..., 1], how many are not left out
-
-    @property
-    def n(self) -> int:
-        return self.gaps.shape[-1]
-
-    def ties(self) -> Tensor:
-        """[..., 1], how many scores equal the maximum beside one."""
-        return ((self.gaps == 0).sum(-1, keepdim=True).double() - 1).clamp_min(0)
-
-    def ends(self, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> tuple[Tensor, Tensor]:
-        """M + lower and M + upper, [...] in the dtype of the scores, each outside by its error and by that of this sum."""
-        exact = self.maximum.isfinite()
-        results = []
-        for part, error, away in ((lower, below, -1.0), (upper, above, 1.0)):
-            total = self.maximum + part
-            log_and_sum = torch.where(part == 0, 0.0, UNIT * (4 * part.abs() + 2 * total.abs()))
-            error = error + log_and_sum + self.rounding
-            end = torch.where(error > 0, _next(total + away * error, away), total)
-            results.append(_outward(torch.where(exact, end, self.maximum), self.dtype, away).squeeze(-1))
-        return results[0], results[1]
-
-    def interval(self, name: str, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> Interval:
-        ends = self.ends(lower, upper, below, above)
-        return Interval(like_input(ends[0], self.given), like_input(ends[1], self.given), name, name)
-
-
-def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> _Rows:
-    scores = as_tensor(name, "scores", x).detach()
-    if not scores.is_floating_point() and not scores.is_complex():
-        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
-    scores = check_scores(name, scores)
-    dim = check_dim(name, dim, scores.ndim)
-    scores = scores if scores.ndim else scores.reshape(1)
-    tau, mask = check_temperature(name, temperature, scores, dim), check_where(name, where, scores)
-    z = scores.double()
-    z = (z if mask is None else z.masked_fill(~mask, -math.inf)).movedim(dim, -1)
-    divisor = tau.detach().double().movedim(dim, -1) if isinstance(tau, Tensor) else tau
-    highest = _most(z)
-    gaps = ((highest - z) / divisor).masked_fill(z == -math.inf, math.inf)
-    maximum = highest / divisor
-    rounding = 0.0 if isinstance(tau, float) and tau == 1.0 else 2 * UNIT * maximum.abs()
-    return _Rows(x, scores.dtype, scores.shape, dim, maximum, rounding, gaps, (z > -math.inf).sum(-1, keepdim=True).double())
-
-
-def _most(values: Tensor) -> Tensor:
-    """The largest [..., 1], −∞ of nothing."""
-    return values.amax(-1, keepdim=True) if values.shape[-1] else values.new_full((*values.shape[:-1], 1), -math.inf)
-
-
-def _least(values: Tensor) -> Tensor:
-    return -_most(-values)
-
-
-def _next(value: Tensor, away: float) -> Tensor:
-    return torch.nextafter(value, torch.full_like(value, away * math.inf))
-
-
-def _outward(value: Tensor, dtype: torch.dtype, away: float) -> Tensor:
-    """value in `dtype`, rounded towards away · ∞."""
-    rounded = value.to(dtype)
-    inside = (rounded.double() - value) * away < 0
-    return torch.where(inside, _next(rounded, away), rounded)
-
-
-def _one(name: str, rows: _Rows, **options: Any) -> Interval:
-    return rows.interval(name, *BOUNDS[name](rows, **options))
+def _one(name: str, rows: GapsOfRows, **options: Any) -> Interval:
+    return interval_of(rows, name, *BOUNDS[name](rows, **options))
 
 
 # The bounds: (lower − M, upper − M, error of each), [..., 1] ---------------------------------------------------------------------
@@ -343,23 +271,26 @@ def sums_between(lower: Tensor, upper: Tensor, count: Tensor, terms: int, reach:
     return torch.log1p(lower), torch.log1p(upper), below, above + (count - 1).clamp_min(0) * TINIEST
 
 
-def _basic(rows: _Rows) -> Parts:
-    return sums_between(torch.zeros_like(rows.maximum), (rows.count - 1).clamp_min(0), rows.count, 1)
+def _basic(gaps: Gaps) -> Parts:
+    return sums_between(torch.zeros_like(gaps.maximum), (gaps.count - 1).clamp_min(0), gaps.count, 1)
 
 
-def _mean(rows: _Rows) -> Parts:
-    lower, error = _renyi(rows, torch.ones_like(rows.gaps), 1.0)
-    return lower, torch.full_like(lower, math.inf), error, 0.0
+def _mean(gaps: Gaps) -> Parts:
+    mean, error = gaps.mean()
+    entropy = gaps.count.log()
+    known = (gaps.count > 0) & mean.isfinite()
+    lower = torch.where(known, entropy - mean, -math.inf)
+    return lower, torch.full_like(lower, math.inf), torch.where(known, error + 4 * UNIT * (entropy + mean), 0.0), 0.0
 
 
-def _renyi(rows: _Rows, weights: Tensor, order: float) -> tuple[Tensor, Tensor]:
+def _renyi(rows: GapsOfRows, weights: Tensor, order: float) -> tuple[Tensor, Tensor]:
     """(H_t(p) − Σ p δ, its error)."""
-    weights = weights.masked_fill(rows.gaps == math.inf, 0.0)
-    largest = _most(weights).clamp_min(0)
+    weights = weights.masked_fill(rows.each == math.inf, 0.0)
+    largest = most(weights).clamp_min(0)
     weights = weights / largest.masked_fill(largest == 0, 1.0)  # at most 1, so that no power of them overflows
     mass = weights.sum(-1, keepdim=True)
     p = weights / mass.masked_fill(mass == 0, 1.0)
-    spread = (p * rows.gaps).masked_fill(p == 0, 0.0).sum(-1, keepdim=True)
+    spread = (p * rows.each).masked_fill(p == 0, 0.0).sum(-1, keepdim=True)
     if order == 1:
         entropy = -torch.xlogy(p, p).sum(-1, keepdim=True)
         amplified = 1.0
@@ -375,37 +306,28 @@ def _renyi(rows: _Rows, weights: Tensor, order: float) -> tuple[Tensor, Tensor]:
     return torch.where(known, entropy - spread, -math.inf), torch.where(known, error, 0.0)
 
 
-def _gap(rows: _Rows, k: int = 8) -> Parts:
-    k = min(k, rows.n)
-    if k == 0:
-        return _basic(rows)
-    gaps = rows.gaps.topk(k, largest=False, sorted=True).values
-    known = (-gaps[..., 1:]).exp().sum(-1, keepdim=True)
-    others = (rows.count - k).clamp_min(0) * (-gaps[..., -1:]).exp()
-    return sums_between(known, known + others, rows.count, k, gaps[..., -1:])
+def _gap(gaps: Gaps, k: int = 8) -> Parts:
+    smallest = gaps.smallest(k)
+    if smallest.shape[-1] == 0:
+        return _basic(gaps)
+    known = (-smallest[..., 1:]).exp().sum(-1, keepdim=True)
+    others = (gaps.count - smallest.shape[-1]).clamp_min(0) * (-smallest[..., -1:]).exp()
+    return sums_between(known, known + others, gaps.count, k, smallest[..., -1:])
 
 
-def _adaptive(rows: _Rows, gap: float | None = None) -> Parts:
-    delta = rows.count.clamp_min(1).log() if gap is None else torch.full_like(rows.count, gap)
-    near = (rows.gaps <= delta).sum(-1, keepdim=True).double()
+def _adaptive(gaps: Gaps, gap: float | None = None) -> Parts:
+    near, delta = gaps.near(gaps.count.clamp_min(1).log() if gap is None else torch.full_like(gaps.count, gap))
     term = (-delta).exp()
-    others = (near - 1).clamp_min(0)
-    lower = rows.ties() + (others - rows.ties()).clamp_min(0) * term
-    return sums_between(lower, others + (rows.count - near).clamp_min(0) * term, rows.count, 4, delta)
+    others, ties = (near - 1).clamp_min(0), gaps.ties()
+    lower = ties + (others - ties).clamp_min(0) * term
+    return sums_between(lower, others + (gaps.count - near).clamp_min(0) * term, gaps.count, 4, delta)
 
 
-def _histogram(rows: _Rows, width: float = 0.1) -> Parts:
-    bin_width = width / 2
-    reach = math.log(2 * max(rows.n, 1)) + max(0.0, -math.log(width))
-    bins = math.ceil(reach / bin_width)
-    index = (rows.gaps.nan_to_num(nan=math.inf, posinf=math.inf) / bin_width).clamp_max(bins).long()  # `bins` is all that is beyond
-    apart = ((rows.gaps > 0) & (rows.gaps < math.inf)).double()
-    counts = torch.zeros((*index.shape[:-1], bins + 1), dtype=torch.float64, device=index.device).scatter_add(-1, index, apart)
-    edges = (-bin_width * torch.arange(bins + 2, dtype=torch.float64, device=index.device)).exp()
-    most = (counts * edges[:-1]).sum(-1, keepdim=True)
-    edges[-1] = 0.0  # what is beyond the last edge may be anywhere there
-    least = (counts * edges[1:]).sum(-1, keepdim=True)
-    return sums_between(rows.ties() + least, rows.ties() + most, rows.count, bins + 2, reach + width)
+def _histogram(gaps: Gaps, width: float = 0.1) -> Parts:
+    reach = math.log(2 * max(gaps.n, 1)) + max(0.0, -math.log(width))  # what is beyond weighs no more than width/2 together
+    bins = gaps.histogram(width / 2, reach)
+    sums = [(bins.counts * (-edges).exp()).sum(-1, keepdim=True) for edges in (bins.furthest, bins.nearest)]
+    return sums_between(gaps.ties() + sums[0], gaps.ties() + sums[1], gaps.count, bins.counts.shape[-1] + 1, bins.nearest[-1])
 
 
 BOUNDS: dict[str, Callable[..., Parts]] = {

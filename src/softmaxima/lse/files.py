@@ -8,7 +8,7 @@ from pathlib import Path
 
 from softmaxima._map import check_positive
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.formats import STANDARD_INPUT, FileError, Scores, open_scores, unreadable
+from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, unreadable
 from softmaxima.lse.state import LogSumExpState
 
 CHECKPOINT_SECONDS = 5.0
@@ -23,6 +23,7 @@ def file_logsumexp(
     effective_size: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, Scores], None] | None = None,
+    observe: Callable[[Block], None] | None = None,
 ) -> LogSumExpState:
     """The state of all scores in a file: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
 
@@ -37,6 +38,8 @@ def file_logsumexp(
         checkpoint: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
         progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block.
+        observe: called with each block of scores, for what else is to be known of them; not together with a checkpoint, which
+            would keep no record of it.
 
     Raises:
         ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
@@ -56,10 +59,12 @@ def file_logsumexp(
     place = None if checkpoint is None else Path(checkpoint)
     if place is not None and path == STANDARD_INPUT:
         raise FileError("--checkpoint: standard input cannot be read again from where it stopped; give a file")
+    if place is not None and observe is not None:
+        raise FileError("--checkpoint keeps the sum alone; leave it out, or ask for nothing beside the sum")
     scores = open_scores(path, column, dtype)
     state = LogSumExpState() if effective_size else LogSumExpState(squares=None)
     if path == STANDARD_INPUT:
-        return _summed(scores, state, tau, progress, lambda state: None)
+        return _summed(scores, state, tau, progress, observe, lambda state: None)
 
     fingerprint = Fingerprint.of(path)
     options = {"column": column, "dtype": dtype, "temperature": tau, "effective size": effective_size}
@@ -77,7 +82,7 @@ def file_logsumexp(
             raise FileError(f"--checkpoint: cannot write {place} ({error.strerror}); choose another path") from None
 
     save(state)  # a place that cannot be written to shows now, not after hours
-    state = _summed(scores, state, tau, progress, save)
+    state = _summed(scores, state, tau, progress, observe, save)
     if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
         raise FileError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
     if place is not None:
@@ -90,6 +95,7 @@ def _summed(
     state: LogSumExpState,
     tau: float,
     progress: Callable[[int, Scores], None] | None,
+    observe: Callable[[Block], None] | None,
     save: Callable[[LogSumExpState], None],
 ) -> LogSumExpState:
     """The state with all scores from number `state.n` on, saved now and then, and whatever happens."""
@@ -98,6 +104,8 @@ def _summed(
         tell(int(state.n), scores)
         for block in scores.blocks(int(state.n)):
             state = state.update(block, temperature=tau)  # type: ignore[arg-type]
+            if observe is not None:
+                observe(block)
             tell(int(state.n), scores)
             if time.monotonic() > saved + CHECKPOINT_SECONDS:
                 save(state)

@@ -40,13 +40,17 @@ class FileError(ValueError):
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores in a file: `blocks(start)` are those from number `start` on, always in the same order."""
+    """Scores in a file: `blocks(start)` are those from number `start` on, always in the same order.
+
+    `mapped()` is all of them in place, to be read in any order; None where a file can only be read from its beginning.
+    """
 
     name: str
     dtype: str
     itemsize: int
     count: int | None  # None where it is known only at the end
     blocks: Callable[[int], Iterator[Block]]
+    mapped: Callable[[], Block] | None = None
 
 
 def open_scores(path: Path, column: str | None = None, dtype: str | None = None) -> Scores:
@@ -131,8 +135,16 @@ def _mapped(path: Path, offset: int, count: int, dtype: np.dtype, field: str | N
                 block = window if field is None else np.ascontiguousarray(window[field])
                 yield as_tensor("lse", "scores", block).view(torch.bfloat16) if bfloat16 else block
 
+    def mapped() -> Block:
+        if not count:
+            return np.empty(0)
+        items = np.memmap(path, dtype, "r", offset, (count,))
+        if bfloat16:
+            return as_tensor("lse", "scores", items).view(torch.bfloat16)
+        return items if field is None else items[field]
+
     name = "bfloat16" if bfloat16 else scores.name
-    return Scores(path.name, name, item, count, blocks)
+    return Scores(path.name, name, item, count, blocks, mapped)
 
 
 def _numpy_dtype(dtype: str) -> np.dtype:

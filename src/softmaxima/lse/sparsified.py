@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from softmaxima._map import Array, like_input
-from softmaxima.lse.bounds import Interval, read_rows, sums_between
+from softmaxima.lse._gaps import read_rows
+from softmaxima.lse.bounds import Interval, interval_of, sums_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def sparsified_logsumexp(
         raise ValueError(f"{name}: eps must be a number in (0, 1), got {eps!r}")
     rows = read_rows(name, x, dim, temperature, where)
     reach = -math.log(eps)
-    gaps = rows.gaps.reshape(rows.count.numel(), rows.n)
+    gaps = rows.each.reshape(rows.count.numel(), rows.n)
     kept = gaps <= reach
     row, column = kept.nonzero(as_tuple=True)
     kept_gaps = gaps[row, column]
@@ -74,7 +75,7 @@ def sparsified_logsumexp(
     number = kept.sum(-1).double().reshape(shape)
     # A gap that rounding took for one within reach was kept; one that it took for one beyond may weigh that much more than eps.
     dropped = (rows.count - number).clamp_min(0) * eps * (1 + 2**-40)
-    interval = rows.interval("sparsified", *sums_between(rest, rest + dropped, rows.count, rows.n, reach))
+    interval = interval_of(rows, "sparsified", *sums_between(rest, rest + dropped, rows.count, rows.n, reach))
     value = torch.where(rows.maximum.isfinite(), rows.maximum + torch.log1p(rest), rows.maximum).squeeze(-1).to(rows.dtype)
     share = torch.where(rows.count > 0, number / rows.count.clamp_min(1), 1.0).squeeze(-1).to(rows.dtype)
     return Sparsified(like_input(value, x), interval, like_input(share, x))

@@ -1,0 +1,193 @@
+r"""Bounds of logsumexp for scores that come in blocks: what bounds may ask of the gaps (`_gaps.py`), in constant memory.
+
+Gaps are counted from the reference R, the maximum of the first block, in bins of width w:  #{i : b w ≤ (R − x_i)/τ < (b+1) w}.
+The gap to the maximum M is less by (R − M)/τ ≤ 0, so that a higher maximum moves the edges of the bins and not their counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima._map import Array, as_tensor, check_positive, check_scores
+from softmaxima.lse._gaps import UNIT, Histogram, ends, with_nothing_beyond
+from softmaxima.lse.bounds import BOUNDS, Interval
+
+WIDTH = 0.05  # nats a bin; histogram_bounds has the same by default
+BINS = 1024  # 51 nats: beyond, 10²⁰ scores weigh nothing
+FURTHEST = 1e300  # gaps that are further are taken for this
+LARGEST = 8  # scores that are kept, as many as gap_bounds takes by default
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSummary:
+    """What the bounds basic, mean, gap, adaptive and histogram need to know of scores seen so far; a few kilobytes.
+
+    A summary is never changed: `update` returns a new one. It is of one row, over any number of blocks, and does not depend on
+    where they are cut. It tells between which numbers `LogSumExpState`, `file_logsumexp` or any other sum of them must lie.
+
+    Attributes:
+        temperature: τ > 0; the intervals are those of x/τ.
+        n: how many scores were seen, those of −∞ included.
+
+    Raises ValueError for another temperature.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> summary = sm.ScoreSummary()
+    >>> for block in np.split(np.log(np.arange(1.0, 1001.0)), 10):
+    ...     summary = summary.update(block)
+    >>> interval = summary.bounds()
+    >>> bool(interval.lower < np.log(500500.0) < interval.upper), interval.upper_from
+    (True, 'histogram')
+    """
+
+    temperature: float = 1.0
+    n: int = 0
+    _finite: int = 0  # how many are not −∞
+    _reference: float = -math.inf  # x, not x/τ, as all that follow
+    _largest: np.ndarray = field(default_factory=lambda: np.empty(0))  # in descending order
+    _at_maximum: int = 0
+    _mean: float = 0.0  # of (R − x)/τ
+    _first: float = 0.0  # the bin of the maximum
+    _counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS + 1, np.int64))  # from bin _first on; the last is all beyond
+
+    def __post_init__(self) -> None:
+        check_positive("ScoreSummary", "temperature", self.temperature)
+
+    def update(self, x: Array) -> ScoreSummary:
+        """The summary with more scores, of any shape; integers are taken as float64.
+
+        Raises TypeError for anything but real scores. Cost: some ten passes over x.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.ScoreSummary().update(np.zeros((2, 3))).interval("basic").upper.round(6)
+        np.float64(1.791759)
+        """
+        scores = as_tensor("ScoreSummary.update", "scores", x).detach()
+        if not scores.is_floating_point() and not scores.is_complex():
+            scores = scores.to(torch.float64)
+        block = check_scores("ScoreSummary.update", scores).double().cpu().numpy().ravel()
+        seen = replace(self, n=self.n + block.size)
+        block = block[block != -math.inf]
+        if not block.size:
+            return seen
+        highest = float(block.max())
+        if not math.isfinite(highest) or (self._finite and not math.isfinite(self._maximum)):
+            return replace(seen, _finite=self._finite + block.size, _largest=np.array([np.maximum(self._maximum, highest)]))
+        return seen._with(block, highest)
+
+    def _with(self, block: np.ndarray, highest: float) -> ScoreSummary:
+        """The summary with finite scores."""
+        reference = self._reference if self._finite else highest
+        with np.errstate(over="ignore"):
+            gaps = np.clip((reference - block) / self.temperature, -FURTHEST, FURTHEST)
+        finite = self._finite + block.size
+        mean = self._mean + (float(gaps.mean()) - self._mean) * (block.size / finite)
+        maximum = max(self._maximum, highest)
+        at_maximum = (self._at_maximum if self._maximum == maximum else 0) + int((block == maximum).sum())
+        largest = np.sort(
+            np.concatenate([self._largest, np.partition(block, -LARGEST)[-LARGEST:] if block.size > LARGEST else block])
+        )
+        bins = np.floor(gaps / WIDTH)
+        first = min(float(bins.min()), self._first)
+        counts = np.bincount(np.minimum(bins - first, BINS).astype(np.int64), minlength=BINS + 1)
+        moved = int(min(self._first - first, BINS))
+        counts[moved:BINS] += self._counts[: BINS - moved]
+        counts[BINS] += self._counts[BINS - moved :].sum()
+        return replace(
+            self,
+            _finite=finite,
+            _reference=reference,
+            _largest=largest[::-1][:LARGEST],
+            _at_maximum=at_maximum,
+            _mean=mean,
+            _first=first,
+            _counts=counts,
+        )
+
+    def interval(self, bound: str) -> Interval:
+        """The interval of one bound: "basic", "mean", "gap", "adaptive" or "histogram". Raises ValueError for another name.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.ScoreSummary().update(np.array([1.0, 2.0, 3.0])).interval("mean").lower.round(6)
+        np.float64(3.098612)
+        """
+        if bound not in BOUNDS:
+            raise ValueError(f"ScoreSummary.interval: bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
+        lower, upper = ends(_Summarised(self), *BOUNDS[bound](_Summarised(self)))
+        return Interval(lower.numpy()[()], upper.numpy()[()], bound, bound)
+
+    def bounds(self) -> Interval:
+        """The tightest interval of all of them, with the names of those that gave its ends.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.ScoreSummary().bounds().upper
+        np.float64(-inf)
+        """
+        found = {name: self.interval(name) for name in BOUNDS}
+        lowest, highest = max(found, key=lambda name: found[name].lower), min(found, key=lambda name: found[name].upper)
+        return Interval(found[lowest].lower, found[highest].upper, lowest, highest)
+
+    def as_dict(self) -> dict[str, tuple[float, float]]:
+        """The ends of every bound, and of the tightest of them, by name.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.ScoreSummary().update(np.array([0.0, -math.inf])).as_dict()["tightest"]
+        (0.0, 0.0)
+        """
+        intervals = {bound: self.interval(bound) for bound in BOUNDS} | {"tightest": self.bounds()}
+        return {name: (float(interval.lower), float(interval.upper)) for name, interval in intervals.items()}
+
+    @property
+    def _maximum(self) -> float:
+        return float(self._largest[0]) if self._largest.size else -math.inf
+
+
+class _Summarised:
+    """A summary as `Gaps`."""
+
+    dtype = torch.float64
+
+    def __init__(self, summary: ScoreSummary) -> None:
+        self._of = summary
+        self.n = summary.n
+        self.count = _number(summary._finite)
+        self.maximum = _number(summary._maximum / summary.temperature)
+        self.rounding = 0.0 if summary.temperature == 1.0 else 2 * UNIT * self.maximum.abs()
+        # (R − M)/τ ≤ 0
+        ahead = (summary._reference - summary._maximum) / summary.temperature
+        self._ahead = max(ahead, -FURTHEST) if math.isfinite(summary._maximum) else 0.0
+        self.gap_error = 8 * UNIT * abs(self._ahead)
+
+    def ties(self) -> Tensor:
+        return _number(max(self._of._at_maximum - 1, 0))
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        mean = _number(self._of._mean - self._ahead).clamp_min(0)
+        return mean, 4 * UNIT * (self.n + 16) * (mean + abs(self._ahead))
+
+    def smallest(self, k: int) -> Tensor:
+        return (self._of._maximum - torch.from_numpy(self._of._largest[:k].copy())) / self._of.temperature
+
+    def near(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        _, furthest = self._edges()
+        last = min(int(torch.searchsorted(furthest, delta)), BINS - 1)
+        return _number(int(self._of._counts[: last + 1].sum())), furthest[last : last + 1]
+
+    def histogram(self, width: float, reach: float) -> Histogram:
+        nearest, furthest = self._edges()
+        counts = torch.from_numpy(self._of._counts).double()
+        counts[0] -= self._of._at_maximum
+        return Histogram(counts, nearest.clamp_min(0), furthest)
+
+    def _edges(self) -> tuple[Tensor, Tensor]:
+        nearest = WIDTH * (self._of._first + torch.arange(BINS + 1, dtype=torch.float64)) - self._ahead
+        return nearest, with_nothing_beyond(nearest)
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64)
