@@ -221,6 +221,14 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
         ) from None
 
 
+def as_floating(name: str, x: Any, integers: torch.dtype | None = None) -> Tensor:
+    """Scores as a floating-point or complex tensor. Integers become `integers`; None: torch's default dtype, float64 for NumPy."""
+    scores = as_tensor(name, "scores", x)
+    if scores.is_floating_point() or scores.is_complex():
+        return scores
+    return scores.to(integers or (torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64))
+
+
 class _Writeable:
     """Presents a read-only array as writeable, as torch demands; nothing here writes to it."""
 

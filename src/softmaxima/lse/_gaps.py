@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from softmaxima._map import as_tensor, check_dim, check_scores, check_temperature, check_where
+from softmaxima._map import as_floating, check_dim, check_scores, check_temperature, check_where
 
 UNIT = 2.0**-53
 
@@ -127,10 +127,7 @@ def with_nothing_beyond(edges: Tensor) -> Tensor:
 
 def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> GapsOfRows:
     """The gaps of x/τ along `dim`, everything validated."""
-    scores = as_tensor(name, "scores", x).detach()
-    if not scores.is_floating_point() and not scores.is_complex():
-        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
-    scores = check_scores(name, scores)
+    scores = check_scores(name, as_floating(name, x).detach())
     dim = check_dim(name, dim, scores.ndim)
     scores = scores if scores.ndim else scores.reshape(1)
     tau, mask = check_temperature(name, temperature, scores, dim), check_where(name, where, scores)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from softmaxima._map import as_tensor, check_dim, check_scores, check_temperature, check_where, like_input, tempered
+from softmaxima._map import as_floating, check_dim, check_scores, check_temperature, check_where, like_input, tempered
 
 
 def scores_last(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """(z [..., n] in the compute dtype, what gives a result [...] back in x's kind and dtype). Integers become floating point."""
-    scores = as_tensor(name, "scores", x)
-    if not scores.is_floating_point() and not scores.is_complex():
-        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
-    scores = check_scores(name, scores)
+    scores = check_scores(name, as_floating(name, x))
     dim = check_dim(name, dim, scores.ndim)
     rows = scores if scores.ndim else scores.reshape(1)
     tau = check_temperature(name, temperature, rows, dim)

@@ -19,6 +19,7 @@ from softmaxima._envelope import envelope
 from softmaxima._fused import Composite, Native, fused, is_fusible
 from softmaxima._map import (
     Array,
+    as_floating,
     as_tensor,
     check_dim,
     check_positive,
@@ -134,9 +135,9 @@ def prepare(
     name: str, x: Any, dim: int | Sequence[int], keepdim: bool, where: Any, temperature: Any, weights: Any = None
 ) -> tuple[Tensor, float | Tensor, Tensor | None, Tensor | None, list[int]]:
     """(x, τ, mask, weights, all validated and with the axes `dim` as one, last; the shape of the result)."""
-    scores = as_tensor(name, "scores", x)
+    scores = as_floating(name, x)
     factors = None if weights is None else check_weights(name, weights, scores)
-    scores = _promoted(name, scores, x, factors)
+    scores = _promoted(name, scores, factors)
     dims = tuple(check_dim(name, d, scores.ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
     if not dims or len(set(dims)) < len(dims):
         raise ValueError(f"{name}: dim must name each axis to sum over once, and at least one; got {dim}")
@@ -166,10 +167,8 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor:
     return factors
 
 
-def _promoted(name: str, scores: Tensor, x: Any, weights: Tensor | None) -> Tensor:
-    """Scores that can be summed: integers as floating-point numbers, complex where the weights are."""
-    if not scores.is_floating_point() and not scores.is_complex():
-        scores = scores.to(torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64)
+def _promoted(name: str, scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Scores that can be summed, complex where the weights are."""
     if weights is not None and weights.is_complex():
         scores = scores.to(torch.promote_types(scores.dtype, weights.dtype))
     return scores if scores.dtype in (torch.complex64, torch.complex128) else check_scores(name, scores)
@@ -273,6 +272,6 @@ def real_softmin(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Arra
     np.float64(1.0)
     """
     sharpness = check_positive("real_softmin", "sharpness", sharpness)
-    scores: Any = _promoted("real_softmin", as_tensor("real_softmin", "scores", x), x, None)
-    value: Any = logsumexp(-scores, dim, temperature=1.0 / sharpness, where=where)
+    scores: Any = -as_floating("real_softmin", x)
+    value: Any = logsumexp(scores, dim, temperature=1.0 / sharpness, where=where)
     return like_input(-value / sharpness, x)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, check_positive, check_scores
+from softmaxima._map import Array, as_floating, check_positive, check_scores
 from softmaxima.lse._gaps import UNIT, Histogram, ends, with_nothing_beyond
 from softmaxima.lse.bounds import BOUNDS, Interval
 
@@ -67,10 +67,8 @@ class ScoreSummary:
         >>> sm.ScoreSummary().update(np.zeros((2, 3))).interval("basic").upper.round(6)
         np.float64(1.791759)
         """
-        scores = as_tensor("ScoreSummary.update", "scores", x).detach()
-        if not scores.is_floating_point() and not scores.is_complex():
-            scores = scores.to(torch.float64)
-        block = check_scores("ScoreSummary.update", scores).double().cpu().numpy().ravel()
+        scores = check_scores("ScoreSummary.update", as_floating("ScoreSummary.update", x, torch.float64))
+        block = scores.detach().double().cpu().numpy().ravel()
         seen = replace(self, n=self.n + block.size)
         block = block[block != -math.inf]
         if not block.size:
