@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+# The build's tools stay, so that another extra does not compile everything again.
+BUILD_TOOLS := scikit-build-core ninja
 
 .PHONY: help compare bench test sanitize lint format readme clean
 
@@ -19,9 +21,10 @@ help:
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) $(BUILD_TOOLS)
 
 $(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(BIN)/python
-	$(INSTALL) --editable ".[$*]"
+	$(INSTALL) --no-build-isolation --editable ".[$*]"
 	@touch $@
 
 compare: $(INSTALLED)-report
