@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja
 
-.PHONY: help compare bench test sanitize lint format readme clean
+.PHONY: help compare bench test sanitize lint format readme logsumexp clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -17,6 +17,7 @@ help:
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright"
 	@echo "make readme    run the comparison again for the README's picture and table"
+	@echo "make logsumexp measure precision, bounds and estimators again for docs/logsumexp.md"
 	@echo "make format    let ruff format and fix"
 
 $(BIN)/python:
@@ -32,7 +33,7 @@ compare: $(INSTALLED)-report
 
 bench: $(INSTALLED)-test
 	$(BIN)/softmaxima bench --json benchmarks/cpu.json
-	$(BIN)/python docs/update_readme.py bench
+	$(BIN)/python docs/update.py bench
 
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
@@ -52,7 +53,12 @@ format: $(INSTALLED)-lint
 	$(BIN)/ruff format .
 
 readme: $(INSTALLED)-report
-	$(BIN)/python docs/update_readme.py compare
+	$(BIN)/python docs/update.py compare
+
+logsumexp: $(INSTALLED)-test
+	$(BIN)/python docs/update.py precision
+	$(BIN)/python docs/update.py bounds
+	$(BIN)/python docs/update.py estimators
 
 clean:
 	rm -rf $(VENV) build dist

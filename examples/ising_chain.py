@@ -8,7 +8,6 @@ diagonal and J above it, Z = Π_k 2 cosh(βε_k).
 
     python examples/ising_chain.py
 """
-# ruff: noqa: T201 (an example prints)
 
 from __future__ import annotations
 

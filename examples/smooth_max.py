@@ -11,7 +11,6 @@ epigraph form, min t with f_i(x) ≤ t:
 
     python examples/smooth_max.py
 """
-# ruff: noqa: T201 (an example prints)
 
 from __future__ import annotations
 

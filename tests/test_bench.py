@@ -297,14 +297,6 @@ def test_the_tables_fit_the_terminal(width: int, doubled: str) -> None:
     assert "out.copy_(x)" in text.getvalue()
 
 
-def test_the_readme_has_the_place_for_what_make_bench_writes() -> None:
-    root = Path(__file__).parent.parent
-    script, readme = ((root / path).read_text() for path in ("docs/update_readme.py", "README.md"))
-    for marker in re.findall(r"<!-- .*? -->", script):
-        assert readme.count(marker) == 1
-    assert len(re.findall(r"<!-- .*? -->", script)) == 4
-
-
 def test_table_and_picture_show_every_ratio_that_there_is() -> None:
     result = measure("4x8,2x128", "softmax,sparsemax,sparsemax_loss,taylor_softmax")
     lines = markdown_table(result).splitlines()

@@ -1,4 +1,4 @@
-"""The experiment on bounds: it measures what it says, and its verdict follows from what it measured."""
+"""The experiments on bounds: they measure what they say, and verdict, tables and picture follow from what was measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 import softmaxima as sm
 from softmaxima.experiments import lse_bounds
-from softmaxima.experiments.lse_bounds import Narrowing, Result
+from softmaxima.experiments.lse_bounds import EPS, Narrowing, Placed, Result, Sparsity
+from softmaxima.report.lse_bounds import narrowing_table, picture, sparsity_table, verdict
+from softmaxima.report.signed_log import signed_log
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +43,43 @@ def test_histograms_narrow_every_kind_to_their_width(result: Result):
 def test_the_verdict_follows_from_the_sparse_rows(found: tuple[float, ...], verdict: str):
     rows = tuple(Narrowing("sparse", 10, "adaptive", each, each) for each in found)
     assert Result((*rows, Narrowing("flat", 10, "adaptive", 0.0, 0.0))).verdict == verdict
+
+
+@pytest.fixture(scope="module")
+def placed() -> list[Placed]:
+    return lse_bounds.place()
+
+
+def test_every_interval_that_is_shown_holds_the_truth(placed: list[Placed]):
+    assert len({each.rows for each in placed}) == 4
+    for each in placed:
+        assert each.lower <= 1e-12 * each.n, each
+        assert each.upper >= -1e-12 * each.n, each
+
+
+def test_the_picture_shows_every_interval(placed: list[Placed]):
+    drawn = picture(placed).data
+    assert len(drawn) == len(placed)
+    assert [trace.x[0] for trace in drawn] == [signed_log(each.lower) for each in placed]
+    assert sum("arrow-right" in trace.marker.symbol for trace in drawn) == sum(math.isinf(each.upper) for each in placed)
+
+
+def test_the_table_has_a_line_for_each_kind_and_a_column_for_each_bound(result: Result):
+    head, _, *lines = narrowing_table(result).splitlines()
+    assert [cell.strip() for cell in head.strip("|").split("|")] == ["rows", "n", *(f"{bound}, %" for bound in lse_bounds.BOUNDS)]
+    assert len(lines) == len(list(lse_bounds.subjects()))
+    assert "Found: 51 to 85 %" in verdict(result)
+
+
+def test_the_table_of_sparsity_shows_share_error_and_speed():
+    found = [Sparsity("flat", 100, eps, 0.25, 3e-4, 0.5) for eps in EPS]
+    assert sparsity_table(found).splitlines()[-1] == "| flat | 100 |" + " 25.0 %, 3e-04, 0.50× |" * len(EPS)
+
+
+def test_the_larger_epsilon_leaves_out_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lse_bounds, "SIZES", (100,))
+    found = lse_bounds.sparsify(seconds=0.0)
+    for rows, n in {(each.rows, each.n) for each in found}:
+        shares = [each.evaluated for each in found if (each.rows, each.n) == (rows, n)]
+        assert shares == sorted(shares)
+        assert all(0 < share <= 1 for share in shares)

@@ -1,27 +1,74 @@
-"""The README's examples run as they stand, one after the other."""
+"""The examples of the README and of every page in docs/ run as they stand, one after the other, and print what they show."""
 
 from __future__ import annotations
 
+import doctest
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+from softmaxima.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+IN_TEXT = re.compile(r"^```(python|pycon|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def test_python_examples_run():
-    namespace: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) >= 4
-    for block in blocks:
-        exec(block, namespace)
-    weights = namespace["weights"]
-    assert isinstance(weights, torch.Tensor)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 8, 10))
+def run_examples(page: Path, capsys: pytest.CaptureFixture) -> dict[str, object]:
+    """The names that a page's examples leave: python runs, pycon is a doctest, console calls softmaxima."""
+    names: dict[str, object] = {}
+    for kind, code in IN_TEXT.findall(page.read_text()):
+        if kind == "python":
+            exec(code, names)
+        elif kind == "pycon":
+            example = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), 0)
+            report: list[str] = []
+            doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=report.append, clear_globs=False)
+            assert not report, "".join(report)
+            names |= example.globs
+        else:
+            command, shown = code.split("\n", 1)
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as end:
+                main(shlex.split(command.removeprefix("$ softmaxima ")))
+            assert not end.value.code
+            assert capsys.readouterr().out == shown
+    return names
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)]+)\)", README))
-def test_links_lead_somewhere(path: str):
-    assert (Path(__file__).parent.parent / path).exists()
+@every_page
+def test_examples_run(page: Path, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_examples(page, capsys)
+    if page.name == "README.md":
+        weights = names["weights"]
+        assert isinstance(weights, torch.Tensor)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 8, 10))
+
+
+def test_a_page_whose_example_prints_something_else_fails(capsys: pytest.CaptureFixture, tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("```pycon\n>>> 1 + 1\n3\n```\n")
+    with pytest.raises(AssertionError, match="Expected"):
+        run_examples(page, capsys)
+
+
+@every_page
+def test_links_lead_somewhere(page: Path):
+    for path in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text()):
+        assert (page.parent / path).exists(), path
+
+
+def test_what_commands_write_has_one_place():
+    pages = "".join(page.read_text() for page in PAGES)
+    script = (ROOT / "docs" / "update.py").read_text()
+    places = re.findall(r"<!-- (\w+): written by make \w+ -->", pages)
+    assert sorted(places) == sorted(set(places))
+    assert len(places) == len(re.findall(r"<!-- end of \w+ -->", pages))
+    for place in places:
+        assert f'"{place}": f"' in script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from softmaxima.experiments import InputError
-from softmaxima.lse import estimate
+from softmaxima.lse import Estimate, InnerProduct, estimate, inner_product_index
+
+N = 200_000
+BUDGETS = (300, 1000, 3000, 10_000, 30_000, 100_000)
+UNREACHABLE = 1e-6  # a target in nats that only a budget stops
+MAXIMUM_KNOWN = ", maximum known"
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Work:
-    """One method on one source at one target, over several seeds: medians in nats, with signs relative to the truth."""
+    """One method on one source at one target and budget, over several seeds: medians in nats, with signs relative to the truth."""
 
     source: str
     method: str
     target: float
+    budget: int | None
     evaluations: float
     lower: float
     upper: float
@@ -39,7 +46,7 @@ class Work:
     certificates: dict[str, int]
 
 
-def standard_subjects(n: int = 200_000, seed: int = 0) -> dict[str, Subject]:
+def standard_subjects(n: int = N, seed: int = 0) -> dict[str, Subject]:
     """Normal scores, wide ones, heavy tails, and a needle in a haystack, each with and without its maximum known.
 
     >>> sorted(standard_subjects(5000))[:2]
@@ -57,8 +64,22 @@ def standard_subjects(n: int = 200_000, seed: int = 0) -> dict[str, Subject]:
         largest = float(x.max())
         truth = largest + float(np.log(np.exp(x - largest).sum()))
         subjects[name] = Subject(x, truth, methods)
-        subjects[f"{name}, maximum known"] = Subject(x, truth, methods[:2], maximum=largest)
+        subjects[f"{name}{MAXIMUM_KNOWN}"] = Subject(x, truth, methods[:2], maximum=largest)
     return subjects
+
+
+def indexed_subjects(n: int = N, d: int = 32, cells: int = 512, seed: int = 0) -> dict[str, Subject]:
+    """Inner products ⟨W_i, h⟩ of n rows in 1000 clusters, h along one of the rows, with an IVF index over the rows."""
+    rng = np.random.default_rng(seed)
+    clusters = 3.0 * rng.standard_normal((1000, d))
+    rows = (clusters[rng.integers(1000, size=n)] + rng.standard_normal((n, d))) / math.sqrt(d)
+    scores = rows @ (query := 2.0 * rows[0])
+    source = InnerProduct(rows, query, inner_product_index(rows, cells, seed=seed))
+    largest = float(scores.max())
+    truth = largest + float(np.log(np.exp(scores - largest).sum()))
+    methods = ("uniform", "topk_tail", "importance")
+    name = "inner products, indexed"
+    return {name: Subject(source, truth, methods), f"{name}{MAXIMUM_KNOWN}": Subject(source, truth, methods, maximum=largest)}
 
 
 def measure(
@@ -73,20 +94,47 @@ def measure(
     if not subjects or not targets or runs < 1:
         raise InputError(f"estimators need a subject, a target and a run, got {len(subjects)}, {len(targets)} and {runs}")
     return [
-        _measure(name, subject, method, target, runs, confidence)
+        _work(name, subject, method, target, None, _estimates(subject, method, target, None, runs, confidence))
         for name, subject in subjects.items()
         for method in subject.methods
         for target in targets
     ]
 
 
-def _measure(name: str, subject: Subject, method: str, target: float, runs: int, confidence: float) -> Work:
-    options: dict[str, Any] = {"maximum": subject.maximum, "temperature": subject.temperature}
-    found = [estimate(subject.source, target, confidence, method, seed=seed, **options) for seed in range(runs)]
+def measure_budgets(
+    subjects: Mapping[str, Subject], budgets: Sequence[int] = BUDGETS, *, runs: int = 10, confidence: float = 0.95
+) -> list[Work]:
+    """The interval of every method once it has read so many scores. What needs more to begin with has no entry.
+
+    >>> few = {"few": Subject(np.zeros(5000), float(np.log(5000)), ("uniform", "topk_tail"))}
+    >>> [(work.method, work.budget, work.evaluations) for work in measure_budgets(few, (200, 400), runs=2)]
+    [('uniform', 200, 200.0), ('uniform', 400, 400.0)]
+    """
+    if not subjects or not budgets or runs < 1:
+        raise InputError(f"estimators need a subject, a budget and a run, got {len(subjects)}, {len(budgets)} and {runs}")
+    works = []
+    for name, subject in subjects.items():
+        for method in subject.methods:
+            for budget in budgets:
+                try:
+                    found = _estimates(subject, method, UNREACHABLE, budget, runs, confidence)
+                except ValueError:  # too small a budget for the pass, or the search, that the method begins with
+                    continue
+                works.append(_work(name, subject, method, UNREACHABLE, budget, found))
+    return works
+
+
+def _estimates(subject: Subject, method: str, target: float, budget: int | None, runs: int, confidence: float) -> list[Estimate]:
+    options: dict[str, Any] = {"maximum": subject.maximum, "temperature": subject.temperature, "budget": budget}
+    return [estimate(subject.source, target, confidence, method, seed=seed, **options) for seed in range(runs)]
+
+
+def _work(name: str, subject: Subject, method: str, target: float, budget: int | None, found: Sequence[Estimate]) -> Work:
     return Work(
         source=name,
         method=method,
         target=target,
+        budget=budget,
         evaluations=float(np.median([e.evaluations for e in found])),
         lower=float(np.median([e.lower for e in found])) - subject.truth,
         upper=float(np.median([e.upper for e in found])) - subject.truth,

@@ -1,0 +1,174 @@
+"""Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND`, where COMMAND is
+
+compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
+bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its table         make bench
+precision    errors of logsumexp in units in the last place                                            make logsumexp
+bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
+estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
+
+Each table goes between its markers, in whichever page has them. Needs a Chromium to draw the pictures.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import plotly.graph_objects as go
+import torch
+
+from softmaxima.experiments import estimators, lse_bounds
+from softmaxima.experiments.bench import machine
+from softmaxima.experiments.compare import Comparison, Settings, compare
+from softmaxima.experiments.precision import precision
+from softmaxima.experiments.tables import read_table
+from softmaxima.report import bench as bench_report
+from softmaxima.report import estimators as estimators_report
+from softmaxima.report import lse_bounds as bounds_report
+from softmaxima.report import precision as precision_report
+from softmaxima.report.compare import COLUMNS, as_json, simplex_figure
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+COLUMNS_OF_PICTURE = 7
+
+Blocks = dict[str, str]  # the name of a place in a page → what is written there
+
+
+def compare_blocks() -> Blocks:
+    """Train, write the numbers, draw the maps, and give the table."""
+    comparison = compare(read_table(None, None), Settings())
+    plot = simplex_figure(comparison).plot
+    rows = -(-plot.layout.meta["panels"] // COLUMNS_OF_PICTURE)
+    plot.update_layout(template="simple_white", grid={"rows": rows, "columns": COLUMNS_OF_PICTURE}, width=1000, height=160 * rows)
+    draw(plot, DOCS / "maps.png")
+    made = made_on()
+    (DOCS / "compare.json").write_text(json.dumps(made | as_json(comparison), indent=1) + "\n")
+    return {"compare": f"{markdown_table(comparison)}\n\n{caption('make readme', made)}"}
+
+
+def markdown_table(comparison: Comparison) -> str:
+    head = [column.heading for column in COLUMNS]
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for result in comparison.results:
+        cells = [column.cell(result) for column in COLUMNS]
+        if result.pair == comparison.recommendation.pair:
+            cells = [f"**{cell}**" for cell in cells]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def bench_blocks() -> Blocks:
+    """Draw the ratios of the last benchmark, and give its table."""
+    benchmark = bench_report.read(ROOT / "benchmarks" / "cpu.json")
+    draw(bench_report.picture(benchmark), DOCS / "bench.png")
+    table, made_with = bench_report.markdown_table(benchmark), bench_report.made_with(benchmark)
+    picture = "![Time of each peer divided by that of softmaxima, for every map and loss](docs/bench.png)"
+    note = f"*{bench_report.TABLE_CAPTION} All results: [cpu.json](benchmarks/cpu.json). `make bench`, {made_with}.*"
+    return {"bench": f"{table}\n\n{picture}\n\n{note}"}
+
+
+def precision_blocks() -> Blocks:
+    """The errors of every method on every hard row."""
+    note = caption("make logsumexp", made_on(), precision_report.CAPTION)
+    return {"precision": f"{precision_report.markdown_table(precision())}\n\n{note}"}
+
+
+def bounds_blocks() -> Blocks:
+    """Every bound on a few rows, by how much bounds narrow log n, and what leaving small terms out saves."""
+    made, result = made_on(), lse_bounds.run()
+    draw(bounds_report.picture(lse_bounds.place()), DOCS / "bounds.png")
+    narrowing, sparsity = bounds_report.narrowing_table(result), bounds_report.sparsity_table(lse_bounds.sparsify())
+    note = f"{bounds_report.NARROWING_CAPTION} {bounds_report.verdict(result)}"
+    return {
+        "bounds": f"![Intervals of every bound on four kinds of rows](bounds.png)\n\n{caption('make logsumexp', made)}",
+        "narrowing": f"{narrowing}\n\n{caption('make logsumexp', made, note)}",
+        "sparsity": f"{sparsity}\n\n{caption('make logsumexp', made, bounds_report.SPARSITY_CAPTION)}",
+    }
+
+
+def estimators_blocks() -> Blocks:
+    """The interval of every estimator against the scores that it read, and how many intervals held the truth."""
+    made = made_on()
+    works = estimators.measure_budgets({**estimators.standard_subjects(), **estimators.indexed_subjects()})
+    draw(estimators_report.picture(works), DOCS / "estimators.png")
+    picture = "![Both ends of each estimator's interval against the scores read, for five sources](estimators.png)"
+    note = caption("make logsumexp", made, estimators_report.CAPTION)
+    return {"estimators": f"{picture}\n\n{estimators_report.coverage_table(works)}\n\n{note}"}
+
+
+COMMANDS = {
+    "compare": compare_blocks,
+    "bench": bench_blocks,
+    "precision": precision_blocks,
+    "bounds": bounds_blocks,
+    "estimators": estimators_blocks,
+}
+
+
+def made_on() -> dict[str, str]:
+    """When, where and from which commit."""
+    facts = machine()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{facts['processor']}, {facts['threads']} threads",
+        "commit": commit(),
+    }
+
+
+def caption(command: str, made: dict[str, str], note: str = "") -> str:
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    made_by = f"`{command}`, {made['date']}, commit {made['commit']}, {made['machine']}, {versions}."
+    return f"*{f'{note} {made_by}'.strip()}*"
+
+
+def commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def draw(plot: go.Figure, path: Path) -> None:
+    """The figure, in its own size, as a PNG of twice as many pixels."""
+    chromium = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    if chromium is None:
+        raise SystemExit("the pictures are drawn with Chromium; install the package chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "figure.html"
+        page.write_text(plot.to_html(include_plotlyjs=True, config={"staticPlot": True}))
+        command = [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=2",
+            f"--user-data-dir={folder}/profile", f"--window-size={plot.layout.width + 16},{plot.layout.height + 16}",
+            "--virtual-time-budget=20000", f"--screenshot={path}", page.as_uri(),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def write(name: str, text: str) -> None:
+    """Put a block between its markers, in the page that has them."""
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        before = page.read_text()
+        block = re.compile(rf"(<!-- {name}: written by .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        after, found = block.subn(lambda markers: f"{markers[1]}{text}\n{markers[2]}", before)
+        if found:
+            page.write_text(after)
+            return
+    raise SystemExit(f"no page has the markers of {name}")
+
+
+def main() -> None:
+    if sys.argv[1:] not in ([name] for name in COMMANDS):
+        raise SystemExit(f"usage: python docs/update.py {'|'.join(COMMANDS)}")
+    for name, text in COMMANDS[sys.argv[1]]().items():
+        write(name, text)
+
+
+if __name__ == "__main__":
+    main()
