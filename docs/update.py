@@ -1,7 +1,7 @@
 """Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND`, where COMMAND is
 
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
-bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its table         make bench
+bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
@@ -72,7 +72,8 @@ def bench_blocks() -> Blocks:
     table, made_with = bench_report.markdown_table(benchmark), bench_report.made_with(benchmark)
     picture = "![Time of each peer divided by that of softmaxima, for every map and loss](docs/bench.png)"
     note = f"*{bench_report.TABLE_CAPTION} All results: [cpu.json](benchmarks/cpu.json). `make bench`, {made_with}.*"
-    return {"bench": f"{table}\n\n{picture}\n\n{note}"}
+    sums = bench_report.markdown_table(benchmark, bench_report.LOGSUMEXP_ROWS)
+    return {"bench": f"{table}\n\n{picture}\n\n{note}", "speed": f"{sums}\n\n*`make bench`, {made_with}.*"}
 
 
 def precision_blocks() -> Blocks:

@@ -23,9 +23,10 @@ from softmaxima.experiments.bench import Benchmark, Settings
 from softmaxima.experiments.check import DEFINITIONS
 from softmaxima.experiments.peers import PEERS, Peer
 from softmaxima.experiments.subjects import DIRECTIONS, Shape, choose, read_shape
+from softmaxima.experiments.sums import SUMS
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.report.bench import as_json, from_json, labels, markdown_table, number, picture
+from softmaxima.report.bench import LOGSUMEXP_ROWS, as_json, from_json, labels, markdown_table, number, picture
 
 TINY = ("--shapes=4x8", "--threads=1")
 OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswith("softmaxima.")] + list(LOSSES)
@@ -74,18 +75,19 @@ def test_every_map_and_loss_has_a_peer_and_a_definition(name: str) -> None:
     assert name in MAPS or name in DEFINITIONS
 
 
-@pytest.mark.parametrize("name", ["logsumexp", *OURS])
+@pytest.mark.parametrize("name", [*SUMS, *OURS])
 def test_everything_has_a_right_row_with_every_installed_peer(name: str) -> None:
     shapes = ("3x120", "2x5x3@1") if name not in LOSSES else ("3x120",)  # 120 is above entmax's partial sort
     result = measure(",".join(shapes), name)
     rows = [(row.shape, row.direction) for row in result.rows]
-    assert rows == list(itertools.product(shapes, DIRECTIONS))
+    directions = [direction for direction in DIRECTIONS if name not in SUMS or SUMS[name].differentiable or direction == "forward"]
+    assert rows == list(itertools.product(shapes, directions))
     for row in result.rows:
         assert row.verdict == "right", row.problem
         assert row.timing is not None
         assert {peer.label for peer in row.peers} == {
             peer.label
-            for peer in PEERS[name]
+            for peer in PEERS.get(name, ())
             if (row.shape == "3x120" or not peer.above) and (row.direction == "forward" or peer.differentiable)
         }
         for peer in row.peers:
@@ -94,13 +96,13 @@ def test_everything_has_a_right_row_with_every_installed_peer(name: str) -> None
 
 def test_everything_is_right_in_every_dtype(dtype: torch.dtype) -> None:
     result = measure("3x40", dtype=str(dtype).removeprefix("torch."), peers=())
-    assert {row.name for row in result.rows} >= {"logsumexp", *OURS}
+    assert {row.name for row in result.rows} >= {*SUMS, *OURS}
     assert not result.wrong, [(row.name, row.problem) for row in result.wrong]
 
 
 @pytest.mark.parametrize("shape", ["1x1", "1", "7x1", "1x7"])
 def test_the_smallest_shapes_are_right(shape: str) -> None:
-    assert not measure(shape, ",".join(["logsumexp", *OURS]) if "x" in shape else "logsumexp,softmax,entmax", peers=()).wrong
+    assert not measure(shape, ",".join([*SUMS, *OURS]) if "x" in shape else "logsumexp,softmax,entmax", peers=()).wrong
 
 
 def test_a_map_without_a_peer_has_a_row_without_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +127,23 @@ def test_overheads_and_disturbance_are_measured() -> None:
 
 @pytest.mark.parametrize(
     ("name", "forward", "both"),
-    [("softmax", 2 * 32, 4 * 32), ("logsumexp", 32 + 4, 2 * 32 + 2 * 4), ("cross_entropy", 32 + 2 * 4 + 1, 2 * 32 + 2 * 4 + 1)],
+    [
+        ("softmax", 2 * 32, 4 * 32),
+        ("logsumexp", 32 + 4, 2 * 32 + 2 * 4),
+        ("weighted_logsumexp", 2 * 32 + 4, 3 * 32 + 2 * 4),
+        ("logcumsumexp", 2 * 32, 4 * 32),
+        ("cross_entropy", 32 + 2 * 4 + 1, 2 * 32 + 2 * 4 + 1),
+    ],
 )
 def test_compulsory_bytes_are_inputs_and_outputs_once(name: str, forward: int, both: int) -> None:
     (subject,) = choose([name])
     found = [bench.compulsory_bytes(subject, Shape((4, 8), 1), direction, 4) for direction in DIRECTIONS]
     assert found == [4 * forward, 4 * both]  # a label is as long as two scores
+
+
+def test_a_quantised_score_is_a_byte() -> None:
+    (subject,) = choose(["quantized_logsumexp"])
+    assert bench.compulsory_bytes(subject, Shape((4, 8), 1), "forward", 4) == 32 + 4 * 4
 
 
 # What is wrong
@@ -165,6 +178,13 @@ def test_a_wrong_gradient_of_a_loss_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(LOSSES, "cross_entropy", replace(LOSSES["cross_entropy"], function=function))
     assert [row.verdict for row in measure(names="cross_entropy").rows] == ["right", "wrong"]
+
+
+def test_a_bound_that_does_not_hold_the_truth_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shift, verdict in ((0.0, "right"), (-1.0, "wrong")):  # 8 scores: no bound is as wide as 1 + LSE − max
+        function = lambda x, axis, shift=shift: sm.histogram_bounds(x + shift, dim=axis)
+        monkeypatch.setitem(SUMS, "bounds", replace(SUMS["bounds"], function=function))
+        assert [row.verdict for row in measure(names="bounds").rows] == [verdict]
 
 
 def test_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +332,12 @@ def test_table_and_picture_show_every_ratio_that_there_is() -> None:
     assert len(drawn) == sum(row.ratio(label) is not None for row in result.rows for label in labels(result))
 
 
+def test_the_table_of_sums_shows_ratios_and_the_time_where_there_is_no_peer() -> None:
+    lines = markdown_table(measure("4x8", "logaddexp,compensated_logsumexp"), LOGSUMEXP_ROWS).splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [["| `logaddexp`", "torch"], ["| `compensated_logsumexp`", ""]]
+    assert lines[-1].endswith(" ns a score |")
+
+
 def test_numbers_have_no_exponents() -> None:
     assert [number(value) for value in (0.0, 1e-5, 0.999, 12.34, 123456.0, float("inf"))] == [
         *("0", "0.0000100", "0.999", "12.3", "123456", "inf")
@@ -351,7 +377,7 @@ def test_names_are_found_in_any_spelling(run: Callable) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--maps=hardmax",), "--maps: there is no map or loss 'hardmax'; choose among: logsumexp, softmax"),
+        (("--maps=hardmax",), "--maps: there is no map or loss 'hardmax'; choose among: logsumexp, weighted_logsumexp"),
         (("--peers=jax",), "--peers: there is no peer 'jax'; choose among: torch, entmax, scipy"),
         (("--shapes=axb",), "--shapes: 'axb' is not a shape; write sizes joined by x"),
         (("--shapes=4x",), "'4x' is not a shape"),

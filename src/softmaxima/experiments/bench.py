@@ -1,4 +1,5 @@
-"""bench: every map and loss, and logsumexp, beside what people use today: torch, the entmax package and scipy, in the same run.
+"""bench: every map and loss, logsumexp and its relatives, beside what people use today: torch, the entmax package and scipy, in
+the same run.
 
 Nothing is timed before its values, and with the backward pass its gradients, agree with the float64 definition on a few rows.
 Then ours and the peers take turns, ours A, peer B: A B A B …, so that a machine that is busy for a while slows all of them.
@@ -38,7 +39,6 @@ from softmaxima.experiments import InputError
 from softmaxima.experiments.check import TOLERANCE, Expected, deviation, expect
 from softmaxima.experiments.peers import PACKAGES, PEERS, peers_of
 from softmaxima.experiments.subjects import (
-    DIRECTIONS,
     Direction,
     Problem,
     Shape,
@@ -49,6 +49,7 @@ from softmaxima.experiments.subjects import (
     read_shape,
     subjects,
 )
+from softmaxima.experiments.sums import Sum
 
 SHAPES = ("4096x64", "1024x1024", "256x32000", "64x128256")
 QUICK_SHAPES = ("1024x64", "64x4096")
@@ -112,7 +113,7 @@ class PeerResult:
 
 @dataclass(frozen=True)
 class Row:
-    """A map or loss on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: there is no definition."""
+    """A subject on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: there is no definition."""
 
     name: str
     title: str
@@ -213,7 +214,8 @@ def plan(settings: Settings, chosen: Sequence[Subject]) -> dict[Shape, tuple[Sub
 def steps(settings: Settings, chosen: Sequence[Subject]) -> int:
     """How often `bench` calls `starting`."""
     planned = plan(settings, chosen).values()
-    return sum(1 + len(DIRECTIONS) * len(measured) for measured in planned) + sum(subject.name in NATIVE for subject in chosen)
+    rows = sum(1 + sum(len(subject.directions) for subject in measured) for measured in planned)
+    return rows + sum(subject.name in NATIVE for subject in chosen)
 
 
 def bench(
@@ -263,7 +265,7 @@ def _rows(subject: Subject, shape: Shape, settings: Settings, starting: Callable
         expected = expect(subject, given)
     except Exception as error:
         failure = _raised(error)
-    for direction in DIRECTIONS:
+    for direction in subject.directions:
         starting(f"{shape}: {subject.title}, {direction}")
         facts: dict[str, Any] = {
             "name": subject.name,
@@ -321,8 +323,11 @@ def compulsory_bytes(subject: Subject, shape: Shape, direction: Direction, size:
     if subject.kind == "map":  # x → p, and g → ∂x
         return shape.scores * size * (4 if backward else 2)
     scores = shape.scores * size * (2 if backward else 1)  # x, and ∂x
-    if subject.kind == "logsumexp":  # the result, and g
-        return scores + shape.rows * size * (2 if backward else 1)
+    if isinstance(subject.entry, Sum):  # an operand as large as x, the result, and g
+        scores = shape.scores if subject.entry.quantised else scores
+        operand = shape.scores * size if subject.entry.operand is not None else 0
+        results = shape.scores if subject.entry.gives == "score" else shape.rows
+        return scores + operand + results * size * (2 if backward else 1)
     return scores + shape.rows * 8 + size  # the labels, and the loss
 
 

@@ -12,6 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from softmaxima.experiments.subjects import OPTIONS, Direction, Problem, Subject, of_target
+from softmaxima.experiments.sums import Sum
+from softmaxima.lse.bounds import Interval
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 
@@ -124,12 +126,10 @@ def expect(subject: Subject, given: Problem) -> Expected | None:
 
     z = pick(given.x)
     if subject.kind == "loss":
-        return _expect_loss(subject, given, pick, z, pick(given.second).long().squeeze(-1))
+        return _expect_loss(subject, given, pick, z, pick(given.arguments[0]).long().squeeze(-1))
     g = pick(given.upstream)  # type: ignore[arg-type]
-    if subject.kind == "logsumexp":
-        p = z.exp() / z.exp().sum(-1, keepdim=True)
-        value = z.exp().sum(-1, keepdim=True).log()
-        return Expected(pick, value, value.abs().clamp_min(1.0), p * g, _largest(p * g))
+    if isinstance(subject.entry, Sum):
+        return _expect_sum(subject.entry, given, pick, z, g)
     map: Map = subject.entry  # type: ignore[assignment]
     params = map.complete(subject.options)
     p = map.reference(z, **params)
@@ -141,6 +141,15 @@ def expect(subject: Subject, given: Problem) -> Expected | None:
     return Expected(pick, p, size, s * g - r * pulled, _largest(s * g) + _largest(r * pulled))
 
 
+def _expect_sum(entry: Sum, given: Problem, pick: Callable, z: Tensor, g: Tensor) -> Expected:
+    operands = [pick(operand) if operand.ndim else operand.double() for operand in given.arguments[1:]]
+    with torch.enable_grad():
+        z = z.requires_grad_()
+        value = entry.reference(z, *operands)
+        gradient, size = (torch.autograd.grad(value, z, along, retain_graph=True)[0] for along in (g, g.abs()))
+    return Expected(pick, value.detach(), value.detach().abs().clamp_min(1.0), gradient, _largest(size))
+
+
 def _expect_loss(subject: Subject, given: Problem, pick: Callable, z: Tensor, target: Tensor) -> Expected | None:
     if subject.name not in DEFINITIONS:
         return None
@@ -149,7 +158,7 @@ def _expect_loss(subject: Subject, given: Problem, pick: Callable, z: Tensor, ta
         values = DEFINITIONS[subject.name](z, target)
         of_mean = torch.autograd.grad(values.sum(), z)[0] / given.shape.rows
     unrounded = given.x.float() if given.x.dtype.itemsize == 2 else given.x
-    every = subject.function(unrounded, given.second, reduction="none", **subject.options)
+    every = subject.function(unrounded, *given.arguments, reduction="none", **subject.options)
     rows = values.detach()[:, None]
     own = _worst(pick(every), rows, rows.abs().clamp_min(1.0), 0.0) / TOLERANCE[given.x.dtype]
     mean = every.double().mean()
@@ -173,8 +182,11 @@ def deviation(expected: Expected, run: Callable[[], Any], direction: Direction, 
     spacing = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # of the numbers next to 0
     result = run()
     value, gradient = result if direction == "forward+backward" else (result, None)
-    value = torch.as_tensor(value).detach()
-    value = expected.pick(value) if expected.value.ndim else value.double()
+    if isinstance(value, Interval):  # is right where it holds the value
+        value = expected.value.clamp(expected.pick(value.lower), expected.pick(value.upper))
+    else:
+        value = torch.as_tensor(value).detach()
+        value = expected.pick(value) if expected.value.ndim else value.double()
     found = [_worst(value, expected.value, expected.value_size, spacing)]
     if gradient is not None:
         allowed = spacing + expected.rounding

@@ -18,26 +18,26 @@ PARTIAL_SORT = 100  # the entmax package's k: faster than its full sort where th
 
 @dataclass(frozen=True)
 class Peer:
-    """The same thing by another package: `function(x, axis)`, or for a loss `function(x, target)`, the mean over rows."""
+    """The same thing by another package: `function(x, axis, *operands)`; for a loss `function(x, target)`, the mean over rows."""
 
     label: str
     package: str
-    function: Callable[[Tensor, Any], Any]
+    function: Callable[..., Any]
     differentiable: bool = True
     above: int = 0  # takes part where rows have more scores: below, it is what another peer is
 
 
-def _torch(function: Callable[[Tensor, Any], Any]) -> tuple[Peer, ...]:
+def _torch(function: Callable[..., Any]) -> tuple[Peer, ...]:
     return (Peer("torch", "torch", function),)
 
 
-def _scipy(function: Callable[[Any, Any, int], Any]) -> tuple[Peer, ...]:
-    """function(scipy.special, x, axis), on the NumPy array over the same memory."""
+def _scipy(function: Callable[..., Any]) -> tuple[Peer, ...]:
+    """function(scipy.special, x, axis, *operands), on the NumPy arrays over the same memory."""
 
-    def run(x: Tensor, axis: int) -> Any:
+    def run(x: Tensor, axis: int, *operands: Tensor) -> Any:
         from scipy import special
 
-        return function(special, x.numpy(), axis)
+        return function(special, x.numpy(), axis, *(operand.numpy() for operand in operands))
 
     return (Peer("scipy", "scipy", run, differentiable=False),)
 
@@ -104,6 +104,15 @@ PACKAGES = ("torch", "entmax", "scipy")
 
 PEERS: dict[str, tuple[Peer, ...]] = {
     "logsumexp": _torch(torch.logsumexp) + _scipy(lambda special, x, axis: special.logsumexp(x, axis)),
+    "weighted_logsumexp": _torch(lambda x, axis, b: (x + b.log()).logsumexp(axis))
+    + _scipy(lambda special, x, axis, b: special.logsumexp(x, axis, b=b)),
+    "log_mean_exp": _torch(lambda x, axis: x.logsumexp(axis) - math.log(x.shape[axis])),
+    "logcumsumexp": _torch(torch.logcumsumexp),
+    "logaddexp": _torch(lambda x, axis, y: torch.logaddexp(x, y)),
+    "quantized_logsumexp": _torch(lambda q, axis, scale: (q * scale).logsumexp(axis)),
+    "sparsified_logsumexp": _torch(torch.logsumexp),
+    "bounds": _torch(torch.logsumexp),
+    "state_update": _torch(torch.logsumexp),
     "softmax": _torch(torch.softmax) + _scipy(lambda special, x, axis: special.softmax(x, axis)),
     "log_softmax": _torch(torch.log_softmax) + _scipy(lambda special, x, axis: special.log_softmax(x, axis)),
     "sparsemax": _entmax(lambda entmax, x, axis, k: entmax.sparsemax(x, axis, k)),

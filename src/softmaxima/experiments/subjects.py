@@ -1,4 +1,4 @@
-"""What a benchmark measures: a map, a loss or logsumexp, on scores of a shape."""
+"""What a benchmark measures: a map, a loss, or one of logsumexp and its relatives, on scores of a shape."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from softmaxima.experiments import InputError
+from softmaxima.experiments.sums import STEPS, SUMS, Sum
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS
@@ -31,13 +32,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A map, a loss or logsumexp. `function(x, axis)`, for a loss `function(x, target)`, computes it."""
+    """A map, a sum or a loss. `function(x, axis, *operands)`, for a loss `function(x, target)`, computes it."""
 
     name: str
-    kind: Literal["map", "logsumexp", "loss"]
+    kind: Literal["map", "sum", "loss"]
     function: Callable[..., Any]
     options: Mapping[str, Any]
-    entry: Map | Loss | None = None
+    entry: Map | Sum | Loss
 
     @property
     def title(self) -> str:
@@ -48,19 +49,25 @@ class Subject:
     def on_cosines(self) -> bool:
         return isinstance(self.entry, Loss) and self.entry.on_cosines
 
-    def __call__(self, x: Tensor, second: Any) -> Tensor:
-        return self.function(x, second, **self.options)
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Those that are measured."""
+        return DIRECTIONS[:1] if isinstance(self.entry, Sum) and not self.entry.differentiable else DIRECTIONS
+
+    def __call__(self, x: Tensor, *arguments: Any) -> Any:
+        return self.function(x, *arguments, **self.options)
 
 
 def subjects() -> dict[str, Subject]:
-    """All of them: logsumexp, the registered maps, and the registered losses."""
+    """All of them: logsumexp and its relatives, the registered maps, and the registered losses."""
 
-    def subject(name: str, kind: Literal["map", "loss"], function: Callable[..., Any], entry: Map | Loss) -> Subject:
+    def subject(name: str, kind: Literal["map", "sum", "loss"], function: Callable[..., Any], entry: Map | Sum | Loss) -> Subject:
         return Subject(name, kind, function, OPTIONS.get(name, {}), entry)
 
+    sums = {name: subject(name, "sum", sum.function, sum) for name, sum in SUMS.items()}
     maps = {name: subject(name, "map", getattr(sm, name, map), map) for name, map in MAPS.items()}
     losses = {name: subject(name, "loss", loss.function, loss) for name, loss in LOSSES.items()}
-    return {"logsumexp": Subject("logsumexp", "logsumexp", sm.logsumexp, {}), **maps, **losses}
+    return {**sums, **maps, **losses}
 
 
 def choose(names: Sequence[str]) -> tuple[Subject, ...]:
@@ -129,25 +136,34 @@ def read_shape(text: str) -> Shape:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Scores, and what goes with them. `second` is the axis, for a loss the target; `upstream` is None for a loss."""
+    """Scores, and what goes with them: the axis and perhaps an operand, for a loss the target. `upstream` is None for a loss."""
 
     shape: Shape
     x: Tensor
-    second: Any
+    arguments: tuple[Any, ...]
     upstream: Tensor | None
 
 
 def problem(subject: Subject, shape: Shape, dtype: torch.dtype, seed: int) -> Problem:
-    """N(0, 1) scores, 0.9 tanh of them where they must be cosines, random labels, and an N(0, 1) upstream gradient."""
+    """N(0, 1) scores, 0.9 tanh of them where they must be cosines, random labels or operands, and an N(0, 1) upstream gradient."""
     generator = torch.Generator().manual_seed(seed)
     x = normal(shape, shape.sizes, generator, dtype)
-    if subject.kind != "loss":
-        sizes = [size for axis, size in enumerate(shape.sizes) if subject.kind == "map" or axis != shape.axis]
-        return Problem(shape, x, shape.axis, normal(shape, sizes, generator, dtype))
+    if not isinstance(subject.entry, Loss):
+        of_rows = isinstance(subject.entry, Sum) and subject.entry.gives == "row"
+        sizes = [size for axis, size in enumerate(shape.sizes) if not (of_rows and axis == shape.axis)]
+        upstream = normal(shape, sizes, generator, dtype)
+        if not isinstance(subject.entry, Sum):
+            return Problem(shape, x, (shape.axis,), upstream)
+        if subject.entry.quantised:
+            x = (STEPS * x).round().clamp(-128, 127).to(torch.int8)
+            return Problem(shape, x, (shape.axis, torch.tensor(1 / STEPS, dtype=dtype)), upstream)
+        operand = subject.entry.operand
+        operands = () if operand is None else (operand(normal(shape, shape.sizes, generator, dtype)),)
+        return Problem(shape, x, (shape.axis, *operands), upstream)
     if subject.on_cosines:
         x = x.tanh() * 0.9  # at ±1 an angle has no derivative
     rows = [size for axis, size in enumerate(shape.sizes) if axis != shape.axis]
-    return Problem(shape, x, torch.randint(shape.n, rows, generator=generator), None)
+    return Problem(shape, x, (torch.randint(shape.n, rows, generator=generator),), None)
 
 
 def normal(shape: Shape, sizes: Sequence[int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -157,14 +173,14 @@ def normal(shape: Shape, sizes: Sequence[int], generator: torch.Generator, dtype
         raise InputError(f"--shapes: {shape} does not fit in memory; take smaller sizes") from None
 
 
-def call(function: Callable[[Tensor, Any], Any], given: Problem, direction: Direction) -> Callable[[], Any]:
+def call(function: Callable[..., Any], given: Problem, direction: Direction) -> Callable[[], Any]:
     """What is timed: the result, or (result, gradient). Gradients must be enabled for the latter only."""
     if direction == "forward":
-        return lambda: function(given.x, given.second)
+        return lambda: function(given.x, *given.arguments)
     x = given.x.detach().requires_grad_()
 
     def both() -> tuple[Tensor, Tensor]:
-        value = function(x, given.second)
+        value = function(x, *given.arguments)
         return value, torch.autograd.grad(value, x, given.upstream)[0]
 
     return both

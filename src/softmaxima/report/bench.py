@@ -1,4 +1,4 @@
-"""The report of a benchmark: cells of its table, its JSON, and the table and the picture of the README."""
+"""The report of a benchmark: cells of its table, its JSON, and the tables and the picture of the documentation."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def read(path: Path) -> Benchmark:
     return from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
-# The README's table and picture -------------------------------------------------------------------------------------------
+# Tables and picture of the documentation ----------------------------------------------------------------------------------
 
 # (name, direction, peer); the other rows are in the JSON.
 README_ROWS = (
@@ -190,6 +190,23 @@ README_ROWS = (
     ("entmax15_loss", "forward+backward", f"entmax k={PARTIAL_SORT}"),
 )
 
+# The same of docs/logsumexp.md. Without a peer: seconds a score.
+LOGSUMEXP_ROWS = (
+    ("logsumexp", "forward", "torch"),
+    ("logsumexp", "forward", "scipy"),
+    ("logsumexp", "forward+backward", "torch"),
+    ("weighted_logsumexp", "forward", "torch"),
+    ("weighted_logsumexp", "forward", "scipy"),
+    ("log_mean_exp", "forward", "torch"),
+    ("logaddexp", "forward", "torch"),
+    ("logcumsumexp", "forward", "torch"),
+    ("quantized_logsumexp", "forward", "torch"),
+    ("state_update", "forward", "torch"),
+    ("sparsified_logsumexp", "forward", "torch"),
+    ("bounds", "forward", "torch"),
+    ("compensated_logsumexp", "forward", None),
+)
+
 
 TABLE_CAPTION = (
     "Median time of the peer / median time of softmaxima, in turns of several calls in one run. "
@@ -197,18 +214,25 @@ TABLE_CAPTION = (
 )
 
 
-def markdown_table(benchmark: Benchmark) -> str:
-    """The ratios of README_ROWS over the shapes."""
+def markdown_table(benchmark: Benchmark, chosen: Sequence[tuple[str, str, str | None]] = README_ROWS) -> str:
+    """The ratios of the chosen rows over the shapes."""
     shapes = [ground.shape for ground in benchmark.grounds]
     head = ["times as fast as", "", *(shape.replace("x", " × ") for shape in shapes)]
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * len(shapes)]
-    for name, direction, label in README_ROWS:
+    for name, direction, label in chosen:
         rows = {row.shape: row for row in benchmark.rows if (row.name, row.direction) == (name, direction)}
-        cells = [ratio(rows[shape], label) if shape in rows else "" for shape in shapes]
+        scores = {ground.shape: ground.scores for ground in benchmark.grounds}
+        cells = [_cell(rows[shape], label, scores[shape]) if shape in rows else "" for shape in shapes]
         if any(cells):
             what = f"`{next(iter(rows.values())).title}`" + (" and its gradient" if direction == "forward+backward" else "")
-            lines.append("| " + " | ".join([what, label, *cells]) + " |")
+            lines.append("| " + " | ".join([what, label or "", *cells]) + " |")
     return "\n".join(lines)
+
+
+def _cell(row: Row, label: str | None, scores: int) -> str:
+    if label is not None:
+        return ratio(row, label)
+    return "wrong" if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
 
 
 def made_with(benchmark: Benchmark) -> str:

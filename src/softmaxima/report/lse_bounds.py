@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from softmaxima.experiments.lse_bounds import CLAIMED, Placed, Result, Sparsity
+from softmaxima.report.bench import number
 from softmaxima.report.signed_log import axis, signed_log
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def sparsity_table(found: Sequence[Sparsity]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---|---:" + "|---:" * len(epsilons) + "|"]
     for rows, n in dict.fromkeys((each.rows, each.n) for each in found):
         of = {each.eps: each for each in found if (each.rows, each.n) == (rows, n)}
-        cells = [f"{100 * each.evaluated:.1f} %, {each.width:.0e}, {each.speed:.2f}×" for each in map(of.__getitem__, epsilons)]
+        cells = [
+            f"{100 * each.evaluated:.1f} %, {each.width:.0e}, {number(each.speed, digits=2)}×"
+            for each in map(of.__getitem__, epsilons)
+        ]
         lines.append(f"| {rows} | {n} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
