@@ -117,9 +117,10 @@ COMMANDS = {
 def made_on() -> dict[str, str]:
     """When, where and from which commit."""
     facts = machine()
+    threads = facts["threads"]
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{facts['processor']}, {facts['threads']} threads",
+        "machine": f"{facts['processor']}, {threads} thread{'s' * (threads != 1)}",
         "commit": commit(),
     }
 
