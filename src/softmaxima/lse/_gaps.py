@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -88,15 +89,22 @@ class GapsOfRows:
     dtype: torch.dtype
     shape: torch.Size
     dim: int
-    maximum: Tensor  # [..., 1]
+    scores: Tensor  # [..., n], not divided by τ; −∞ where left out
+    divisor: Tensor | float  # τ
+    highest: Tensor  # [..., 1], not divided by τ
+    maximum: Tensor
     rounding: Tensor | float
-    each: Tensor  # [..., n], +∞ where left out
-    count: Tensor  # [..., 1]
+    count: Tensor
     gap_error = 0.0
 
     @property
     def n(self) -> int:
-        return self.each.shape[-1]
+        return self.scores.shape[-1]
+
+    @cached_property
+    def each(self) -> Tensor:
+        """The gaps [..., n], +∞ where left out."""
+        return ((self.highest - self.scores) / self.divisor).masked_fill(self.scores == -math.inf, math.inf)
 
     def ties(self) -> Tensor:
         return ((self.each == 0).sum(-1, keepdim=True).double() - 1).clamp_min(0)
@@ -135,10 +143,10 @@ def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> Gaps
     z = (z if mask is None else z.masked_fill(~mask, -math.inf)).movedim(dim, -1)
     divisor = tau.detach().double().movedim(dim, -1) if isinstance(tau, Tensor) else tau
     highest = most(z)
-    gaps = ((highest - z) / divisor).masked_fill(z == -math.inf, math.inf)
     maximum = highest / divisor
     rounding = 0.0 if isinstance(tau, float) and tau == 1.0 else 2 * UNIT * maximum.abs()
-    return GapsOfRows(x, scores.dtype, scores.shape, dim, maximum, rounding, gaps, (z > -math.inf).sum(-1, keepdim=True).double())
+    count = (z > -math.inf).sum(-1, keepdim=True).double()
+    return GapsOfRows(x, scores.dtype, scores.shape, dim, z, divisor, highest, maximum, rounding, count)
 
 
 def most(values: Tensor) -> Tensor:
