@@ -12,7 +12,7 @@ BUILD_TOOLS := scikit-build-core ninja
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
-	@echo "make bench     measure every map and loss beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
+	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make test      run the tests"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright"

@@ -377,7 +377,7 @@ def test_names_are_found_in_any_spelling(run: Callable) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--maps=hardmax",), "--maps: there is no map or loss 'hardmax'; choose among: logsumexp, weighted_logsumexp"),
+        (("--maps=hardmax",), "--maps: there is no map, loss or sum 'hardmax'; choose among: logsumexp, weighted_logsumexp"),
         (("--peers=jax",), "--peers: there is no peer 'jax'; choose among: torch, entmax, scipy"),
         (("--shapes=axb",), "--shapes: 'axb' is not a shape; write sizes joined by x"),
         (("--shapes=4x",), "'4x' is not a shape"),

@@ -114,7 +114,7 @@ def compare(
 def bench(
     *,
     maps: Annotated[
-        list[str] | None, Parameter(help="Only these maps and losses: names, separated by commas.", negative=())
+        list[str] | None, Parameter(help="Only these maps, losses and sums: names, separated by commas.", negative=())
     ] = None,
     shapes: Annotated[
         list[str] | None,
@@ -132,7 +132,7 @@ def bench(
     json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
     quick: Annotated[bool, Parameter(help="A first look: small shapes and few repetitions.", negative=())] = False,
 ) -> None:
-    """Measure maps and losses beside torch, the entmax package and scipy, in the same run.
+    """Measure maps, losses and sums of exponentials beside torch, the entmax package and scipy, in the same run.
 
     Nothing is timed before it agrees with its float64 definition; a result that does not is called wrong, and the exit code is 1.
     """

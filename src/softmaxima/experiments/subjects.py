@@ -75,7 +75,7 @@ def choose(names: Sequence[str]) -> tuple[Subject, ...]:
     offered = subjects()
     for name in names:
         if _plain(name) not in map(_plain, offered):
-            raise InputError(f"--maps: there is no map or loss {name!r}; choose among: {', '.join(offered)}")
+            raise InputError(f"--maps: there is no map, loss or sum {name!r}; choose among: {', '.join(offered)}")
     wanted = {_plain(name) for name in names}
     return tuple(subject for name, subject in offered.items() if _plain(name) in wanted or not names)
 

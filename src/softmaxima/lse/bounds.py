@@ -241,9 +241,10 @@ def bounds(
     rows = read_rows("bounds", x, dim, temperature, where)
     found = [ends(rows, *BOUNDS[name](rows)) for name in among]
     names = np.array(among)
+    named = lambda which: names[which] if which.ndim else str(names[which])
     lower, upper = torch.stack([ends[0] for ends in found]), torch.stack([ends[1] for ends in found])
     first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
-    return Interval(like_input(lower.amax(0), x), like_input(upper.amin(0), x), names[first_highest], names[first_lowest])
+    return Interval(like_input(lower.amax(0), x), like_input(upper.amin(0), x), named(first_highest), named(first_lowest))
 
 
 def interval_of(
