@@ -1,4 +1,4 @@
-r"""Confidence limits for the mean of non-negative draws: two that hold at any sample size, and one that holds in the limit.
+r"""Confidence limits for the mean of non-negative draws: two that hold at any sample size, and some that hold in the limit.
 
 Draws y_1 … y_m in [0, 1] have the mean μ, each given those before it. With bets λ_t that depend on earlier draws only,
 
@@ -12,23 +12,30 @@ Where the mean moves from draw to draw but not from round to round (strata), log
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
-LARGEST_STAKE = 0.9  # of what a bet could lose at most
+LARGEST_STAKE = 0.95  # of what a bet could lose at most
 LARGEST_LINEAR_STAKE = 0.7  # ψ grows without limit towards 1
-BISECTIONS = 24
+LARGEST = 100  # draws that tell the index of a tail
+PRECISION = 2.0**-10  # of a limit, as a share of its distance from the mean
+UNSEEN = 2.0  # distances of the largest draw at which the next record is expected: 1/(1 − k), with k = ½ where variances end
 
 
 class Moments(NamedTuple):
-    """Of one draw, within its stratum: the mean of m draws has variance/m, and third/m² as its third central moment."""
+    """Of one draw, within its stratum: the mean of m draws has variance/m, and third/m² as its third central moment.
 
-    mean: float
-    variance: float
-    third: float
+    `largest` is the distance of the largest draw above its mean. Each may be an array, an entry for each number of draws.
+    """
+
+    mean: Any
+    variance: Any
+    third: Any
+    largest: Any = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,37 @@ def moments(y: np.ndarray) -> Moments:
     """The moments of draws [rounds, strata], of which there are at least two rounds."""
     deviation = y - y.mean(0)
     rounds = y.shape[0]
-    return Moments(float(y.mean()), float((deviation**2).mean() * rounds / (rounds - 1)), float((deviation**3).mean()))
+    square = deviation**2
+    variance, third = square.mean() * rounds / (rounds - 1), (square * deviation).mean()
+    return Moments(float(y.mean()), float(variance), float(third), float(deviation.max()))
+
+
+def with_unseen(draws: Moments, m: Any) -> Moments:
+    """The moments of m draws and of one more, UNSEEN times as far above the mean as the largest.
+
+    Heavy tails look light in a sample that has missed their largest terms, and its variance and skewness are too small just where
+    its mean is. Of a Pareto tail of index k, what lies above the largest of m draws has about the share 1/m, and 1/(1 − k) times
+    its distance.
+    """
+    unseen = UNSEEN * draws.largest
+    return Moments(draws.mean + unseen / m, draws.variance + unseen**2 / m, draws.third + unseen**3 / m, unseen)
 
 
 def skewness_of_mean(draws: Moments, m: Any) -> Any:
     """The skewness of the mean of m draws; 0 for draws that are all equal."""
-    return draws.third / draws.variance**1.5 / np.sqrt(m) if draws.variance > 0 else np.zeros_like(m, dtype=float)
+    return draws.third / np.maximum(draws.variance, 1e-200) ** 1.5 / np.sqrt(m)
+
+
+def tail_index(logarithms: np.ndarray) -> float:
+    """Hill's estimate of k in P(y > u) ~ u^(−1/k), from the logarithms of the LARGEST draws; +∞ of fewer that are above 0.
+
+    Variances end at k = ½, means at 1.
+    """
+    flat = logarithms.ravel()
+    if flat.size <= LARGEST:
+        return math.inf
+    top = np.partition(flat, flat.size - LARGEST - 1)[-LARGEST - 1 :]
+    return float(np.mean(top[1:] - top[0])) if top[0] > -math.inf else math.inf
 
 
 def remaining(m: Any, population: float) -> Any:
@@ -69,16 +101,15 @@ def hall_interval(draws: Moments, m: Any, delta: float, population: float) -> tu
     z = NormalDist().inv_cdf(1.0 - delta / 2)
     error = np.sqrt(draws.variance / m * remaining(m, population))
     gamma = np.maximum(np.abs(skewness_of_mean(draws, m)), 1e-6)  # the limit at 0 is 0/0
-    sign = 1.0 if draws.third >= 0 else -1.0
     inverse = lambda q: 3.0 / gamma * (np.cbrt(1.0 + gamma * (q - gamma / 6.0)) - 1.0)
-    low, high = (-inverse(-z), inverse(z)) if sign > 0 else (inverse(z), -inverse(-z))
-    return np.maximum(draws.mean - error * high, 0.0), draws.mean + error * low
+    narrow, wide = error * inverse(z), error * -inverse(-z)
+    right = np.asarray(draws.third) >= 0.0
+    return np.maximum(draws.mean - np.where(right, narrow, wide), 0.0), draws.mean + np.where(right, wide, narrow)
 
 
-def chebyshev_interval(draws: Moments, m: Any, delta: float, population: float) -> tuple[Any, Any]:
-    """Limits of the mean of m draws of any shape whose variance is as in the sample, mean ± se/√δ."""
-    margin = np.sqrt(draws.variance / m * remaining(m, population) / delta)
-    return np.maximum(draws.mean - margin, 0.0), draws.mean + margin
+def extrapolated_interval(draws: Moments, m: Any, delta: float, population: float) -> tuple[Any, Any]:
+    """Hall's limits, the upper one of the draws with the unseen one."""
+    return hall_interval(draws, m, delta, population)[0], hall_interval(with_unseen(draws, m), m, delta, population)[1]
 
 
 def stake(variance: float, m: Any, delta: float) -> Any:
@@ -117,42 +148,55 @@ def betting_interval(stages: list[Stage], delta: float, population: float) -> tu
     else:
         left = population - np.arange(y.size)
         growth, drawn = population / left, (np.cumsum(y) - y) / left
-    threshold = math.log(2.0 / delta)
 
-    def too_small(mean: float) -> bool:
+    def capital_up(mean: float) -> float:
         conditional = growth * mean - drawn
         if conditional.min() < 0.0:
-            return True
+            return math.inf
         with np.errstate(divide="ignore", over="ignore"):
             bets = np.minimum(up, LARGEST_STAKE / conditional)
-        return float(np.log1p(bets * (y - conditional)).sum()) >= threshold
+        return float(np.log1p(bets * (y - conditional)).sum())
 
-    def too_large(mean: float) -> bool:
+    def capital_down(mean: float) -> float:
         conditional = growth * mean - drawn
         if conditional.max() > 1.0:
-            return True
+            return math.inf
         with np.errstate(divide="ignore", over="ignore"):
             bets = np.minimum(down, LARGEST_STAKE / (1.0 - conditional))
-        return float(np.log1p(bets * (conditional - y)).sum()) >= threshold
+        return float(np.log1p(bets * (conditional - y)).sum())
 
-    middle = float(np.clip(y.mean(), 1e-300, 1.0))
-    return _last_refused(too_small, middle, -1.0), _last_refused(too_large, middle, 1.0)
+    middle, needed = float(np.clip(y.mean(), 1e-300, 1.0)), math.log(2.0 / delta)
+    return _refused(capital_up, needed, middle, -1.0), _refused(capital_down, needed, middle, 1.0)
 
 
-def _last_refused(refused: Any, middle: float, direction: float) -> float:
-    """The refused mean next to those that are not, from `middle` downwards (to 0) or upwards (to 1), on a logarithmic scale."""
-    step, kept = 1e-3, math.log(middle)
-    floor, ceiling = kept - 80.0, 0.0
+def _refused(log_capital: Callable[[float], float], needed: float, middle: float, direction: float) -> float:
+    """The refused mean next to those that are not, from `middle` downwards (to 0) or upwards (to 1), on a logarithmic scale.
+
+    The capital grows with the distance. The bracket is cut by regula falsi, with the Illinois rule against an end that stays.
+    """
+    surplus = lambda position: log_capital(math.exp(position)) - needed
+    step, start = 1e-3, math.log(middle)
+    floor, ceiling = start - 80.0, 0.0
+    kept, below = start, surplus(start)
     while True:
         edge = min(max(kept + direction * step, floor), ceiling)
-        if refused(math.exp(edge)):
+        above = surplus(edge)
+        if above >= 0.0:
             break
         if edge in (floor, ceiling):
             return 1.0 if direction > 0 else 0.0
-        kept, step = edge, 4.0 * step
-    for _ in range(BISECTIONS):
-        half = 0.5 * (kept + edge)
-        kept, edge = (kept, half) if refused(math.exp(half)) else (half, edge)
+        kept, below, step = edge, above, 4.0 * step
+    moved = 0.0
+    while abs(edge - kept) > PRECISION * abs(edge - start):
+        share = above / (above - below) if math.isfinite(above) else 0.5
+        cut = edge + min(max(share, PRECISION / 2), 0.9) * (kept - edge)
+        found = surplus(cut)
+        if found >= 0.0:
+            edge, above, below = cut, found, below / 2 if moved > 0 else below
+            moved = 1.0
+        else:
+            kept, below, above = cut, found, above / 2 if moved < 0 else above
+            moved = -1.0
     return math.exp(edge)
 
 

@@ -7,9 +7,10 @@ A design draws terms ℓ = x_i + log(weight) with E exp(ℓ) = Σ exp(x_j) over 
     topk_tail    the k largest exactly, then uniform over the rest  weight n − k
     importance   cell j with P_j, then uniform in the cell          weight n_j / P_j
 
-A pilot places the bets of the finite-sample limits (`confidence.py`) and says how many draws the target needs. Where the largest
-score is known, terms are bounded and the interval is a confidence sequence; else it is asymptotic, spends its error over looks,
-and is withdrawn while the mean is too skewed to be nearly normal. Once half of the scores would be read, all are.
+Draws come in stages: each places the bets of the finite-sample limits (`confidence.py`) on the next, and says how many draws the
+target needs. Where the largest score is known, terms are bounded and the interval is a confidence sequence; else it is asymptotic,
+allows for one draw beyond the largest, and is withdrawn while the mean hangs on a few draws. Once half of the scores would be read,
+all are.
 """
 
 from __future__ import annotations
@@ -30,23 +31,26 @@ from softmaxima.lse.confidence import (
     Stage,
     bernstein_interval,
     betting_interval,
-    chebyshev_interval,
+    extrapolated_interval,
     forecast,
-    hall_interval,
     moments,
     skewness_of_mean,
     stake,
+    tail_index,
+    with_unseen,
 )
 from softmaxima.lse.logsumexp import row_logsumexp
 from softmaxima.lse.sources import InnerProduct, Source, open_source
 
 METHODS = ("auto", "uniform", "stratified", "bucket", "topk_tail", "importance")
 PILOT = 2000  # draws at least, to know the variance and the skewness
-LARGEST_SKEWNESS = 0.1  # of the mean; above, samples that miss the largest terms are common, and look better than they are
-SMALL_TAIL = 0.1  # the share of the total up to which a tail of any shape is bounded by its variance alone
+LARGEST_SKEWNESS = 0.5  # of the mean with an unseen draw; that of four equal draws that outweigh all others
+LARGEST_TAIL_INDEX = 0.6  # two standard errors of 100 draws above ½, where variances end
 FEWEST_DRAWS = 500  # for an asymptotic interval
-FIRST_LOOK = 0.75  # the share of the error that the first look spends; each further one spends a quarter of that before
+NORMAL_SHARE = 0.75  # of the error is spent on an asymptotic interval; the rest pays for stopping when it looks narrow
 GROWTH = 1.02  # between the sample sizes that are considered
+NEXT_LOOK = 1.03  # times as many draws, after an interval that was not quite narrow enough
+STAGE = 3  # times as many draws as before, at most: a variance is known too little to trust it further
 DEFENSIVE_SHARE = 0.2  # of importance draws that are uniform, so that no weight is more than 5n
 LARGEST_HISTOGRAM = 1 << 22
 NEGLIGIBLE = 40.0  # nats below the total, in which the last bucket of a histogram ends
@@ -60,8 +64,8 @@ class Estimate:
     lower, upper: the interval.
     evaluations: how many scores were read, or computed, by the estimator and its index.
     certificate: "deterministic" (the truth is inside), "finite-sample" (it is inside with the asked confidence, whatever the scores
-        are), "asymptotic" (so if the sample is large enough for its mean to be normal: no guarantee), or "none" (the sample shows
-        that it is not: the lower limit holds, and the upper one is +∞).
+        are), "asymptotic" (so if what was not drawn is about like what was: no guarantee), or "none" (the sample shows a tail too
+        heavy for that: the lower limit holds, and the upper one is +∞).
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.estimate(np.zeros(8), seed=0).certificate
@@ -111,10 +115,11 @@ def estimate(
         seed: of the draws, or a generator.
 
     Returns:
-        An `Estimate`. The value is corrected for the bias of a logarithm, E log Ẑ ≈ log Z − Var Ẑ/(2Z²). If a tensor of scores, or
-        the W or h of an `InnerProduct`, requires grad, so does the value: its gradient is that of the sample's own logsumexp,
-        Σ p̂_i ∂x_i with p̂ summing to 1. A score of −∞ counts as none. One of +∞ makes the value +∞; one of NaN makes it NaN, and
-        the certificate "none". Limits hold for the scores as float64 computes them.
+        An `Estimate`. The value is corrected for the bias of a logarithm, E log Ẑ ≈ log Z − Var Ẑ/(2Z²), and then moved as far as
+        puts both ends of the interval within the target. If a tensor of scores, or the W or h of an `InnerProduct`, requires grad,
+        so does the value: its gradient is that of the sample's own logsumexp, Σ p̂_i ∂x_i with p̂ summing to 1. A score of −∞ counts
+        as none. One of +∞ makes the value +∞; one of NaN makes it NaN, and the certificate "none". Limits hold for the scores as
+        float64 computes them.
 
     Raises:
         TypeError or ValueError, before any work, for anything else; ValueError when a score above `maximum` is met; ImportError
@@ -123,8 +128,8 @@ def estimate(
     Cost: uniform draws take about (nΣp² − 1)(z/target)² reads, for N(0, 1) scores 1.7(z/target)² whatever n is, and no method
     without an index finds a needle in a haystack with fewer than n. One pass is made instead of more than n/2 draws.
 
-    Source: Waudby-Smith & Ramdas (2024), arXiv:2010.09686, finite samples; Hall (1992), JRSS B 54, asymptotics; Mussmann & Ermon
-    (2016), top-k and tail.
+    Source: Waudby-Smith & Ramdas (2024), arXiv:2010.09686, finite samples; Hall (1992), JRSS B 54, and Hill (1975), asymptotics;
+    Mussmann & Ermon (2016), top-k and tail.
 
     >>> import numpy as np, softmaxima as sm
     >>> x = np.random.default_rng(0).standard_normal(1_000_000)
@@ -435,7 +440,6 @@ class _Run:
         self.terms: list[np.ndarray] = []  # x/τ + log weight
         self.bets: list[tuple[float, float]] = []
         self.rounds = 0
-        self.looks = 0
 
     @property
     def drawn(self) -> int:
@@ -452,14 +456,14 @@ class _Run:
     def estimate(self) -> Estimate:
         ask, design = self.ask, self.design
         limit = (ask.budget - design.spent - len(design.head)) // design.strata  # rounds
-        rounds = min(max(PILOT, math.isqrt(ask.source.n) // 4) // design.strata + 2, limit // 4 + 2)
-        bets, certificate = (0.0, 0.0), "asymptotic"
+        rounds = min(PILOT // design.strata + 2, limit // 4 + 2)
+        planned, bets = limit, (0.0, 0.0)
         special = self._special(self.head)
         if special is not None:
             return special
         while True:
             interval = self._deterministic()
-            if self.meets(*interval):
+            if self._meets(*interval):
                 return self._finish(self._value(), *interval, "deterministic")
             if self.evaluations + ask.source.n <= ask.budget and 2 * (self.rounds + rounds) * design.strata >= ask.source.n:
                 return _exact(ask, self.evaluations)
@@ -467,15 +471,17 @@ class _Run:
             special = self._special(self.z[-1])
             if special is not None:
                 return special
-            if len(self.z) > 1:
+            if self.rounds >= planned:
                 lower, upper, certificate = self._look()
-                if self.rounds >= limit or (certificate != "none" and self.meets(lower, upper)):
+                if self.rounds >= limit or (certificate != "none" and self._meets(lower, upper)):
                     return self._finish(self._value(), lower, upper, certificate)
-            planned = min(self._plan(limit), limit)
+                # Each new look at nearly the same draws may refuse less by chance.
+                least = math.ceil((2.0 if certificate == "none" else NEXT_LOOK) * self.rounds)
+            else:
+                least = 0
+            planned = min(max(self._plan(limit), least), limit)
             bets = self._bets(planned)
-            # What was refused is asked again of twice as many, for each new look at the same draws may refuse less by chance.
-            least = 2 * self.rounds if certificate == "none" else self.rounds + self.rounds // 4 + 1
-            rounds = min(max(planned, least), limit) - self.rounds
+            rounds = min(planned, STAGE * self.rounds) - self.rounds
 
     def _draw(self, rounds: int, bets: tuple[float, float]) -> None:
         indices, log_weights = self.design.draw(rounds)
@@ -495,9 +501,8 @@ class _Run:
             return None
         return Estimate(_as_asked(self.ask, math.inf, None), math.inf, math.inf, self.evaluations, "deterministic")
 
-    def meets(self, lower: float, upper: float) -> bool:
-        value = self._value()
-        return value - lower <= self.ask.target and upper - value <= self.ask.target
+    def _meets(self, lower: Any, upper: Any) -> Any:
+        return upper - lower <= 2.0 * self.ask.target
 
     def _shift(self, bounded: bool) -> float:
         """What is taken from terms before exp: the largest that they can be, or the largest that was drawn."""
@@ -554,22 +559,17 @@ class _Run:
                 return *sure, "deterministic"
             return max(lower, sure[0]), min(upper, sure[1]), "finite-sample"
         draws = moments(self._draws(False))
-        low, high, claimed = self._asymptotic(draws, self.drawn, self.looks + 1)
+        low, high, claimed = self._asymptotic(draws, self.drawn)
         if not claimed:
             return sure[0], math.inf, "none"
-        self.looks += 1
         return max(self._total(float(low), False), sure[0]), self._total(float(high), False), "asymptotic"
 
-    def _asymptotic(self, draws: Moments, m: Any, look: int) -> tuple[Any, Any, Any]:
-        """(lower, upper, whether to claim them) for the mean of m draws with these moments: Hall's where it is nearly normal, and
-        Chebyshev's where it is not, if it adds little to the head.
-        """
-        error, population = self.ask.delta * FIRST_LOOK * (1.0 - FIRST_LOOK) ** (look - 1), self.design.population
-        normal = np.abs(skewness_of_mean(draws, m)) <= LARGEST_SKEWNESS
-        small = self._tail(draws.mean, False) <= self._total(draws.mean, False) + math.log(SMALL_TAIL)
-        hall, chebyshev = hall_interval(draws, m, error, population), chebyshev_interval(draws, m, error, population)
-        low, high = (np.where(normal, a, b) for a, b in zip(hall, chebyshev, strict=True))
-        return low, high, (normal | small) & (m >= FEWEST_DRAWS) & (draws.mean > 0.0)
+    def _asymptotic(self, draws: Moments, m: Any) -> tuple[Any, Any, Any]:
+        """(lower, upper, whether to claim them) for the mean of m draws with these moments."""
+        low, high = extrapolated_interval(draws, m, NORMAL_SHARE * self.ask.delta, self.design.population)
+        light = tail_index(np.concatenate(self.terms)) <= LARGEST_TAIL_INDEX and draws.mean > 0.0
+        normal = np.abs(skewness_of_mean(with_unseen(draws, m), m)) <= LARGEST_SKEWNESS
+        return low, high, light & normal & (m >= FEWEST_DRAWS)
 
     def _finite_sample(self) -> tuple[float, float]:
         shift = self._shift(True)
@@ -590,6 +590,8 @@ class _Run:
 
     def _plan(self, limit: int) -> int:
         """The fewest rounds, in steps of 2 %, after which the target is likely to be met."""
+        if not math.isfinite(self._value()):
+            return limit
         steps = math.ceil(math.log(max(limit / self.rounds, 1.0)) / math.log(GROWTH)) + 1
         rounds = np.minimum(np.ceil(self.rounds * GROWTH ** np.arange(1, steps + 1)), limit)
         m = rounds * self.design.strata
@@ -599,18 +601,16 @@ class _Run:
             low, high = forecast(draws, placed, self.ask.delta, population, linear=self.design.strata > 1)
             claimed = np.ones_like(m, dtype=bool)
         else:
-            low, high, claimed = self._asymptotic(draws, m, self.looks + 1)
+            low, high, claimed = self._asymptotic(draws, m)
         with np.errstate(divide="ignore"):  # log 0
             limits = [np.logaddexp(_log_sum(self.head), np.log(mean) + self._shift(self.bounded)) for mean in (low, high)]
-        value = self._value()
-        if not math.isfinite(value):
-            return limit
-        enough = claimed & (value - limits[0] <= self.ask.target) & (limits[1] - value <= self.ask.target)
-        return int(rounds[np.argmax(enough)] * 1.03) + 1 if enough.any() else limit
+        enough = claimed & self._meets(*limits)
+        return int(rounds[np.argmax(enough)]) if enough.any() else limit
 
     def _finish(self, value: float, lower: float, upper: float, certificate: Any) -> Estimate:
         slack = _rounding(self.ask, value)
-        value = min(max(value, lower), upper)
+        inner = (upper - self.ask.target, lower + self.ask.target) if self._meets(lower, upper) else (lower, upper)
+        value = min(max(value, lower, inner[0]), upper, inner[1])
         exact = self._sample_logsumexp() if self.ask.source.differentiable else None
         return Estimate(_as_asked(self.ask, value, exact), lower - slack, upper + slack, self.evaluations, certificate)
 
