@@ -469,6 +469,27 @@ def test_the_gradient_of_a_query_is_a_mean_of_rows(method: str):
     assert sm.estimate(sm.InnerProduct(W, h.detach()), 0.02, method=method, seed=0).value == found.value.detach()
 
 
+@pytest.mark.parametrize("method", [*SAMPLED, "topk_tail", pytest.param("importance", marks=needs_faiss)])
+def test_the_gradient_of_a_query_is_that_of_softmax_within_its_statistical_error(method: str):
+    W, h = (torch.from_numpy(part) for part in table())
+    h.requires_grad_()
+    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128) if method == "importance" else None)
+    exact = torch.softmax(W @ h.detach(), 0) @ W
+
+    def gradient(target: float, seed: int) -> torch.Tensor:
+        return torch.autograd.grad(sm.estimate(source, target, method=method, seed=seed).value, h)[0]
+
+    errors = torch.stack([gradient(0.1, seed) - exact for seed in range(40)])
+    one_run = float(errors.square().sum(1).mean().sqrt())
+    assert 1e-3 * float(exact.norm()) < one_run < 0.2 * float(exact.norm())
+    assert float(errors.mean(0).norm()) < 2.5 * one_run / math.sqrt(len(errors))
+    torch.testing.assert_close(gradient(1e-6, 0), exact, atol=1e-12, rtol=0)  # everything is read
+    value = sm.estimate(source, 0.1, method=method, seed=0).value
+    twice = torch.autograd.grad(value + value, h)[0]  # the source is used again, and so is its value
+    once = torch.autograd.grad(sm.estimate(source, 0.1, method=method, seed=0).value, h)[0]
+    torch.testing.assert_close(twice, 2 * once, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("method", ["uniform", "stratified", "topk_tail"])
 @pytest.mark.parametrize("n", [40, 9000])
 def test_gradients_of_queries_and_rows_are_exact_for_the_sample(method: str, n: int):
