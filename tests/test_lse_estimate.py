@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from softmaxima.experiments import InputError
-from softmaxima.experiments.estimators import measure, standard_subjects
+from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
 from softmaxima.lse.confidence import (
     LARGEST,
     Moments,
@@ -529,6 +529,17 @@ def test_the_experiment_tells_what_each_method_knows_for_its_work():
             assert work.upper >= -1e-9
     with pytest.raises(InputError, match=r"need a subject, a target and a run, got 0, 3 and 20"):
         measure({})
+
+
+def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
+    subject = normal_file(tmp_path / "normal.npy", 1_000_000)
+    again = normal_file(tmp_path / "normal.npy", 1_000_000)
+    assert subject.truth == again.truth == pytest.approx(0.5 + math.log(1e6), abs=0.01)
+    (work,) = measure({"a file": subject}, (0.03,), runs=10)
+    assert work.evaluations < 20_000
+    assert work.certificates == {"asymptotic": 10}
+    with pytest.raises(InputError, match=r"holds float32 of shape \(1000000,\), not float32 of \(999,\); delete it"):
+        normal_file(tmp_path / "normal.npy", 999)
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from softmaxima.experiments import InputError
 from softmaxima.lse import Estimate, InnerProduct, estimate, inner_product_index
+from softmaxima.lse.sources import BLOCK
 
 N = 200_000
 BUDGETS = (300, 1000, 3000, 10_000, 30_000, 100_000)
@@ -80,6 +82,29 @@ def indexed_subjects(n: int = N, d: int = 32, cells: int = 512, seed: int = 0) -
     methods = ("uniform", "topk_tail", "importance")
     name = "inner products, indexed"
     return {name: Subject(source, truth, methods), f"{name}{MAXIMUM_KNOWN}": Subject(source, truth, methods, maximum=largest)}
+
+
+def normal_file(path: str | Path, n: int = 10**9, seed: int = 0) -> Subject:
+    """N(0, 1) scores in a memory-mapped .npy file, which is written (4n bytes) unless it exists; the truth takes a pass.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     subject = normal_file(f"{folder}/normal.npy", 10_000)
+    >>> len(subject.source), subject.source.dtype, round(subject.truth - float(np.log(10_000)), 1)
+    (10000, dtype('float32'), 0.5)
+    """
+    starts = range(0, n, BLOCK)
+    if not Path(path).exists():
+        written = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n,))
+        rng = np.random.default_rng(seed)
+        for start in starts:
+            written[start : start + BLOCK] = rng.standard_normal(min(BLOCK, n - start), dtype=np.float32)
+        written.flush()
+    scores = np.load(path, mmap_mode="r")
+    if scores.shape != (n,) or scores.dtype != np.float32:
+        raise InputError(f"normal_file: {path} holds {scores.dtype} of shape {scores.shape}, not float32 of ({n},); delete it")
+    total = sum(float(np.exp(scores[start : start + BLOCK], dtype=np.float64).sum()) for start in starts)
+    return Subject(scores, float(np.log(total)), ("uniform",))
 
 
 def measure(
