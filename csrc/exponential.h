@@ -121,10 +121,10 @@ struct ExpSum {
 
     double sum() const { return total.value(); }
 
-    // Adds a block, and stores its terms relative to the origin as it then is. Most rows have their maximum near enough to 0
-    // to need no other origin, and no pass to find it.
+    // Adds a block, whose largest z is returned, and stores its terms relative to the origin as it then is. Most rows have their
+    // maximum near enough to 0 to need no other origin, and no pass to find it.
     template <bool Store>
-    void add(Scores<C> z, int64_t length, C* out) {
+    C add(Scores<C> z, int64_t length, C* out) {
         const bool first = sum() == 0;
         if (first) *this = {nothing, 0, {}, {}};
         BlockSum<C> block = terms<Store>(z, length, out);
@@ -142,6 +142,7 @@ struct ExpSum {
             total.add(block.sum);
             maximum = block.maximum > maximum ? block.maximum : maximum;
         }
+        return block.maximum;
     }
 
     void merge(const ExpSum& other) {
@@ -304,11 +305,16 @@ struct LogSumExp {
 
     // Where `exact` is true log_sum is exact relative to itself, else relative to 1.
     static LogSum result(const Row<T>& row, const ExpSum<C>& sum, bool exact) {
+        return result(row, sum, exact, [&] { return row.scale == 1.0 ? double(sum.maximum) : row.highest(); });
+    }
+
+    // The same where the largest x is asked of `highest`.
+    template <class Highest>
+    static LogSum result(const Row<T>& row, const ExpSum<C>& sum, bool exact, const Highest& highest) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         if (double(sum.maximum) == infinity && row.n > 0) return {infinity, has_nan(row) ? std::numeric_limits<double>::quiet_NaN() : 0.0, 0};
         if (sum.sum() == 0) return {NOTHING, 0, 0};
-        const double maximum = row.scale == 1.0 ? double(sum.maximum) : row.highest();
-        return near(row, sum.log_sum(maximum, row.scale), exact);
+        return near(row, sum.log_sum(highest(), row.scale), exact);
     }
 
     // Whether a sum in C lacks digits that its logarithm, or LSE itself, has near 0.

@@ -51,6 +51,14 @@ struct SoftmaximaLoss {
     void* out;        // [outer, n, inner], null where no gradient is wanted
 };
 
+// What a state of logsumexp is made of, of each row.
+struct SoftmaximaState {
+    SoftmaximaRows rows;
+    double* values;   // [outer, inner]: logsumexp
+    double* maxima;   // [outer, inner]: the largest x; NaN where one is
+    int64_t* counts;  // [outer, inner]: how many x are the largest; 0 of −∞ and NaN
+};
+
 // logsumexp and softmax of scale · (q − zero), q bytes [outer, n, inner], all contiguous.
 struct SoftmaximaQuantized {
     int64_t dtype;      // of out
@@ -74,7 +82,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 2
+#define SOFTMAXIMA_INTERFACE 3
 
 #define SOFTMAXIMA_KERNELS(declare)          \
     declare(softmax, Forward)                \
@@ -82,6 +90,7 @@ struct SoftmaximaElementwise {
     declare(elastic_softmax, Forward)        \
     declare(rectified_softmax, Forward)      \
     declare(logsumexp, Forward)              \
+    declare(logsumexp_state, State)          \
     declare(taylor_softmax, Forward)         \
     declare(topk_softmax, Forward)           \
     declare(topp_softmax, Forward)           \

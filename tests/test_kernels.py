@@ -506,6 +506,49 @@ def test_logsumexp_kernels_on_random_calls():
 
 
 @needs_library
+def test_state_kernel_on_random_calls():
+    for seed in range(100):
+        draw = Draw(seed)
+        outer, _, inner = draw.shape
+        outputs = [draw.memory.output(outer, 1, inner, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.int64)]
+        pack = lambda threads, draw=draw, outputs=outputs: _kernels._STATE(
+            *draw.fields(threads, 0.0), *(output.data_ptr() for output in outputs)
+        )
+        value, maximum, count = (draw.as_rows(result)[:, 0] for result in run_on_threads("logsumexp_state", pack, draw, outputs))
+        expected = torch.where(draw.wrong, NAN, draw.raw.double().amax(-1))
+        torch.testing.assert_close(maximum, expected, rtol=0, atol=0, equal_nan=True)
+        counts = (draw.raw == expected.unsqueeze(-1)).sum(-1)
+        torch.testing.assert_close(count.long(), counts.masked_fill(draw.wrong | (expected == -INF), 0))
+        digits = TOLERANCE[torch.float64] if draw.dtype == torch.float64 else TOLERANCE[torch.float32]
+        rtol = 1e-6 if draw.dtype != torch.float64 else 0
+        torch.testing.assert_close(value, torch.logsumexp(draw.z, -1), atol=digits, rtol=rtol, equal_nan=True)
+
+
+@needs_library
+def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch.dtype):
+    threads = torch.get_num_threads()
+    x = normal(131_073, dtype=dtype)
+    ascending, equal, apart = x.sort().values, torch.full_like(x, -3.0), x.clone()
+    apart[[5, 70_000, 131_072]] = 40.0  # in every part
+    wrong, nothing, infinite = x.clone(), torch.full_like(x, -INF), x.clone()
+    wrong[100_000], infinite[[3, 99_999]] = NAN, INF
+    try:
+        for count in (1, 2, 3, 4):
+            torch.set_num_threads(count)
+            for row in (x, ascending, equal, apart, wrong, nothing, infinite):
+                for tau in (1.0, 0.7):
+                    value, maximum, found = _kernels.logsumexp_state(row, tau)
+                    top = row.double().amax()
+                    torch.testing.assert_close(maximum, top, rtol=0, atol=0, equal_nan=True)
+                    assert int(found) == (int((row == top).sum()) if top > -INF else 0)
+                    torch.testing.assert_close(
+                        value, torch.logsumexp(row.double() / tau, -1), rtol=2**-52, atol=2**-23, equal_nan=True
+                    )
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_library
 @pytest.mark.parametrize("name", BACKWARD)
 def test_backward_kernel_on_random_calls(name: str):
     forward = BACKWARD[name]
@@ -703,6 +746,7 @@ def test_the_interface_is_what_the_header_says():
         "Forward": _kernels._FORWARD,
         "Backward": _kernels._BACKWARD,
         "Loss": _kernels._LOSS,
+        "State": _kernels._STATE,
         "Quantized": _kernels._QUANTIZED,
         "Elementwise": _kernels._ELEMENTWISE,
     }
@@ -718,7 +762,7 @@ def test_the_interface_is_what_the_header_says():
     assert {kernel.forward for kernel in kernels} | {"logsumexp"} == {name for name, kind in declared.items() if kind == "Forward"}
     assert {kernel.backward for kernel in kernels} | {"logsumexp_backward"} == {n for n, k in declared.items() if k == "Backward"}
     assert {kernel.loss for kernel in kernels if kernel.loss} == {name for name, kind in declared.items() if kind == "Loss"}
-    assert {*FORWARD, "logsumexp", *BACKWARD, "logsumexp_backward", *LOSSES, "quantized", "exp", "log"} == declared.keys()
+    assert {*FORWARD, "logsumexp", *BACKWARD, "logsumexp_backward", *LOSSES, "logsumexp_state", "quantized", "exp", "log"} == declared.keys()
     if _kernels.AVAILABLE:
         names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}
         assert all(hasattr(_kernels.LIBRARY, name) for name in names)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-INTERFACE = 2  # the version that csrc/kernels.h states
+INTERFACE = 3  # the version that csrc/kernels.h states
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 # Fields of 8 bytes; P would be a pointer, but an address is an int here.
@@ -27,6 +27,7 @@ _ROWS = "qqqqqqqddqdqqq"
 _FORWARD = struct.Struct(_ROWS + "qq").pack
 _BACKWARD = struct.Struct(_ROWS + "qqqq").pack
 _LOSS = struct.Struct(_ROWS + "qqqddqqq").pack
+_STATE = struct.Struct(_ROWS + "qqq").pack
 _QUANTIZED = struct.Struct("qqqqqqqddqqqqq").pack
 _ELEMENTWISE = struct.Struct("qqqq").pack
 
@@ -264,6 +265,15 @@ def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: boo
     rows, _, _kept = _read(x, tau, where, 0.0)
     _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
     return out, values
+
+
+def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(LSE [...] in double, the largest x [...] in double, how many x are that [...]), from one read of the rows x [..., n]."""
+    value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
+    maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
+    rows, _, _kept = _read(x, tau, None, 0.0)
+    _run("logsumexp_state", _STATE(*rows, value.data_ptr(), maximum.data_ptr(), count.data_ptr()))
+    return value, maximum, count
 
 
 def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:

@@ -35,12 +35,14 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaForward>> forward;
     std::vector<Kernel<SoftmaximaBackward>> backward;
     std::vector<Kernel<SoftmaximaLoss>> loss;
+    std::vector<Kernel<SoftmaximaState>> state;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
 
     void add(const char* name, int (*run)(const SoftmaximaForward*)) { forward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLoss*)) { loss.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaState*)) { state.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
 };
@@ -269,6 +271,21 @@ void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
     });
 }
 
+void call_state(const Kernel<SoftmaximaState>& kernel, bool long_row) {
+    Problem problem(long_row);
+    std::vector<Bytes> outputs(3, Bytes(size_t(problem.rows_count() * 8)));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaState call = {problem.rows(threads, 0), reinterpret_cast<double*>(outputs[0].data()),
+                                      reinterpret_cast<double*>(outputs[1].data()), reinterpret_cast<int64_t*>(outputs[2].data())};
+        return kernel.run(&call);
+    });
+    for (int64_t i = 0; i < problem.rows_count(); ++i) {
+        int64_t count;
+        std::memcpy(&count, &outputs[2][size_t(i) * 8], 8);
+        if (count < 0 || count > problem.n) fail(kernel.name, problem, "counts more maxima than there are scores");
+    }
+}
+
 void call_quantized(const Kernel<SoftmaximaQuantized>& kernel, bool long_row) {
     Problem problem(long_row);
     problem.hard = false;
@@ -325,6 +342,7 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.backward) call_backward(kernel);
         for (const auto& kernel : kernels.loss) call_loss(kernel);
+        for (const auto& kernel : kernels.state) call_state(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
     }

@@ -124,7 +124,7 @@ class LogSumExpState:
             where: boolean, broadcasts to x; False leaves a score out.
 
         Raises TypeError, ValueError or IndexError, before any work; ValueError also for a tensor that requires grad, because a
-        state carries no gradient. Cost: two reads of x, and for the effective size as much arithmetic again.
+        state carries no gradient. Cost: one read of x, and for the effective size another with as much arithmetic again.
 
         >>> import numpy as np, softmaxima as sm
         >>> sm.LogSumExpState().update(np.zeros((2, 3))).update(np.zeros((2, 5))).value
@@ -135,7 +135,7 @@ class LogSumExpState:
         if scores.requires_grad:
             raise ValueError(f"{name}: a state carries no gradient; call x.detach(), or logsumexp(x) for a value that has one")
         self._check_shape(name, tuple(scores.shape[:-1]))
-        return self.merge(_of_rows(scores, mask, tau, self.maximum, self.squares is not None))
+        return self.merge(_of_rows(scores, mask, tau, self.squares is not None))
 
     def merge(self, other: LogSumExpState) -> LogSumExpState:
         """The state of what both have seen. It keeps the effective size if both do.
@@ -186,7 +186,7 @@ def _rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Te
     return scores.movedim(dim, -1), None if mask is None else mask.movedim(dim, -1), tau
 
 
-def _of_rows(x: Tensor, where: Tensor | None, tau: float, known: np.ndarray, squares: bool) -> LogSumExpState:
+def _of_rows(x: Tensor, where: Tensor | None, tau: float, squares: bool) -> LogSumExpState:
     """The state of rows [..., n]."""
     shape, n = tuple(x.shape[:-1]), x.shape[-1]
     seen = np.full(shape, n) if where is None else where.expand(x.shape).sum(-1).cpu().numpy()
@@ -194,7 +194,7 @@ def _of_rows(x: Tensor, where: Tensor | None, tau: float, known: np.ndarray, squ
     if where is not None:
         x = x.masked_fill(~where.cpu(), -math.inf)
     if n >= LONG and _kernels.AVAILABLE:
-        return _of_long_rows(x, tau, seen, known, squares)
+        return _of_long_rows(x, tau, seen, squares)
     state = _nothing(shape, squares)
     step = max(1, min(LONG, PIECE // max(math.prod(shape), 1)))
     for start in range(0, n, step):
@@ -219,15 +219,12 @@ def _of_short_rows(x: np.ndarray, tau: float, squares: bool) -> LogSumExpState:
     )
 
 
-def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, known: np.ndarray, squares: bool) -> LogSumExpState:
-    """The same by the native kernel. `known` is the maximum of what the rows will be merged with."""
-    _, value = _kernels.logsumexp(x, tau, None, wide=True)
-    highest = x.amax(-1)
+def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, squares: bool) -> LogSumExpState:
+    """The same by the native kernel."""
+    value, highest, counts = _kernels.logsumexp_state(x, tau)
     with np.errstate(over="ignore"):
-        maximum = highest.double().numpy() / tau
-    count = np.where(np.isfinite(maximum), 1, 0)
-    if np.any(maximum >= known):  # elsewhere the maximum is about to fall, and it does not matter how many they are
-        count = np.where(maximum == -math.inf, 0, _count(x, highest))
+        maximum = highest.numpy() / tau
+    count = np.where(maximum == -math.inf, 0, counts.numpy())
     unit = exponential(maximum)
     rest = unit.times(_rest(value, maximum, count))
     twice = None
@@ -235,15 +232,6 @@ def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, known: np.ndarray, sq
         _, value = _kernels.logsumexp(x, tau / 2, None, wide=True)
         twice = unit.squared().times(_rest(value, 2 * maximum, count))
     return LogSumExpState(maximum, count, rest, twice, seen)
-
-
-def _count(x: Tensor, highest: Tensor) -> np.ndarray:
-    """How many scores of each long row are the highest of it."""
-    count = np.zeros(math.prod(highest.shape), np.int64)
-    for part in x.split(PIECE, -1):
-        equal = (part == highest.unsqueeze(-1)).numpy().reshape(len(count), -1)
-        count += [np.count_nonzero(row) for row in equal]  # several times as fast as along an axis
-    return count.reshape(highest.shape)
 
 
 def _rest(value: Tensor | None, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -339,5 +327,5 @@ def sequence_logsumexp(x: Array, dim: int = -1, *, temperature: float = 1.0, whe
 def _tree(x: Tensor, tau: float) -> LogSumExpState:
     n = x.shape[-1]
     if n * math.prod(x.shape[:-1]) <= PIECE or n < 2:
-        return _of_rows(x, None, tau, np.array(-math.inf), squares=False)
+        return _of_rows(x, None, tau, squares=False)
     return _tree(x[..., : n // 2], tau).merge(_tree(x[..., n // 2 :], tau))
