@@ -25,14 +25,14 @@ struct SoftmaximaRows {
 struct SoftmaximaForward {
     SoftmaximaRows rows;
     void* out;       // [outer, n, inner]; for logsumexp [outer, inner]
-    double* values;  // [outer, inner]: logsumexp in double
+    double* values;  // of logsumexp and logcumsumexp: out in double
 };
 
 // out = ∂⟨g, map(x/τ)⟩/∂x
 struct SoftmaximaBackward {
     SoftmaximaRows rows;   // x only where the derivative depends on it
-    const void* p;         // what the forward kernel returned; null for logsumexp
-    const double* values;  // logsumexp in double
+    const void* p;         // what the forward kernel returned; null for logsumexp and logcumsumexp
+    const double* values;  // those in double
     const void* g;         // [outer, n, inner]; for logsumexp [outer, inner]
     void* out;             // [outer, n, inner]
 };
@@ -57,6 +57,16 @@ struct SoftmaximaState {
     double* values;   // [outer, inner]: logsumexp
     double* maxima;   // [outer, inner]: the largest x; NaN where one is
     int64_t* counts;  // [outer, inner]: how many x are the largest; 0 of −∞ and NaN
+};
+
+// log|S| and the sign of S = Σ b exp(x/τ), of rows with inner = 1. The sign is 2, and S not known, where a score that counts is +∞
+// or NaN, or a weight is neither 0 nor of a size from 2^-100 to 2^100.
+struct SoftmaximaWeighted {
+    SoftmaximaRows rows;
+    const double* weights;  // b, n of them a row
+    int64_t distance;       // from those of one row to those of the next; 0 for the same
+    double* values;         // [outer]
+    double* signs;          // [outer]
 };
 
 // logsumexp and softmax of scale · (q − zero), q bytes [outer, n, inner], all contiguous.
@@ -91,6 +101,7 @@ struct SoftmaximaElementwise {
     declare(rectified_softmax, Forward)      \
     declare(logsumexp, Forward)              \
     declare(logsumexp_state, State)          \
+    declare(logcumsumexp, Forward)           \
     declare(taylor_softmax, Forward)         \
     declare(topk_softmax, Forward)           \
     declare(topp_softmax, Forward)           \
@@ -101,6 +112,7 @@ struct SoftmaximaElementwise {
     declare(log_softmax_backward, Backward)  \
     declare(rectified_backward, Backward)    \
     declare(logsumexp_backward, Backward)    \
+    declare(logcumsumexp_backward, Backward) \
     declare(taylor_backward, Backward)       \
     declare(sparsemax_backward, Backward)    \
     declare(entmax15_backward, Backward)     \
@@ -110,6 +122,7 @@ struct SoftmaximaElementwise {
     declare(sparsemax_loss, Loss)            \
     declare(entmax15_loss, Loss)             \
     declare(entmax_loss, Loss)               \
+    declare(weighted, Weighted)              \
     declare(quantized, Quantized)            \
     declare(exp, Elementwise)                \
     declare(log, Elementwise)

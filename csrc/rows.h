@@ -134,6 +134,16 @@ struct Row {
         return {scratch.high, scratch.low};
     }
 
+    // z in double, by a division, as torch has it.
+    void divided(int64_t begin, int64_t length, Scratch<C>& scratch, double* z) const {
+        const C* values = raw(begin, length, scratch.high);
+        if (tau == 1.0) {
+            for (int64_t i = 0; i < length; ++i) z[i] = double(values[i]);
+        } else {
+            for (int64_t i = 0; i < length; ++i) z[i] = double(values[i]) / tau;
+        }
+    }
+
     // z less that of the score x = maximum, exactly 0 for that one. A z of its own would be rounded, or not, as the compiler fuses it.
     inline double gap(int64_t i, double maximum) const {
         const double value = (double(widen(x[i])) - maximum) * scale;

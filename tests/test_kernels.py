@@ -23,6 +23,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, LossCase, normal
 from softmaxima import _kernels
+from softmaxima.lse._weighted import _composed as composed_weighted
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
@@ -525,6 +526,61 @@ def test_state_kernel_on_random_calls():
 
 
 @needs_library
+def test_cumulative_kernels_on_random_calls():
+    for seed in range(100):
+        draw = Draw(seed)
+        out, values = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(*draw.shape, dtype=torch.float64)
+        pack = lambda threads, draw=draw, out=out, values=values: _kernels._FORWARD(
+            *draw.fields(threads, 0.0), out.data_ptr(), values.data_ptr()
+        )
+        result, wide = run_on_threads("logcumsumexp", pack, draw, [out, values])
+        torch.testing.assert_close(result, wide.to(draw.dtype), rtol=0, atol=0, equal_nan=True)
+        expected = torch.logcumsumexp(draw.z, -1)
+        infinite = (draw.z == INF).cumsum(-1)
+        torch.testing.assert_close(draw.as_rows(wide), expected, atol=1e-12, rtol=1e-14, equal_nan=True)
+
+        g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
+        upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
+        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: _kernels._BACKWARD(
+            *draw.fields(threads, 0.0), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
+        )
+        (result,) = run_on_threads("logcumsumexp_backward", pack, draw, [gradient])
+        tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))
+        for row, z, y, c, u, t in zip(draw.as_rows(result), draw.z, expected, infinite, draw.as_rows(g), tau, strict=True):
+            if bool(z.isnan().any()) or len(z) > 300:
+                continue
+            shares = torch.where(c.unsqueeze(1) > 0, (z == INF) / c.clamp_min(1).unsqueeze(1), (z - y.unsqueeze(1)).exp())
+            slopes = torch.tril(torch.where((y == -INF).unsqueeze(1), 0.0, shares))
+            size = (u.abs() @ slopes / t).clamp_min(1.0)
+            torch.testing.assert_close(row / size, u @ slopes / t / size, atol=4 * TOLERANCE[draw.dtype], rtol=0)
+
+
+@needs_library
+def test_weighted_kernel_on_random_calls():
+    for seed in range(100):
+        draw = Draw(seed)
+        outer, n, inner = draw.shape
+        if inner > 1:
+            continue
+        b = torch.randn(outer, n, generator=draw.generator, dtype=torch.float64)
+        b[b.abs() < 0.3] = 0.0
+        weights = draw.memory.input(b)
+        outputs = [draw.memory.output(outer, 1, 1, dtype=torch.float64) for _ in range(2)]
+        pack = lambda threads, draw=draw, weights=weights, outputs=outputs: _kernels._WEIGHTED(
+            *draw.fields(threads, 0.0), weights.data_ptr(), draw.shape[1], *(output.data_ptr() for output in outputs)
+        )
+        value, sign = (draw.as_rows(result)[:, 0] for result in run_on_threads("weighted", pack, draw, outputs))
+        used = b != 0
+        undecided = (used & ~(draw.z < INF)).any(-1)
+        assert torch.equal(sign == 2, undecided)
+        expected, its_sign = composed_weighted(draw.z, b)
+        sizes = torch.logsumexp(draw.z.masked_fill(~used, -INF) + b.abs().log(), -1)
+        clear = ~undecided & ((sizes == -INF) | (expected > sizes - 10))  # of the others rounding is a larger part
+        torch.testing.assert_close(value[clear], expected[clear], atol=1e-9, rtol=1e-13)
+        torch.testing.assert_close(sign[clear], its_sign[clear], atol=0, rtol=0)
+
+
+@needs_library
 def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch.dtype):
     threads = torch.get_num_threads()
     x = normal(131_073, dtype=dtype)
@@ -747,6 +803,7 @@ def test_the_interface_is_what_the_header_says():
         "Backward": _kernels._BACKWARD,
         "Loss": _kernels._LOSS,
         "State": _kernels._STATE,
+        "Weighted": _kernels._WEIGHTED,
         "Quantized": _kernels._QUANTIZED,
         "Elementwise": _kernels._ELEMENTWISE,
     }
@@ -759,10 +816,14 @@ def test_the_interface_is_what_the_header_says():
 
     declared = dict(re.findall(r"declare\((\w+), (\w+)\)", text))
     kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None]
-    assert {kernel.forward for kernel in kernels} | {"logsumexp"} == {name for name, kind in declared.items() if kind == "Forward"}
-    assert {kernel.backward for kernel in kernels} | {"logsumexp_backward"} == {n for n, k in declared.items() if k == "Backward"}
+    assert {kernel.forward for kernel in kernels} | {"logsumexp", "logcumsumexp"} == {
+        name for name, kind in declared.items() if kind == "Forward"
+    }
+    sums = {"logsumexp_backward", "logcumsumexp_backward"}
+    assert {kernel.backward for kernel in kernels} | sums == {name for name, kind in declared.items() if kind == "Backward"}
     assert {kernel.loss for kernel in kernels if kernel.loss} == {name for name, kind in declared.items() if kind == "Loss"}
-    assert {*FORWARD, "logsumexp", *BACKWARD, "logsumexp_backward", *LOSSES, "logsumexp_state", "quantized", "exp", "log"} == declared.keys()
+    others = {"logsumexp", "logsumexp_state", "logcumsumexp", "weighted", "quantized", "exp", "log"}
+    assert {*FORWARD, *BACKWARD, *LOSSES, *sums, *others} == declared.keys()
     if _kernels.AVAILABLE:
         names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}
         assert all(hasattr(_kernels.LIBRARY, name) for name in names)

@@ -28,6 +28,7 @@ _FORWARD = struct.Struct(_ROWS + "qq").pack
 _BACKWARD = struct.Struct(_ROWS + "qqqq").pack
 _LOSS = struct.Struct(_ROWS + "qqqddqqq").pack
 _STATE = struct.Struct(_ROWS + "qqq").pack
+_WEIGHTED = struct.Struct(_ROWS + "qqqq").pack
 _QUANTIZED = struct.Struct("qqqqqqqddqqqqq").pack
 _ELEMENTWISE = struct.Struct("qqqq").pack
 
@@ -283,6 +284,38 @@ def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor
     g = g.contiguous()
     _run("logsumexp_backward", _BACKWARD(*rows, 0, values.data_ptr(), g.data_ptr(), out.data_ptr()))
     return out
+
+
+def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
+    """(LSE of every prefix of the rows x [..., n], the same in double, as the rows lie in memory, if `wide`)."""
+    rows, layout, _kept = _read(x, tau, where, 0.0)
+    out = layout.empty(x)
+    values = layout.empty(x, torch.float64) if wide else None
+    _run("logcumsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
+    return out, values
+
+
+def logcumsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """∂⟨g, LSE of every prefix⟩/∂x, from the double values of `logcumsumexp`."""
+    rows, layout, _kept = _read(x, tau, where, 0.0)
+    out, g = layout.empty(x), layout.to_memory(g)
+    _run("logcumsumexp_backward", _BACKWARD(*rows, 0, values.data_ptr(), g.data_ptr(), out.data_ptr()))
+    return out
+
+
+def weighted(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(log|S| [...], the sign of S [...]) of S = Σ b exp(x/τ), in double; a sign of 2 where the library does not know.
+
+    The weights are of x's shape [..., n].
+    """
+    x = x.contiguous()
+    shared = all(size == 1 or stride == 0 for size, stride in zip(weights.shape[:-1], weights.stride()[:-1], strict=True))
+    b = (weights[(0,) * (weights.ndim - 1)] if shared else weights).to(torch.float64).contiguous()
+    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
+    signs = torch.empty_like(values)
+    rows, layout, _kept = _read(x, tau, where, 0.0)
+    _run("weighted", _WEIGHTED(*rows, b.data_ptr(), 0 if shared else layout.n, values.data_ptr(), signs.data_ptr()))
+    return values, signs
 
 
 def loss(

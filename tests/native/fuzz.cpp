@@ -36,6 +36,7 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaBackward>> backward;
     std::vector<Kernel<SoftmaximaLoss>> loss;
     std::vector<Kernel<SoftmaximaState>> state;
+    std::vector<Kernel<SoftmaximaWeighted>> weighted;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
 
@@ -43,6 +44,7 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLoss*)) { loss.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaState*)) { state.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaWeighted*)) { weighted.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
 };
@@ -208,7 +210,7 @@ void check_probabilities(const std::string& name, const Problem& problem, const 
 
 void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     Problem problem(long_row);
-    const bool logsumexp = kernel.name == "logsumexp";
+    const bool logsumexp = kernel.name == "logsumexp", cumulative = kernel.name == "logcumsumexp";
     const double theta = theta_of(kernel.name, problem);
     if ((kernel.name == "entmax" || kernel.name == "elastic_softmax") && chance(0.5)) {
         problem.thetas.resize(size_t(problem.rows_count()));
@@ -216,26 +218,26 @@ void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     }
     std::vector<Bytes> outputs(2);
     outputs[0].resize(size_t((logsumexp ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
-    outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 8 : 0));
+    outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 8 : cumulative ? problem.scores() * 8 : 0));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(), logsumexp ? reinterpret_cast<double*>(outputs[1].data()) : nullptr};
+        const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
-    if (!logsumexp && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
+    if (!logsumexp && !cumulative && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
 }
 
 void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
     Problem problem(false);
-    const bool logsumexp = kernel.name == "logsumexp_backward";
-    if (!logsumexp && !problem.contiguous()) return;
+    const bool logsumexp = kernel.name == "logsumexp_backward", cumulative = kernel.name == "logcumsumexp_backward";
+    if (!logsumexp && !cumulative && !problem.contiguous()) return;
     const double theta = theta_of(kernel.name, problem);
-    const Bytes p = problem.random_numbers(logsumexp ? 0 : problem.scores(), 0.3);
+    const Bytes p = problem.random_numbers(logsumexp || cumulative ? 0 : problem.scores(), 0.3);
     const Bytes g = problem.random_numbers(logsumexp ? problem.rows_count() : problem.scores(), 1.0);
-    std::vector<double> values(size_t(logsumexp ? problem.rows_count() : 0));
+    std::vector<double> values(size_t(logsumexp ? problem.rows_count() : cumulative ? problem.scores() : 0));
     for (double& each : values) each = problem.hard ? choose<double>({-INFINITY, INFINITY, NAN, 0.0, 1e4}) : 2e4 + normal();
     std::vector<Bytes> outputs(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaBackward call = {problem.rows(threads, theta), logsumexp ? nullptr : p.data(), values.data(), g.data(), outputs[0].data()};
+        const SoftmaximaBackward call = {problem.rows(threads, theta), p.empty() ? nullptr : p.data(), values.data(), g.data(), outputs[0].data()};
         return kernel.run(&call);
     });
 }
@@ -284,6 +286,21 @@ void call_state(const Kernel<SoftmaximaState>& kernel, bool long_row) {
         std::memcpy(&count, &outputs[2][size_t(i) * 8], 8);
         if (count < 0 || count > problem.n) fail(kernel.name, problem, "counts more maxima than there are scores");
     }
+}
+
+void call_weighted(const Kernel<SoftmaximaWeighted>& kernel, bool long_row) {
+    Problem problem(long_row);
+    if (problem.inner > 1) return;
+    const bool shared = chance(0.3);
+    std::vector<double> weights(size_t(shared ? problem.n : problem.scores()));
+    for (double& each : weights) each = chance(0.2) ? 0.0 : normal();
+    if (problem.hard && !weights.empty()) weights[size_t(below(int64_t(weights.size())))] = choose<double>({INFINITY, NAN, 1e300, 1e-300});
+    std::vector<Bytes> outputs(2, Bytes(size_t(problem.rows_count() * 8)));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaWeighted call = {problem.rows(threads, 0), weights.data(), shared ? 0 : problem.n,
+                                         reinterpret_cast<double*>(outputs[0].data()), reinterpret_cast<double*>(outputs[1].data())};
+        return kernel.run(&call);
+    });
 }
 
 void call_quantized(const Kernel<SoftmaximaQuantized>& kernel, bool long_row) {
@@ -343,6 +360,7 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.backward) call_backward(kernel);
         for (const auto& kernel : kernels.loss) call_loss(kernel);
         for (const auto& kernel : kernels.state) call_state(kernel, round % 25 == 0);
+        for (const auto& kernel : kernels.weighted) call_weighted(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
     }

@@ -12,16 +12,31 @@ import math
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from softmaxima import _kernels
 from softmaxima._envelope import envelope
+from softmaxima._fused import is_fusible
+from softmaxima._map import may_differentiate, tempered
 from softmaxima.maps.softmax import SOFTMAX
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite
+UNDECIDED = 2.0  # the sign that the native kernel gives rows with +∞, NaN, or weights of unusual size
 ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights stay inside float64
 
 
-def weighted_logsumexp(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """(log|S| [...], the sign of S [...]) along the last axis, both arguments [..., n] in float64, n > 0."""
+def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(log|S| [...], the sign of S [...]) of S = Σ b_i exp(x_i/τ) in float64, x and b [..., n], n > 0."""
+    readable = is_fusible(x, weights, tau, where) and not is_compiling() and not may_differentiate((x,))
+    if readable and x.numel() > 0:
+        value, sign = _kernels.weighted(x, weights, tau, where)
+        if not bool((sign == UNDECIDED).any()):
+            return value, sign
+    return _composed(tempered(x.to(torch.float64), tau, where), weights.to(torch.float64))
+
+
+def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of torch's operations, which autograd follows: z and weights in float64."""
     with torch.no_grad():
         used = weights != 0
         size = (z + weights.abs().log()).masked_fill(~used | (z == -math.inf), -math.inf)  # log|b_i exp(z_i)|

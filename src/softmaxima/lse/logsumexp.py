@@ -99,9 +99,9 @@ def logsumexp(
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     The gradient by x, b_i exp(x_i/τ)/(τS), is zero where nothing is summed and shared where several scores are +∞; that by b_i is
-    exp(x_i/τ)/S. Cost: two reads of x; as many again for the gradient. Weighted and complex sums are made of torch's operations.
-    Compensated sums take hundreds of passes over blocks that stay in cache, and, on rows whose result 106 bits cannot tell,
-    decimal arithmetic of some 10 µs a score.
+    exp(x_i/τ)/S. Cost: two reads of x; as many again for the gradient. Complex sums, and weighted ones that a gradient is asked
+    of, are made of torch's operations. Compensated sums take hundreds of passes over blocks that stay in cache, and, on rows whose
+    result 106 bits cannot tell, decimal arithmetic of some 10 µs a score.
     Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038; the meaning of weights and signs is `scipy.special.logsumexp`'s.
 
     >>> import torch, softmaxima as sm
@@ -209,15 +209,14 @@ def row_signed_logsumexp(
     if x.is_complex():
         z = torch.complex(x.real / tau, x.imag / tau)  # a complex division makes NaN of infinities
         return complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
-    wide = x.to(torch.float64)
-    factors = None if weights is None else weights.to(torch.float64)
-    if factors is None:
-        value = row_logsumexp(wide if precision == "compensated" else x, tau, where)
+    if weights is None:
+        value = row_logsumexp(x.to(torch.float64) if precision == "compensated" else x, tau, where)
         empty, known = value.detach() == -math.inf, ~value.detach().isnan()
         sign = torch.ones_like(value.detach()).masked_fill(empty, 0.0).where(known, math.nan)
     else:
-        value, sign = weighted_logsumexp(tempered(wide, tau, where), factors)
+        value, sign = weighted_logsumexp(x, weights, tau, where)
     if precision == "compensated":
+        wide, factors = x.to(torch.float64), None if weights is None else weights.to(torch.float64)
         exact, its_sign = compensated_logsumexp(wide if where is None else wide.masked_fill(~where, -math.inf), tau, factors)
         known = ~exact.isnan()
         value, sign = with_gradient_of(value, torch.where(known, exact, value.detach())), torch.where(known, its_sign, sign)
