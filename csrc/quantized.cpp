@@ -77,6 +77,19 @@ struct ByteSum {
         return sum;
     }
 
+    // In bytes, of which SHORT is too short to need more.
+    static int64_t occurrences(const ByteRow& row, uint8_t byte) {
+        constexpr int64_t lanes = 32;
+        static_assert(SHORT / lanes < 256, "a lane counts in 8 bits");
+        uint8_t found[lanes] = {};
+        int64_t count = 0, i = 0;
+        for (; i + lanes <= row.n; i += lanes)
+            for (int64_t j = 0; j < lanes; ++j) found[j] = uint8_t(found[j] + (row.q[i + j] == byte));
+        for (; i < row.n; ++i) count += row.q[i] == byte;
+        for (int64_t j = 0; j < lanes; ++j) count += found[j];
+        return count;
+    }
+
     static ByteSum of_short(const ByteRow& row, const Terms& terms) {
         ByteSum sum;
         uint8_t highest = 0;
@@ -84,8 +97,7 @@ struct ByteSum {
             const uint8_t b = row.q[i] ^ row.flip;
             highest = b > highest ? b : highest;
         }
-        int64_t count = 0;
-        for (int64_t i = 0; i < row.n; ++i) count += uint8_t(row.q[i] ^ row.flip) == highest;
+        const int64_t count = occurrences(row, uint8_t(highest ^ row.flip));
         const double* term = terms.at(highest);
         const uint64_t flips = uint64_t(row.flip) * 0x0101010101010101u;
         double parts[8] = {};
@@ -105,7 +117,7 @@ struct ByteSum {
 
     double value(double scale, double zero) const {
         if (maximum < 0) return -std::numeric_limits<double>::infinity();
-        return scale * (double(maximum) - zero) + (std::log(count) + std::log1p(rest / count));
+        return scale * (double(maximum) - zero) + ((count == 1 ? 0.0 : std::log(count)) + std::log1p(rest / count));
     }
 };
 
