@@ -106,12 +106,14 @@ def estimate(
             largest exactly, found by the index of an `InnerProduct` or else in one pass), "importance" (proposals from the cells
             of the IVF index), or "auto": "topk_tail" where there is an index, "uniform" where there is none.
         maximum: a number that no score exceeds, before the division by τ. It bounds what was not read, and makes the result a
-            guarantee. Without it only "bucket", "topk_tail" without or with an exact index, and what was read whole, guarantee.
+            guarantee, the wider the further the maximum is from the scores: where a few have the mass, much wider than the
+            asymptotic interval that leaving it out gives. Without it only "bucket", "topk_tail" without or with an exact index, and
+            what was read whole, guarantee.
         temperature: τ > 0.
         budget: how many scores may be read, at least 100; by default as many as it takes, with a pass over all n once draws would
             cost as much. At the end of a budget the interval is as wide as it is.
         k: how many of the largest "topk_tail" reads; √n by default.
-        strata: how many runs of positions "stratified" has.
+        strata: how many runs of positions "stratified" has. It pays where scores depend on their position, and else costs draws.
         seed: of the draws, or a generator.
 
     Returns:
