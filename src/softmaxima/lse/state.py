@@ -38,7 +38,8 @@ from softmaxima._map import (
 from softmaxima.lse._scaled import WIDE, Scaled, exponential, nothing
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
 
-LONG = 4096  # scores of a row from which the native kernel sums it, in its own precision
+LONG = 4096  # float64 scores of a row from which the native kernel sums it, in its own precision
+LONG_NARROW = 128  # of narrower dtypes, whose own digits are fewer than the kernel's
 PIECE = 2**18  # scores of all rows that are summed at a time, in cache
 
 
@@ -59,8 +60,8 @@ class LogSumExpState:
 
     Merging rounds nothing that shows: whatever the order and the grouping of updates and merges, the value is the same to 1 ulp,
     over 10⁹ updates as over two (where M and log Σ exp(x − M) nearly cancel, to 2⁻⁶² M, on processors with 64-bit mantissas).
-    Rows of fewer than 4096 scores are summed in float64 with one rounding a term. Longer ones are summed by the native kernel in
-    its precision, which gives `logsumexp` its own: float32 for float32 and half-precision scores.
+    Rows of fewer than 4096 float64 scores, or 128 narrower ones, are summed in float64 with one rounding a term. Longer ones are
+    summed by the native kernel in its precision, which gives `logsumexp` its own: float32 for float32 and half-precision scores.
 
     >>> import numpy as np, softmaxima as sm
     >>> morning = sm.LogSumExpState().update(np.array([0.0, 1.0]))
@@ -193,7 +194,7 @@ def _of_rows(x: Tensor, where: Tensor | None, tau: float, squares: bool) -> LogS
     x = x.detach().cpu()
     if where is not None:
         x = x.masked_fill(~where.cpu(), -math.inf)
-    if n >= LONG and _kernels.AVAILABLE:
+    if n >= (LONG if x.dtype == torch.float64 else LONG_NARROW) and _kernels.AVAILABLE:
         return _of_long_rows(x, tau, seen, squares)
     state = _nothing(shape, squares)
     step = max(1, min(LONG, PIECE // max(math.prod(shape), 1)))
