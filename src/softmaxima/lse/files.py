@@ -45,7 +45,7 @@ def file_logsumexp(
         ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
             that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
 
-    Memory is constant: windows of 32 MiB of a mapped file, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read.
+    Memory is constant: windows of 64 MiB of a mapped file, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read.
 
     >>> import pathlib, tempfile, numpy as np, softmaxima as sm
     >>> with tempfile.TemporaryDirectory() as folder:

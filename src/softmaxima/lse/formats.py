@@ -25,7 +25,7 @@ from torch import Tensor
 
 from softmaxima._map import as_tensor
 
-WINDOW = 2**25  # bytes of a file that are mapped at a time
+WINDOW = 2**26  # bytes of a file that are mapped at a time
 PIECE = 2**20  # scores that are read, decoded or converted at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
 STANDARD_INPUT = Path("-")
