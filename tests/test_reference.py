@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conftest import TOLERANCE, Case, normal, rows
+from softmaxima.maps import REGISTRY
 
 
 def decided(case: Case, x: torch.Tensor) -> bool:
@@ -70,3 +72,10 @@ def test_parameter_broadcasts_over_heads(learnable):
     for head in range(3):
         alone = case.map(x[:, head], **case.params | {parameter.name: float(values[head])})
         torch.testing.assert_close(together[:, head], alone, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "params"), [("topp_softmax", {"p": 0.3}), ("topk_softmax", {"k": 1})])
+def test_different_scores_with_equal_exponentials_are_no_ties(name: str, params: dict[str, float]):
+    map, x = REGISTRY[name], torch.tensor([[0.0, 2.3e-17]], dtype=torch.float64)
+    for p in (map.reference(x, **params), map.forward(x, **params), map(x, **params)):
+        assert p.tolist() == [[0.0, 1.0]]

@@ -23,7 +23,8 @@ from softmaxima.maps.topk_softmax import first_of_ties
 
 def reference(x: Tensor, p: float) -> Tensor:
     e = x.double().exp()
-    ordered, order = (e / e.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
+    order = x.double().sort(dim=-1, descending=True, stable=True).indices  # exp takes neighbouring scores for equal ones
+    ordered = (e / e.sum(-1, keepdim=True)).gather(-1, order)
     before = ordered.cumsum(-1) - ordered
     kept = torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, (before < p) | (p == 1.0))
     e = torch.where(kept, e, 0.0)
