@@ -22,9 +22,9 @@ help:
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) $(BUILD_TOOLS)
 
 $(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(BIN)/python
+	$(INSTALL) $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation --editable ".[$*]"
 	@touch $@
 
