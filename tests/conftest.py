@@ -129,16 +129,20 @@ def rows(draw: st.DrawFn, dtype: torch.dtype = torch.float64, masks: bool = True
     return torch.tensor(table, dtype=dtype)
 
 
-@pytest.fixture
-def softmaxima_lse(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of `softmaxima lse` in this process."""
+def in_process(capsys: pytest.CaptureFixture, command: str) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of a command of `softmaxima` in this process."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = 0
         try:
-            main(("lse", *arguments))
+            main((command, *arguments))
         except SystemExit as end:
             code = int(end.code or 0)
         return code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def softmaxima_lse(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    return in_process(capsys, "lse")

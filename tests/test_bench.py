@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 
 import softmaxima as sm
-from softmaxima.cli import main, show_benchmark
+from conftest import in_process
+from softmaxima.cli import show_benchmark
 from softmaxima.experiments import InputError, bench
 from softmaxima.experiments.bench import Benchmark, Settings
 from softmaxima.experiments.check import DEFINITIONS
@@ -45,17 +46,7 @@ def measure(shapes: str = "4x8", names: str = "", **settings) -> Benchmark:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of `softmaxima bench` in this process."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(("bench", *arguments))
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+    return in_process(capsys, "bench")
 
 
 @pytest.fixture

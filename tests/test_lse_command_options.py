@@ -90,3 +90,11 @@ def test_a_file_that_is_read_in_order_is_not_estimated(softmaxima_lse: Callable,
     code, _, err = softmaxima_lse(str(tmp_path / "scores.txt"), "--estimate", "0.1")
     assert code == 2
     assert "can only be read from its beginning; leave out --estimate" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint16, np.uint32, np.uint64])
+def test_dtypes_that_cannot_be_drawn_from_are_told(kind: type, softmaxima_lse: Callable, tmp_path: Path):
+    np.save(tmp_path / "scores.npy", np.arange(10_000).astype(kind))
+    code, out, err = softmaxima_lse(str(tmp_path / "scores.npy"), "--estimate", "0.1")
+    assert (code, out) == (2, "")
+    assert "convert them to float64" in err.replace("\n", " ")

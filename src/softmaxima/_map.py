@@ -275,7 +275,9 @@ def is_concrete(x: Tensor) -> bool:
     return type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and not is_traced(x)
 
 
-def _per_row(name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
+def check_per_row(
+    name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str
+) -> float | Tensor:
     """A number, or a tensor of x's rank with size 1 along `dim`, that is `valid`."""
     if type(value) is float or (isinstance(value, (Real, np.number)) and not isinstance(value, bool)):
         number = float(value)  # type: ignore[arg-type]
@@ -309,7 +311,7 @@ def check_positive(name: str, what: str, value: Any) -> float:
 
 def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
     """A positive number, or a tensor of positive numbers that broadcasts against the rows."""
-    return _per_row(name, "temperature", temperature, x, dim, lambda tau: (tau > 0) & (tau < math.inf), "positive and finite")
+    return check_per_row(name, "temperature", temperature, x, dim, lambda tau: (tau > 0) & (tau < math.inf), "positive and finite")
 
 
 def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
@@ -331,7 +333,7 @@ def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int) -> li
     for parameter in map.params:
         value = params[parameter.name]
         if parameter.gradient is not None:
-            value = _per_row(map.name, parameter.name, value, x, dim, parameter.valid, parameter.domain)
+            value = check_per_row(map.name, parameter.name, value, x, dim, parameter.valid, parameter.domain)
         elif not parameter.valid(value):
             raise ValueError(f"{map.name}: {parameter.name} must be {parameter.domain}, got {value!r}")
         values.append(value)

@@ -329,8 +329,11 @@ def estimate_file(
             fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
         with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, seed=seed)
-    except (FileError, ValueError) as error:
-        fail(str(error).replace("estimate: target_nats", "--estimate").replace("estimate: ", "--"))
+    except (FileError, TypeError, ValueError) as error:
+        message = str(error).replace("estimate: target_nats ", "--estimate ")
+        for option in ("confidence", "maximum"):
+            message = message.replace(f"estimate: {option} ", f"--{option} ")
+        fail(message)
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)

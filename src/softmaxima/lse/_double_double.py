@@ -15,6 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from softmaxima._map import Array
+
 Pair = tuple[Tensor, Tensor]
 
 STEPS = 64
@@ -35,14 +37,14 @@ def ordered_sum(a: Tensor, b: Tensor) -> Pair:
     return high, b - (high - a)
 
 
-def two_product(a: Tensor, b: Tensor) -> Pair:
+def two_product(a: Array, b: Array) -> tuple[Array, Array]:
     """a·b, exactly, for factors below 2⁹⁹⁶ and products above 2⁻⁹⁶⁸."""
     product = a * b
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _halves(a: Tensor) -> Pair:
+def _halves(a: Array) -> tuple[Array, Array]:
     scaled = SPLIT * a
     high = scaled - (scaled - a)
     return high, a - high

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from softmaxima.lse._double_double import two_product
+
 LOG2_HIGH, LOG2_LOW = 0.6931471805599453, 2.3190468138462996e-17  # log 2 in 106 bits
 NOTHING = -1e300  # the exponent of a sum of nothing: below every other, and no infinity, of which differences are NaN
 LARGEST = 2.0**60  # beyond it two scores differ by 256 nats or by nothing: no number of terms below the maximum counts
@@ -34,13 +36,13 @@ class Scaled(NamedTuple):
 
     def times(self, factor: np.ndarray) -> Scaled:
         """The sum times numbers, exactly to 106 bits."""
-        high, low = _product(self.high, factor)
+        high, low = two_product(self.high, factor)
         low = low + self.low * factor
         return Scaled(high + low, low - ((high + low) - high), self.exponent)
 
     def squared(self) -> Scaled:
         """The squares of single terms, to 53 bits of each."""
-        high, low = _product(self.high, self.high)
+        high, low = two_product(self.high, self.high)
         return Scaled(high, low, np.where(self.high == 0, NOTHING, 2 * self.exponent))
 
     def sum(self) -> Scaled:
@@ -81,7 +83,7 @@ def exponential(z: np.ndarray) -> Scaled:
     counts = np.abs(z) < LARGEST
     finite = np.where(counts, z, 0.0)
     k = np.rint(finite * (1 / math.log(2)))
-    high, low = _product(k, np.asarray(LOG2_HIGH))
+    high, low = two_product(k, np.asarray(LOG2_HIGH))
     wide = np.exp((finite - high).astype(WIDE) - (low + k * LOG2_LOW))
     term = wide.astype(np.float64)
     return Scaled(np.where(counts, term, 0.0), np.where(counts, wide - term, 0.0).astype(np.float64), np.where(counts, k, NOTHING))
@@ -93,18 +95,3 @@ def _add(a: np.ndarray, a_low: np.ndarray, b: np.ndarray, b_low: np.ndarray) -> 
     added = total - a
     low = ((a - (total - added)) + (b - added)) + (a_low + b_low)
     return total + low, low - ((total + low) - total)
-
-
-def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a · b and what its rounding lost (Dekker 1971)."""
-    product = a * b
-    a_high, a_low = _halves(a)
-    b_high, b_low = _halves(b)
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def _halves(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two numbers of 26 bits that add up to a."""
-    wide = a * (2.0**27 + 1)
-    high = wide - (wide - a)
-    return high, a - high

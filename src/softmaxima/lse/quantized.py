@@ -19,9 +19,9 @@ from softmaxima import _kernels
 from softmaxima._map import (
     COMPUTE_DTYPE,
     Array,
-    _per_row,
     as_tensor,
     check_dim,
+    check_per_row,
     check_temperature,
     check_where,
     is_concrete,
@@ -161,8 +161,8 @@ def _check(name: str, q: Any, scale: Any, zero_point: Any, dim: int, temperature
             raise TypeError(f"{name}: scale must be float64, float32, bfloat16 or float16, got {dtype}; call scale.float()")
     dim = check_dim(name, dim, codes.ndim)
     codes = codes if codes.ndim else codes.reshape(1)
-    scale = _per_row(name, "scale", scale, codes, dim, lambda s: (s > 0) & (s < math.inf), "positive and finite")
-    zero_point = _per_row(name, "zero_point", zero_point, codes, dim, lambda z: abs(z) < math.inf, "finite")
+    scale = check_per_row(name, "scale", scale, codes, dim, lambda s: (s > 0) & (s < math.inf), "positive and finite")
+    zero_point = check_per_row(name, "zero_point", zero_point, codes, dim, lambda z: abs(z) < math.inf, "finite")
     tau = check_temperature(name, temperature, codes, dim)
     mask = check_where(name, where, codes)
 

@@ -14,6 +14,7 @@ moves by at most m places, x₍ᵢ₊ₘ₎ ≤ clean x₍ᵢ₎ ≤ x₍ᵢ₋�
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from torch import Tensor
 from softmaxima._map import Array
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
+
+Window = Callable[[Tensor, Tensor, Tensor, Tensor | int], Tensor]  # of (scores in order, n, k, shift)
 
 
 def trimmed_logsumexp(
@@ -54,11 +57,7 @@ def trimmed_logsumexp(
     >>> sm.trimmed_logsumexp(np.array([0.0, 0.0, 0.0, -5.0, 1000.0]), 0.2).round(6)  # log 3
     np.float64(1.098612)
     """
-    name = "trimmed_logsumexp"
-    proportion = _check_proportion(name, proportion)
-    z, finish = scores_last(name, x, dim, temperature, where)
-    ranked, count, cut = _ranked(z, proportion)
-    return finish(logsumexp(_trimmed(ranked, count, cut, 0)))
+    return _of_window(_trimmed, "trimmed_logsumexp", x, proportion, dim, temperature, where)
 
 
 def winsorized_logsumexp(
@@ -77,11 +76,7 @@ def winsorized_logsumexp(
     >>> sm.winsorized_logsumexp(np.array([0.0, 0.0, 0.0, -5.0, 1000.0]), 0.2).round(6)  # log 5
     np.float64(1.609438)
     """
-    name = "winsorized_logsumexp"
-    proportion = _check_proportion(name, proportion)
-    z, finish = scores_last(name, x, dim, temperature, where)
-    ranked, count, cut = _ranked(z, proportion)
-    return finish(logsumexp(_winsorized(ranked, count, cut, 0)))
+    return _of_window(_winsorized, "winsorized_logsumexp", x, proportion, dim, temperature, where)
 
 
 def robust_interval(
@@ -195,6 +190,12 @@ def _check_proportion(name: str, proportion: Any) -> float:
     if not isinstance(proportion, (int, float, np.number)) or isinstance(proportion, bool) or not 0 <= proportion < 0.5:
         raise ValueError(f"{name}: proportion must be a number in [0, 0.5), got {proportion!r}")
     return float(proportion)
+
+
+def _of_window(window: Window, name: str, x: Any, proportion: Any, dim: int, temperature: Any, where: Any) -> Any:
+    proportion = _check_proportion(name, proportion)
+    z, finish = scores_last(name, x, dim, temperature, where)
+    return finish(logsumexp(window(*_ranked(z, proportion), 0)))
 
 
 def _ranked(z: Tensor, proportion: float) -> tuple[Tensor, Tensor, Tensor]:

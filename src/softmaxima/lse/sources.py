@@ -59,8 +59,10 @@ class ArraySource:
 
     def __init__(self, x: Any) -> None:
         scores = as_tensor("estimate", "source", x)
-        if scores.dtype == torch.bool or scores.is_complex():
-            raise TypeError(f"estimate: scores must be real numbers, got {scores.dtype}")
+        if scores.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64) or scores.is_complex():
+            raise TypeError(
+                f"estimate: scores must be real numbers that torch can index, got {scores.dtype}; convert them to float64"
+            )
         if scores.ndim != 1:
             raise ValueError(f"estimate: scores must have one axis, got shape {tuple(scores.shape)}; call .reshape(-1)")
         self.like = x

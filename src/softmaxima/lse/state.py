@@ -26,6 +26,7 @@ from softmaxima import _kernels
 from softmaxima._envelope import envelope
 from softmaxima._map import (
     Array,
+    as_floating,
     as_tensor,
     check_dim,
     check_positive,
@@ -176,10 +177,7 @@ class LogSumExpState:
 
 def _rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Tensor, Tensor | None, float]:
     """(scores, mask, τ) validated, with `dim` moved last."""
-    scores = as_tensor(name, "scores", x)
-    if not scores.is_floating_point() and not scores.is_complex():
-        scores = scores.to(torch.float64)
-    scores = check_scores(name, scores)
+    scores = check_scores(name, as_floating(name, x, torch.float64))
     dim = check_dim(name, dim, scores.ndim)
     scores = scores if scores.ndim else scores.reshape(1)
     tau = check_positive(name, "temperature", temperature)
