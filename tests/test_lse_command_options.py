@@ -29,7 +29,7 @@ def path(scores: np.ndarray, tmp_path: Path) -> Path:
 
 
 def test_bounds_are_those_of_the_whole_file(path: Path, scores: np.ndarray, softmaxima_lse: Callable, monkeypatch):
-    monkeypatch.setattr(formats, "WINDOW", 1 << 16)  # bytes: several blocks
+    monkeypatch.setattr(formats, "CACHED", 1 << 16)  # bytes: several blocks
     code, out, _ = softmaxima_lse(str(path), "--bounds", "--temperature", "0.5", "--json")
     found = json.loads(out)
     assert code == 0

@@ -33,7 +33,8 @@ BILLION = 10**9
 @pytest.fixture
 def small_pieces(monkeypatch) -> None:
     """Blocks of a few scores, so that small files have many."""
-    monkeypatch.setattr(formats, "WINDOW", 4096)
+    monkeypatch.setattr(files, "WINDOW", 4096)
+    monkeypatch.setattr(formats, "CACHED", 400)
     monkeypatch.setattr(formats, "PIECE", 100)
 
 
@@ -390,7 +391,7 @@ def test_an_error_of_the_system_is_one_line(softmaxima_lse: Callable, tmp_path: 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(formats.np, "memmap", fail)
+    monkeypatch.setattr(files, "of_pieces", fail)
     code, out, err = softmaxima_lse(str(tmp_path / "x.npy"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "x.npy cannot be read (Input/output error)" in err
@@ -423,7 +424,7 @@ def test_a_checkpoint_needs_a_place_and_a_file(softmaxima_lse: Callable, tmp_pat
 
 
 def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(formats, "WINDOW", 4096)
+    monkeypatch.setattr(files, "WINDOW", 4096)
     monkeypatch.setattr(files, "CHECKPOINT_SECONDS", 0.0)
     np.save(tmp_path / "x.npy", scores(10_000))
     place, seen = tmp_path / "checkpoint", []
@@ -447,9 +448,9 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int, code: int, word: str, tmp_path: Path):
     # A pipe would do, but is no file: the sum is held up in a window instead.
-    slow = "import time\nfrom softmaxima.lse import state\nold = state._of_rows\n" + (
-        "def slowly(*arguments):\n    print('block', flush=True)\n    time.sleep(0.05)\n    return old(*arguments)\n"
-        "state._of_rows = slowly\nfrom softmaxima.lse import formats\nformats.WINDOW = 40_000\n"
+    slow = "import os, time\nfrom softmaxima.lse import files\nold = files.of_pieces\n" + (
+        "def slowly(*arguments):\n    os.write(1, b'window\\n')\n    time.sleep(0.05)\n    return old(*arguments)\n"
+        "files.of_pieces, files.WINDOW = slowly, 40_000\n"
     )
     x, path, place = scores(1_000_000), tmp_path / "x.npy", tmp_path / "checkpoint"
     np.save(path, x)
@@ -458,8 +459,8 @@ def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int,
         [sys.executable, "-c", slow + SOFTMAXIMA, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    for _ in range(4):
-        assert process.stdout.readline() == "block\n"
+    for _ in range(8):
+        assert process.stdout.readline() == "window\n"
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     done = int(Checkpoint.load(place).state.n)

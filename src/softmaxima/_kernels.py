@@ -10,8 +10,10 @@ import ctypes
 import math
 import os
 import struct
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,6 +191,23 @@ def _mask(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | Non
     return blocks, numbers * math.prod(block_shape)
 
 
+_own = threading.local()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it the calling thread runs kernels by itself, for work that is shared out among threads already."""
+    _own.threads = 1
+    try:
+        yield
+    finally:
+        del _own.threads
+
+
+def _threads() -> int:
+    return getattr(_own, "threads", 0) or torch.get_num_threads()
+
+
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -196,7 +215,7 @@ def _address(tensor: Tensor | None) -> int:
 def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
     """The fields of SoftmaximaRows for contiguous rows and numbers, without looking at them."""
     n = x.shape[-1]
-    outer, threads = x.numel() // n, torch.get_num_threads()
+    outer, threads = x.numel() // n, _threads()
     return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 1.0 / tau, 0, theta, 0, 0, 0
 
 
@@ -208,7 +227,7 @@ def _rows(
     theta_number, thetas = _per_row(theta, x)
     mask, blocks = _mask(where, x, layout)
     fields = (
-        *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, torch.get_num_threads(), address, stride),
+        *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, _threads(), address, stride),
         *(tau_number, 1.0 / tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(blocks)),
     )
     return fields, (taus, thetas, mask, blocks)
@@ -357,7 +376,7 @@ def quantized(
     mask = None if where is None else layout.to_memory(where.expand(q.shape)).view(torch.uint8)
     values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64)
     out = layout.empty(q, dtype) if softmax else None
-    fields = (DTYPES[dtype], int(q.dtype == torch.int8), layout.outer, layout.n, layout.inner, torch.get_num_threads())
+    fields = (DTYPES[dtype], int(q.dtype == torch.int8), layout.outer, layout.n, layout.inner, _threads())
     parameters = (scale_number, zero_number, _address(scales), _address(zeros), _address(mask))
     _run("quantized", _QUANTIZED(*fields, read.data_ptr(), *parameters, values.data_ptr(), _address(out)))
     return values, out

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
+from softmaxima import _kernels
 from softmaxima._map import check_positive
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
 from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, unreadable
-from softmaxima.lse.state import LogSumExpState
+from softmaxima.lse.state import LogSumExpState, of_pieces
 
 CHECKPOINT_SECONDS = 5.0
+WINDOW = 2**28  # bytes of plain memory, at most, that a thread sums at a time
 
 
 def file_logsumexp(
@@ -28,7 +35,7 @@ def file_logsumexp(
     """The state of all scores in a file: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
 
     Args:
-        path: .npy or raw memory (both read in place, through a memory map), .npz, .parquet, .arrow, .feather, .h5, .hdf5, .zarr,
+        path: .npy or raw memory (which several threads read at once), .npz, .parquet, .arrow, .feather, .h5, .hdf5, .zarr,
             .txt with numbers between spaces, commas or line ends, or "-" for standard input. Arrays may have any shape.
         column: the array of an .npz, the column of a table, the dataset of an HDF5 or Zarr file, the field of a structured .npy;
             where there is only one it may be left out.
@@ -45,7 +52,7 @@ def file_logsumexp(
         ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
             that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
 
-    Memory is constant: windows of 64 MiB of a mapped file, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read.
+    Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read.
 
     >>> import pathlib, tempfile, numpy as np, softmaxima as sm
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -100,12 +107,15 @@ def _summed(
 ) -> LogSumExpState:
     """The state with all scores from number `state.n` on, saved now and then, and whatever happens."""
     saved, tell = time.monotonic(), progress or (lambda done, scores: None)
+    squares = state.squares is not None
+    if scores.part is not None and scores.count is not None and observe is None:
+        parts = _side_by_side(scores.part, int(state.n), scores.count, max(1, WINDOW // scores.itemsize), tau, squares)
+    else:
+        parts = _one_by_one(scores.blocks(int(state.n)), tau, squares, observe)
     try:
         tell(int(state.n), scores)
-        for block in scores.blocks(int(state.n)):
-            state = state.update(block, temperature=tau)  # type: ignore[arg-type]
-            if observe is not None:
-                observe(block)
+        for part in parts:
+            state = state.merge(part)
             tell(int(state.n), scores)
             if time.monotonic() > saved + CHECKPOINT_SECONDS:
                 save(state)
@@ -116,3 +126,37 @@ def _summed(
             raise unreadable(scores.name, error) from None
         raise
     return state
+
+
+def _one_by_one(
+    blocks: Iterator[Block], tau: float, squares: bool, observe: Callable[[Block], None] | None
+) -> Iterator[LogSumExpState]:
+    for block in blocks:
+        yield of_pieces([block], tau, squares)
+        if observe is not None:
+            observe(block)
+
+
+def _side_by_side(
+    part: Callable[[int, int], Iterator[Block]], start: int, stop: int, longest: int, tau: float, squares: bool
+) -> Iterator[LogSumExpState]:
+    """The states of windows of one length, of which each of as many threads as torch has reads and sums equally many."""
+    threads = torch.get_num_threads()
+    windows = threads * math.ceil((stop - start) / (threads * longest))
+    length = max(1, math.ceil((stop - start) / max(1, windows)))
+
+    def window(first: int) -> LogSumExpState:
+        with _kernels.one_thread():
+            return of_pieces(part(first, min(first + length, stop)), tau, squares)
+
+    pool = ThreadPoolExecutor(threads)
+    waiting: deque[Future[LogSumExpState]] = deque()
+    try:
+        for first in range(start, stop, length):
+            waiting.append(pool.submit(window, first))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,7 +1,7 @@
 """Scores in files, a block at a time: NumPy, raw memory, Parquet, Arrow, HDF5, Zarr, numbers as text, standard input.
 
-A logsumexp takes its scores in any order, so an array of any shape is read as it lies. Files of plain memory are mapped, a window
-at a time, and neither copied nor held.
+A logsumexp takes its scores in any order, so an array of any shape is read as it lies, and a file of plain memory from several
+places at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import io
 import itertools
 import math
-import os
 import sys
 import zipfile
 import zlib
@@ -25,8 +24,8 @@ from torch import Tensor
 
 from softmaxima._map import as_tensor
 
-WINDOW = 2**26  # bytes of a file that are mapped at a time
-PIECE = 2**20  # scores that are read, decoded or converted at a time
+CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
+PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
 STANDARD_INPUT = Path("-")
 _MAGIC = b"\x93NUMPY"
@@ -42,7 +41,8 @@ class FileError(ValueError):
 class Scores:
     """Scores in a file: `blocks(start)` are those from number `start` on, always in the same order.
 
-    `mapped()` is all of them in place, to be read in any order; None where a file can only be read from its beginning.
+    A block may be gone when the next one comes. Of a file of plain memory, `part(start, stop)` are the blocks from one score to
+    another, which several threads can read at once, and `mapped()` is all scores in place; of others both are None.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Scores:
     itemsize: int
     count: int | None  # None where it is known only at the end
     blocks: Callable[[int], Iterator[Block]]
+    part: Callable[[int, int], Iterator[Block]] | None = None
     mapped: Callable[[], Block] | None = None
 
 
@@ -107,7 +108,7 @@ def _npy(path: Path, column: str | None) -> Scores:
             f"{path.name} is cut off: its header states {count} scores, and it holds {held // dtype.itemsize}; copy it again"
         )
     dtype, field = _field(path.name, dtype, column)
-    return _mapped(path, offset, count, dtype, field)
+    return _plain(path, offset, count, dtype, field)
 
 
 def _raw(path: Path, column: str | None, dtype: str) -> Scores:
@@ -116,23 +117,26 @@ def _raw(path: Path, column: str | None, dtype: str) -> Scores:
     count, rest = divmod(path.stat().st_size, plain.itemsize)
     if rest:
         raise FileError(f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check --dtype, or copy it again")
-    return _mapped(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
+    return _plain(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
 
 
-def _mapped(path: Path, offset: int, count: int, dtype: np.dtype, field: str | None, bfloat16: bool = False) -> Scores:
+def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | None, bfloat16: bool = False) -> Scores:
     scores = dtype[field] if field is not None else dtype
-    whole = bfloat16 or scores.kind == "f"  # the kernel reads them as they are; others are copied to float64
-    length = max(1, WINDOW // dtype.itemsize) if whole and field is None else PIECE
     item = dtype.itemsize
 
-    def blocks(start: int) -> Iterator[Block]:
-        with path.open("rb") as file:
-            for first in range(start, count, length):
-                last = min(first + length, count)
-                if os.fstat(file.fileno()).st_size < offset + last * item:  # to read a mapping there would end the process
-                    raise FileError(f"{path.name} was cut off while it was read; copy it again")
-                window = np.memmap(file, dtype, "r", offset + first * item, (last - first,))
-                block = window if field is None else np.ascontiguousarray(window[field])
+    def part(start: int, stop: int) -> Iterator[Block]:
+        memory = np.empty(max(1, CACHED // item), dtype)
+        data = memory.view(np.uint8).data
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset + start * item)
+            for first in range(start, stop, len(memory)):
+                n = min(len(memory), stop - first)
+                filled = 0
+                while filled < n * item:
+                    if not (more := file.readinto(data[filled : n * item])):
+                        raise FileError(f"{path.name} was cut off while it was read; copy it again")
+                    filled += more
+                block = memory[:n] if field is None else np.ascontiguousarray(memory[field][:n])
                 yield as_tensor("lse", "scores", block).view(torch.bfloat16) if bfloat16 else block
 
     def mapped() -> Block:
@@ -144,7 +148,7 @@ def _mapped(path: Path, offset: int, count: int, dtype: np.dtype, field: str | N
         return items if field is None else items[field]
 
     name = "bfloat16" if bfloat16 else scores.name
-    return Scores(path.name, name, item, count, blocks, mapped)
+    return Scores(path.name, name, item, count, lambda start: part(start, count), part, mapped)
 
 
 def _numpy_dtype(dtype: str) -> np.dtype:

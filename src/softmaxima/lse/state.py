@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -192,13 +192,18 @@ def _of_rows(x: Tensor, where: Tensor | None, tau: float, squares: bool) -> LogS
     x = x.detach().cpu()
     if where is not None:
         x = x.masked_fill(~where.cpu(), -math.inf)
-    if n >= (LONG if x.dtype == torch.float64 else LONG_NARROW) and _kernels.AVAILABLE:
+    if _is_long(x):
         return _of_long_rows(x, tau, seen, squares)
     state = _nothing(shape, squares)
     step = max(1, min(LONG, PIECE // max(math.prod(shape), 1)))
     for start in range(0, n, step):
         state = state.merge(_of_short_rows(x[..., start : start + step].double().numpy(), tau, squares))
     return replace(state, n=seen)
+
+
+def _is_long(x: Tensor) -> bool:
+    """Whether the native kernel sums rows [..., n]."""
+    return _kernels.AVAILABLE and x.shape[-1] >= (LONG if x.dtype == torch.float64 else LONG_NARROW)
 
 
 def _nothing(shape: tuple[int, ...], squares: bool) -> LogSumExpState:
@@ -220,24 +225,72 @@ def _of_short_rows(x: np.ndarray, tau: float, squares: bool) -> LogSumExpState:
 
 def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, squares: bool) -> LogSumExpState:
     """The same by the native kernel."""
-    value, highest, counts = _kernels.logsumexp_state(x, tau)
+    return _of_sums(_sums(x, tau, squares), tau, seen)
+
+
+class _Sums(NamedTuple):
+    """What the native kernels say of rows: LSE, the largest x, how many x are that, and Σ exp(2x/τ) as an LSE or None."""
+
+    value: np.ndarray
+    highest: np.ndarray
+    maxima: np.ndarray
+    twice: np.ndarray | None
+
+
+def _sums(x: Tensor, tau: float, squares: bool) -> _Sums:
+    value, highest, maxima = (field.numpy() for field in _kernels.logsumexp_state(x, tau))
+    twice = _kernels.logsumexp(x, tau / 2, None, wide=True)[1] if squares else None
+    return _Sums(value, highest, maxima, None if twice is None else twice.numpy())
+
+
+def _of_sums(sums: _Sums, tau: float, seen: np.ndarray) -> LogSumExpState:
     with np.errstate(over="ignore"):
-        maximum = highest.numpy() / tau
-    count = np.where(maximum == -math.inf, 0, counts.numpy())
+        maximum = sums.highest / tau
+    count = np.where(maximum == -math.inf, 0, sums.maxima)
     unit = exponential(maximum)
-    rest = unit.times(_rest(value, maximum, count))
-    twice = None
-    if squares:
-        _, value = _kernels.logsumexp(x, tau / 2, None, wide=True)
-        twice = unit.squared().times(_rest(value, 2 * maximum, count))
-    return LogSumExpState(maximum, count, rest, twice, seen)
+    rest = unit.times(_rest(sums.value, maximum, count))
+    squares = None if sums.twice is None else unit.squared().times(_rest(sums.twice, 2 * maximum, count))
+    return LogSumExpState(maximum, count, rest, squares, seen)
 
 
-def _rest(value: Tensor | None, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _rest(value: np.ndarray, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
     """r = m expm1(LSE − M − log m), 0 where the maximum is infinite or NaN."""
     finite = np.isfinite(maximum)
-    log_sum = np.where(finite, value, 0.0) - np.where(finite, maximum, 0.0)  # type: ignore[arg-type]
+    log_sum = np.where(finite, value, 0.0) - np.where(finite, maximum, 0.0)
     return np.maximum(count * np.expm1(log_sum - np.log(np.maximum(count, 1))), 0.0)
+
+
+def of_pieces(pieces: Iterable[Any], tau: float, squares: bool) -> LogSumExpState:
+    """The state of pieces [n] that follow one another, each of which may be gone when the next comes.
+
+    Many pieces that stay in cache cost no more than one that does not: their sums become a state together.
+    """
+    state = _nothing((), squares)
+    sums, seen = [], []
+    for piece in pieces:
+        x = as_floating("LogSumExpState", piece, torch.float64)
+        if _is_long(x):
+            sums.append(_sums(x, tau, squares))
+            seen.append(len(x))
+        else:
+            state = state.merge(_of_rows(x, None, tau, squares))
+    if sums:
+        together = _Sums(*(None if field[0] is None else np.stack(field) for field in zip(*sums, strict=True)))  # type: ignore[arg-type]
+        state = state.merge(_merged(_of_sums(together, tau, np.array(seen))))
+    return state
+
+
+def _merged(states: LogSumExpState) -> LogSumExpState:
+    """The state of all the rows along the last axis."""
+    maximum = states.maximum.max(-1)
+    at_maximum = states.maximum == maximum[..., None]
+    term = exponential(np.where(at_maximum, -math.inf, states.maximum))
+    count = np.where(at_maximum, states.count, 0).sum(-1)
+    rest = (states.rest + term.times(states.count.astype(np.float64))).sum()
+    squares = None
+    if states.squares is not None:
+        squares = (states.squares + term.squared().times(states.count.astype(np.float64))).sum()
+    return LogSumExpState(maximum, count, rest, squares, states.n.sum(-1))
 
 
 def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: float = 1.0) -> Any:
