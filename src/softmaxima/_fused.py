@@ -1,4 +1,4 @@
-"""Values that the native library computes together with their gradient, as one autograd function.
+"""Values that a kernel computes together with their gradient, as one autograd function.
 
 Where that does not reach (second derivatives, torch.func, forward mode, other devices, gradients by anything but the scores) the
 same value is composed of differentiable operations.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima._map import is_concrete, is_native, transforming
+from softmaxima._map import is_eager, takes_kernel, transforming
 
 Pull = Callable[..., Tensor]  # (g, x, *kept) → ∂⟨g, value⟩/∂x
 Native = Callable[[Tensor, bool], tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (x, with gradient) → (value, pull, kept)
@@ -22,10 +22,10 @@ Composite = Callable[[Tensor], Tensor]
 
 def is_fusible(x: Tensor, *others: Any) -> bool:
     """Whether the value at x can be `fused`; `others` are what else it depends on."""
-    if transforming() or not is_native(x):
+    if transforming() or not takes_kernel(x):
         return False
     learning = torch.is_grad_enabled()
-    return not any(isinstance(v, Tensor) and ((v.requires_grad and learning) or not v.is_cpu) for v in others)
+    return not any(isinstance(v, Tensor) and ((v.requires_grad and learning) or v.device != x.device) for v in others)
 
 
 def fused(native: Native, composite: Composite, x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,) = grad_outputs
         x, *kept = ctx.saved_tensors
-        if is_compiling() or (is_concrete(g) and not torch.is_grad_enabled()):
+        if is_compiling() or (is_eager(g) and not torch.is_grad_enabled()):
             return None, None, ctx.pull(g, x, *kept)
         with torch.enable_grad():
             # A view, so that the derivative is by what the composite is given here, and goes on to x.

@@ -56,9 +56,9 @@ def find_library(folders: Iterable[str]) -> Path | None:
 def load() -> ctypes.CDLL | None:
     """The library, or None where torch has to do; says once how to get it if that was not wished for."""
     backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
-    if backend not in ("native", "reference"):
-        raise ValueError(f"SOFTMAXIMA_BACKEND must be native or reference, got {backend!r}")
-    if backend == "reference":
+    if backend not in ("native", "reference", "triton"):
+        raise ValueError(f"SOFTMAXIMA_BACKEND must be native, reference or triton, got {backend!r}")
+    if backend != "native":
         return None
     import softmaxima
 

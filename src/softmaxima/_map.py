@@ -29,7 +29,7 @@ from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource, 
 )
 from torch.compiler import is_compiling
 
-from softmaxima import _kernels, _operations
+from softmaxima import _devices, _kernels, _operations
 from softmaxima._kernels import Kernel
 
 Array = TypeVar("Array", Tensor, np.ndarray)
@@ -270,9 +270,14 @@ def is_traced(x: Tensor) -> bool:
     return is_compiling() or is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
 
 
+def is_eager(x: Tensor) -> bool:
+    """Whether the tensor has memory now."""
+    return type(x) in (Tensor, torch.nn.Parameter) and not is_traced(x)
+
+
 def is_concrete(x: Tensor) -> bool:
     """Whether the values can be read now, without waiting for a device."""
-    return type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and not is_traced(x)
+    return x.is_cpu and is_eager(x)
 
 
 def check_per_row(
@@ -419,19 +424,24 @@ def may_differentiate(arguments: Iterable[Any]) -> bool:
 
 
 def has_kernel(map: Map, *tensors: Tensor) -> bool:
-    """Whether the native library evaluates the map on these tensors."""
-    return map.kernel is not None and all(is_native(x) for x in tensors)
+    """Whether kernels evaluate the map on these tensors."""
+    return map.kernel is not None and all(takes_kernel(x) for x in tensors)
+
+
+def takes_kernel(x: Tensor) -> bool:
+    """Whether its device has kernels for the tensor: in memory now, or where a compiler will have it."""
+    there = not transforming() if is_compiling() else is_eager(x)
+    return there and x.dtype in _kernels.DTYPES and _devices.has_library(x.device.type)
 
 
 def is_native(x: Tensor) -> bool:
-    """Whether the native library takes the tensor: memory that can be read now, or that a compiler will have."""
-    readable = x.is_cpu and not transforming() if is_compiling() else is_concrete(x)
-    return readable and _kernels.AVAILABLE and x.dtype in _kernels.DTYPES
+    """Whether the native library, which has more functions than the GPU's kernels, takes the tensor."""
+    return x.is_cpu and _kernels.AVAILABLE and takes_kernel(x)
 
 
-def kernels() -> Any:
-    """The functions of the native library, as registered operations where a compiler looks on."""
-    return _operations if is_compiling() else _kernels
+def kernels(x: Tensor) -> Any:
+    """The kernels of the tensor's device, as registered operations where a compiler looks on."""
+    return _operations if is_compiling() else _devices.library(x.device.type)
 
 
 def linearise(
@@ -490,7 +500,7 @@ class _MapFunction(torch.autograd.Function):
             return x.clone()
         if has_kernel(map, x):
             kernel: Kernel = map.kernel  # type: ignore[assignment]
-            return kernels().forward(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
+            return kernels(x).forward(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
         z = tempered(x, tau, where)
         values = [v.to(z.dtype) if isinstance(v, Tensor) else v for v in params]
         p = map.forward(z, **_named(map, values)).to(x.dtype)
@@ -522,7 +532,7 @@ class _MapFunction(torch.autograd.Function):
                 tau, *values = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
                 kernel: Kernel = ctx.map.kernel
                 theta = kernel.theta(*values) if values else 0.0
-                x_grad = kernels().backward(kernel.backward, p, g, x if ctx.map.uses_scores else None, tau, where, theta)
+                x_grad = kernels(p).backward(kernel.backward, p, g, x if ctx.map.uses_scores else None, tau, where, theta)
                 return (None, x_grad, *(None,) * (1 + len(ctx.numbers)))
         map, p, z, tau, params = _recall(ctx)
         g = g.to(p.dtype)

@@ -1,4 +1,4 @@
-"""The functions of `_kernels.py` as registered operations, which torch.compile takes into its graph without looking inside.
+"""The kernels as registered operations, which torch.compile takes into its graph without looking inside.
 
 Their results are contiguous, whatever the layout of the scores, so that a compiler knows their strides.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima import _kernels
+from softmaxima._devices import library
 
 
 def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def _join(tensor: Tensor | None, number: float) -> float | Tensor:
 def _forward(
     name: str, x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None, thetas: Tensor | None, theta: float
 ) -> Tensor:
-    return _kernels.forward(name, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
+    return library(x.device.type).forward(name, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
 
 
 @_forward.register_fake
@@ -71,7 +71,7 @@ def _backward(
     thetas: Tensor | None,
     theta: float,
 ) -> Tensor:
-    return _kernels.backward(name, p, g, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
+    return library(p.device.type).backward(name, p, g, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
 
 
 @_backward.register_fake
@@ -81,7 +81,7 @@ def _(name: str, p: Tensor, *_: Any) -> Tensor:
 
 @torch.library.custom_op("softmaxima::logsumexp", mutates_args=())
 def _logsumexp(x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _kernels.logsumexp(x, _join(taus, tau), where, wide=True)  # type: ignore[return-value]
+    return library(x.device.type).logsumexp(x, _join(taus, tau), where, wide=True)  # type: ignore[return-value]
 
 
 @_logsumexp.register_fake
@@ -91,7 +91,7 @@ def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("softmaxima::logsumexp_backward", mutates_args=())
 def _logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
-    return _kernels.logsumexp_backward(x, values, g, _join(taus, tau), where).contiguous()
+    return library(x.device.type).logsumexp_backward(x, values, g, _join(taus, tau), where).contiguous()
 
 
 @_logsumexp_backward.register_fake
@@ -112,7 +112,7 @@ def _loss(
     scale: float,
     fenchel: bool,
 ) -> tuple[Tensor, Tensor]:
-    values, slope = _kernels.loss(
+    values, slope = library(x.device.type).loss(
         name,
         x,
         target,

@@ -121,7 +121,7 @@ class Batch:
         others: tuple[Any, ...] = (),
         fenchel: bool = False,
     ) -> Any:
-        """The reduced loss whose gradient is the map less the target: by the native kernel, or by `composite(batch)`.
+        """The reduced loss whose gradient is the map less the target: by a kernel, or by `composite(batch)`.
 
         `theta` is the kernel's parameter, and `others` what the loss depends on beside the scores.
         """
@@ -130,15 +130,20 @@ class Batch:
             return self.result(composite(self))
         kernel, compiling, dtype = map.kernel, is_compiling(), self.rows.dtype
         # A compiler has no number to scale the gradient by, and reduces the rows itself.
-        normaliser = float(self._normaliser()) if self.reduction == "mean" and not compiling else 1.0
-        if not normaliser > 0:
-            return self.result(composite(self))
+        normaliser = self._normaliser() if self.reduction == "mean" and not compiling else 1.0
+        if is_concrete(self.rows):
+            normaliser = float(normaliser)
+            if not normaliser > 0:
+                return self.result(composite(self))
         scale = 1.0 / normaliser
+        if self.labels is not None and not is_concrete(target) and not compiling:
+            classes = self.rows.shape[-1]
+            target = target.where(target >= 0, classes)  # one of no class, whose value is NaN
         if self.ignored is not None:
             target = target.masked_fill(self.ignored, -1)
 
-        def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-            values, slope = kernels().loss(
+        def evaluate(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
+            return kernels(x).loss(
                 kernel.loss,
                 x,
                 target,
@@ -149,13 +154,20 @@ class Batch:
                 fenchel=fenchel,
                 gradient=gradient,
             )
+
+        def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+            values, slope = evaluate(x, gradient)
             if compiling:
                 value = values
             elif self.reduction == "none":
                 value = values.to(dtype)
-            else:
+            elif is_concrete(x):
                 value = torch.full((), float(values.sum()) * scale, dtype=dtype)
-            return value, _scaled, () if slope is None else (slope,)
+            else:
+                value = (values.sum() * scale).to(dtype)
+            in_place = slope is not None and not compiling and not is_concrete(x)
+            pull = _InPlace(lambda x: evaluate(x, True)[1]) if in_place else _scaled
+            return value, pull, () if slope is None else (slope,)
 
         # Probabilities are not rounded to the scores' dtype.
         rows = self.rows if self.soft is None else self.rows.to(self.soft.dtype)
@@ -165,8 +177,23 @@ class Batch:
     def _normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
             return math.prod(self.rows.shape[:-1]) or math.nan
-        weights = self.class_weight[self.labels] if self.class_weight is not None else torch.ones(self.labels.shape)
+        weights = self.class_weight[self.labels] if self.class_weight is not None else torch.ones(self.labels.shape, device=self.labels.device)
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
+
+
+class _InPlace:
+    """g · slope in the slope's own memory, which a kernel leaves as it is where g is 1: no host can see that without waiting.
+
+    A second call, after `retain_graph`, computes the slope anew.
+    """
+
+    def __init__(self, slope: Callable[[Tensor], Any]) -> None:
+        self.slope, self.is_fresh = slope, True
+
+    def __call__(self, g: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+        fresh = slope if self.is_fresh else self.slope(x)
+        self.is_fresh = False
+        return kernels(x).scale_rows(fresh, g)
 
 
 def _scaled(g: Tensor, x: Tensor, slope: Tensor) -> Tensor:

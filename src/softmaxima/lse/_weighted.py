@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from softmaxima import _kernels
 from softmaxima._envelope import envelope
 from softmaxima._fused import is_fusible
-from softmaxima._map import may_differentiate, tempered
+from softmaxima._map import is_native, may_differentiate, tempered
 from softmaxima.maps.softmax import SOFTMAX
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite
@@ -27,7 +27,7 @@ ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights sta
 
 def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
     """(log|S| [...], the sign of S [...]) of S = Σ b_i exp(x_i/τ) in float64, x and b [..., n], n > 0."""
-    readable = is_fusible(x, weights, tau, where) and not is_compiling() and not may_differentiate((x,))
+    readable = is_native(x) and is_fusible(x, weights, tau, where) and not is_compiling() and not may_differentiate((x,))
     if readable and x.numel() > 0:
         value, sign = _kernels.weighted(x, weights, tau, where)
         if not bool((sign == UNDECIDED).any()):

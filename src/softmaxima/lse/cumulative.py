@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from softmaxima import _kernels
 from softmaxima._fused import Native, fused, is_fusible
-from softmaxima._map import Array, as_tensor, check_dim, like_input, tempered
+from softmaxima._map import Array, as_tensor, check_dim, is_native, like_input, tempered
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
@@ -56,7 +56,7 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     dim = check_dim(name, dim, ndim)
     rows, tau, mask, _, _ = prepare(name, x, dim, True, where, temperature)
     check_real(name, rows)
-    native = is_fusible(rows, tau, mask) and rows.numel() > 0 and not is_compiling()
+    native = is_native(rows) and is_fusible(rows, tau, mask) and rows.numel() > 0 and not is_compiling()
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
     y = (fused(_native(tau, mask), composite, rows) if native else composite(rows)).movedim(-1, dim)
     return like_input(y if ndim else y.reshape(()), x)

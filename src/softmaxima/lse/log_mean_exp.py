@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from softmaxima._envelope import envelope
 from softmaxima._fused import is_fusible
-from softmaxima._map import Array, kernels, like_input, may_differentiate, tempered
+from softmaxima._map import Array, is_native, kernels, like_input, may_differentiate, tempered
 from softmaxima._rows import row_maximum
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
@@ -63,9 +63,9 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     """[..., n] → [...] in x's dtype."""
     if x.shape[-1] == 0:
         return x.sum(-1) - math.inf
-    if x.dtype == torch.float64 or is_compiling() or not is_fusible(x, tau, where):
+    if x.dtype == torch.float64 or is_compiling() or not (is_native(x) and is_fusible(x, tau, where)):
         return _careful(x, tau, where)
-    _, log_sum = kernels().logsumexp(x.detach(), tau, where, wide=True)
+    _, log_sum = kernels(x).logsumexp(x.detach(), tau, where, wide=True)
     count = torch.tensor(x.shape[-1]).double() if where is None else where.expand(x.shape).sum(-1).double()
     value = (log_sum - count.log()).masked_fill(count == 0, -math.inf)
     cancelled = value.abs() < CANCELLED * log_sum.abs()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._fused import fused, is_fusible
-from softmaxima._map import Array, as_tensor, check_scores, like_input
+from softmaxima._map import Array, as_tensor, check_scores, is_native, like_input
 from softmaxima.lse.logsumexp import row_logsumexp, shared_softmax
 
 PIECE = 2**16  # pairs that are in cache at a time
@@ -45,7 +45,7 @@ def logaddexp(x: Array, y: Array) -> Array:
         raise ValueError(f"{name}: x and y must broadcast against each other, got shapes {shapes}") from None
     dtype = torch.promote_types(first.dtype, second.dtype)
     pairs = torch.stack([v.to(dtype) for v in pair], -1)
-    if dtype == torch.float64 or not is_fusible(pairs):
+    if dtype == torch.float64 or not (is_native(pairs) and is_fusible(pairs)):
         return like_input(row_logsumexp(pairs, 1.0, None), x)
     return like_input(fused(_in_double, lambda pairs: row_logsumexp(pairs, 1.0, None), pairs), x)
 

@@ -225,8 +225,8 @@ def row_signed_logsumexp(
 
 def _evaluations(tau: float | Tensor, where: Tensor | None) -> tuple[Native, Composite]:
     def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, wide = kernels().logsumexp(x, tau, where, wide=gradient)
-        return value, lambda g, x, wide: kernels().logsumexp_backward(x, wide, g, tau, where), (wide,)
+        value, wide = kernels(x).logsumexp(x, tau, where, wide=gradient)
+        return value, lambda g, x, wide: kernels(x).logsumexp_backward(x, wide, g, tau, where), (wide,)
 
     def composite(x: Tensor) -> Tensor:
         z = tempered(x, tau, where)

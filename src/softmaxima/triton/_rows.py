@@ -234,6 +234,19 @@ def add(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     return a, b, row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
 
 
+@triton.jit
+def scale_parts(x, factors, step, n, parts, WIDTH: tl.constexpr):
+    """x times the factor of its row; factors of 1 cost nothing."""
+    index = tl.program_id(0).to(tl.int64)
+    row = index // parts
+    factor = tl.load(factors + row * step)
+    if factor != 1.0:
+        column = index % parts * WIDTH + tl.arange(0, WIDTH)
+        place = x + row * n + column
+        value = tl.load(place, mask=column < n, other=0.0) * factor
+        tl.store(place, value.to(x.dtype.element_ty), mask=column < n)
+
+
 # Launches -------------------------------------------------------------------------------------------------------------------
 
 
@@ -351,6 +364,16 @@ def launch(functions: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | No
             **reads, **writes, **block,
         )  # fmt: skip
     return out
+
+
+def scale(x: Tensor, factors: Tensor) -> Tensor:
+    """x [..., n], contiguous, times one factor or one a row, in place."""
+    n = x.numel() if factors.ndim == 0 else x.shape[-1]
+    width = min(PART, triton.next_power_of_2(n))
+    parts = triton.cdiv(n, width)
+    programs = parts * max(1, factors.numel())
+    scale_parts[(programs,)](x, factors.contiguous(), int(factors.ndim > 0), n, parts, WIDTH=width, num_warps=warps(width))
+    return x
 
 
 def warps(elements: int) -> int:

@@ -68,10 +68,6 @@ def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Numb
         return _rows.launch(functions, rows, None, None, out)
 
 
-def forward_plain(name: str, x: Tensor, tau: float, theta: float) -> Tensor:
-    return forward(name, x, tau, None, theta)
-
-
 def backward(
     name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number
 ) -> Tensor:
@@ -110,7 +106,7 @@ def loss(
     theta: Number,
     class_weight: Tensor | None,
     smoothing: float,
-    scale: float,
+    scale: float | Tensor,
     fenchel: bool,
     gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
@@ -127,6 +123,12 @@ def loss(
     with on_device(x):
         losses.launch(losses.LOSSES[name], rows, labels, soft, weights, smoothing, scale, fenchel, values, out)
     return values, out
+
+
+def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
+    """x [..., n] times one factor, or one a row [...], in the memory of x, which is contiguous."""
+    with on_device(x):
+        return _rows.scale(x, factors)
 
 
 def on_device(x: Tensor) -> torch.cuda.device:

@@ -160,19 +160,26 @@ def read_label(labels, row):
 
 
 @triton.jit
+def of_label(value, label, n):
+    """0 for a row that is left out, NaN for a label of no class."""
+    return tl.where(label < 0, 0.0, tl.where(label >= n, float("nan"), value))
+
+
+@triton.jit
 def store_gradient(
-    out, p, x, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, FENCHEL: tl.constexpr
+    out, p, x, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL: tl.constexpr
 ):  # fmt: skip
     y = shares(label, soft, row, column, inside, n, smoothing)
     u = y if FENCHEL else y * factors(weights, column, n)
-    gradient = (double(scale) * weight) * (mass * p.to(tl.float64) - tl.where(x == -INFINITY, 0.0, u))
+    factor = weight * read_number(scale, scales, tl.zeros((1, 1), tl.int64), tl.float64)
+    gradient = factor * (mass * p.to(tl.float64) - tl.where(x == -INFINITY, 0.0, u))
     gradient = tl.where(label < 0, 0.0, gradient)
     tl.store(out + row * n + column, gradient.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def whole_losses(
-    x, stride, theta, thetas, labels, soft, weights, smoothing, scale, values, out, rows, n,
+    x, stride, theta, thetas, labels, soft, weights, smoothing, scale, scales, values, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr,
     SINK: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -191,10 +198,10 @@ def whole_losses(
     value, mass, weight = value_of(
         v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], parameter, FENCHEL, weights is not None, SINK
     )
-    tl.store(values + row, tl.where(label < 0, 0.0, value), mask=is_row)
+    tl.store(values + row, of_label(value, label, n), mask=is_row)
     if out is not None:
         p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
-        store_gradient(out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, FENCHEL)
+        store_gradient(out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL)
 
 
 @triton.jit
@@ -226,7 +233,8 @@ def account_parts(
 
 @triton.jit
 def finish_losses(
-    x, stride, theta, thetas, labels, soft, weights, smoothing, scale, partial, accounts, values, out, first, n, parts, merged,
+    x, stride, theta, thetas, labels, soft, weights, smoothing, scale, scales, partial, accounts, values, out, first, n, parts,
+    merged,
     MERGE: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr,
     SINK: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -254,11 +262,11 @@ def finish_losses(
         v, mass, distance, omega, weight, total, impossible, parameter, FENCHEL, weights is not None, SINK
     )
     is_first = tl.zeros((1, 1), tl.int64) + index % parts == 0
-    tl.store(values + row, tl.where(label < 0, 0.0, value), mask=is_first)
+    tl.store(values + row, of_label(value, label, n), mask=is_first)
     if out is not None:
         scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
         p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
-        store_gradient(out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, FENCHEL)
+        store_gradient(out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL)
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
@@ -290,7 +298,7 @@ def launch(
     soft: Tensor | None,
     weights: Tensor | None,
     smoothing: float,
-    scale: float,
+    scale: float | Tensor,
     fenchel: bool,
     values: Tensor,
     out: Tensor | None,
@@ -298,13 +306,14 @@ def launch(
     """Fills `values` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     target = (labels, soft, weights, bits(smoothing))
     inputs = (rows.x, rows.stride, rows.theta, rows.thetas)
+    scales = (bits(1.0), scale.double().contiguous()) if isinstance(scale, Tensor) else (bits(scale), None)
     compute = rows.numbers["COMPUTE"]
     kind = {"FENCHEL": fenchel, "SHANNON": loss.is_shannon, "COMPUTE": compute}
     functions = {"FINISH": loss.map.finish, "CONJUGATE": loss.conjugate, "SINK": loss.has_sink}
     if rows.fits:
         programs, height = rows.tiles()
         whole_losses[(programs,)](
-            *inputs, *target, bits(scale), values, out, rows.count, rows.n, BEGIN=loss.map.begin, ROWS=height, WIDTH=rows.width,
+            *inputs, *target, *scales, values, out, rows.count, rows.n, BEGIN=loss.map.begin, ROWS=height, WIDTH=rows.width,
             num_warps=warps(height * rows.width), **kind, **functions,
         )  # fmt: skip
         return
@@ -316,7 +325,7 @@ def launch(
             *inputs, *target, partial, accounts, first_row, rows.n, parts, merged, PARTS=triton.next_power_of_2(merged), **common
         )
         finish_losses[(taken * parts,)](
-            *inputs, *target, bits(scale), partial, accounts, values, out, first_row, rows.n, parts, merged,
+            *inputs, *target, *scales, partial, accounts, values, out, first_row, rows.n, parts, merged,
             MERGED=triton.next_power_of_2(merged), PARTS=triton.next_power_of_2(parts), **common, **functions,
         )  # fmt: skip
 
