@@ -157,9 +157,8 @@ def whole_rows(
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
         value = over(value, temperature, TEMPERED)
-    value = value.to(out.dtype.element_ty)
     if EACH_OUT:
-        tl.store(out + row * n + column, value, mask=inside)
+        tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
     else:
         tl.store(out + row, value, mask=is_row)
 
@@ -220,9 +219,8 @@ def finish_parts(
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
         value = over(value, temperature, TEMPERED)
-    value = value.to(out.dtype.element_ty)
     if EACH_OUT:
-        tl.store(out + row * n + column, value, mask=inside)
+        tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
     else:
         tl.store(out + row, value)
 

@@ -174,7 +174,7 @@ def store_gradient(
     factor = weight * read_number(scale, scales, tl.zeros((1, 1), tl.int64), tl.float64)
     gradient = factor * (mass * p.to(tl.float64) - tl.where(x == -INFINITY, 0.0, u))
     gradient = tl.where(label < 0, 0.0, gradient)
-    tl.store(out + row * n + column, gradient.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * n + column, gradient.to(p.dtype).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
