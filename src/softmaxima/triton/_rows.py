@@ -2,7 +2,7 @@ r"""Rows of scores on a GPU: where they lie, what a program reads of them, and h
 
 A map states three functions of a block of rows [R, B], whose accumulators (a, b, c, d) are numbers [R, 1]:
 
-    begin(x, p, g, column, theta, tau, …) → (a, b, c, d)         what the block adds up to
+    begin(x, p, g, column, theta, tau, …) → (a, b, c, d)         what the block adds up to; θ and τ are double
     merge(a, b, c, d, theta, tau, …) → (a, b, c, d)              of all parts of a row [1, parts], along them
     finish(x, p, g, column, theta, tau, …, a, b, c, d) → out     each element, when the whole row is known
 
@@ -77,7 +77,7 @@ def divide(a, b):
 def over(x, tau, TEMPERED: tl.constexpr):
     """x/τ."""
     if TEMPERED:
-        x = divide(x, tau)
+        x = divide(x, tau.to(x.dtype))
     return x
 
 
@@ -116,12 +116,12 @@ def double(bits):
 
 
 @triton.jit
-def read_number(number, numbers, row, COMPUTE: tl.constexpr):
-    """A parameter of the rows, [R, 1]."""
+def read_number(number, numbers, row):
+    """A parameter of the rows in double, [R, 1]."""
     if numbers is None:
-        parameter = double(number).to(COMPUTE)
+        parameter = double(number)
     else:
-        parameter = tl.load(numbers + row).to(COMPUTE)
+        parameter = tl.load(numbers + row)
     return parameter
 
 
@@ -151,8 +151,8 @@ def whole_rows(
     scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
     probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
     slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
-    parameter = read_number(theta, thetas, row, COMPUTE)
-    temperature = read_number(tau, taus, row, COMPUTE)
+    parameter = read_number(theta, thetas, row)
+    temperature = read_number(tau, taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
@@ -178,8 +178,8 @@ def begin_parts(
     scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
     probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
     slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
-    parameter = read_number(theta, thetas, row, COMPUTE)
-    temperature = read_number(tau, taus, row, COMPUTE)
+    parameter = read_number(theta, thetas, row)
+    temperature = read_number(tau, taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
     place = partial + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, a)
@@ -209,8 +209,8 @@ def finish_parts(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    parameter = read_number(theta, thetas, row, COMPUTE)
-    temperature = read_number(tau, taus, row, COMPUTE)
+    parameter = read_number(theta, thetas, row)
+    temperature = read_number(tau, taus, row)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
     a, b, c, d = MERGE(is_part, a, b, c, d, parameter, temperature, TEMPERED)
     scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
@@ -329,7 +329,7 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
 
     def per_row(value: float | Tensor) -> tuple[int, Tensor | None]:
         if isinstance(value, Tensor):
-            return 0, value.detach().to(device=like.device, dtype=compute).expand(*like.shape[:-1], 1).contiguous()
+            return 0, value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1).contiguous()
         return bits(value), None
 
     mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))

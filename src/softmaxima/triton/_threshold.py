@@ -85,11 +85,17 @@ def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def settle(z, beta, level, mass, PROBABILITY: tl.constexpr):
-    """(level, Σ p z) as accumulators: the level in two terms, NaN in a row with NaN."""
-    high = tl.where(mass != mass, mass, level).to(z.dtype)
+def products_of(z, beta, level, PROBABILITY: tl.constexpr):
+    """Σ p z."""
     products = PROBABILITY(z, beta, level).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
-    return high, (level - high.to(tl.float64)).to(z.dtype), row_sum(products).to(z.dtype)
+    return row_sum(products)
+
+
+@triton.jit
+def two_terms(level, mass, DTYPE: tl.constexpr):
+    """The level as accumulators, NaN in a row with NaN."""
+    high = tl.where(mass != mass, mass, level).to(DTYPE)
+    return high, (level - high.to(tl.float64)).to(DTYPE)
 
 
 @triton.jit
@@ -100,15 +106,15 @@ def begin_rows(
     maximum = row_max(x)
     z = over(gap(x, maximum), tau, TEMPERED)
     low, high = BRACKET(row_sum((x > -INFINITY).to(x.dtype)))
-    level, mass = solve(z, beta.to(tl.float64), low, high, SUMS, STEP)
-    b, c, d = settle(z, beta.to(tl.float64), level, mass, PROBABILITY)
-    return maximum, b, c, d
+    level, mass = solve(z, beta, low, high, SUMS, STEP)
+    high_level, low_level = two_terms(level, mass, z.dtype)
+    return maximum, high_level, low_level, products_of(z, beta, level, PROBABILITY).to(z.dtype)
 
 
 @triton.jit
 def finish_rows(x, beta, tau, TEMPERED: tl.constexpr, a, b, c, PROBABILITY: tl.constexpr):
     level = b.to(tl.float64) + c.to(tl.float64)
-    return PROBABILITY(over(gap(x, a), tau, TEMPERED), beta.to(tl.float64), level)
+    return PROBABILITY(over(gap(x, a), tau, TEMPERED), beta, level)
 
 
 @triton.jit
@@ -140,11 +146,11 @@ def candidates_of(
     is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
     maximum = row_max(a)
     spoilt = row_sum(tl.where(is_part, b, 0.0))
-    beta = read_number(theta, thetas, row, COMPUTE)
-    tau = read_number(tau, taus, row, COMPUTE)
+    beta = read_number(theta, thetas, row)
+    tau = read_number(tau, taus, row)
     scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
     z = over(gap(scores, maximum), tau, TEMPERED)
-    return z, (beta * z > -1.0) & (z > -INFINITY), maximum, spoilt
+    return z, (beta.to(COMPUTE) * z > -1.0) & (z > -INFINITY), maximum, spoilt
 
 
 @triton.jit
@@ -205,7 +211,7 @@ def solve_gathered(
     part = tl.arange(0, PARTS)
     total = tl.sum(tl.load(counts + index * parts + part, mask=part < parts, other=0))
     gathered += index * n
-    beta = read_number(theta, thetas, tl.zeros((1, 1), tl.int64) + first + index, COMPUTE).to(tl.float64)
+    beta = read_number(theta, thetas, tl.zeros((1, 1), tl.int64) + first + index)
     low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
     level = low
     mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
@@ -216,19 +222,17 @@ def solve_gathered(
         mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
         moving = tl.max(tl.where(is_settled(mass, maximum) | (high - low <= 0.0), 0, 1))
         step += 1
-    products = tl.zeros((1, 1), COMPUTE)
+    products = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
         place = at + tl.arange(0, WIDTH)[None, :]
         z = tl.load(gathered + place, mask=place < total, other=-INFINITY)
-        b, c, d = settle(z, beta, level, mass, PROBABILITY)
-        products += d
-    mass = tl.where(spoilt > 0.0, float("nan"), mass)
-    high_level = tl.where(mass != mass, mass, level).to(COMPUTE)
+        products += products_of(z, beta, level, PROBABILITY)
+    high_level, low_level = two_terms(level, tl.where(spoilt > 0.0, float("nan"), mass), COMPUTE)
     place = solved + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, maximum)
     tl.store(place + height, high_level)
-    tl.store(place + 2 * height, (level - high_level.to(tl.float64)).to(COMPUTE))
-    tl.store(place + 3 * height, products)
+    tl.store(place + 2 * height, low_level)
+    tl.store(place + 3 * height, products.to(COMPUTE))
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------

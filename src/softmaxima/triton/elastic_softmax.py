@@ -14,8 +14,8 @@ def sink(maximum, theta, tau, TEMPERED: tl.constexpr):
     """e^{β − M/τ}, +∞ in a row without scores; of one number a row, in double."""
     top = tl.where(maximum == -INFINITY, 0.0, maximum).to(tl.float64)
     if TEMPERED:
-        top = top / tau.to(tl.float64)
-    return tl.where(maximum == -INFINITY, INFINITY, tl.exp(theta.to(tl.float64) - top))
+        top = top / tau
+    return tl.where(maximum == -INFINITY, INFINITY, tl.exp(theta - top))
 
 
 @triton.jit

@@ -99,7 +99,7 @@ FORWARD = Threshold(begin, finish, bracket, sums, step, probability)
 
 @triton.jit
 def sensitivity(p, theta):
-    return tl.where(p == 0.0, 0.0, exp((1.0 - theta) * tl.log(tl.where(p == 0.0, 1.0, p))))
+    return tl.where(p == 0.0, 0.0, exp((1.0 - theta).to(p.dtype) * tl.log(tl.where(p == 0.0, 1.0, p))))
 
 
 @triton.jit

@@ -5,6 +5,8 @@ Nothing here waits for the device, so that a CUDA graph can record it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -59,8 +61,10 @@ def beta_of(name: str, theta: Number) -> Number:
 
 def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Number) -> Tensor:
     """The map of the rows x [..., n]."""
-    rows = _rows.read(x, x, tau, where, beta_of(name, theta))
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() == 0:
+        return out
+    rows = _rows.read(x, x, tau, where, beta_of(name, theta))
     functions = FORWARD[name]
     with on_device(x):
         if isinstance(functions, Threshold):
@@ -72,28 +76,33 @@ def backward(
     name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number
 ) -> Tensor:
     """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
-    rows = _rows.read(x, p, tau, where, beta_of(name, theta))
     out = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+    if p.numel() == 0:
+        return out
+    rows = _rows.read(x, p, tau, where, beta_of(name, theta))
     with on_device(p):
         return _rows.launch(BACKWARD[name], rows, p.contiguous(), g.contiguous(), out)
 
 
 def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
     """(LSE [...] in x's dtype, the same in double)."""
-    values = torch.empty(x.shape[:-1], dtype=torch.float64, device=x.device)
-    with on_device(x):
-        _rows.launch(logsumexp_rows.FORWARD, _rows.read(x, x, tau, where, 0.0), None, None, values)
+    values = torch.full(x.shape[:-1], -math.inf, dtype=torch.float64, device=x.device)
+    if x.numel() > 0:
+        with on_device(x):
+            _rows.launch(logsumexp_rows.FORWARD, _rows.read(x, x, tau, where, 0.0), None, None, values)
     return values.to(x.dtype), values
 
 
 def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: Number, where: Tensor | None) -> Tensor:
     """g · softmax(x/τ)/τ, from the double values of `logsumexp`."""
-    rows = _rows.read(x, x, tau, where, 0.0)
-    origin = values * (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau)
-    high = origin.to(rows.compute)
-    low = (origin - high).nan_to_num(0.0).to(rows.compute)  # ∞ − ∞
-    rows = _rows.read(x, x, tau, where, low.unsqueeze(-1))
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() == 0:
+        return out
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    origin = values * (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau)
+    high = origin.to(compute)
+    low = (origin - high).nan_to_num(0.0).to(compute)  # ∞ − ∞
+    rows = _rows.read(x, x, tau, where, low.unsqueeze(-1))
     with on_device(x):
         return _rows.launch(logsumexp_rows.BACKWARD, rows, high.contiguous(), g.contiguous(), out)
 
@@ -114,9 +123,11 @@ def loss(
 
     The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype.
     """
-    rows = _rows.read(x, x, 1.0, None, beta_of(name, theta))
-    values = torch.empty(x.shape[:-1], dtype=torch.float64, device=x.device)
+    values = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if gradient else None
+    if x.numel() == 0:
+        return values, out
+    rows = _rows.read(x, x, 1.0, None, beta_of(name, theta))
     hard = target.dtype == torch.int64
     labels, soft = (target.contiguous(), None) if hard else (None, target.contiguous())
     weights = None if class_weight is None else class_weight.to(torch.float64).contiguous()

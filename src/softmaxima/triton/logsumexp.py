@@ -14,7 +14,7 @@ from softmaxima.triton.softmax import begin, merge
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     top = a.to(tl.float64)
     if TEMPERED:
-        top = top / tau.to(tl.float64)
+        top = top / tau
     return top + log_mass(b, c)
 
 
@@ -32,7 +32,7 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
     """g, and p + θ = τ LSE in two terms, are one number a row."""
     shared = tl.where(x == INFINITY, 1.0 / tl.where(a == 0.0, 1.0, a), 0.0)
     empty = p == -INFINITY
-    probability = exp(over((x - tl.where(empty, 0.0, p)) - theta, tau, TEMPERED))
+    probability = exp(over((x - tl.where(empty, 0.0, p)) - theta.to(x.dtype), tau, TEMPERED))
     probability = tl.where(p == INFINITY, shared, probability)
     return tl.where(empty | (probability == 0.0), 0.0, g * probability)
 

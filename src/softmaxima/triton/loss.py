@@ -48,7 +48,7 @@ def softmax_conjugate(a, b, c, d, theta):
 def elastic_conjugate(a, b, c, d, theta):
     """log(e^v + e^{β − M}), from the larger of the two."""
     v = softmax_conjugate(a, b, c, d, theta)
-    sink = theta.to(tl.float64) - tl.where(a == -INFINITY, 0.0, a).to(tl.float64)
+    sink = theta - tl.where(a == -INFINITY, 0.0, a).to(tl.float64)
     larger = tl.where(v != v, v, tl.maximum(v, sink))
     apart = tl.where(v > sink, sink - v, v - sink)
     return larger + entmax.log1p(tl.exp(apart))
@@ -57,7 +57,6 @@ def elastic_conjugate(a, b, c, d, theta):
 @triton.jit
 def threshold_conjugate(b, c, d, beta, DEPTH: tl.constexpr):
     """(β Σ p z + (1 − p_max^β)/β)/(1 + β)."""
-    beta = beta.to(tl.float64)
     return (beta * d.to(tl.float64) + DEPTH(b.to(tl.float64) + c.to(tl.float64), beta)) / (1.0 + beta)
 
 
@@ -126,7 +125,10 @@ def account(
     distance = row_sum(tl.where((u == 0.0) | (x == -INFINITY), 0.0, u * below))
     impossible = row_sum(tl.where((u != 0.0) & (x == -INFINITY) & inside, 1.0, 0.0).to(tl.float64))
     omega = row_sum(regulariser(y, beta, SHANNON)) if FENCHEL else tl.zeros_like(mass)
-    return mass, distance, omega, row_sum(y * factor), row_sum(y), impossible
+    of_row = y
+    if soft is None:
+        of_row = (column == label).to(tl.float64)  # the weight of a label is not smoothed
+    return mass, distance, omega, row_sum(of_row * factor), row_sum(y), impossible
 
 
 @triton.jit
@@ -138,7 +140,7 @@ def value_of(
         mass = tl.full(mass.shape, 1.0, tl.float64)
         if SINK:
             missing = 1.0 - total
-            of_sink = missing * (tl.log(tl.where(missing > 0.0, missing, 1.0)) - theta.to(tl.float64))
+            of_sink = missing * (tl.log(tl.where(missing > 0.0, missing, 1.0)) - theta)
             omega += tl.where((missing > 0.0) & (theta > -INFINITY), of_sink, 0.0)
     if not (FENCHEL and WEIGHTED):
         weight = tl.full(mass.shape, 1.0, tl.float64)
@@ -171,7 +173,7 @@ def store_gradient(
 ):  # fmt: skip
     y = shares(label, soft, row, column, inside, n, smoothing)
     u = y if FENCHEL else y * factors(weights, column, n)
-    factor = weight * read_number(scale, scales, tl.zeros((1, 1), tl.int64), tl.float64)
+    factor = weight * read_number(scale, scales, tl.zeros((1, 1), tl.int64))
     gradient = factor * (mass * p.to(tl.float64) - tl.where(x == -INFINITY, 0.0, u))
     gradient = tl.where(label < 0, 0.0, gradient)
     tl.store(out + row * n + column, gradient.to(p.dtype).to(out.dtype.element_ty), mask=inside)
@@ -189,11 +191,11 @@ def whole_losses(
     inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
     scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
-    parameter = read_number(theta, thetas, row, COMPUTE)
+    parameter = read_number(theta, thetas, row)
     label = read_label(labels, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
     a, b, c, d = BEGIN(scores, one, one, column, parameter, one, False)
-    sums = account(scores, a, label, soft, weights, row, column, inside, n, smoothing, parameter.to(tl.float64), FENCHEL, SHANNON)
+    sums = account(scores, a, label, soft, weights, row, column, inside, n, smoothing, parameter, FENCHEL, SHANNON)
     v = CONJUGATE(a, b, c, d, parameter)
     value, mass, weight = value_of(
         v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], parameter, FENCHEL, weights is not None, SINK
@@ -217,13 +219,13 @@ def account_parts(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    parameter = read_number(theta, thetas, row, COMPUTE)
+    parameter = read_number(theta, thetas, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
     a, b, c, d = MERGE(is_part, a, b, c, d, parameter, one, False)
     scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
     sums = account(
-        scores, a, read_label(labels, row), soft, weights, row, column, inside, n, smoothing, parameter.to(tl.float64), FENCHEL,
+        scores, a, read_label(labels, row), soft, weights, row, column, inside, n, smoothing, parameter, FENCHEL,
         SHANNON,
     )  # fmt: skip
     place = accounts + index + tl.zeros((1, 1), tl.int64)
@@ -243,7 +245,7 @@ def finish_losses(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    parameter = read_number(theta, thetas, row, COMPUTE)
+    parameter = read_number(theta, thetas, row)
     label = read_label(labels, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, MERGED)

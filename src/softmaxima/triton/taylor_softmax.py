@@ -36,7 +36,7 @@ def polynomial(z, scale, order, LOWER: tl.constexpr):
 def wide(x, tau, TEMPERED: tl.constexpr):
     z = x.to(tl.float64)
     if TEMPERED:
-        z = z / tau.to(tl.float64)
+        z = z / tau
     return z
 
 

@@ -1,0 +1,208 @@
+"""The GPU kernels by themselves, in Triton's interpreter: rows on chip and rows shared among programs, around every boundary."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import TOLERANCE, cases, normal
+from softmaxima._map import tempered
+from softmaxima.losses._classification import _InPlace
+from softmaxima.maps import REGISTRY
+
+if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":
+    pytest.skip("set SOFTMAXIMA_BACKEND=triton and TRITON_INTERPRET=1", allow_module_level=True)
+
+from softmaxima.triton import _rows, _threshold, kernels
+
+pytestmark = pytest.mark.gpu
+
+WIDTHS = (1, 2, 16, 17, 32, 33, 48, 65)
+MAPS = [(case.map.name, case.params) for map in REGISTRY.values() if map.kernel is not None for case in cases(map)]
+
+
+@pytest.fixture(params=["whole", "shared"])
+def shape_of_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Rows of up to 32 on chip and parts of 16; or everything on chip."""
+    if request.param == "shared":
+        monkeypatch.setattr(_rows, "ON_CHIP", 32)
+        monkeypatch.setattr(_rows, "PART", 16)
+        monkeypatch.setattr(_rows, "CACHED", 512)
+        monkeypatch.setattr(_threshold, "GATHERED", 8)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def results_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be left unwritten."""
+    empty = torch.empty
+
+    def spoilt(*arguments: Any, **options: Any) -> Tensor:
+        made = empty(*arguments, **options)
+        return made.fill_(math.nan) if made.is_floating_point() else made.fill_(-1)
+
+    monkeypatch.setattr(kernels.torch, "empty", spoilt)
+
+
+def scores(n: int, dtype: torch.dtype = torch.float32, height: int = 3) -> tuple[Tensor, Tensor]:
+    """(x [height, n], a mask) with ties, −∞ and a first row without scores to keep."""
+    x = normal(height, n, seed=n).to(dtype)
+    x[..., n // 2] = x[..., 0]
+    if n > 3:
+        x[1, 3] = -math.inf
+    where = torch.rand(height, n, generator=torch.Generator().manual_seed(n)) > 0.3
+    where[0] = False
+    return x, where
+
+
+def truth(name: str, params: dict[str, Any], x: Tensor, tau: Any, where: Tensor | None) -> Tensor:
+    """The map by torch's operations in float64."""
+    return REGISTRY[name].forward(tempered(x.double(), tau, where), **params)
+
+
+@pytest.mark.usefixtures("shape_of_programs")
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize(("name", "params"), MAPS, ids=str)
+def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str, Any], n: int):
+    map, (x, where) = REGISTRY[name], scores(n)
+    for tau, mask in ((1.0, None), (0.7, where), (torch.tensor([[0.5], [1.0], [2.0]]), None)):
+        g = normal(*x.shape, seed=1).float()
+        expected = truth(name, params, x, tau, mask)
+        p = map(x, temperature=tau, where=mask, **params)
+        torch.testing.assert_close(p.double(), expected, atol=3e-6, rtol=1e-6, equal_nan=True)
+        kernel, theta = map.kernel, map.kernel.theta(*params.values()) if params else 0.0  # type: ignore[union-attr]
+        gradient = kernels.backward(kernel.backward, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[union-attr]
+        z = tempered(x.double(), tau, mask)
+        s, q, *rest = map.sensitivity(p.double(), z if map.uses_scores else None, **params)
+        r = rest[0] if rest else s
+        wide = g.double()
+        vjp = (s * wide - r * (q * wide).sum(-1, keepdim=True)) / tau
+        torch.testing.assert_close(gradient.double(), vjp, atol=2e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.usefixtures("shape_of_programs")
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_logsumexp_and_its_gradient_at_every_boundary(n: int, offset: float):
+    x, where = scores(n)
+    x = x + offset
+    for tau, mask in ((1.0, None), (0.7, where), (torch.tensor([[0.5], [1.0], [2.0]]), None)):
+        value, wide = kernels.logsumexp(x, tau, mask, wide=True)
+        z = tempered(x.double(), tau, mask)
+        torch.testing.assert_close(wide, z.logsumexp(-1), rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(value, wide.float())
+        g = torch.tensor([1.0, -2.0, 0.5])
+        gradient = kernels.logsumexp_backward(x, wide, g, tau, mask)
+        expected = (z.softmax(-1) / tau * g.unsqueeze(-1)).nan_to_num(0.0)
+        torch.testing.assert_close(gradient.double(), expected, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("shape_of_programs")
+def test_logsumexp_keeps_infinities_and_digits_near_zero():
+    x = torch.full((4, 40), -math.inf)
+    x[1, ::20] = math.inf
+    x[2, 3] = math.nan
+    x[3, :2] = torch.tensor([0.0, -17.0])
+    value, wide = kernels.logsumexp(x, 1.0, None, wide=True)
+    assert value[:3].tolist()[:2] == [-math.inf, math.inf]
+    assert value[2].isnan()
+    assert float(wide[3]) == pytest.approx(math.log1p(math.exp(-17.0)), rel=1e-6)
+    gradient = kernels.logsumexp_backward(x, wide, torch.ones(4), 1.0, None)
+    assert gradient[0].tolist() == [0.0] * 40
+    assert gradient[1].tolist() == [0.5 if i % 20 == 0 else 0.0 for i in range(40)]
+
+
+LOSSES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "cross_entropy": (sm.cross_entropy, {}),
+    "elastic_cross_entropy": (sm.elastic_cross_entropy, {"beta": 0.5}),
+    "elastic": (sm.fenchel_young_loss, {"map": "elastic_softmax", "beta": 0.5}),
+    "softmax": (sm.fenchel_young_loss, {"map": "softmax"}),
+    "sparsemax": (sm.sparsemax_loss, {}),
+    "entmax15": (sm.entmax15_loss, {}),
+    "entmax": (sm.entmax_loss, {"alpha": 1.3}),
+}
+
+
+@pytest.mark.usefixtures("shape_of_programs")
+@pytest.mark.parametrize("n", (2, 32, 49))
+@pytest.mark.parametrize("kind", LOSSES)
+def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.MonkeyPatch):
+    loss, options = LOSSES[kind]
+    x, _ = scores(n, height=4)
+    x[1] = normal(n, seed=2).float()
+    soft = normal(4, n, seed=3).float().softmax(-1)
+    weight = torch.arange(1.0, n + 1) / n
+    labels = torch.tensor([0, n - 1, -100, n // 2])
+    for target, more in ((labels, {}), (labels, {"label_smoothing": 0.2, "weight": weight}), (soft, {"weight": weight}), (soft, {})):
+        for reduction in ("mean", "none"):
+            rows = x.clone().requires_grad_()
+            value = loss(rows, target, reduction=reduction, **options, **more)
+            (gradient,) = torch.autograd.grad(value.sum(), rows)
+            with monkeypatch.context() as patch:
+                patch.setattr("softmaxima._map._devices.has_library", lambda device: False)
+                wide = x.double().requires_grad_()
+                soft_or_label = target.double() if target.is_floating_point() else target
+                doubles = {key: v.double() if isinstance(v, Tensor) else v for key, v in more.items()}
+                expected = loss(wide, soft_or_label, reduction=reduction, **options, **doubles)
+                (slope,) = torch.autograd.grad(expected.sum(), wide)
+            torch.testing.assert_close(value.double(), expected, atol=2e-6, rtol=2e-6)
+            torch.testing.assert_close(gradient.double(), slope, atol=3e-6, rtol=1e-5)
+
+
+def test_a_label_of_no_class_makes_the_loss_nan():
+    values, _ = kernels.loss(
+        "softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), theta=0.0, class_weight=None, smoothing=0.0, scale=torch.tensor(0.5),
+        fenchel=False, gradient=True,
+    )  # fmt: skip
+    assert values[0].isnan()
+    assert values[1] == 0
+
+
+@pytest.mark.usefixtures("shape_of_programs")
+def test_rows_are_scaled_in_place_and_a_second_time_anew():
+    slope = normal(3, 40).float()
+    for g in (torch.tensor(1.0), torch.tensor(2.0), torch.tensor([1.0, 0.5, 3.0])):
+        pull = _InPlace(lambda x: slope.clone())
+        for _ in range(2):
+            mine = slope.clone()
+            out = pull(g, slope, mine)
+            torch.testing.assert_close(out, slope * g.unsqueeze(-1))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_the_steps_to_a_threshold_are_enough(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Rows that Newton's method takes longest for, with a third of the steps that a kernel may take."""
+    monkeypatch.setattr(_threshold, "STEPS", _threshold.tl.constexpr(21))
+    dtype, k = getattr(torch, name), torch.arange(4096, dtype=torch.float64)
+    edge = torch.where(k == 0, 0.0, -1 + 1e-6)
+    rows = torch.stack([-(0.998**k), -k.sqrt() / 64, -k / 4096, -((k / 4096) ** 8), k * 0, -k.log1p() / 10, edge]).to(dtype)
+    one = torch.ones(len(rows), dtype=torch.float64)
+    tolerance = 1e-6 if name == "float32" else 1e-12
+    for map, options in ((sm.sparsemax, {}), (sm.entmax15, {}), *((sm.entmax, {"alpha": a}) for a in (1.0, 1.01, 1.25, 1.5, 1.9, 2.0))):
+        torch.testing.assert_close(map(rows, **options).double().sum(-1), one, atol=tolerance, rtol=0)
+
+
+def test_steps_halve_the_bracket_where_nothing_is_convex():
+    rows = torch.stack([-torch.arange(64.0) / 64, torch.zeros(64), -torch.arange(64.0).sqrt()]).double()
+    for alpha in (2.5, 5.0):
+        p = sm.entmax(rows, alpha=alpha)
+        torch.testing.assert_close(p.sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+@pytest.mark.usefixtures("shape_of_programs")
+def test_dtypes_strides_and_parameters_per_row(dtype: torch.dtype):
+    x = normal(4, 3, 66).to(dtype).transpose(0, 1)[:, ::2, :65]
+    for map in (sm.softmax, sm.sparsemax, sm.logsumexp):
+        torch.testing.assert_close(map(x), map(x.contiguous()), rtol=0, atol=0)
+    alpha = torch.tensor([1.0, 1.5, 2.0])[:, None, None]
+    p = sm.entmax(x, alpha=alpha)
+    for i in range(3):
+        expected = sm.find_map("entmax").forward(x[i].double(), alpha=float(alpha[i]))
+        torch.testing.assert_close(p[i].double(), expected, atol=max(TOLERANCE[dtype], 3e-6), rtol=2**-8 if dtype.itemsize == 2 else 1e-5)

@@ -1,0 +1,103 @@
+"""The GPU kernels compile for a GPU, which takes none: code that the interpreter runs may be no code for the compiler."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("Triton interprets here", allow_module_level=True)
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from softmaxima.triton import _rows, _threshold, kernels, logsumexp, loss
+
+tl = triton.language
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    **dict.fromkeys(("x", "out", "p", "g"), "*fp32"),
+    **dict.fromkeys(("taus", "thetas", "values", "accounts", "weights", "scales"), "*fp64"),
+    **dict.fromkeys(("partial", "gathered", "solved", "factors"), "*fp32"),
+    **{"mask": "*u8", "blocks": "*i64", "labels": "*i64", "soft": "*fp32", "counts": "*i32"},
+}
+
+
+def compiled(kernel: Any, warps: int, constants: dict[str, Any]) -> str:
+    """PTX. Arguments that are not constants are pointers by their names, or int64; constants of other kernels are left out."""
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i64") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=HOPPER, options={"num_warps": warps}).asm["ptx"]
+
+
+NOTHING: dict[str, Any] = {"taus": None, "thetas": None, "mask": None, "blocks": None}
+PLAIN = {**NOTHING, "TEMPERED": False, "COMPUTE": tl.float32}
+MASKED = {"TEMPERED": True, "COMPUTE": tl.float32}
+EVERY = {"EACH_P": True, "EACH_G": True, "EACH_OUT": True, "DERIVATIVE": False}
+DERIVATIVE = {**EVERY, "DERIVATIVE": True}
+
+
+@pytest.mark.parametrize("name", kernels.FORWARD)
+@pytest.mark.parametrize(("height", "width", "warps"), [(16, 128, 4), (1, 4096, 8), (1, 32768, 32)])
+def test_whole_rows_of_every_map(name: str, height: int, width: int, warps: int):
+    f = kernels.FORWARD[name]
+    options = {"BEGIN": f.begin, "FINISH": f.finish, "p": None, "g": None, "ROWS": height, "WIDTH": width, **EVERY}
+    assert "ld.global" in compiled(_rows.whole_rows, warps, {**PLAIN, **options})
+
+
+@pytest.mark.parametrize("name", kernels.FORWARD)
+def test_masks_and_numbers_a_row(name: str):
+    f = kernels.FORWARD[name]
+    options = {"BEGIN": f.begin, "FINISH": f.finish, "p": None, "g": None, "ROWS": 1, "WIDTH": 1024, **EVERY}
+    assert "ld.global.b8" in compiled(_rows.whole_rows, 4, {**MASKED, **options}).replace("u8", "b8")
+
+
+@pytest.mark.parametrize("name", kernels.BACKWARD)
+def test_backward(name: str):
+    f = kernels.BACKWARD[name]
+    own = {"WIDTH": 4096, **PLAIN}
+    compiled(_rows.whole_rows, 8, {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE})
+    compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
+    compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **DERIVATIVE})
+
+
+def test_logsumexp():
+    f, own = logsumexp.FORWARD, {"p": None, "g": None, "WIDTH": 4096, **PLAIN}
+    each = {**EVERY, "EACH_OUT": False}
+    compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
+    compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **each})
+    f = logsumexp.BACKWARD
+    options = {"BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE, "EACH_P": False, "EACH_G": False}
+    compiled(_rows.whole_rows, 8, {**PLAIN, "WIDTH": 4096, "thetas": None, **options})
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "entmax"])
+def test_thresholds_of_long_rows(name: str):
+    f: Any = kernels.FORWARD[name]
+    own = {**PLAIN, "WIDTH": 8192, "PARTS": 512}
+    compiled(_threshold.count_candidates, 8, own)
+    compiled(_threshold.gather_candidates, 8, own)
+    functions = {"BRACKET": f.bracket, "SUMS": f.sums, "STEP": f.step, "PROBABILITY": f.probability}
+    compiled(_threshold.solve_gathered, 8, {"thetas": None, "COMPUTE": tl.float32, "WIDTH": 4096, "PARTS": 512, **functions})
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
+@pytest.mark.parametrize("target", ["labels", "soft"])
+def test_losses(name: str, target: str):
+    f = loss.LOSSES[name]
+    absent = {"labels" if target == "soft" else "soft": None, "thetas": None, "scales": None}
+    kind = {"FENCHEL": name != "softmax_loss", "SHANNON": f.is_shannon, "COMPUTE": tl.float32, "WIDTH": 4096, **absent}
+    functions = {"FINISH": f.map.finish, "CONJUGATE": f.conjugate, "SINK": f.has_sink}
+    compiled(loss.whole_losses, 8, {**kind, **functions, "BEGIN": f.map.begin, "ROWS": 1, "weights": None})
+    merge = _threshold.first if isinstance(f.map, _threshold.Threshold) else f.map.merge
+    parts = {"MERGE": merge, "PARTS": 32}
+    compiled(loss.account_parts, 8, {**kind, **parts})
+    compiled(loss.finish_losses, 8, {**kind, **functions, **parts, "MERGED": 32})
+
+
+def test_scaling_in_place():
+    compiled(_rows.scale_parts, 4, {"WIDTH": 4096})
