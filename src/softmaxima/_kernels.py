@@ -141,7 +141,7 @@ def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
         return Layout(outer, n, 1, len(shape) - 1), x, n
     strides = x.stride()
     if strides[-1] == 1:
-        stride = _one_stride(shape[:-1], strides[:-1])
+        stride = one_stride(x)
         if stride is not None:
             return Layout(outer, n, 1, len(shape) - 1), x, stride
     inner, axis = 1, len(shape) - 1
@@ -153,10 +153,13 @@ def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
     return Layout(outer, n, 1, len(shape) - 1), x.contiguous(), n
 
 
-def _one_stride(shape: torch.Size, strides: tuple[int, ...]) -> int | None:
-    """The distance of consecutive rows, if they are evenly apart."""
+def one_stride(x: Tensor) -> int | None:
+    """The distance of consecutive rows of x [..., n], if they are evenly apart and contiguous."""
+    shape, strides = x.shape[:-1], x.stride()
+    if strides[-1] != 1 and x.shape[-1] > 1:
+        return None
     first = expected = None
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+    for size, stride in zip(reversed(shape), reversed(strides[:-1]), strict=True):
         if size == 1:
             continue
         if first is None:
@@ -176,7 +179,7 @@ def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
     return 1.0, value.detach().to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
 
 
-def _mask(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+def mask_blocks(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
     """(blocks [*, n, inner] of bytes, which block each outer index has, None for one after the other)."""
     if where is None:
         return None, None
@@ -187,7 +190,7 @@ def _mask(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | Non
     blocks = mask.expand(*own, *block_shape).contiguous().view(torch.uint8)
     if own == outer_shape:
         return blocks, None
-    numbers = torch.arange(math.prod(own)).view(own).expand(outer_shape).contiguous()
+    numbers = torch.arange(math.prod(own), device=where.device).view(own).expand(outer_shape).contiguous()
     return blocks, numbers * math.prod(block_shape)
 
 
@@ -225,7 +228,7 @@ def _rows(
     """(the fields of SoftmaximaRows, the tensors that they point into)."""
     tau_number, taus = _per_row(tau, x)
     theta_number, thetas = _per_row(theta, x)
-    mask, blocks = _mask(where, x, layout)
+    mask, blocks = mask_blocks(where, x, layout)
     fields = (
         *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, _threads(), address, stride),
         *(tau_number, 1.0 / tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(blocks)),
