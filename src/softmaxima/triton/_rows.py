@@ -77,13 +77,20 @@ def divide(a, b):
 
 
 @triton.jit
+def tempered(value, tau, taus, row, COMPUTE: tl.constexpr):
+    """value/τ, for a derivative by x of what is a function of x/τ."""
+    if taus is not None:
+        value = divide(value, tl.load(taus + row))
+    elif tau != 1.0:
+        value = divide(value, tl.full((1, 1), tau, COMPUTE))
+    return value
+
+
+@triton.jit
 def read_scores(x, stride, tau, taus, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
     """x/τ of rows [R, 1] and columns [1, B], −∞ where masked or outside."""
     z = tl.load(x + row * stride + column, mask=inside, other=-float("inf")).to(COMPUTE)
-    if taus is not None:
-        z = divide(z, tl.load(taus + row))
-    elif tau != 1.0:
-        z = divide(z, tl.full((1, 1), tau, COMPUTE))
+    z = tempered(z, tau, taus, row, COMPUTE)
     if mask is not None:
         start = row * n if blocks is None else tl.load(blocks + row)
         z = tl.where(tl.load(mask + start + column, mask=inside, other=1) != 0, z, -float("inf"))
@@ -124,6 +131,7 @@ def read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, inside, n,
 def whole_rows(
     x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    DERIVATIVE: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, WIDTH)[None, :]
@@ -133,6 +141,8 @@ def whole_rows(
     parameter = read_theta(theta, thetas, row, COMPUTE)
     a, b, c = BEGIN(z, probability, slope, parameter)
     value = FINISH(z, probability, slope, parameter, a, b, c)
+    if DERIVATIVE:
+        value = tempered(value, tau, taus, row, COMPUTE)
     tl.store(out + row * n + column, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -178,7 +188,7 @@ def merged_parts(partial, index, parts, MERGE: tl.constexpr, NOTHING: tl.constex
 def finish_rows(
     x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, length,
     MERGE: tl.constexpr, FINISH: tl.constexpr, NOTHING: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, DERIVATIVE: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
@@ -191,6 +201,8 @@ def finish_rows(
         inside = column < stop
         z, probability, slope = read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, inside, n, COMPUTE)
         value = FINISH(z, probability, slope, parameter, a, b, c)
+        if DERIVATIVE:
+            value = tempered(value, tau, taus, row, COMPUTE)
         tl.store(out + row * n + column, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -205,6 +217,7 @@ class RowFunctions:
     merge: Any
     finish: Any
     nothing: float = -float("inf")
+    is_derivative: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +273,8 @@ def launch(functions: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | No
     if width * rows.compute.itemsize <= 4 * ON_CHIP:
         height = max(1, min(TILE // width, triton.next_power_of_2(count)))
         whole_rows[(triton.cdiv(count, height),)](
-            *inputs, out, count, n, functions.begin, functions.finish, compute, height, width, num_warps=warps(height * width)
+            *inputs, out, count, n, functions.begin, functions.finish, compute, height, width,
+            functions.is_derivative, num_warps=warps(height * width),
         )
         return out
     for first, taken, parts, length, partial in shared(rows):
@@ -270,7 +284,7 @@ def launch(functions: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | No
         )
         finish_rows[(taken * parts,)](
             *inputs, out, partial, first, n, parts, length, functions.merge, functions.finish, functions.nothing, **common,
-            PARTS=triton.next_power_of_2(parts),
+            PARTS=triton.next_power_of_2(parts), DERIVATIVE=functions.is_derivative,
         )  # fmt: skip
     return out
 

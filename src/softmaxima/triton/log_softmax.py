@@ -1,0 +1,45 @@
+r"""log_softmax: log p = (z − M) − log(m + r), with log1p so that a log p near 0 keeps its digits.
+
+    ∂⟨g, log p⟩/∂z = g − p Σ g over the scores that are not −∞
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.triton._rows import RowFunctions, exp, row_sum
+from softmaxima.triton.softmax import add, begin, gap, merge
+
+
+@triton.jit
+def log_mass(count, rest):
+    """log(m + r) = log m + log1p(r/m) of one number a row, in double, 0 in a row without scores."""
+    m = tl.where(count == 0.0, 1.0, count).to(tl.float64)
+    share = rest.to(tl.float64) / m
+    whole = 1.0 + share
+    # What rounding 1 + share lost is in share/(whole − 1).
+    log1p = tl.where(whole == 1.0, share, tl.log(whole) * (share / (whole - 1.0)))
+    return tl.log(m) + log1p
+
+
+@triton.jit
+def finish(z, p, g, theta, a, b, c):
+    return gap(z, a) - log_mass(b, c).to(z.dtype)
+
+
+FORWARD = RowFunctions(begin, merge, finish)
+
+
+@triton.jit
+def begin_backward(z, p, g, theta):
+    total = row_sum(tl.where(p == -float("inf"), 0.0, g))
+    return total, tl.zeros_like(total), tl.zeros_like(total)
+
+
+@triton.jit
+def finish_backward(z, p, g, theta, a, b, c):
+    return tl.where(p == -float("inf"), 0.0, g - exp(p) * a)
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, nothing=0.0, is_derivative=True)
