@@ -1,17 +1,18 @@
 r"""Rows of scores on a GPU: where they lie, what a program reads of them, and how a long one is shared among programs.
 
-A map states three functions of a block of a row, whose accumulators (a, b, c) are one number a row each:
+A map states three functions of a block of rows [R, B], whose accumulators (a, b, c, d) are numbers [R, 1]:
 
-    begin(z, p, g, theta) → (a, b, c)                what the block adds
-    merge(a, b, c, a′, b′, c′) → (a, b, c)           associative, with begin of a block of −∞ as its identity
-    finish(z, p, g, theta, a, b, c) → out            each element, when the whole row is known
+    begin(x, p, g, column, theta, tau, …) → (a, b, c, d)         what the block adds up to
+    merge(a, b, c, d, theta, tau, …) → (a, b, c, d)              of all parts of a row [1, parts], along them
+    finish(x, p, g, column, theta, tau, …, a, b, c, d) → out     each element, when the whole row is known
 
-Of a row that fits on chip, one program reads every number once. A longer one is cut into parts, each with a program that merges
-its blocks; a second launch merges the parts and finishes. There p and g are 0 in a forward pass.
+Of a row that fits on chip one program reads every number once. A longer one is cut into parts, each with a program that begins
+it; a second launch merges the parts, in every program anew, and finishes its own. What is not given is 0.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,11 @@ from torch import Tensor
 from softmaxima._kernels import Layout, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # the longest row in registers, in elements of 4 bytes
-BLOCK = 1 << 12  # elements of a long row that a program holds at a time
+PART = 1 << 13  # elements of a long row that a program holds
 TILE = 1 << 11  # elements of short rows that a program holds
-PARTS = 1 << 10  # of one long row at most
-PROGRAMS = 1 << 10  # that are wanted at a time
 CACHED = 1 << 25  # bytes of rows that the second level of cache keeps until they are read again
 TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
+INFINITY = tl.constexpr(float("inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOG2_E_LOW = tl.constexpr(1.925963033500e-8)  # LOG2_E less its rounding to float32
 LOG_2 = tl.constexpr(0.6931471805599453)
@@ -54,7 +54,7 @@ def exp(x):
 
 @triton.jit
 def row_max(x):
-    """[rows, block] → [rows, 1]."""
+    """[R, B] → [R, 1]; NaN may be taken for nothing."""
     return tl.max(x, 1)[:, None]
 
 
@@ -73,137 +73,165 @@ def divide(a, b):
     return quotient
 
 
+@triton.jit
+def over(x, tau, TEMPERED: tl.constexpr):
+    """x/τ."""
+    if TEMPERED:
+        x = divide(x, tau)
+    return x
+
+
+@triton.jit
+def gap(x, maximum):
+    """x − M: exact before the temperature divides it; −∞ in a row without scores, NaN of +∞."""
+    return x - tl.where(maximum == -INFINITY, 0.0, maximum)
+
+
+@triton.jit
+def inverse(mass):
+    """1/mass, 1 for 0."""
+    return divide(tl.full(mass.shape, 1.0, mass.dtype), tl.where(mass == 0.0, 1.0, mass))
+
+
 # Kernels --------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def tempered(value, tau, taus, row, COMPUTE: tl.constexpr):
-    """value/τ, for a derivative by x of what is a function of x/τ."""
-    if taus is not None:
-        value = divide(value, tl.load(taus + row))
-    elif tau != 1.0:
-        value = divide(value, tl.full((1, 1), tau, COMPUTE))
-    return value
-
-
-@triton.jit
-def read_scores(x, stride, tau, taus, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
-    """x/τ of rows [R, 1] and columns [1, B], −∞ where masked or outside."""
-    z = tl.load(x + row * stride + column, mask=inside, other=-float("inf")).to(COMPUTE)
-    z = tempered(z, tau, taus, row, COMPUTE)
-    if mask is not None:
-        start = row * n if blocks is None else tl.load(blocks + row)
-        z = tl.where(tl.load(mask + start + column, mask=inside, other=1) != 0, z, -float("inf"))
-    return z
-
-
-@triton.jit
-def read_theta(theta, thetas, row, COMPUTE: tl.constexpr):
-    """The map's parameter, [R, 1]."""
-    if thetas is None:
-        parameter = tl.full((1, 1), theta, COMPUTE)
+def read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
+    """x of rows [R, 1] and columns [1, B], −∞ where masked or outside."""
+    if x is None:
+        scores = tl.zeros((1, 1), COMPUTE)
     else:
-        parameter = tl.load(thetas + row)
+        scores = tl.load(x + row * stride + column, mask=inside, other=-INFINITY).to(COMPUTE)
+        if mask is not None:
+            start = row * n if blocks is None else tl.load(blocks + row)
+            scores = tl.where(tl.load(mask + start + column, mask=inside, other=1) != 0, scores, -INFINITY)
+    return scores
+
+
+@triton.jit
+def double(bits):
+    """The double [1, 1] of these bits: what Triton takes as a float argument has 32."""
+    return tl.full((1, 1), bits, tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def read_number(number, numbers, row, COMPUTE: tl.constexpr):
+    """A parameter of the rows, [R, 1]."""
+    if numbers is None:
+        parameter = double(number).to(COMPUTE)
+    else:
+        parameter = tl.load(numbers + row).to(COMPUTE)
     return parameter
 
 
 @triton.jit
-def read_values(values, row, column, inside, n, COMPUTE: tl.constexpr):
-    """A block of p or g, 0 outside; 0 for none."""
+def read_values(values, row, column, inside, n, EACH: tl.constexpr, COMPUTE: tl.constexpr):
+    """A block of p or g, 0 outside: one number an element, or one a row."""
     if values is None:
         block = tl.zeros((1, 1), COMPUTE)
-    else:
+    elif EACH:
         block = tl.load(values + row * n + column, mask=inside, other=0.0).to(COMPUTE)
-    return block
-
-
-@triton.jit
-def read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, inside, n, COMPUTE: tl.constexpr):
-    """(z, p, g) of a block; 0 for what is not given."""
-    if x is None:
-        z = tl.zeros((1, 1), COMPUTE)
     else:
-        z = read_scores(x, stride, tau, taus, mask, blocks, row, column, inside, n, COMPUTE)
-    return z, read_values(p, row, column, inside, n, COMPUTE), read_values(g, row, column, inside, n, COMPUTE)
+        block = tl.load(values + row).to(COMPUTE)
+    return block
 
 
 @triton.jit
 def whole_rows(
     x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
-    BEGIN: tl.constexpr, FINISH: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    DERIVATIVE: tl.constexpr,
+    BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
+    DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    is_row = row < rows
     column = tl.arange(0, WIDTH)[None, :]
-    inside = (row < rows) & (column < n)
+    inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
-    z, probability, slope = read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, inside, n, COMPUTE)
-    parameter = read_theta(theta, thetas, row, COMPUTE)
-    a, b, c = BEGIN(z, probability, slope, parameter)
-    value = FINISH(z, probability, slope, parameter, a, b, c)
+    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
+    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
+    slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    parameter = read_number(theta, thetas, row, COMPUTE)
+    temperature = read_number(tau, taus, row, COMPUTE)
+    a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
+    value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
-        value = tempered(value, tau, taus, row, COMPUTE)
-    tl.store(out + row * n + column, value.to(out.dtype.element_ty), mask=inside)
+        value = over(value, temperature, TEMPERED)
+    value = value.to(out.dtype.element_ty)
+    if EACH_OUT:
+        tl.store(out + row * n + column, value, mask=inside)
+    else:
+        tl.store(out + row, value, mask=is_row)
 
 
 @triton.jit
-def parts_of_rows(
-    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, partial, first, n, parts, length,
-    BEGIN: tl.constexpr, MERGE: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
+def begin_parts(
+    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, partial, first, n, parts,
+    BEGIN: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """partial [*, parts, 3]: what each part of the rows from `first` on adds up to."""
+    """partial [4, *, parts]: what each part of the rows from `first` on adds up to."""
     index = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0).to(tl.int64)
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    start = (index % parts) * length
-    stop = tl.minimum(start + length, n)
-    parameter = read_theta(theta, thetas, row, COMPUTE)
-    column = start + tl.arange(0, WIDTH)[None, :]
-    z, probability, slope = read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, column < stop, n, COMPUTE)
-    a, b, c = BEGIN(z, probability, slope, parameter)
-    for at in range(start + WIDTH, stop, WIDTH):
-        column = at + tl.arange(0, WIDTH)[None, :]
-        z, probability, slope = read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, column < stop, n, COMPUTE)
-        more_a, more_b, more_c = BEGIN(z, probability, slope, parameter)
-        a, b, c = MERGE(a, b, c, more_a, more_b, more_c)
-    place = partial + 3 * index + tl.zeros((1, 1), tl.int64)
+    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = column < n
+    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
+    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
+    slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    parameter = read_number(theta, thetas, row, COMPUTE)
+    temperature = read_number(tau, taus, row, COMPUTE)
+    a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
+    place = partial + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, a)
-    tl.store(place + 1, b)
-    tl.store(place + 2, c)
+    tl.store(place + count, b)
+    tl.store(place + 2 * count, c)
+    tl.store(place + 3 * count, d)
 
 
 @triton.jit
-def merged_parts(partial, index, parts, MERGE: tl.constexpr, NOTHING: tl.constexpr, PARTS: tl.constexpr):
-    """(a, b, c) of a row [1, 1], from all its parts."""
+def read_parts(partial, index, parts, count, PARTS: tl.constexpr):
+    """(a, b, c, d) of the parts of a row, [1, PARTS] each; those that are not there repeat the first, and `is_part` is False."""
     part = tl.arange(0, PARTS)[None, :]
-    place = partial + 3 * (index * parts + part)
-    inside = part < parts
-    a = tl.load(place, mask=inside, other=NOTHING)
-    b = tl.load(place + 1, mask=inside, other=0.0)
-    c = tl.load(place + 2, mask=inside, other=0.0)
-    a, b, c = tl.reduce((a, b, c), 1, MERGE)
-    return a[:, None], b[:, None], c[:, None]
+    is_part = part < parts
+    place = partial + index * parts + tl.where(is_part, part, 0)
+    return is_part, tl.load(place), tl.load(place + count), tl.load(place + 2 * count), tl.load(place + 3 * count)
 
 
 @triton.jit
-def finish_rows(
-    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, length,
-    MERGE: tl.constexpr, FINISH: tl.constexpr, NOTHING: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, DERIVATIVE: tl.constexpr,
+def finish_parts(
+    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, merged,
+    MERGE: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
+    DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
+    """`parts` programs a row, each of which merges the row's `merged` accumulators."""
     index = tl.program_id(0).to(tl.int64)
+    height = tl.num_programs(0).to(tl.int64) // parts
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    start = (index % parts) * length
-    stop = tl.minimum(start + length, n)
-    parameter = read_theta(theta, thetas, row, COMPUTE)
-    a, b, c = merged_parts(partial, index // parts, parts, MERGE, NOTHING, PARTS)
-    for at in range(start, stop, WIDTH):
-        column = at + tl.arange(0, WIDTH)[None, :]
-        inside = column < stop
-        z, probability, slope = read_block(x, stride, tau, taus, mask, blocks, p, g, row, column, inside, n, COMPUTE)
-        value = FINISH(z, probability, slope, parameter, a, b, c)
-        if DERIVATIVE:
-            value = tempered(value, tau, taus, row, COMPUTE)
-        tl.store(out + row * n + column, value.to(out.dtype.element_ty), mask=inside)
+    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = column < n
+    parameter = read_number(theta, thetas, row, COMPUTE)
+    temperature = read_number(tau, taus, row, COMPUTE)
+    is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
+    a, b, c, d = MERGE(is_part, a, b, c, d, parameter, temperature, TEMPERED)
+    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
+    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
+    slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
+    if DERIVATIVE:
+        value = over(value, temperature, TEMPERED)
+    value = value.to(out.dtype.element_ty)
+    if EACH_OUT:
+        tl.store(out + row * n + column, value, mask=inside)
+    else:
+        tl.store(out + row, value)
+
+
+@triton.jit
+def add(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
+    """The merge of plain sums."""
+    a, b = row_sum(tl.where(is_part, a, 0.0)), row_sum(tl.where(is_part, b, 0.0))
+    return a, b, row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
@@ -211,12 +239,14 @@ def finish_rows(
 
 @dataclass(frozen=True)
 class RowFunctions:
-    """What a map does with its rows; `nothing` is the first accumulator of a block without scores, the others' is 0."""
+    """What a map does with its rows, and whether it reads and writes one number an element or one a row."""
 
     begin: Any
     merge: Any
     finish: Any
-    nothing: float = -float("inf")
+    each_p: bool = True
+    each_g: bool = True
+    each_out: bool = True
     is_derivative: bool = False
 
 
@@ -227,9 +257,9 @@ class Rows:
     like: Tensor
     x: Tensor | None
     stride: int
-    tau: float
+    tau: int  # the bits of a double, as θ
     taus: Tensor | None
-    theta: float
+    theta: int
     thetas: Tensor | None
     mask: Tensor | None
     blocks: Tensor | None
@@ -247,6 +277,36 @@ class Rows:
     def arguments(self) -> tuple[Any, ...]:
         return self.x, self.stride, self.tau, self.taus, self.theta, self.thetas, self.mask, self.blocks
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What every kernel is compiled for."""
+        return {"TEMPERED": self.taus is not None or self.tau != bits(1.0), "COMPUTE": TRITON_DTYPE[self.compute]}
+
+    @property
+    def width(self) -> int:
+        """Of a row on chip."""
+        return triton.next_power_of_2(self.n)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a row stays on chip."""
+        return self.width * self.compute.itemsize <= 4 * ON_CHIP
+
+    def tiles(self) -> tuple[int, int]:
+        """(programs, rows of each) where rows fit."""
+        height = max(1, min(TILE // self.width, triton.next_power_of_2(self.count)))
+        return triton.cdiv(self.count, height), height
+
+    def shared(self) -> Iterator[tuple[int, int, int, Tensor]]:
+        """(first row, how many, parts of each, their accumulators [4, rows, parts]) for long rows that are read twice, as many at
+        a time as stay in the second level of cache.
+        """
+        height = max(1, min(self.count, CACHED // (self.n * self.like.itemsize)))
+        parts = triton.cdiv(self.n, PART)
+        for first in range(0, self.count, height):
+            taken = min(height, self.count - first)
+            yield first, taken, parts, self.like.new_empty((4, taken, parts), dtype=self.compute)
+
 
 def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Rows:
     """The rows of x, of the shape and dtype of `like`. Outer axes may lie at any one distance; the last is made contiguous."""
@@ -256,51 +316,41 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
         found = one_stride(x)
         x, stride = (x.contiguous(), stride) if found is None else (x, found)
 
-    def per_row(value: float | Tensor) -> tuple[float, Tensor | None]:
-        if not isinstance(value, Tensor):
-            return value, None
-        return 1.0, value.detach().to(device=like.device, dtype=compute).expand(*like.shape[:-1], 1).contiguous()
+    def per_row(value: float | Tensor) -> tuple[int, Tensor | None]:
+        if isinstance(value, Tensor):
+            return 0, value.detach().to(device=like.device, dtype=compute).expand(*like.shape[:-1], 1).contiguous()
+        return bits(value), None
 
-    mask, blocks = mask_blocks(where, like, Layout(like.numel() // stride, like.shape[-1], 1, like.ndim - 1))
+    mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
     return Rows(like, x, stride, *per_row(tau), *per_row(theta), mask, blocks, compute)
 
 
+def bits(value: float) -> int:
+    """The bits of a double, for `double`."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
 def launch(functions: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
-    """Fills the contiguous `out` [..., n]."""
-    n, count, compute = rows.n, rows.count, TRITON_DTYPE[rows.compute]
-    inputs = (*rows.arguments, p, g)
-    width = triton.next_power_of_2(n)
-    if width * rows.compute.itemsize <= 4 * ON_CHIP:
-        height = max(1, min(TILE // width, triton.next_power_of_2(count)))
-        whole_rows[(triton.cdiv(count, height),)](
-            *inputs, out, count, n, functions.begin, functions.finish, compute, height, width,
-            functions.is_derivative, num_warps=warps(height * width),
-        )
+    """Fills the contiguous `out`, [..., n] or [...]."""
+    f, inputs = functions, (*rows.arguments, p, g)
+    reads = {"EACH_P": f.each_p, "EACH_G": f.each_g, **rows.numbers}
+    writes = {"FINISH": f.finish, "EACH_OUT": f.each_out, "DERIVATIVE": f.is_derivative}
+    if rows.fits:
+        programs, height = rows.tiles()
+        whole_rows[(programs,)](
+            *inputs, out, rows.count, rows.n, BEGIN=f.begin, ROWS=height, WIDTH=rows.width, **reads, **writes,
+            num_warps=warps(height * rows.width),
+        )  # fmt: skip
         return out
-    for first, taken, parts, length, partial in shared(rows):
-        common = {"COMPUTE": compute, "WIDTH": BLOCK, "num_warps": warps(BLOCK)}
-        parts_of_rows[(taken * parts,)](
-            *inputs, partial, first, n, parts, length, functions.begin, functions.merge, **common
-        )
-        finish_rows[(taken * parts,)](
-            *inputs, out, partial, first, n, parts, length, functions.merge, functions.finish, functions.nothing, **common,
-            PARTS=triton.next_power_of_2(parts), DERIVATIVE=functions.is_derivative,
+    block = {"WIDTH": PART, "num_warps": warps(PART)}
+    for first, taken, parts, partial in rows.shared():
+        begin_parts[(taken * parts,)](*inputs, partial, first, rows.n, parts, BEGIN=f.begin, **reads, **block)
+        finishing = parts if f.each_out else 1
+        finish_parts[(taken * finishing,)](
+            *inputs, out, partial, first, rows.n, finishing, parts, MERGE=f.merge, PARTS=triton.next_power_of_2(parts),
+            **reads, **writes, **block,
         )  # fmt: skip
     return out
-
-
-def shared(rows: Rows) -> Iterator[tuple[int, int, int, int, Tensor]]:
-    """(first row, how many, parts of each, length of a part, their accumulators) for rows that are read twice, as many at a time
-    as stay in the second level of cache.
-    """
-    n, count = rows.n, rows.count
-    height = max(1, min(count, CACHED // (n * 4)))
-    parts = max(1, min(PARTS, triton.cdiv(n, BLOCK), triton.cdiv(PROGRAMS, height)))
-    length = BLOCK * triton.cdiv(triton.cdiv(n, parts), BLOCK)
-    parts = triton.cdiv(n, length)
-    partial = torch.empty(height * parts * 3, dtype=rows.compute, device=rows.like.device)
-    for first in range(0, count, height):
-        yield first, min(height, count - first), parts, length, partial
 
 
 def warps(elements: int) -> int:

@@ -1,21 +1,28 @@
-r"""elastic_softmax: p = e^{z − S} / (Σ e^{z − S} + e^{β − S}), S = max(M, β). Its gradient is that of softmax."""
+r"""elastic_softmax: p = e^{(x − M)/τ} / (m + r + e^{β − M/τ}). Its gradient is that of softmax."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import RowFunctions, exp
+from softmaxima.triton._rows import INFINITY, RowFunctions, exp, gap, inverse, over
 from softmaxima.triton.softmax import begin, merge
 
 
 @triton.jit
-def finish(z, p, g, theta, a, b, c):
-    beta = theta.to(z.dtype)
-    shift = tl.maximum(a, beta, propagate_nan=tl.PropagateNan.ALL)
-    shift = tl.where(shift == -float("inf"), 0.0, shift)
-    mass = (b + c) * exp(tl.where(a == -float("inf"), a, a - shift)) + exp(beta - shift)
-    return exp(z - shift) / tl.where(mass == 0.0, 1.0, mass)
+def sink(maximum, theta, tau, TEMPERED: tl.constexpr):
+    """e^{β − M/τ}, +∞ in a row without scores; of one number a row, in double."""
+    top = tl.where(maximum == -INFINITY, 0.0, maximum).to(tl.float64)
+    if TEMPERED:
+        top = top / tau.to(tl.float64)
+    return tl.where(maximum == -INFINITY, INFINITY, tl.exp(theta.to(tl.float64) - top))
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    mass = (b + c).to(tl.float64) + sink(a, theta, tau, TEMPERED)
+    mass = tl.where(a == INFINITY, float("nan"), mass.to(x.dtype))
+    return exp(over(gap(x, a), tau, TEMPERED)) * inverse(mass)
 
 
 FORWARD = RowFunctions(begin, merge, finish)

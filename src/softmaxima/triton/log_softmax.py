@@ -1,6 +1,6 @@
-r"""log_softmax: log p = (z − M) − log(m + r), with log1p so that a log p near 0 keeps its digits.
+r"""log_softmax: log p = (x − M)/τ − log(m + r), with log1p so that a log p near 0 keeps its digits.
 
-    ∂⟨g, log p⟩/∂z = g − p Σ g over the scores that are not −∞
+    τ ∂⟨g, log p⟩/∂x = g − p Σ g over the scores that are not −∞
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import RowFunctions, exp, row_sum
-from softmaxima.triton.softmax import add, begin, gap, merge
+from softmaxima.triton._rows import INFINITY, RowFunctions, add, exp, gap, over, row_sum
+from softmaxima.triton.softmax import begin, merge
 
 
 @triton.jit
@@ -24,22 +24,22 @@ def log_mass(count, rest):
 
 
 @triton.jit
-def finish(z, p, g, theta, a, b, c):
-    return gap(z, a) - log_mass(b, c).to(z.dtype)
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return over(gap(x, a), tau, TEMPERED) - log_mass(b, c).to(x.dtype)
 
 
 FORWARD = RowFunctions(begin, merge, finish)
 
 
 @triton.jit
-def begin_backward(z, p, g, theta):
-    total = row_sum(tl.where(p == -float("inf"), 0.0, g))
-    return total, tl.zeros_like(total), tl.zeros_like(total)
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    total = row_sum(tl.where(p == -INFINITY, 0.0, g))
+    return total, tl.zeros_like(total), tl.zeros_like(total), tl.zeros_like(total)
 
 
 @triton.jit
-def finish_backward(z, p, g, theta, a, b, c):
-    return tl.where(p == -float("inf"), 0.0, g - exp(p) * a)
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return tl.where(p == -INFINITY, 0.0, g - exp(p) * a)
 
 
-BACKWARD = RowFunctions(begin_backward, add, finish_backward, nothing=0.0, is_derivative=True)
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

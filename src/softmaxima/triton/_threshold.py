@@ -1,0 +1,287 @@
+r"""Maps with a threshold: the level at which the probabilities of a row add up to 1, by steps inside a bracket.
+
+Scores are z = (x − M)/τ ≤ 0. A map of this kind states, for a level [R, 1] in double that begins at or below its root,
+
+    sums(z, beta, level) → (mass, slope)             Σ p and Σ w of a block, where a step needs w
+    step(level, mass, slope, beta) → level           the next level by Newton, from the left
+    probability(z, beta, level) → p
+
+Only scores above −1/β can have a probability. Those of a long row are gathered in a scratch row, and its level found there.
+
+A step of Newton on a convex function f from the left has f′/f + s′/s ≤ 1, s the slope: the product of both falls to a quarter,
+which bounds the number of steps by the logarithm of n/ε. Where f is not convex (β > 1) every third step halves the bracket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softmaxima.triton._rows import (
+    INFINITY,
+    PART,
+    Rows,
+    begin_parts,
+    exp,
+    finish_parts,
+    gap,
+    over,
+    read_number,
+    read_parts,
+    read_scores,
+    row_max,
+    row_sum,
+    warps,
+    whole_rows,
+)
+
+STEPS = tl.constexpr(64)  # no row takes as many
+GATHERED = 1 << 12  # candidates that a program reads at a time
+TOLERANCE = tl.constexpr(2.0**-22)  # of a mass, where its terms are float32
+WIDE_TOLERANCE = tl.constexpr(2.0**-50)
+
+
+@triton.jit
+def is_settled(mass, z):
+    tolerance = WIDE_TOLERANCE if z.dtype == tl.float64 else TOLERANCE
+    return (tl.abs(mass - 1.0) <= tolerance) | (mass != mass) | (mass == 0.0)
+
+
+@triton.jit
+def minus(z, level):
+    """z − level for a level in double: near the level without a rounding, for what rounds it counts once for every score."""
+    high = level.to(z.dtype)
+    return (z - high) - (level - high.to(tl.float64)).to(z.dtype)
+
+
+@triton.jit
+def bracketed(level, low, high, mass, slope, beta, step, STEP: tl.constexpr):
+    """(next level, bracket): Newton's step if it stays inside, and half of the bracket otherwise."""
+    low = tl.where(mass >= 1.0, level, low)
+    high = tl.where(mass <= 1.0, level, high)
+    newton = STEP(level, mass, slope, beta)
+    inside = (newton > low) & (newton < high) & ((beta <= 1.0) | (step % 3 != 2))
+    return tl.where(inside, newton, (low + high) * 0.5), low, high
+
+
+@triton.jit
+def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
+    """(level, mass) of rows z [R, B], which stay on chip."""
+    low, high, level = lowest, highest, lowest
+    mass, slope = SUMS(z, beta, level)
+    moving = tl.max(tl.where(is_settled(mass, z), 0, 1))
+    step = 0
+    while (moving > 0) & (step < STEPS):
+        level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
+        mass, slope = SUMS(z, beta, level)
+        moving = tl.max(tl.where(is_settled(mass, z) | (high - low <= 0.0), 0, 1))
+        step += 1
+    return level, mass
+
+
+@triton.jit
+def settle(z, beta, level, mass, PROBABILITY: tl.constexpr):
+    """(level, Σ p z) as accumulators: the level in two terms, NaN in a row with NaN."""
+    high = tl.where(mass != mass, mass, level).to(z.dtype)
+    products = PROBABILITY(z, beta, level).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
+    return high, (level - high.to(tl.float64)).to(z.dtype), row_sum(products).to(z.dtype)
+
+
+@triton.jit
+def begin_rows(
+    x, beta, tau, TEMPERED: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr
+):
+    """(M, level, its second term, Σ p z) of rows on chip."""
+    maximum = row_max(x)
+    z = over(gap(x, maximum), tau, TEMPERED)
+    low, high = BRACKET(row_sum((x > -INFINITY).to(x.dtype)))
+    level, mass = solve(z, beta.to(tl.float64), low, high, SUMS, STEP)
+    b, c, d = settle(z, beta.to(tl.float64), level, mass, PROBABILITY)
+    return maximum, b, c, d
+
+
+@triton.jit
+def finish_rows(x, beta, tau, TEMPERED: tl.constexpr, a, b, c, PROBABILITY: tl.constexpr):
+    level = b.to(tl.float64) + c.to(tl.float64)
+    return PROBABILITY(over(gap(x, a), tau, TEMPERED), beta.to(tl.float64), level)
+
+
+@triton.jit
+def first(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
+    """The merge of a row that has one part."""
+    return row_max(a), row_sum(tl.where(is_part, b, 0.0)), row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
+
+
+# Long rows ------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def begin_maximum(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    """(max x, whether there is a NaN or +∞)."""
+    maximum = row_max(x)
+    spoilt = row_sum(((x != x) | (x == INFINITY)).to(x.dtype))
+    return maximum, spoilt, tl.zeros_like(maximum), tl.zeros_like(maximum)
+
+
+@triton.jit
+def candidates_of(
+    x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index,
+    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """(z, which of them can have a probability, max x, how many are spoilt) of a part."""
+    count = tl.num_programs(0).to(tl.int64)
+    row = tl.zeros((1, 1), tl.int64) + first + index // parts
+    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
+    maximum = row_max(a)
+    spoilt = row_sum(tl.where(is_part, b, 0.0))
+    beta = read_number(theta, thetas, row, COMPUTE)
+    tau = read_number(tau, taus, row, COMPUTE)
+    scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
+    z = over(gap(scores, maximum), tau, TEMPERED)
+    return z, (beta * z > -1.0) & (z > -INFINITY), maximum, spoilt
+
+
+@triton.jit
+def count_candidates(
+    x, stride, tau, taus, theta, thetas, mask, blocks, partial, counts, first, n, parts,
+    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64)
+    z, is_candidate, maximum, spoilt = candidates_of(
+        x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+    )
+    tl.store(counts + index, tl.sum(is_candidate.to(tl.int32)))
+
+
+@triton.jit
+def gather_candidates(
+    x, stride, tau, taus, theta, thetas, mask, blocks, partial, counts, gathered, first, n, parts,
+    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """gathered [*, n]: the candidates of each row, in their order."""
+    index = tl.program_id(0).to(tl.int64)
+    z, is_candidate, maximum, spoilt = candidates_of(
+        x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+    )
+    part = tl.arange(0, PARTS)
+    before = tl.sum(tl.load(counts + index // parts * parts + part, mask=part < index % parts, other=0))
+    place = before + tl.cumsum(is_candidate.to(tl.int32), 1) - 1
+    tl.store(gathered + index // parts * n + place, z, mask=is_candidate)
+
+
+@triton.jit
+def gathered_sums(
+    gathered, total, beta, level, SUMS: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    mass = tl.zeros((1, 1), tl.float64)
+    slope = tl.zeros((1, 1), tl.float64)
+    for at in range(0, total, WIDTH):
+        place = at + tl.arange(0, WIDTH)[None, :]
+        z = tl.load(gathered + place, mask=place < total, other=-INFINITY)
+        more, steeper = SUMS(z, beta, level)
+        mass += more
+        slope += steeper
+    return mass, slope
+
+
+@triton.jit
+def solve_gathered(
+    theta, thetas, partial, counts, gathered, solved, first, n, parts,
+    BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """solved [4, *, 1]: what `begin_rows` says, of one gathered row a program."""
+    index = tl.program_id(0).to(tl.int64)
+    height = tl.num_programs(0).to(tl.int64)
+    is_part, a, b, c, d = read_parts(partial, index, parts, height * parts, PARTS)
+    maximum = row_max(a)
+    spoilt = row_sum(tl.where(is_part, b, 0.0)).to(tl.float64)
+    part = tl.arange(0, PARTS)
+    total = tl.sum(tl.load(counts + index * parts + part, mask=part < parts, other=0))
+    gathered += index * n
+    beta = read_number(theta, thetas, tl.zeros((1, 1), tl.int64) + first + index, COMPUTE).to(tl.float64)
+    low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
+    level = low
+    mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
+    moving = tl.max(tl.where(is_settled(mass, maximum) | (spoilt > 0.0), 0, 1))
+    step = 0
+    while (moving > 0) & (step < STEPS):
+        level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
+        mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
+        moving = tl.max(tl.where(is_settled(mass, maximum) | (high - low <= 0.0), 0, 1))
+        step += 1
+    products = tl.zeros((1, 1), COMPUTE)
+    for at in range(0, total, WIDTH):
+        place = at + tl.arange(0, WIDTH)[None, :]
+        z = tl.load(gathered + place, mask=place < total, other=-INFINITY)
+        b, c, d = settle(z, beta, level, mass, PROBABILITY)
+        products += d
+    mass = tl.where(spoilt > 0.0, float("nan"), mass)
+    high_level = tl.where(mass != mass, mass, level).to(COMPUTE)
+    place = solved + index + tl.zeros((1, 1), tl.int64)
+    tl.store(place, maximum)
+    tl.store(place + height, high_level)
+    tl.store(place + 2 * height, (level - high_level.to(tl.float64)).to(COMPUTE))
+    tl.store(place + 3 * height, products)
+
+
+# Launches -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The functions of a map with a threshold; `begin` and `finish` are those of `RowFunctions`."""
+
+    begin: Any
+    finish: Any
+    bracket: Any
+    sums: Any
+    step: Any
+    probability: Any
+
+
+def solved_rows(functions: Threshold, rows: Rows) -> Any:
+    """(first row, how many, parts of each, [4, rows, 1] with what `begin` says of each) for long rows."""
+    f, block = functions, {"WIDTH": PART, "num_warps": warps(PART)}
+    for first_row, taken, parts, partial in rows.shared():
+        begin_parts[(taken * parts,)](
+            *rows.arguments, None, None, partial, first_row, rows.n, parts, BEGIN=begin_maximum, EACH_P=False, EACH_G=False,
+            **rows.numbers, **block,
+        )  # fmt: skip
+        counts = partial.new_empty(taken * parts, dtype=torch.int32)
+        gathered = partial.new_empty((taken, rows.n))
+        solved = partial.new_empty((4, taken, 1))
+        merging = {"PARTS": triton.next_power_of_2(parts)}
+        inputs = (*rows.arguments, partial, counts)
+        count_candidates[(taken * parts,)](*inputs, first_row, rows.n, parts, **rows.numbers, **block, **merging)
+        gather_candidates[(taken * parts,)](*inputs, gathered, first_row, rows.n, parts, **rows.numbers, **block, **merging)
+        solve_gathered[(taken,)](
+            rows.theta, rows.thetas, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=f.bracket, SUMS=f.sums,
+            STEP=f.step, PROBABILITY=f.probability, COMPUTE=rows.numbers["COMPUTE"], WIDTH=GATHERED, num_warps=warps(GATHERED),
+            **merging,
+        )  # fmt: skip
+        yield first_row, taken, parts, solved
+
+
+def launch(functions: Threshold, rows: Rows, out: Tensor) -> Tensor:
+    """Fills the contiguous `out` [..., n] with probabilities."""
+    options = {"FINISH": functions.finish, "EACH_P": False, "EACH_G": False, "EACH_OUT": True, "DERIVATIVE": False, **rows.numbers}
+    if rows.fits:
+        programs, height = rows.tiles()
+        whole_rows[(programs,)](
+            *rows.arguments, None, None, out, rows.count, rows.n, BEGIN=functions.begin, ROWS=height, WIDTH=rows.width,
+            num_warps=warps(height * rows.width), **options,
+        )  # fmt: skip
+        return out
+    for first_row, taken, parts, solved in solved_rows(functions, rows):
+        finish_parts[(taken * parts,)](
+            *rows.arguments, None, None, out, solved, first_row, rows.n, parts, 1, MERGE=first, WIDTH=PART, PARTS=1,
+            num_warps=warps(PART), **options,
+        )  # fmt: skip
+    return out

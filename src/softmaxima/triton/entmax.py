@@ -1,0 +1,118 @@
+r"""entmax-α, θ = β = α − 1 ≥ 0, in the variable Λ = −log p_max ∈ [0, log n], in which β = 0 is softmax:
+
+    p = e^{−Λ} ρ^{1/β},  ρ = relu(1 + βz e^{βΛ});    w = p/ρ
+
+Newton's step is on (Σp)^β for β ≤ 1, where that is convex in e^{−βΛ}, and on log Σp for β > 1.
+
+    τ ∂⟨g, p⟩/∂x = s ⊙ (g − Σ s g / Σ s),  s = p^{1 − β}
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.triton._rows import RowFunctions, add, divide, exp, row_sum
+from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, minus
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) of numbers a row, in double, without cancellation."""
+    whole = 1.0 + x
+    return tl.where(whole == 1.0, x, tl.log(whole) * (x / tl.where(whole == 1.0, 1.0, whole - 1.0)))
+
+
+@triton.jit
+def expm1(x):
+    """e^x − 1 of numbers a row, in double (Kahan)."""
+    power = tl.exp(x)
+    plain = power - 1.0
+    logarithm = tl.log(tl.where(power == 0.0, 1.0, power))
+    near = plain * (x / tl.where(logarithm == 0.0, 1.0, logarithm))
+    return tl.where(power == 1.0, x, tl.where(plain == -1.0, -1.0, near))
+
+
+@triton.jit
+def bracket(count):
+    high = tl.log(tl.where(count == 0.0, 1.0, count).to(tl.float64))
+    return tl.zeros_like(high), high
+
+
+@triton.jit
+def terms(z, beta, level):
+    """(p, w)."""
+    scale = (beta * tl.exp(beta * level)).to(z.dtype)
+    ratio = tl.where(z == 0.0, 0.0, scale * z)  # ρ − 1
+    outside = ratio <= -1.0
+    ratio = tl.where(outside, 0.0, ratio)
+    rho = 1.0 + ratio
+    # What rounding ρ lost, as its logarithm takes it.
+    logarithm = tl.log(rho) + divide(ratio - (rho - 1.0), rho)
+    is_softmax = beta == 0.0
+    of_beta = tl.where(is_softmax, 1.0, beta).to(z.dtype)
+    exponent = tl.where(is_softmax, z, divide(logarithm, of_beta))
+    p = tl.where(outside, 0.0, exp(minus(exponent, level)))
+    return p, tl.where(outside, 0.0, divide(p, rho))
+
+
+@triton.jit
+def probability(z, beta, level):
+    p, w = terms(z, beta, level)
+    return p
+
+
+@triton.jit
+def sums(z, beta, level):
+    p, w = terms(z, beta, level)
+    return row_sum(p).to(tl.float64), row_sum(w).to(tl.float64)
+
+
+@triton.jit
+def step(level, mass, slope, beta):
+    log_mass = tl.log(tl.where(mass > 0.0, mass, 1.0))
+    ascent = mass * log_mass / tl.where(slope == 0.0, 1.0, slope)
+    t = -beta * log_mass
+    convex = ascent * tl.where(t == 0.0, 1.0, expm1(t) / tl.where(t == 0.0, 1.0, t))
+    reach = tl.where(beta == 0.0, 1.0, beta)
+    convex = tl.where(beta == 0.0, convex, -log1p(tl.maximum(-beta * convex, -0.999999)) / reach)
+    return level + tl.where(beta <= 1.0, convex, ascent)
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability)
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+
+
+@triton.jit
+def depth(level, beta):
+    return tl.where(beta == 0.0, level, -expm1(-beta * level) / tl.where(beta == 0.0, 1.0, beta))
+
+
+FORWARD = Threshold(begin, finish, bracket, sums, step, probability)
+
+
+@triton.jit
+def sensitivity(p, theta):
+    return tl.where(p == 0.0, 0.0, exp((1.0 - theta) * tl.log(tl.where(p == 0.0, 1.0, p))))
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    s = sensitivity(p, theta)
+    total = row_sum(tl.where(s == 0.0, 0.0, s * g))
+    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    s = sensitivity(p, theta)
+    return tl.where(s == 0.0, 0.0, s * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

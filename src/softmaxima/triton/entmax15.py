@@ -1,0 +1,65 @@
+r"""entmax-1.5: p = relu(z/2 − λ)², with λ ∈ [−1, 0] below half the maximum. Newton's step is on √Σp, which is convex.
+
+    τ ∂⟨g, p⟩/∂x = √p ⊙ (g − Σ √p g / Σ √p)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.triton._rows import RowFunctions, add, divide, row_sum
+from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows
+from softmaxima.triton.sparsemax import bracket
+from softmaxima.triton.sparsemax import probability as root_probability
+
+
+@triton.jit
+def probability(z, beta, level):
+    root = root_probability(z * 0.5, beta, level)
+    return root * root
+
+
+@triton.jit
+def sums(z, beta, level):
+    root = root_probability(z * 0.5, beta, level)
+    return row_sum(root * root).to(tl.float64), row_sum(root).to(tl.float64)
+
+
+@triton.jit
+def step(level, mass, slope, beta):
+    root = tl.sqrt(mass)
+    return level + root * (root - 1.0) / tl.where(slope == 0.0, 1.0, slope)
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability)
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+
+
+@triton.jit
+def depth(level, beta):
+    return 2.0 * (1.0 + level)
+
+
+FORWARD = Threshold(begin, finish, bracket, sums, step, probability)
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    s = tl.sqrt(p)
+    total = row_sum(tl.where(p == 0.0, 0.0, s * g))
+    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return tl.where(p == 0.0, 0.0, tl.sqrt(p) * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

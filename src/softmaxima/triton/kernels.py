@@ -1,0 +1,134 @@
+"""The functions of `_kernels.py`, with the same arguments and results, for tensors on a GPU.
+
+Nothing here waits for the device, so that a CUDA graph can record it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from softmaxima.triton import (
+    _rows,
+    _threshold,
+    elastic_softmax,
+    entmax,
+    entmax15,
+    log_softmax,
+    rectified_softmax,
+    softmax,
+    sparsemax,
+    taylor_softmax,
+)
+from softmaxima.triton import logsumexp as logsumexp_rows
+from softmaxima.triton import loss as losses
+from softmaxima.triton._rows import RowFunctions
+from softmaxima.triton._threshold import Threshold
+
+FORWARD: dict[str, RowFunctions | Threshold] = {
+    "softmax": softmax.FORWARD,
+    "log_softmax": log_softmax.FORWARD,
+    "elastic_softmax": elastic_softmax.FORWARD,
+    "rectified_softmax": rectified_softmax.FORWARD,
+    "taylor_softmax": taylor_softmax.FORWARD,
+    "sparsemax": sparsemax.FORWARD,
+    "entmax15": entmax15.FORWARD,
+    "entmax": entmax.FORWARD,
+}
+
+BACKWARD: dict[str, RowFunctions] = {
+    "softmax_backward": softmax.BACKWARD,
+    "log_softmax_backward": log_softmax.BACKWARD,
+    "rectified_backward": rectified_softmax.BACKWARD,
+    "taylor_backward": taylor_softmax.BACKWARD,
+    "sparsemax_backward": sparsemax.BACKWARD,
+    "entmax15_backward": entmax15.BACKWARD,
+    "entmax_backward": entmax.BACKWARD,
+}
+
+Number = float | Tensor
+
+
+def beta_of(name: str, theta: Number) -> Number:
+    """β of a map with a threshold, in double before it is rounded; of others the parameter itself."""
+    kind = name.split("_")[0]
+    if kind == "entmax":
+        return (theta.double() if isinstance(theta, Tensor) else theta) - 1.0
+    return {"sparsemax": 1.0, "entmax15": 0.5}.get(kind, theta)
+
+
+def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Number) -> Tensor:
+    """The map of the rows x [..., n]."""
+    rows = _rows.read(x, x, tau, where, beta_of(name, theta))
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    functions = FORWARD[name]
+    with on_device(x):
+        if isinstance(functions, Threshold):
+            return _threshold.launch(functions, rows, out)
+        return _rows.launch(functions, rows, None, None, out)
+
+
+def forward_plain(name: str, x: Tensor, tau: float, theta: float) -> Tensor:
+    return forward(name, x, tau, None, theta)
+
+
+def backward(
+    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number
+) -> Tensor:
+    """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
+    rows = _rows.read(x, p, tau, where, beta_of(name, theta))
+    out = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+    with on_device(p):
+        return _rows.launch(BACKWARD[name], rows, p.contiguous(), g.contiguous(), out)
+
+
+def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
+    """(LSE [...] in x's dtype, the same in double)."""
+    values = torch.empty(x.shape[:-1], dtype=torch.float64, device=x.device)
+    with on_device(x):
+        _rows.launch(logsumexp_rows.FORWARD, _rows.read(x, x, tau, where, 0.0), None, None, values)
+    return values.to(x.dtype), values
+
+
+def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: Number, where: Tensor | None) -> Tensor:
+    """g · softmax(x/τ)/τ, from the double values of `logsumexp`."""
+    rows = _rows.read(x, x, tau, where, 0.0)
+    origin = values * (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau)
+    high = origin.to(rows.compute)
+    low = (origin - high).nan_to_num(0.0).to(rows.compute)  # ∞ − ∞
+    rows = _rows.read(x, x, tau, where, low.unsqueeze(-1))
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with on_device(x):
+        return _rows.launch(logsumexp_rows.BACKWARD, rows, high.contiguous(), g.contiguous(), out)
+
+
+def loss(
+    name: str,
+    x: Tensor,
+    target: Tensor,
+    *,
+    theta: Number,
+    class_weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    fenchel: bool,
+    gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """(the loss of each row [...] in double, `scale` times its gradient by x).
+
+    The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype.
+    """
+    rows = _rows.read(x, x, 1.0, None, beta_of(name, theta))
+    values = torch.empty(x.shape[:-1], dtype=torch.float64, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if gradient else None
+    hard = target.dtype == torch.int64
+    labels, soft = (target.contiguous(), None) if hard else (None, target.contiguous())
+    weights = None if class_weight is None else class_weight.to(torch.float64).contiguous()
+    with on_device(x):
+        losses.launch(losses.LOSSES[name], rows, labels, soft, weights, smoothing, scale, fenchel, values, out)
+    return values, out
+
+
+def on_device(x: Tensor) -> torch.cuda.device:
+    """Kernels run on the current device, which need not be the tensor's; of a tensor on the CPU this does nothing."""
+    return torch.cuda.device(x.device.index if x.is_cuda else -1)

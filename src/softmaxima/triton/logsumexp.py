@@ -1,0 +1,40 @@
+r"""logsumexp: LSE = M/τ + log(m + r), in double; its gradient is softmax, with equal shares for several +∞."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.triton._rows import INFINITY, RowFunctions, add, exp, over, row_sum
+from softmaxima.triton.log_softmax import log_mass
+from softmaxima.triton.softmax import begin, merge
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    top = a.to(tl.float64)
+    if TEMPERED:
+        top = top / tau.to(tl.float64)
+    return top + log_mass(b, c)
+
+
+FORWARD = RowFunctions(begin, merge, finish, each_out=False)
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    count = row_sum((x == INFINITY).to(x.dtype))
+    return count, tl.zeros_like(count), tl.zeros_like(count), tl.zeros_like(count)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    """g, and p + θ = τ LSE in two terms, are one number a row."""
+    shared = tl.where(x == INFINITY, 1.0 / tl.where(a == 0.0, 1.0, a), 0.0)
+    empty = p == -INFINITY
+    probability = exp(over((x - tl.where(empty, 0.0, p)) - theta, tau, TEMPERED))
+    probability = tl.where(p == INFINITY, shared, probability)
+    return tl.where(empty | (probability == 0.0), 0.0, g * probability)
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, each_p=False, each_g=False, is_derivative=True)

@@ -1,0 +1,69 @@
+r"""sparsemax: p = relu(z − λ), with λ ∈ [−1, 0] below the maximum. On a known support the step of Newton is exact.
+
+    τ ∂⟨g, p⟩/∂x = g − mean of g over the support, there; 0 elsewhere
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.triton._rows import RowFunctions, add, divide, row_sum
+from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, minus
+
+
+@triton.jit
+def bracket(count):
+    high = tl.zeros(count.shape, tl.float64)
+    return high - 1.0, high
+
+
+@triton.jit
+def probability(z, beta, level):
+    excess = minus(z, level)
+    return tl.where(excess <= 0.0, 0.0, excess)  # NaN stays
+
+
+@triton.jit
+def sums(z, beta, level):
+    p = probability(z, beta, level)
+    return row_sum(p).to(tl.float64), row_sum((p > 0.0).to(z.dtype)).to(tl.float64)
+
+
+@triton.jit
+def step(level, mass, slope, beta):
+    return level + (mass - 1.0) / tl.where(slope == 0.0, 1.0, slope)
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability)
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+
+
+@triton.jit
+def depth(level, beta):
+    """(1 − p_max^β)/β, by which `loss.py` knows the conjugate."""
+    return 1.0 + level
+
+
+FORWARD = Threshold(begin, finish, bracket, sums, step, probability)
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    total = row_sum(tl.where(p > 0.0, g, 0.0))
+    return total, row_sum((p > 0.0).to(p.dtype)), tl.zeros_like(total), tl.zeros_like(total)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    gradient = tl.where(p == 0.0, 0.0, g - divide(a, tl.where(b == 0.0, 1.0, b)))
+    return tl.where(p != p, p, gradient)
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
