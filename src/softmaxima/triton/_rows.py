@@ -142,6 +142,7 @@ def whole_rows(
     x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
     DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    DOUBLE_THETA: tl.constexpr = False,
 ):  # fmt: skip
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     is_row = row < rows
@@ -151,7 +152,7 @@ def whole_rows(
     scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
     probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
     slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
-    parameter = read_number(theta, thetas, row, COMPUTE)
+    parameter = read_number(theta, thetas, row, tl.float64 if DOUBLE_THETA else COMPUTE)
     temperature = read_number(tau, taus, row, COMPUTE)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
