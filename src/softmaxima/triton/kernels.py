@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softmaxima.triton import (
     _rows,
+    _selection,
     _threshold,
     elastic_softmax,
     entmax,
@@ -21,13 +22,16 @@ from softmaxima.triton import (
     softmax,
     sparsemax,
     taylor_softmax,
+    topk_softmax,
+    topp_softmax,
 )
 from softmaxima.triton import logsumexp as logsumexp_rows
 from softmaxima.triton import loss as losses
 from softmaxima.triton._rows import RowFunctions
+from softmaxima.triton._selection import Selection
 from softmaxima.triton._threshold import Threshold
 
-FORWARD: dict[str, RowFunctions | Threshold] = {
+FORWARD: dict[str, RowFunctions | Threshold | Selection] = {
     "softmax": softmax.FORWARD,
     "log_softmax": log_softmax.FORWARD,
     "elastic_softmax": elastic_softmax.FORWARD,
@@ -36,6 +40,8 @@ FORWARD: dict[str, RowFunctions | Threshold] = {
     "sparsemax": sparsemax.FORWARD,
     "entmax15": entmax15.FORWARD,
     "entmax": entmax.FORWARD,
+    "topk_softmax": topk_softmax.FORWARD,
+    "topp_softmax": topp_softmax.FORWARD,
 }
 
 BACKWARD: dict[str, RowFunctions] = {
@@ -69,6 +75,8 @@ def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Numb
     with on_device(x):
         if isinstance(functions, Threshold):
             return _threshold.launch(functions, rows, out)
+        if isinstance(functions, Selection):
+            return _selection.launch(functions, rows, out)
         return _rows.launch(functions, rows, None, None, out)
 
 
