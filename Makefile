@@ -8,12 +8,13 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja
 
-.PHONY: help compare bench test sanitize lint format readme logsumexp clean
+.PHONY: help compare bench test gpu-test sanitize lint format readme logsumexp clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make test      run the tests"
+	@echo "make gpu-test  run what holds of the GPU kernels in their interpreter, without a GPU"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright"
 	@echo "make readme    run the comparison again for the README's picture and table"
@@ -37,6 +38,9 @@ bench: $(INSTALLED)-test
 
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+
+gpu-test: $(INSTALLED)-test
+	TRITON_INTERPRET=1 SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
 
 sanitize:
 	cmake -S tests/native -B build/sanitize

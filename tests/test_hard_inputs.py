@@ -14,6 +14,7 @@ from softmaxima.maps import REGISTRY
 INF, NAN = math.inf, math.nan
 
 
+@pytest.mark.gpu
 def test_row_of_masks_gives_nothing_and_no_gradient(case: Case, dtype: torch.dtype):
     x = torch.tensor([[-INF, -INF, -INF], [1.0, 2.0, -INF]], dtype=dtype, requires_grad=True)
     out = case(x)
@@ -23,6 +24,7 @@ def test_row_of_masks_gives_nothing_and_no_gradient(case: Case, dtype: torch.dty
     assert float(gradient[1, 2]) == 0
 
 
+@pytest.mark.gpu
 def test_row_with_nan_is_nan_and_no_other_row_is(case: Case, dtype: torch.dtype):
     x = normal(3, 5, dtype=dtype)
     x[1, 2] = NAN
@@ -34,6 +36,7 @@ def test_row_with_nan_is_nan_and_no_other_row_is(case: Case, dtype: torch.dtype)
     assert not bool(gradient[[0, 2]].isnan().any())
 
 
+@pytest.mark.gpu
 def test_masked_nan_is_not_seen(case: Case):
     x = normal(2, 4)
     x[0, 1] = NAN
@@ -46,6 +49,7 @@ def test_masked_nan_is_not_seen(case: Case):
     assert not bool(gt.isnan().any())
 
 
+@pytest.mark.gpu
 def test_plus_infinity_gives_nan_as_torch_does(case: Case, dtype: torch.dtype):
     x = torch.tensor([[0.0, INF, 1.0], [0.0, 1.0, 2.0]], dtype=dtype)
     out = case(x)
@@ -79,6 +83,7 @@ def test_ties_share_alike_unless_the_map_selects(case: Case, dtype: torch.dtype)
             torch.testing.assert_close(chosen, chosen[:1].expand_as(chosen), atol=0, rtol=0)
 
 
+@pytest.mark.gpu
 def test_no_scores_give_nothing(case: Case, dtype: torch.dtype):
     for shape in ((0,), (3, 0), (0, 3), (2, 0, 3)):
         x = torch.zeros(shape, dtype=dtype, requires_grad=True)
@@ -99,6 +104,7 @@ def test_one_score_takes_what_there_is(case: Case, dtype: torch.dtype):
             assert float(out) == 1
 
 
+@pytest.mark.gpu
 def test_two_scores_agree_with_the_reference(case: Case, dtype: torch.dtype):
     x = torch.tensor([[0.25, 0.0], [3.0, -1.0], [-0.5, -0.25]], dtype=dtype)
     torch.testing.assert_close(case(x).double(), case.reference(x), atol=TOLERANCE[dtype], rtol=2**-8)
@@ -151,6 +157,7 @@ def test_input_is_not_written(case: Case):
     assert torch.equal(x, before)
 
 
+@pytest.mark.gpu
 def test_loss_with_masked_classes_is_never_nan(loss: LossCase, dtype: torch.dtype):
     if loss.loss.on_cosines:
         pytest.skip("a cosine cannot be −∞")
@@ -183,6 +190,7 @@ def test_loss_gradient_is_finite_where_the_target_is_masked(loss: LossCase):
     assert bool((gradient[1] == 0).all())
 
 
+@pytest.mark.gpu
 def test_masked_target_that_does_not_count_costs_nothing(loss: LossCase):
     if loss.loss.on_cosines:
         pytest.skip("a cosine cannot be −∞")
@@ -194,6 +202,7 @@ def test_masked_target_that_does_not_count_costs_nothing(loss: LossCase):
     assert not bool(loss(x, target, label_smoothing=1.0, reduction="none").isnan().any())
 
 
+@pytest.mark.gpu
 def test_loss_of_a_nan_row_is_nan_and_of_no_other(loss: LossCase):
     x = loss.scores(3, 4)
     x[1, 0] = NAN
@@ -201,6 +210,7 @@ def test_loss_of_a_nan_row_is_nan_and_of_no_other(loss: LossCase):
     assert rows.isnan().tolist() == [False, True, False]
 
 
+@pytest.mark.gpu
 def test_ignored_nan_row_is_not_seen(loss: LossCase):
     x = loss.scores(3, 4)
     x[1] = NAN
@@ -212,6 +222,7 @@ def test_ignored_nan_row_is_not_seen(loss: LossCase):
     assert bool((gradient[1] == 0).all())
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("offset", [1e4, -1e4])
 def test_loss_with_offsets_of_1e4_is_finite(loss: LossCase, offset: float):
     if not loss.loss.on_cosines:

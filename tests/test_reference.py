@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from conftest import TOLERANCE, Case, normal, rows
 from softmaxima.maps import REGISTRY
 
+pytestmark = pytest.mark.gpu
+
 
 def decided(case: Case, x: torch.Tensor) -> bool:
     """Whether no jump of the map at x hangs on the last digits of a parameter."""

@@ -24,19 +24,19 @@ from softmaxima.triton import _rows, _threshold, kernels
 
 pytestmark = pytest.mark.gpu
 
-WIDTHS = (1, 2, 16, 17, 32, 33, 48, 65)
+# Rows on chip; rows of three parts, the last of one score; rows of four.
+SIZES = [("whole", 1), ("whole", 17), ("whole", 32), ("shared", 33), ("shared", 49)]
 MAPS = [(case.map.name, case.params) for map in REGISTRY.values() if map.kernel is not None for case in cases(map)]
 
 
-@pytest.fixture(params=["whole", "shared"])
-def shape_of_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Rows of up to 32 on chip and parts of 16; or everything on chip."""
+@pytest.fixture
+def rows_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "whole", on chip; or "shared" among programs of 16 columns."""
     if request.param == "shared":
         monkeypatch.setattr(_rows, "ON_CHIP", 32)
         monkeypatch.setattr(_rows, "PART", 16)
         monkeypatch.setattr(_rows, "CACHED", 512)
         monkeypatch.setattr(_threshold, "GATHERED", 8)
-    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +67,8 @@ def truth(name: str, params: dict[str, Any], x: Tensor, tau: Any, where: Tensor 
     return REGISTRY[name].forward(tempered(x.double(), tau, where), **params)
 
 
-@pytest.mark.usefixtures("shape_of_programs")
-@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize(("rows_are", "n"), SIZES, indirect=["rows_are"])
 @pytest.mark.parametrize(("name", "params"), MAPS, ids=str)
 def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str, Any], n: int):
     map, (x, where) = REGISTRY[name], scores(n)
@@ -87,8 +87,8 @@ def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str,
         torch.testing.assert_close(gradient.double(), vjp, atol=2e-5, rtol=1e-5, equal_nan=True)
 
 
-@pytest.mark.usefixtures("shape_of_programs")
-@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize(("rows_are", "n"), SIZES, indirect=["rows_are"])
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
 def test_logsumexp_and_its_gradient_at_every_boundary(n: int, offset: float):
     x, where = scores(n)
@@ -104,7 +104,8 @@ def test_logsumexp_and_its_gradient_at_every_boundary(n: int, offset: float):
         torch.testing.assert_close(gradient.double(), expected, atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("shape_of_programs")
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize("rows_are", ["whole", "shared"], indirect=True)
 def test_logsumexp_keeps_infinities_and_digits_near_zero():
     x = torch.full((4, 40), -math.inf)
     x[1, ::20] = math.inf
@@ -130,8 +131,8 @@ LOSSES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.usefixtures("shape_of_programs")
-@pytest.mark.parametrize("n", (2, 32, 49))
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize(("rows_are", "n"), [("whole", 2), ("whole", 9), ("shared", 33)], indirect=["rows_are"])
 @pytest.mark.parametrize("kind", LOSSES)
 def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.MonkeyPatch):
     loss, options = LOSSES[kind]
@@ -140,7 +141,12 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
     soft = normal(4, n, seed=3).float().softmax(-1)
     weight = torch.arange(1.0, n + 1) / n
     labels = torch.tensor([0, n - 1, -100, n // 2])
-    for target, more in ((labels, {}), (labels, {"label_smoothing": 0.2, "weight": weight}), (soft, {"weight": weight}), (soft, {})):
+    for target, more in (
+        (labels, {}),
+        (labels, {"label_smoothing": 0.2, "weight": weight}),
+        (soft, {"weight": weight}),
+        (soft, {}),
+    ):
         for reduction in ("mean", "none"):
             rows = x.clone().requires_grad_()
             value = loss(rows, target, reduction=reduction, **options, **more)
@@ -157,15 +163,14 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
 
 
 def test_a_label_of_no_class_makes_the_loss_nan():
-    values, _ = kernels.loss(
-        "softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), theta=0.0, class_weight=None, smoothing=0.0, scale=torch.tensor(0.5),
-        fenchel=False, gradient=True,
-    )  # fmt: skip
+    options: dict[str, Any] = {"theta": 0.0, "class_weight": None, "smoothing": 0.0, "fenchel": False, "gradient": True}
+    values, _ = kernels.loss("softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), scale=torch.tensor(0.5), **options)
     assert values[0].isnan()
     assert values[1] == 0
 
 
-@pytest.mark.usefixtures("shape_of_programs")
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize("rows_are", ["whole", "shared"], indirect=True)
 def test_rows_are_scaled_in_place_and_a_second_time_anew():
     slope = normal(3, 40).float()
     for g in (torch.tensor(1.0), torch.tensor(2.0), torch.tensor([1.0, 0.5, 3.0])):
@@ -185,7 +190,11 @@ def test_the_steps_to_a_threshold_are_enough(name: str, monkeypatch: pytest.Monk
     rows = torch.stack([-(0.998**k), -k.sqrt() / 64, -k / 4096, -((k / 4096) ** 8), k * 0, -k.log1p() / 10, edge]).to(dtype)
     one = torch.ones(len(rows), dtype=torch.float64)
     tolerance = 1e-6 if name == "float32" else 1e-12
-    for map, options in ((sm.sparsemax, {}), (sm.entmax15, {}), *((sm.entmax, {"alpha": a}) for a in (1.0, 1.01, 1.25, 1.5, 1.9, 2.0))):
+    for map, options in (
+        (sm.sparsemax, {}),
+        (sm.entmax15, {}),
+        *((sm.entmax, {"alpha": a}) for a in (1.0, 1.01, 1.25, 1.5, 1.9, 2.0)),
+    ):
         torch.testing.assert_close(map(rows, **options).double().sum(-1), one, atol=tolerance, rtol=0)
 
 
@@ -196,7 +205,8 @@ def test_steps_halve_the_bracket_where_nothing_is_convex():
         torch.testing.assert_close(p.sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
-@pytest.mark.usefixtures("shape_of_programs")
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize("rows_are", ["whole", "shared"], indirect=True)
 def test_dtypes_strides_and_parameters_per_row(dtype: torch.dtype):
     x = normal(4, 3, 66).to(dtype).transpose(0, 1)[:, ::2, :65]
     for map in (sm.softmax, sm.sparsemax, sm.logsumexp):
@@ -205,4 +215,6 @@ def test_dtypes_strides_and_parameters_per_row(dtype: torch.dtype):
     p = sm.entmax(x, alpha=alpha)
     for i in range(3):
         expected = sm.find_map("entmax").forward(x[i].double(), alpha=float(alpha[i]))
-        torch.testing.assert_close(p[i].double(), expected, atol=max(TOLERANCE[dtype], 3e-6), rtol=2**-8 if dtype.itemsize == 2 else 1e-5)
+        torch.testing.assert_close(
+            p[i].double(), expected, atol=max(TOLERANCE[dtype], 3e-6), rtol=2**-8 if dtype.itemsize == 2 else 1e-5
+        )

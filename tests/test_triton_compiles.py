@@ -22,7 +22,11 @@ POINTERS = {
     **dict.fromkeys(("x", "out", "p", "g"), "*fp32"),
     **dict.fromkeys(("taus", "thetas", "values", "accounts", "weights", "scales"), "*fp64"),
     **dict.fromkeys(("partial", "gathered", "solved", "factors"), "*fp32"),
-    **{"mask": "*u8", "blocks": "*i64", "labels": "*i64", "soft": "*fp32", "counts": "*i32"},
+    "mask": "*u8",
+    "blocks": "*i64",
+    "labels": "*i64",
+    "soft": "*fp32",
+    "counts": "*i32",
 }
 
 

@@ -177,7 +177,11 @@ class Batch:
     def _normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
             return math.prod(self.rows.shape[:-1]) or math.nan
-        weights = self.class_weight[self.labels] if self.class_weight is not None else torch.ones(self.labels.shape, device=self.labels.device)
+        weights = (
+            self.class_weight[self.labels]
+            if self.class_weight is not None
+            else torch.ones(self.labels.shape, device=self.labels.device)
+        )
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
 
 

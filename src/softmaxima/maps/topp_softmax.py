@@ -38,7 +38,7 @@ def ordered_bits(z: Tensor) -> Tensor:
 
 
 def topp_mask(z: Tensor, p: float) -> Tensor:
-    """True at the scores of each row that its nucleus keeps, and at NaN."""
+    """True at the scores of each row that its nucleus keeps, and at NaN and +∞."""
     return _topp_mask(z, float(p)) if is_traced(z) else _select(z, p)
 
 
@@ -56,7 +56,7 @@ def _select(z: Tensor, p: float) -> Tensor:
     above, ties = keys > low, keys == low
     missing = target - weights.masked_fill(~above, 0.0).sum(-1, keepdim=True)
     each = weights.masked_fill(~ties, 0.0).amax(-1, keepdim=True)
-    return above | first_of_ties(ties, (missing / each).ceil().clamp_min(1.0)) | z.isnan()
+    return above | first_of_ties(ties, (missing / each).ceil().clamp_min(1.0)) | z.isnan() | (z == math.inf)
 
 
 @torch.library.custom_op("softmaxima::topp_mask", mutates_args=())

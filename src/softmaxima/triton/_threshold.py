@@ -27,7 +27,6 @@ from softmaxima.triton._rows import (
     PART,
     Rows,
     begin_parts,
-    exp,
     finish_parts,
     gap,
     over,

@@ -1,6 +1,6 @@
 r"""entmax-1.5: p = relu(z/2 − λ)², with λ ∈ [−1, 0] below half the maximum. Newton's step is on √Σp, which is convex.
 
-    τ ∂⟨g, p⟩/∂x = √p ⊙ (g − Σ √p g / Σ √p)
+τ ∂⟨g, p⟩/∂x = √p ⊙ (g − Σ √p g / Σ √p)
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Numb
         return _rows.launch(functions, rows, None, None, out)
 
 
-def backward(
-    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number
-) -> Tensor:
+def backward(name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number) -> Tensor:
     """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
     out = torch.empty(p.shape, dtype=p.dtype, device=p.device)
     if p.numel() == 0:

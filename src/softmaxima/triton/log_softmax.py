@@ -1,6 +1,6 @@
 r"""log_softmax: log p = (x − M)/τ − log(m + r), with log1p so that a log p near 0 keeps its digits.
 
-    τ ∂⟨g, log p⟩/∂x = g − p Σ g over the scores that are not −∞
+τ ∂⟨g, log p⟩/∂x = g − p Σ g over the scores that are not −∞
 """
 
 from __future__ import annotations

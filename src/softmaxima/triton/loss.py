@@ -35,7 +35,6 @@ from softmaxima.triton._rows import (
 from softmaxima.triton._threshold import Threshold, first, solved_rows
 from softmaxima.triton.log_softmax import log_mass
 
-
 # Conjugates: v = V(x) − M, of one number a row --------------------------------------------------------------------------------
 
 
@@ -203,7 +202,9 @@ def whole_losses(
     tl.store(values + row, of_label(value, label, n), mask=is_row)
     if out is not None:
         p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
-        store_gradient(out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL)
+        store_gradient(
+            out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
+        )
 
 
 @triton.jit
@@ -268,7 +269,9 @@ def finish_losses(
     if out is not None:
         scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
         p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
-        store_gradient(out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL)
+        store_gradient(
+            out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
+        )
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 r"""rectified_softmax: the softmax over {x ≥ 0}; a row without any is 0, or uniform over its scores where θ = 1.
 
-    τ ∂⟨g, p⟩/∂x = p ⊙ (g − ⟨p, g⟩) where x ≥ 0, and 0 elsewhere
+τ ∂⟨g, p⟩/∂x = p ⊙ (g − ⟨p, g⟩) where x ≥ 0, and 0 elsewhere
 """
 
 from __future__ import annotations

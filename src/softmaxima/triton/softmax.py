@@ -1,6 +1,6 @@
 r"""softmax, from the monoid of logsumexp: M = max x, m = #{x = M}, r = Σ_{x<M} e^{(x − M)/τ}.
 
-    p = e^{(x − M)/τ} / (m + r)          τ ∂⟨g, p⟩/∂x = p ⊙ (g − ⟨p, g⟩)
+p = e^{(x − M)/τ} / (m + r)          τ ∂⟨g, p⟩/∂x = p ⊙ (g − ⟨p, g⟩)
 """
 
 from __future__ import annotations

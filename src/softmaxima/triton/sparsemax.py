@@ -1,6 +1,6 @@
 r"""sparsemax: p = relu(z − λ), with λ ∈ [−1, 0] below the maximum. On a known support the step of Newton is exact.
 
-    τ ∂⟨g, p⟩/∂x = g − mean of g over the support, there; 0 elsewhere
+τ ∂⟨g, p⟩/∂x = g − mean of g over the support, there; 0 elsewhere
 """
 
 from __future__ import annotations

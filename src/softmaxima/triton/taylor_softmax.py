@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import INFINITY, RowFunctions, over, row_max, row_sum
+from softmaxima.triton._rows import INFINITY, RowFunctions, row_max, row_sum
 
 
 @triton.jit
@@ -24,9 +24,9 @@ def polynomial(z, scale, order, LOWER: tl.constexpr):
     coefficient = tl.full(scale.shape, 1.0, tl.float64)
     for m in range(1, order - LOWER + 1):
         coefficient = coefficient / m
-    for m in range(0, LOWER):
+    for _power in range(LOWER):
         coefficient = coefficient * shrink
-    for m in range(0, order - LOWER + 1):
+    for m in range(order - LOWER + 1):
         value = value * ratio + coefficient
         coefficient = coefficient * shrink * (order - LOWER - m)
     return tl.where(masked, 0.0, value)
@@ -61,7 +61,7 @@ def merge(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     scale = row_max(a)
     ratio = (a / scale).to(tl.float64)
     mass = b.to(tl.float64)
-    for i in range(0, tl.max(theta).to(tl.int32)):
+    for _power in range(tl.max(theta).to(tl.int32)):
         mass = mass * ratio
     mass = row_sum(tl.where(is_part, mass, 0.0))
     return scale, mass, row_sum(tl.where(is_part, c, 0.0)), tl.zeros_like(mass)
