@@ -19,6 +19,7 @@ from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY, Map, Properties
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     # Triton's interpreter cuts bfloat16 off where a GPU rounds it.
     import triton.language
@@ -39,12 +40,8 @@ if INTERPRETED:
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60 if not INTERPRETED else 10, derandomize=True)
 hypothesis.settings.load_profile("default")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
 # The interpreter is slow, and the kernels know float16 only where they read and write.
-DTYPES = (
-    (torch.float64, torch.float32, torch.bfloat16) if INTERPRETED else (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)[: 3 if INTERPRETED else 4]
 
 # How far a probability may be from the float64 reference, in absolute terms.
 TOLERANCE = {
