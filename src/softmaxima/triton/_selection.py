@@ -159,7 +159,7 @@ def begin_rows(x, theta, tau, TEMPERED: tl.constexpr, MEASURE: tl.constexpr, TAR
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     threshold = c.to(x.dtype)
-    is_kept = (x > threshold) | ((x == threshold) & (column <= d)) | (b != b)
+    is_kept = (x > threshold) | ((x == threshold) & (column <= d.to(column.dtype))) | (b != b)
     return tl.where(is_kept, weight(x, a.to(x.dtype), tau, TEMPERED) * inverse(b).to(x.dtype), 0.0)
 
 
