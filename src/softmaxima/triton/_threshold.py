@@ -64,7 +64,7 @@ def bracketed(level, low, high, mass, slope, beta, step, STEP: tl.constexpr):
     low = tl.where(mass >= 1.0, level, low)
     high = tl.where(mass <= 1.0, level, high)
     newton = STEP(level, mass, slope, beta)
-    inside = (newton > low) & (newton < high) & ((beta <= 1.0) | (step % 3 != 2))
+    inside = (newton >= low) & (newton <= high) & ((beta <= 1.0) | (step % 3 != 2))
     return tl.where(inside, newton, (low + high) * 0.5), low, high
 
 
@@ -76,9 +76,10 @@ def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
     moving = tl.max(tl.where(is_settled(mass, z), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
+        before = level
         level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
         mass, slope = SUMS(z, beta, level)
-        moving = tl.max(tl.where(is_settled(mass, z) | (high - low <= 0.0), 0, 1))
+        moving = tl.max(tl.where(is_settled(mass, z) | (level == before), 0, 1))
         step += 1
     return level, mass
 
@@ -217,9 +218,10 @@ def solve_gathered(
     moving = tl.max(tl.where(is_settled(mass, maximum) | (spoilt > 0.0), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
+        before = level
         level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
         mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
-        moving = tl.max(tl.where(is_settled(mass, maximum) | (high - low <= 0.0), 0, 1))
+        moving = tl.max(tl.where(is_settled(mass, maximum) | (level == before), 0, 1))
         step += 1
     products = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):

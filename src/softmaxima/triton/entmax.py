@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import RowFunctions, add, divide, exp, row_sum
+from softmaxima.triton._rows import INFINITY, RowFunctions, add, divide, exp, row_sum
 from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, minus
 
 
@@ -40,20 +40,30 @@ def bracket(count):
 
 
 @triton.jit
+def sum_with(product, factor, factor_low, addend):
+    """factor · product + addend with one rounding, both in double where they are one number a row."""
+    high = addend.to(product.dtype)
+    low = (addend - high.to(tl.float64)).to(product.dtype) + factor_low * product
+    return tl.fma(factor + tl.zeros_like(product), product, high + tl.zeros_like(product)) + low
+
+
+@triton.jit
 def terms(z, beta, level):
-    """(p, w)."""
-    scale = (beta * tl.exp(beta * level)).to(z.dtype)
-    ratio = tl.where(z == 0.0, 0.0, scale * z)  # ρ − 1
-    outside = ratio <= -1.0
-    ratio = tl.where(outside, 0.0, ratio)
-    rho = 1.0 + ratio
-    # What rounding ρ lost, as its logarithm takes it.
-    logarithm = tl.log(rho) + divide(ratio - (rho - 1.0), rho)
+    """(p, w), by u = p^β = βz + e^{−βΛ} and, where that is near 1, by u − 1."""
+    largest = tl.exp(-beta * level)
+    factor = beta.to(z.dtype)
+    factor_low = (beta - factor.to(tl.float64)).to(z.dtype)
+    finite = tl.where(z == -INFINITY, 0.0, z)
+    u = sum_with(finite, factor, factor_low, largest)
+    below_one = sum_with(finite, factor, factor_low, expm1(-beta * level))
+    outside = (u <= 0.0) | (z == -INFINITY)
+    u = tl.where(outside, 1.0, u)
+    logarithm = tl.log(u) + tl.where(u > 0.5, divide(below_one - (u - 1.0), u), 0.0)
     is_softmax = beta == 0.0
     of_beta = tl.where(is_softmax, 1.0, beta).to(z.dtype)
-    exponent = tl.where(is_softmax, z, divide(logarithm, of_beta))
-    p = tl.where(outside, 0.0, exp(minus(exponent, level)))
-    return p, tl.where(outside, 0.0, divide(p, rho))
+    exponent = tl.where(is_softmax, minus(z, level), divide(logarithm, of_beta))
+    p = tl.where(outside, 0.0, exp(exponent))
+    return p, divide(p * largest.to(z.dtype), u)
 
 
 @triton.jit
