@@ -33,7 +33,7 @@ BILLION = 10**9
 @pytest.fixture
 def small_pieces(monkeypatch) -> None:
     """Blocks of a few scores, so that small files have many."""
-    monkeypatch.setattr(files, "WINDOW", 4096)
+    monkeypatch.setattr(files, "WINDOW", 3)
     monkeypatch.setattr(formats, "CACHED", 400)
     monkeypatch.setattr(formats, "PIECE", 100)
 
@@ -125,6 +125,19 @@ def test_every_format_can_be_read_from_any_score_on(kind: str, tmp_path: Path):
     for start in (1, 69, 70, 71, 100, 1024, 3049, 3050):
         rest = [np.array(block) for block in source.blocks(start)]
         np.testing.assert_array_equal(np.concatenate([np.zeros(0), *rest]), whole[start:])
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_sum_does_not_depend_on_the_number_of_threads(tmp_path: Path):
+    np.save(tmp_path / "x.npy", scores(50_001))
+    before, values = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            values.append(sm.file_logsumexp(tmp_path / "x.npy").value)
+    finally:
+        torch.set_num_threads(before)
+    assert values == [values[0]] * 3
 
 
 @pytest.mark.parametrize("name", formats.RAW_DTYPES)
@@ -424,7 +437,8 @@ def test_a_checkpoint_needs_a_place_and_a_file(softmaxima_lse: Callable, tmp_pat
 
 
 def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(files, "WINDOW", 4096)
+    monkeypatch.setattr(formats, "CACHED", 4096)
+    monkeypatch.setattr(files, "WINDOW", 1)
     monkeypatch.setattr(files, "CHECKPOINT_SECONDS", 0.0)
     np.save(tmp_path / "x.npy", scores(10_000))
     place, seen = tmp_path / "checkpoint", []
@@ -448,9 +462,9 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int, code: int, word: str, tmp_path: Path):
     # A pipe would do, but is no file: the sum is held up in a window instead.
-    slow = "import os, time\nfrom softmaxima.lse import files\nold = files.of_pieces\n" + (
+    slow = "import os, time\nfrom softmaxima.lse import files, formats\nold = files.of_pieces\n" + (
         "def slowly(*arguments):\n    os.write(1, b'window\\n')\n    time.sleep(0.05)\n    return old(*arguments)\n"
-        "files.of_pieces, files.WINDOW = slowly, 40_000\n"
+        "files.of_pieces, files.WINDOW, formats.CACHED = slowly, 1, 40_000\n"
     )
     x, path, place = scores(1_000_000), tmp_path / "x.npy", tmp_path / "checkpoint"
     np.save(path, x)

@@ -14,11 +14,11 @@ import torch
 from softmaxima import _kernels
 from softmaxima._map import check_positive
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, unreadable
+from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, piece_length, unreadable
 from softmaxima.lse.state import LogSumExpState, of_pieces
 
 CHECKPOINT_SECONDS = 5.0
-WINDOW = 2**28  # bytes of plain memory, at most, that a thread sums at a time
+WINDOW = 64  # pieces of plain memory, at most, that a thread sums at a time
 
 
 def file_logsumexp(
@@ -109,7 +109,7 @@ def _summed(
     saved, tell = time.monotonic(), progress or (lambda done, scores: None)
     squares = state.squares is not None
     if scores.part is not None and scores.count is not None and observe is None:
-        parts = _side_by_side(scores.part, int(state.n), scores.count, max(1, WINDOW // scores.itemsize), tau, squares)
+        parts = _side_by_side(scores.part, int(state.n), scores.count, piece_length(scores.itemsize), tau, squares)
     else:
         parts = _one_by_one(scores.blocks(int(state.n)), tau, squares, observe)
     try:
@@ -138,12 +138,15 @@ def _one_by_one(
 
 
 def _side_by_side(
-    part: Callable[[int, int], Iterator[Block]], start: int, stop: int, longest: int, tau: float, squares: bool
+    part: Callable[[int, int], Iterator[Block]], start: int, stop: int, piece: int, tau: float, squares: bool
 ) -> Iterator[LogSumExpState]:
-    """The states of windows of one length, of which each of as many threads as torch has reads and sums equally many."""
-    threads = torch.get_num_threads()
-    windows = threads * math.ceil((stop - start) / (threads * longest))
-    length = max(1, math.ceil((stop - start) / max(1, windows)))
+    """The states of windows of one length, of which each of as many threads as torch has reads and sums equally many.
+
+    Windows are of whole pieces, so that the sum does not depend on the number of threads.
+    """
+    threads, pieces = torch.get_num_threads(), math.ceil((stop - start) / piece)
+    rounds = math.ceil(pieces / (threads * WINDOW))
+    length = piece * max(1, math.ceil(pieces / max(1, threads * rounds)))
 
     def window(first: int) -> LogSumExpState:
         with _kernels.one_thread():

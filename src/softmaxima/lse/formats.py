@@ -125,7 +125,7 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
     item = dtype.itemsize
 
     def part(start: int, stop: int) -> Iterator[Block]:
-        memory = np.empty(max(1, CACHED // item), dtype)
+        memory = np.empty(piece_length(item), dtype)
         data = memory.view(np.uint8).data
         with path.open("rb", buffering=0) as file:
             file.seek(offset + start * item)
@@ -149,6 +149,11 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
 
     name = "bfloat16" if bfloat16 else scores.name
     return Scores(path.name, name, item, count, lambda start: part(start, count), part, mapped)
+
+
+def piece_length(itemsize: int) -> int:
+    """Scores of plain memory that are read at a time."""
+    return max(1, CACHED // itemsize)
 
 
 def _numpy_dtype(dtype: str) -> np.dtype:
