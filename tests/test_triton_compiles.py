@@ -30,10 +30,11 @@ POINTERS = {
 }
 
 
-def compiled(kernel: Any, warps: int, constants: dict[str, Any]) -> str:
+def compiled(kernel: Any, warps: int, constants: dict[str, Any], **pointers: str) -> str:
     """PTX. Arguments that are not constants are pointers by their names, or int64; constants of other kernels are left out."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i64") for name in kernel.arg_names}
+    kinds = POINTERS | pointers
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "i64") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     return triton.compile(source, target=HOPPER, options={"num_warps": warps}).asm["ptx"]
 
@@ -60,6 +61,14 @@ def test_masks_and_numbers_a_row(name: str):
     assert "ld.global.b8" in compiled(_rows.whole_rows, 4, {**MASKED, **options}).replace("u8", "b8")
 
 
+@pytest.mark.parametrize("name", kernels.FORWARD)
+@pytest.mark.parametrize(("kind", "compute"), [("fp64", tl.float64), ("bf16", tl.float32), ("fp16", tl.float32)])
+def test_scores_of_other_dtypes(name: str, kind: str, compute: Any):
+    f = kernels.FORWARD[name]
+    options = {"BEGIN": f.begin, "FINISH": f.finish, "p": None, "g": None, "ROWS": 1, "WIDTH": 1024, **EVERY}
+    compiled(_rows.whole_rows, 4, {**PLAIN, **options, "COMPUTE": compute}, x=f"*{kind}", out=f"*{kind}")
+
+
 @pytest.mark.parametrize("name", kernels.BACKWARD)
 def test_backward(name: str):
     f = kernels.BACKWARD[name]
@@ -72,8 +81,9 @@ def test_backward(name: str):
 def test_logsumexp():
     f, own = logsumexp.FORWARD, {"p": None, "g": None, "WIDTH": 4096, **PLAIN}
     each = {**EVERY, "EACH_OUT": False}
+    compiled(_rows.whole_rows, 8, {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **each}, out="*fp64")
     compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
-    compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **each})
+    compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **each}, out="*fp64")
     f = logsumexp.BACKWARD
     options = {"BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE, "EACH_P": False, "EACH_G": False}
     compiled(_rows.whole_rows, 8, {**PLAIN, "WIDTH": 4096, "thetas": None, **options})
