@@ -162,6 +162,33 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
             torch.testing.assert_close(gradient.double(), slope, atol=3e-6, rtol=1e-5)
 
 
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "softmax": sm.softmax,
+    "sparsemax": lambda x: sm.sparsemax(x, temperature=0.5),
+    "entmax": lambda x: sm.entmax(x, alpha=1.3),
+    "logsumexp": sm.logsumexp,
+    "cross_entropy": lambda x: sm.cross_entropy(x, torch.tensor([0, 2])),
+    "entmax15_loss": lambda x: sm.entmax15_loss(x, torch.tensor([0, 2]), reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compilation_second_derivatives_and_batches(name: str):
+    call, x = CALLS[name], normal(2, 5)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (call, compiled):
+        leaf = x.clone().requires_grad_()
+        value = function(leaf)
+        results.append((value.detach(), torch.autograd.grad(value.square().sum(), leaf)[0]))
+    torch.testing.assert_close(results[1], results[0])
+    leaf = x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(call, leaf)
+    assert torch.autograd.gradgradcheck(call, leaf)
+    batch = normal(3, 2, 5)
+    torch.testing.assert_close(torch.func.vmap(call)(batch), torch.stack([call(rows) for rows in batch]))
+
+
 def test_a_label_of_no_class_makes_the_loss_nan():
     options: dict[str, Any] = {"theta": 0.0, "class_weight": None, "smoothing": 0.0, "fenchel": False, "gradient": True}
     values, _ = kernels.loss("softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), scale=torch.tensor(0.5), **options)

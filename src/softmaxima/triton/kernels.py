@@ -96,7 +96,7 @@ def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tu
     if x.numel() > 0:
         with on_device(x):
             _rows.launch(logsumexp_rows.FORWARD, _rows.read(x, x, tau, where, 0.0), None, None, values)
-    return values.to(x.dtype), values
+    return values.to(x.dtype, copy=True), values
 
 
 def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: Number, where: Tensor | None) -> Tensor:
