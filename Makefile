@@ -14,7 +14,7 @@ help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make test      run the tests"
-	@echo "make gpu-test  run what holds of the GPU kernels in their interpreter, without a GPU"
+	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright"
 	@echo "make readme    run the comparison again for the README's picture and table"
@@ -39,8 +39,9 @@ bench: $(INSTALLED)-test
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
+gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
-	TRITON_INTERPRET=1 SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
+	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
 
 sanitize:
 	cmake -S tests/native -B build/sanitize

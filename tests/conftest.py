@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from softmaxima.cli import main
 from softmaxima.losses import REGISTRY as LOSSES
@@ -36,6 +37,19 @@ if INTERPRETED:
         return convert(x, source, target, rounding)
 
     interpreter._convert_float = rounded
+
+elif os.environ.get("SOFTMAXIMA_BACKEND") == "triton":
+    # On a GPU, where the tensors of the tests go and come back.
+    from softmaxima.triton import kernels
+
+    def there_and_back(function: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(value: Any, device: str) -> Any:
+            return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
+
+        return lambda *arguments, **options: moved(function(*moved(arguments, "cuda"), **moved(options, "cuda")), "cpu")
+
+    for kernel in ("forward", "backward", "logsumexp", "logsumexp_backward", "loss", "scale_rows"):
+        setattr(kernels, kernel, there_and_back(getattr(kernels, kernel)))
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60 if not INTERPRETED else 10, derandomize=True)
 hypothesis.settings.load_profile("default")
