@@ -107,8 +107,7 @@ def test_losses(name: str, target: str):
     kind = {"FENCHEL": name != "softmax_loss", "SHANNON": f.is_shannon, "COMPUTE": tl.float32, "WIDTH": 4096, **absent}
     functions = {"FINISH": f.map.finish, "CONJUGATE": f.conjugate, "SINK": f.has_sink}
     compiled(loss.whole_losses, 8, {**kind, **functions, "BEGIN": f.map.begin, "ROWS": 1, "weights": None})
-    merge = _threshold.first if isinstance(f.map, _threshold.Threshold) else f.map.merge
-    parts = {"MERGE": merge, "PARTS": 32}
+    parts = {"MERGE": f.map.merge, "PARTS": 32}
     compiled(loss.account_parts, 8, {**kind, **parts})
     compiled(loss.finish_losses, 8, {**kind, **functions, **parts, "MERGED": 32})
 

@@ -138,6 +138,16 @@ def read_values(values, row, column, inside, n, EACH: tl.constexpr, COMPUTE: tl.
 
 
 @triton.jit
+def read_block(
+    x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P: tl.constexpr, EACH_G: tl.constexpr, COMPUTE: tl.constexpr
+):  # fmt: skip
+    """(x, p, g) of a block; 0 for what is not given."""
+    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
+    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
+    return scores, probability, read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+
+
+@triton.jit
 def whole_rows(
     x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
@@ -148,9 +158,7 @@ def whole_rows(
     column = tl.arange(0, WIDTH)[None, :]
     inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
-    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
-    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
-    slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    scores, probability, slope = read_block(x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     parameter = read_number(theta, thetas, row)
     temperature = read_number(tau, taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
@@ -175,9 +183,7 @@ def begin_parts(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
-    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
-    slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    scores, probability, slope = read_block(x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     parameter = read_number(theta, thetas, row)
     temperature = read_number(tau, taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
@@ -213,9 +219,7 @@ def finish_parts(
     temperature = read_number(tau, taus, row)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
     a, b, c, d = MERGE(is_part, a, b, c, d, parameter, temperature, TEMPERED)
-    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
-    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
-    slope = read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    scores, probability, slope = read_block(x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
         value = over(value, temperature, TEMPERED)
@@ -246,19 +250,6 @@ def scale_parts(x, factors, step, n, parts, WIDTH: tl.constexpr):
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RowFunctions:
-    """What a map does with its rows, and whether it reads and writes one number an element or one a row."""
-
-    begin: Any
-    merge: Any
-    finish: Any
-    each_p: bool = True
-    each_g: bool = True
-    each_out: bool = True
-    is_derivative: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +283,11 @@ class Rows:
     def numbers(self) -> dict[str, Any]:
         """What every kernel is compiled for."""
         return {"TEMPERED": self.taus is not None or self.tau != bits(1.0), "COMPUTE": TRITON_DTYPE[self.compute]}
+
+    @property
+    def block(self) -> dict[str, int]:
+        """What a program holds of a long row."""
+        return {"WIDTH": PART, "num_warps": warps(PART)}
 
     @property
     def width(self) -> int:
@@ -341,25 +337,45 @@ def bits(value: float) -> int:
     return struct.unpack("q", struct.pack("d", value))[0]
 
 
-def launch(functions: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class RowFunctions:
+    """What a map does with its rows, and whether it reads and writes one number an element or one a row."""
+
+    begin: Any
+    merge: Any
+    finish: Any
+    each_p: bool = True
+    each_g: bool = True
+    each_out: bool = True
+    is_derivative: bool = False
+
+    def reads(self, rows: Rows) -> dict[str, Any]:
+        return {"EACH_P": self.each_p, "EACH_G": self.each_g, **rows.numbers}
+
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
+        """(first row, how many, parts of each, accumulators [4, rows, k], k) of long rows, a group at a time."""
+        for first, taken, parts, partial in rows.shared():
+            begin_parts[(taken * parts,)](
+                *rows.arguments, p, g, partial, first, rows.n, parts, BEGIN=self.begin, **self.reads(rows), **rows.block
+            )
+            yield first, taken, parts, partial, parts
+
+
+def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
     """Fills the contiguous `out`, [..., n] or [...]."""
-    f, inputs = functions, (*rows.arguments, p, g)
-    reads = {"EACH_P": f.each_p, "EACH_G": f.each_g, **rows.numbers}
-    writes = {"FINISH": f.finish, "EACH_OUT": f.each_out, "DERIVATIVE": f.is_derivative}
+    writes = {"FINISH": f.finish, "EACH_OUT": f.each_out, "DERIVATIVE": f.is_derivative, **f.reads(rows)}
     if rows.fits:
         programs, height = rows.tiles()
         whole_rows[(programs,)](
-            *inputs, out, rows.count, rows.n, BEGIN=f.begin, ROWS=height, WIDTH=rows.width, **reads, **writes,
-            num_warps=warps(height * rows.width),
+            *rows.arguments, p, g, out, rows.count, rows.n, BEGIN=f.begin, ROWS=height, WIDTH=rows.width,
+            num_warps=warps(height * rows.width), **writes,
         )  # fmt: skip
         return out
-    block = {"WIDTH": PART, "num_warps": warps(PART)}
-    for first, taken, parts, partial in rows.shared():
-        begin_parts[(taken * parts,)](*inputs, partial, first, rows.n, parts, BEGIN=f.begin, **reads, **block)
+    for first, taken, parts, partial, merged in f.accumulated(rows, p, g):
         finishing = parts if f.each_out else 1
         finish_parts[(taken * finishing,)](
-            *inputs, out, partial, first, rows.n, finishing, parts, MERGE=f.merge, PARTS=triton.next_power_of_2(parts),
-            **reads, **writes, **block,
+            *rows.arguments, p, g, out, partial, first, rows.n, finishing, merged, MERGE=f.merge,
+            PARTS=triton.next_power_of_2(merged), **writes, **rows.block,
         )  # fmt: skip
     return out
 

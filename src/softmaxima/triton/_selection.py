@@ -16,6 +16,7 @@ next digit, and begins with the digit of the pass before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.triton import _rows
 from softmaxima.triton._rows import (
     INFINITY,
+    RowFunctions,
     Rows,
     begin_parts,
     exp,
-    finish_parts,
     gap,
     inverse,
     over,
@@ -39,8 +39,6 @@ from softmaxima.triton._rows import (
     read_scores,
     row_max,
     row_sum,
-    warps,
-    whole_rows,
 )
 from softmaxima.triton._threshold import begin_maximum, first
 
@@ -312,50 +310,34 @@ def settle(
 # Launches -------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The functions of a map that selects; `begin` and `finish` are those of `RowFunctions`."""
+@dataclass(frozen=True, kw_only=True)
+class Selection(RowFunctions):
+    """The functions of a map that selects."""
 
-    begin: Any
+    merge: Any = first
+    finish: Any = finish
     measure: Any
     target: Any
-    finish: Any = finish
 
-
-def launch(functions: Selection, rows: Rows, out: Tensor) -> Tensor:
-    """Fills the contiguous `out` [..., n] with probabilities."""
-    f, numbers = functions, rows.numbers
-    options = {"FINISH": f.finish, "EACH_P": False, "EACH_G": False, "EACH_OUT": True, "DERIVATIVE": False, **numbers}
-    if rows.fits:
-        programs, height = rows.tiles()
-        whole_rows[(programs,)](
-            *rows.arguments, None, None, out, rows.count, rows.n, BEGIN=f.begin, ROWS=height, WIDTH=rows.width,
-            num_warps=warps(height * rows.width), **options,
-        )  # fmt: skip
-        return out
-    digits = KEY_BITS[rows.like.dtype] // DIGIT.value
-    block = {"WIDTH": _rows.PART, "num_warps": warps(_rows.PART)}
-    for first_row, taken, parts, partial in rows.shared():
-        begin_parts[(taken * parts,)](
-            *rows.arguments, None, None, partial, first_row, rows.n, parts, BEGIN=begin_maximum, EACH_P=False, EACH_G=False,
-            **numbers, **block,
-        )  # fmt: skip
-        length = triton.cdiv(parts, SPANS)
-        spans = triton.cdiv(parts, length)
-        sums = partial.new_empty((digits, LEVELS.value, taken, spans), dtype=torch.float64)
-        keys = partial.new_empty((digits, taken), dtype=torch.int64)
-        reaches = partial.new_empty((digits, taken), dtype=torch.float64)
-        counts = partial.new_empty((3, taken, spans), dtype=torch.float64)
-        solved = partial.new_empty((4, taken, 1), dtype=torch.float64)
-        inputs = (*rows.arguments, partial, sums, keys, reaches)
-        place = (first_row, rows.n, parts, spans, length)
-        merging = {"PARTS": triton.next_power_of_2(parts), "SPANS": triton.next_power_of_2(spans)}
-        common = {"MEASURE": f.measure, "TARGET": f.target, **merging, **numbers, **block}
-        for digit in range(digits):
-            add_digit[(taken * spans,)](*inputs, digit, *place, FIRST=digit == 0, **common)
-        count_ties[(taken * spans,)](*inputs, counts, digits, *place, **common)
-        settle[(taken,)](*inputs, counts, solved, digits, *place, **common)
-        finish_parts[(taken * parts,)](
-            *rows.arguments, None, None, out, solved, first_row, rows.n, parts, 1, MERGE=first, PARTS=1, **options, **block
-        )
-    return out
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
+        digits = KEY_BITS[rows.like.dtype] // DIGIT.value
+        for first_row, taken, parts, partial in rows.shared():
+            begin_parts[(taken * parts,)](
+                *rows.arguments, p, g, partial, first_row, rows.n, parts, BEGIN=begin_maximum, **self.reads(rows), **rows.block
+            )
+            length = triton.cdiv(parts, SPANS)
+            spans = triton.cdiv(parts, length)
+            sums = partial.new_empty((digits, LEVELS.value, taken, spans), dtype=torch.float64)
+            keys = partial.new_empty((digits, taken), dtype=torch.int64)
+            reaches = partial.new_empty((digits, taken), dtype=torch.float64)
+            counts = partial.new_empty((3, taken, spans), dtype=torch.float64)
+            solved = partial.new_empty((4, taken, 1), dtype=torch.float64)
+            inputs = (*rows.arguments, partial, sums, keys, reaches)
+            place = (first_row, rows.n, parts, spans, length)
+            merging = {"PARTS": triton.next_power_of_2(parts), "SPANS": triton.next_power_of_2(spans)}
+            common = {"MEASURE": self.measure, "TARGET": self.target, **merging, **rows.numbers, **rows.block}
+            for digit in range(digits):
+                add_digit[(taken * spans,)](*inputs, digit, *place, FIRST=digit == 0, **common)
+            count_ties[(taken * spans,)](*inputs, counts, digits, *place, **common)
+            settle[(taken,)](*inputs, counts, solved, digits, *place, **common)
+            yield first_row, taken, parts, solved, 1

@@ -14,6 +14,7 @@ which bounds the number of steps by the logarithm of n/ε. Where f is not convex
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,9 @@ from torch import Tensor
 
 from softmaxima.triton._rows import (
     INFINITY,
-    PART,
+    RowFunctions,
     Rows,
     begin_parts,
-    finish_parts,
     gap,
     over,
     read_number,
@@ -36,7 +36,6 @@ from softmaxima.triton._rows import (
     row_max,
     row_sum,
     warps,
-    whole_rows,
 )
 
 STEPS = tl.constexpr(64)  # no row takes as many
@@ -239,54 +238,33 @@ def solve_gathered(
 # Launches -------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """The functions of a map with a threshold; `begin` and `finish` are those of `RowFunctions`."""
+@dataclass(frozen=True, kw_only=True)
+class Threshold(RowFunctions):
+    """The functions of a map with a threshold."""
 
-    begin: Any
-    finish: Any
+    merge: Any = first
     bracket: Any
     sums: Any
     step: Any
     probability: Any
 
-
-def solved_rows(functions: Threshold, rows: Rows) -> Any:
-    """(first row, how many, parts of each, [4, rows, 1] with what `begin` says of each) for long rows."""
-    f, block = functions, {"WIDTH": PART, "num_warps": warps(PART)}
-    for first_row, taken, parts, partial in rows.shared():
-        begin_parts[(taken * parts,)](
-            *rows.arguments, None, None, partial, first_row, rows.n, parts, BEGIN=begin_maximum, EACH_P=False, EACH_G=False,
-            **rows.numbers, **block,
-        )  # fmt: skip
-        counts = partial.new_empty(taken * parts, dtype=torch.int32)
-        gathered = partial.new_empty((taken, rows.n))
-        solved = partial.new_empty((4, taken, 1))
-        merging = {"PARTS": triton.next_power_of_2(parts)}
-        inputs = (*rows.arguments, partial, counts)
-        count_candidates[(taken * parts,)](*inputs, first_row, rows.n, parts, **rows.numbers, **block, **merging)
-        gather_candidates[(taken * parts,)](*inputs, gathered, first_row, rows.n, parts, **rows.numbers, **block, **merging)
-        solve_gathered[(taken,)](
-            rows.theta, rows.thetas, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=f.bracket, SUMS=f.sums,
-            STEP=f.step, PROBABILITY=f.probability, COMPUTE=rows.numbers["COMPUTE"], WIDTH=GATHERED, num_warps=warps(GATHERED),
-            **merging,
-        )  # fmt: skip
-        yield first_row, taken, parts, solved
-
-
-def launch(functions: Threshold, rows: Rows, out: Tensor) -> Tensor:
-    """Fills the contiguous `out` [..., n] with probabilities."""
-    options = {"FINISH": functions.finish, "EACH_P": False, "EACH_G": False, "EACH_OUT": True, "DERIVATIVE": False, **rows.numbers}
-    if rows.fits:
-        programs, height = rows.tiles()
-        whole_rows[(programs,)](
-            *rows.arguments, None, None, out, rows.count, rows.n, BEGIN=functions.begin, ROWS=height, WIDTH=rows.width,
-            num_warps=warps(height * rows.width), **options,
-        )  # fmt: skip
-        return out
-    for first_row, taken, parts, solved in solved_rows(functions, rows):
-        finish_parts[(taken * parts,)](
-            *rows.arguments, None, None, out, solved, first_row, rows.n, parts, 1, MERGE=first, WIDTH=PART, PARTS=1,
-            num_warps=warps(PART), **options,
-        )  # fmt: skip
-    return out
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
+        for first_row, taken, parts, partial in rows.shared():
+            begin_parts[(taken * parts,)](
+                *rows.arguments, p, g, partial, first_row, rows.n, parts, BEGIN=begin_maximum, **self.reads(rows), **rows.block
+            )
+            counts = partial.new_empty(taken * parts, dtype=torch.int32)
+            gathered = partial.new_empty((taken, rows.n))
+            solved = partial.new_empty((4, taken, 1))
+            merging = {"PARTS": triton.next_power_of_2(parts)}
+            inputs = (*rows.arguments, partial, counts)
+            count_candidates[(taken * parts,)](*inputs, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging)
+            gather_candidates[(taken * parts,)](
+                *inputs, gathered, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging
+            )
+            solve_gathered[(taken,)](
+                rows.theta, rows.thetas, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=self.bracket,
+                SUMS=self.sums, STEP=self.step, PROBABILITY=self.probability, COMPUTE=rows.numbers["COMPUTE"], WIDTH=GATHERED,
+                num_warps=warps(GATHERED), **merging,
+            )  # fmt: skip
+            yield first_row, taken, parts, solved, 1

@@ -104,7 +104,7 @@ def depth(level, beta):
     return tl.where(beta == 0.0, level, -expm1(-beta * level) / tl.where(beta == 0.0, 1.0, beta))
 
 
-FORWARD = Threshold(begin, finish, bracket, sums, step, probability)
+FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
 
 
 @triton.jit

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from softmaxima.triton import (
     _rows,
-    _selection,
-    _threshold,
     elastic_softmax,
     entmax,
     entmax15,
@@ -28,10 +26,8 @@ from softmaxima.triton import (
 from softmaxima.triton import logsumexp as logsumexp_rows
 from softmaxima.triton import loss as losses
 from softmaxima.triton._rows import RowFunctions
-from softmaxima.triton._selection import Selection
-from softmaxima.triton._threshold import Threshold
 
-FORWARD: dict[str, RowFunctions | Threshold | Selection] = {
+FORWARD: dict[str, RowFunctions] = {
     "softmax": softmax.FORWARD,
     "log_softmax": log_softmax.FORWARD,
     "elastic_softmax": elastic_softmax.FORWARD,
@@ -71,13 +67,8 @@ def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Numb
     if x.numel() == 0:
         return out
     rows = _rows.read(x, x, tau, where, beta_of(name, theta))
-    functions = FORWARD[name]
     with on_device(x):
-        if isinstance(functions, Threshold):
-            return _threshold.launch(functions, rows, out)
-        if isinstance(functions, Selection):
-            return _selection.launch(functions, rows, out)
-        return _rows.launch(functions, rows, None, None, out)
+        return _rows.launch(FORWARD[name], rows, None, None, out)
 
 
 def backward(name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number) -> Tensor:

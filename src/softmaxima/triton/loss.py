@@ -19,10 +19,8 @@ from torch import Tensor
 from softmaxima.triton import elastic_softmax, entmax, entmax15, softmax, sparsemax
 from softmaxima.triton._rows import (
     INFINITY,
-    PART,
     RowFunctions,
     Rows,
-    begin_parts,
     bits,
     double,
     gap,
@@ -32,7 +30,6 @@ from softmaxima.triton._rows import (
     row_sum,
     warps,
 )
-from softmaxima.triton._threshold import Threshold, first, solved_rows
 from softmaxima.triton.log_softmax import log_mass
 
 # Conjugates: v = V(x) − M, of one number a row --------------------------------------------------------------------------------
@@ -281,7 +278,7 @@ def finish_losses(
 class Loss:
     """A map, its conjugate, whether its regulariser is Shannon's, and whether what is missing of a target has a score."""
 
-    map: RowFunctions | Threshold
+    map: RowFunctions
     conjugate: Any
     is_shannon: bool = False
     has_sink: bool = False
@@ -322,10 +319,9 @@ def launch(
             num_warps=warps(height * rows.width), **kind, **functions,
         )  # fmt: skip
         return
-    block = {"WIDTH": PART, "num_warps": warps(PART)}
-    for first_row, taken, parts, partial, merged, merge in _begun(loss, rows):
+    for first_row, taken, parts, partial, merged in loss.map.accumulated(rows, None, None):
         accounts = torch.empty((6, taken, parts), dtype=torch.float64, device=partial.device)
-        common = {"MERGE": merge, **kind, **block}
+        common = {"MERGE": loss.map.merge, **kind, **rows.block}
         account_parts[(taken * parts,)](
             *inputs, *target, partial, accounts, first_row, rows.n, parts, merged, PARTS=triton.next_power_of_2(merged), **common
         )
@@ -333,17 +329,3 @@ def launch(
             *inputs, *target, *scales, partial, accounts, values, out, first_row, rows.n, parts, merged,
             MERGED=triton.next_power_of_2(merged), PARTS=triton.next_power_of_2(parts), **common, **functions,
         )  # fmt: skip
-
-
-def _begun(loss: Loss, rows: Rows) -> Any:
-    """(first row, how many, parts, their accumulators, how many of them a row has, their merge)."""
-    if isinstance(loss.map, Threshold):
-        for first_row, taken, parts, solved in solved_rows(loss.map, rows):
-            yield first_row, taken, parts, solved, 1, first
-        return
-    for first_row, taken, parts, partial in rows.shared():
-        begin_parts[(taken * parts,)](
-            *rows.arguments, None, None, partial, first_row, rows.n, parts, BEGIN=loss.map.begin, EACH_P=False, EACH_G=False,
-            WIDTH=PART, num_warps=warps(PART), **rows.numbers,
-        )  # fmt: skip
-        yield first_row, taken, parts, partial, parts, loss.map.merge

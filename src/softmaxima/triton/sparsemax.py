@@ -51,7 +51,7 @@ def depth(level, beta):
     return 1.0 + level
 
 
-FORWARD = Threshold(begin, finish, bracket, sums, step, probability)
+FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
 
 
 @triton.jit

@@ -23,4 +23,4 @@ def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     return begin_rows(x, theta, tau, TEMPERED, measure, target)
 
 
-FORWARD = Selection(begin, measure, target)
+FORWARD = Selection(begin=begin, measure=measure, target=target)
