@@ -571,7 +571,7 @@ def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
             ValueError,
             r"one axis, got shape \(2, 50000\); call .reshape\(-1\)",
         ),
-        (lambda x: sm.estimate(x > 0), TypeError, r"scores must be real numbers, got torch.bool"),
+        (lambda x: sm.estimate(x > 0), TypeError, r"scores must be real numbers that torch can index, got torch.bool"),
         (lambda x: sm.estimate([1.0]), TypeError, r"source must be a torch.Tensor or a numpy.ndarray, got list"),
         (lambda x: sm.estimate("scores.bin"), ValueError, r"a path must name a .npy file, got 'scores.bin'"),
         (
