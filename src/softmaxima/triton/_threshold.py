@@ -28,6 +28,7 @@ from softmaxima.triton._rows import (
     RowFunctions,
     Rows,
     begin_parts,
+    divide,
     gap,
     over,
     read_number,
@@ -122,6 +123,18 @@ def first(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     return row_max(a), row_sum(tl.where(is_part, b, 0.0)), row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
 
 
+@triton.jit
+def begin_derivative(s, g):
+    """(Σ s g, Σ s) of a gradient s ⊙ (g − Σ s g / Σ s); where s is 0 it is 0, whatever g is."""
+    total = row_sum(tl.where(s == 0.0, 0.0, s * g))
+    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+
+
+@triton.jit
+def finish_derivative(s, g, a, b):
+    return tl.where(s == 0.0, 0.0, s * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+
+
 # Long rows ------------------------------------------------------------------------------------------------------------------
 
 
@@ -138,18 +151,16 @@ def candidates_of(
     x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index,
     TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """(z, which of them can have a probability, max x, how many are spoilt) of a part."""
+    """(z, which of them can have a probability) of a part."""
     count = tl.num_programs(0).to(tl.int64)
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
-    maximum = row_max(a)
-    spoilt = row_sum(tl.where(is_part, b, 0.0))
     beta = read_number(theta, thetas, row)
     tau = read_number(tau, taus, row)
     scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
-    z = over(gap(scores, maximum), tau, TEMPERED)
-    return z, (beta.to(COMPUTE) * z > -1.0) & (z > -INFINITY), maximum, spoilt
+    z = over(gap(scores, row_max(a)), tau, TEMPERED)
+    return z, (beta.to(COMPUTE) * z > -1.0) & (z > -INFINITY)
 
 
 @triton.jit
@@ -158,7 +169,7 @@ def count_candidates(
     TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
-    z, is_candidate, maximum, spoilt = candidates_of(
+    z, is_candidate = candidates_of(
         x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
     )
     tl.store(counts + index, tl.sum(is_candidate.to(tl.int32)))
@@ -171,7 +182,7 @@ def gather_candidates(
 ):  # fmt: skip
     """gathered [*, n]: the candidates of each row, in their order."""
     index = tl.program_id(0).to(tl.int64)
-    z, is_candidate, maximum, spoilt = candidates_of(
+    z, is_candidate = candidates_of(
         x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
     )
     part = tl.arange(0, PARTS)
@@ -181,9 +192,7 @@ def gather_candidates(
 
 
 @triton.jit
-def gathered_sums(
-    gathered, total, beta, level, SUMS: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
+def gathered_sums(gathered, total, beta, level, SUMS: tl.constexpr, WIDTH: tl.constexpr):
     mass = tl.zeros((1, 1), tl.float64)
     slope = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
@@ -213,13 +222,13 @@ def solve_gathered(
     beta = read_number(theta, thetas, tl.zeros((1, 1), tl.int64) + first + index)
     low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
     level = low
-    mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
+    mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
     moving = tl.max(tl.where(is_settled(mass, maximum) | (spoilt > 0.0), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
         level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
-        mass, slope = gathered_sums(gathered, total, beta, level, SUMS, COMPUTE, WIDTH)
+        mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
         moving = tl.max(tl.where(is_settled(mass, maximum) | (level == before), 0, 1))
         step += 1
     products = tl.zeros((1, 1), tl.float64)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from softmaxima.triton._rows import INFINITY, RowFunctions, add, divide, exp, row_sum
-from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, minus
+from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, minus
 
 
 @triton.jit
@@ -114,15 +114,12 @@ def sensitivity(p, theta):
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    s = sensitivity(p, theta)
-    total = row_sum(tl.where(s == 0.0, 0.0, s * g))
-    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+    return begin_derivative(sensitivity(p, theta), g)
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    s = sensitivity(p, theta)
-    return tl.where(s == 0.0, 0.0, s * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+    return finish_derivative(sensitivity(p, theta), g, a, b)
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

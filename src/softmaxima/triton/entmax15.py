@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import RowFunctions, add, divide, row_sum
-from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows
+from softmaxima.triton._rows import RowFunctions, add, row_sum
+from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows
 from softmaxima.triton.sparsemax import bracket
 from softmaxima.triton.sparsemax import probability as root_probability
 
@@ -52,14 +52,12 @@ FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    s = tl.sqrt(p)
-    total = row_sum(tl.where(p == 0.0, 0.0, s * g))
-    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+    return begin_derivative(tl.sqrt(p), g)
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return tl.where(p == 0.0, 0.0, tl.sqrt(p) * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+    return finish_derivative(tl.sqrt(p), g, a, b)
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

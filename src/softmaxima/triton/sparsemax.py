@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import RowFunctions, add, divide, row_sum
-from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, minus
+from softmaxima.triton._rows import RowFunctions, add, row_sum
+from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, minus
 
 
 @triton.jit
@@ -55,15 +55,18 @@ FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step
 
 
 @triton.jit
+def sensitivity(p):
+    return tl.where(p > 0.0, 1.0, p)  # NaN stays
+
+
+@triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    total = row_sum(tl.where(p > 0.0, g, 0.0))
-    return total, row_sum((p > 0.0).to(p.dtype)), tl.zeros_like(total), tl.zeros_like(total)
+    return begin_derivative(sensitivity(p), g)
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    gradient = tl.where(p == 0.0, 0.0, g - divide(a, tl.where(b == 0.0, 1.0, b)))
-    return tl.where(p != p, p, gradient)
+    return finish_derivative(sensitivity(p), g, a, b)
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
