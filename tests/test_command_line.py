@@ -159,10 +159,10 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(table: str, tmp_path: Path
     os.close(stderr)
     seen = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
-    assert "fold 1 of 2" in seen
+    assert "of 2" in seen  # which folds are seen depends on their speed
     assert b"\x1b" not in ended.stdout
     assert b"\r" not in ended.stdout
-    assert b"fold 1 of 2" not in ended.stdout
+    assert b"of 2" not in ended.stdout
 
 
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path: Path) -> None:
