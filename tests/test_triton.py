@@ -143,6 +143,7 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
     labels = torch.tensor([0, n - 1, -100, n // 2])
     for target, more in (
         (labels, {}),
+        (labels, {"weight": weight}),
         (labels, {"label_smoothing": 0.2, "weight": weight}),
         (soft, {"weight": weight}),
         (soft, {}),
@@ -160,6 +161,10 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
                 (slope,) = torch.autograd.grad(expected.sum(), wide)
             torch.testing.assert_close(value.double(), expected, atol=2e-6, rtol=2e-6)
             torch.testing.assert_close(gradient.double(), slope, atol=3e-6, rtol=1e-5)
+            torch.testing.assert_close(loss(x, target, reduction=reduction, **options, **more), value)  # without a gradient
+            masked = x.clone()
+            masked[0, 0] = -math.inf
+            assert loss(masked, target, reduction=reduction, **options, **more).flatten()[0] == math.inf
 
 
 CALLS: dict[str, Callable[[Tensor], Any]] = {
@@ -210,7 +215,7 @@ def test_rows_are_scaled_in_place_and_a_second_time_anew():
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_the_steps_to_a_threshold_are_enough(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Rows that Newton's method takes longest for, with a third of the steps that a kernel may take."""
+    """Rows that Newton's method takes longest for, with a fifth of the steps that a kernel may take."""
     monkeypatch.setattr(_threshold, "STEPS", _threshold.tl.constexpr(21))
     dtype, k = getattr(torch, name), torch.arange(4096, dtype=torch.float64)
     edge = torch.where(k == 0, 0.0, -1 + 1e-6)
@@ -225,11 +230,19 @@ def test_the_steps_to_a_threshold_are_enough(name: str, monkeypatch: pytest.Monk
         torch.testing.assert_close(map(rows, **options).double().sum(-1), one, atol=tolerance, rtol=0)
 
 
-def test_steps_halve_the_bracket_where_nothing_is_convex():
-    rows = torch.stack([-torch.arange(64.0) / 64, torch.zeros(64), -torch.arange(64.0).sqrt()]).double()
-    for alpha in (2.5, 5.0):
-        p = sm.entmax(rows, alpha=alpha)
-        torch.testing.assert_close(p.sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-9, rtol=0)
+@pytest.mark.usefixtures("rows_are")
+@pytest.mark.parametrize("rows_are", ["whole", "shared"], indirect=True)
+@pytest.mark.parametrize("alpha", [2.5, 5.0, 20.0])
+def test_where_no_level_gives_a_mass_of_1_the_scores_at_the_edge_take_what_is_left(alpha: float):
+    k = torch.arange(64.0, dtype=torch.float64)
+    rows = torch.stack([-k / 64, 0 * k, -k.sqrt(), -1e-3 * k.sqrt(), -1e-9 * k, -(k > 3).double() * 1e-4])
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-6)):
+        x = rows.to(dtype)
+        for columns in (64, 2):
+            expected = sm.find_map("entmax").forward(x[:, :columns].double(), alpha=alpha)
+            p = sm.entmax(x[:, :columns], alpha=alpha).double()
+            torch.testing.assert_close(p, expected, atol=tolerance, rtol=0)
+            torch.testing.assert_close(p.sum(-1), torch.ones(6, dtype=torch.float64), atol=tolerance, rtol=0)
 
 
 @pytest.mark.usefixtures("rows_are")

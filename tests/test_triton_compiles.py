@@ -24,6 +24,7 @@ POINTERS = {
     **dict.fromkeys(("partial", "gathered", "solved", "factors"), "*fp32"),
     "mask": "*u8",
     "blocks": "*i64",
+    "starts": "*i64",
     "labels": "*i64",
     "soft": "*fp32",
     "counts": "*i32",
@@ -39,7 +40,7 @@ def compiled(kernel: Any, warps: int, constants: dict[str, Any], **pointers: str
     return triton.compile(source, target=HOPPER, options={"num_warps": warps}).asm["ptx"]
 
 
-NOTHING: dict[str, Any] = {"taus": None, "thetas": None, "mask": None, "blocks": None}
+NOTHING: dict[str, Any] = {"taus": None, "thetas": None, "mask": None, "blocks": None, "starts": None}
 PLAIN = {**NOTHING, "TEMPERED": False, "COMPUTE": tl.float32}
 MASKED = {"TEMPERED": True, "COMPUTE": tl.float32}
 EVERY = {"EACH_P": True, "EACH_G": True, "EACH_OUT": True, "DERIVATIVE": False}
@@ -95,7 +96,7 @@ def test_thresholds_of_long_rows(name: str):
     own = {**PLAIN, "WIDTH": 8192, "PARTS": 512}
     compiled(_threshold.count_candidates, 8, own)
     compiled(_threshold.gather_candidates, 8, own)
-    functions = {"BRACKET": f.bracket, "SUMS": f.sums, "STEP": f.step, "PROBABILITY": f.probability}
+    functions = {"BRACKET": f.bracket, "SUMS": f.sums, "STEP": f.step, "PROBABILITY": f.probability, "EDGES": f.edges}
     compiled(_threshold.solve_gathered, 8, {"thetas": None, "COMPUTE": tl.float32, "WIDTH": 4096, "PARTS": 512, **functions})
 
 
@@ -109,7 +110,8 @@ def test_losses(name: str, target: str):
     compiled(loss.whole_losses, 8, {**kind, **functions, "BEGIN": f.map.begin, "ROWS": 1, "weights": None})
     parts = {"MERGE": f.map.merge, "PARTS": 32}
     compiled(loss.account_parts, 8, {**kind, **parts})
-    compiled(loss.finish_losses, 8, {**kind, **functions, **parts, "MERGED": 32})
+    for accounts in ({}, {"accounts": None})[: 2 if target == "labels" else 1]:
+        compiled(loss.finish_losses, 8, {**kind, **functions, **parts, "MERGED": 32, **accounts})
 
 
 def test_scaling_in_place():

@@ -180,7 +180,7 @@ def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
 
 
 def mask_blocks(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
-    """(blocks [*, n, inner] of bytes, which block each outer index has, None for one after the other)."""
+    """(blocks [*, n, inner] of bytes, the number of the block of each outer index, None for one after the other)."""
     if where is None:
         return None, None
     mask = where if layout.inner == 1 else where.movedim(-1, layout.axis)
@@ -190,8 +190,7 @@ def mask_blocks(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor
     blocks = mask.expand(*own, *block_shape).contiguous().view(torch.uint8)
     if own == outer_shape:
         return blocks, None
-    numbers = torch.arange(math.prod(own), device=where.device).view(own).expand(outer_shape).contiguous()
-    return blocks, numbers * math.prod(block_shape)
+    return blocks, torch.arange(math.prod(own), device=where.device).view(own).expand(outer_shape).contiguous()
 
 
 _own = threading.local()
@@ -229,11 +228,12 @@ def _rows(
     tau_number, taus = _per_row(tau, x)
     theta_number, thetas = _per_row(theta, x)
     mask, blocks = mask_blocks(where, x, layout)
+    starts = None if blocks is None else blocks * (layout.n * layout.inner)
     fields = (
         *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, _threads(), address, stride),
-        *(tau_number, 1.0 / tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(blocks)),
+        *(tau_number, 1.0 / tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(starts)),
     )
-    return fields, (taus, thetas, mask, blocks)
+    return fields, (taus, thetas, mask, starts)
 
 
 def _read(

@@ -12,6 +12,7 @@ it; a second launch merges the parts, in every program anew, and finishes its ow
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,15 +98,24 @@ def inverse(mass):
 
 
 @triton.jit
-def read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
+def place_of(places, row):
+    """Which place of equally long ones a row has; its own number where nothing else is said."""
+    place = row
+    if places is not None:
+        place = tl.load(places + row)
+    return place
+
+
+@triton.jit
+def read_scores(x, stride, starts, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
     """x of rows [R, 1] and columns [1, B], −∞ where masked or outside."""
     if x is None:
         scores = tl.zeros((1, 1), COMPUTE)
     else:
-        scores = tl.load(x + row * stride + column, mask=inside, other=-INFINITY).to(COMPUTE)
+        scores = tl.load(x + place_of(starts, row) * stride + column, mask=inside, other=-INFINITY).to(COMPUTE)
         if mask is not None:
-            start = row * n if blocks is None else tl.load(blocks + row)
-            scores = tl.where(tl.load(mask + start + column, mask=inside, other=1) != 0, scores, -INFINITY)
+            is_counted = tl.load(mask + place_of(blocks, row) * n + column, mask=inside, other=1) != 0
+            scores = tl.where(is_counted, scores, -INFINITY)
     return scores
 
 
@@ -139,17 +149,17 @@ def read_values(values, row, column, inside, n, EACH: tl.constexpr, COMPUTE: tl.
 
 @triton.jit
 def read_block(
-    x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P: tl.constexpr, EACH_G: tl.constexpr, COMPUTE: tl.constexpr
+    x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P: tl.constexpr, EACH_G: tl.constexpr, COMPUTE: tl.constexpr
 ):  # fmt: skip
     """(x, p, g) of a block; 0 for what is not given."""
-    scores = read_scores(x, stride, mask, blocks, row, column, inside, n, COMPUTE)
+    scores = read_scores(x, stride, starts, mask, blocks, row, column, inside, n, COMPUTE)
     probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
     return scores, probability, read_values(g, row, column, inside, n, EACH_G, COMPUTE)
 
 
 @triton.jit
 def whole_rows(
-    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
     DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +168,7 @@ def whole_rows(
     column = tl.arange(0, WIDTH)[None, :]
     inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
-    scores, probability, slope = read_block(x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
+    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     parameter = read_number(theta, thetas, row)
     temperature = read_number(tau, taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
@@ -173,7 +183,7 @@ def whole_rows(
 
 @triton.jit
 def begin_parts(
-    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, partial, first, n, parts,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, partial, first, n, parts,
     BEGIN: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +193,7 @@ def begin_parts(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    scores, probability, slope = read_block(x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
+    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     parameter = read_number(theta, thetas, row)
     temperature = read_number(tau, taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
@@ -205,7 +215,7 @@ def read_parts(partial, index, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def finish_parts(
-    x, stride, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, merged,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, merged,
     MERGE: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
     DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -219,7 +229,7 @@ def finish_parts(
     temperature = read_number(tau, taus, row)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
     a, b, c, d = MERGE(is_part, a, b, c, d, parameter, temperature, TEMPERED)
-    scores, probability, slope = read_block(x, stride, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
+    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
         value = over(value, temperature, TEMPERED)
@@ -259,6 +269,7 @@ class Rows:
     like: Tensor
     x: Tensor | None
     stride: int
+    starts: Tensor | None  # of each row, in strides; None for one after the other
     tau: int  # the bits of a double, as θ
     taus: Tensor | None
     theta: int
@@ -277,7 +288,7 @@ class Rows:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return self.x, self.stride, self.tau, self.taus, self.theta, self.thetas, self.mask, self.blocks
+        return self.x, self.stride, self.starts, self.tau, self.taus, self.theta, self.thetas, self.mask, self.blocks
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -316,12 +327,13 @@ class Rows:
 
 
 def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Rows:
-    """The rows of x, of the shape and dtype of `like`. Outer axes may lie at any one distance; the last is made contiguous."""
+    """The rows of x, of the shape and dtype of `like`. Outer axes may lie in any way; the last is made contiguous."""
     compute = torch.float64 if like.dtype == torch.float64 else torch.float32
-    stride = like.shape[-1]
+    stride, starts = like.shape[-1], None
     if x is not None:
+        x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
         found = one_stride(x)
-        x, stride = (x.contiguous(), stride) if found is None else (x, found)
+        stride, starts = uneven_starts(x) if found is None else (found, None)
 
     def per_row(value: float | Tensor) -> tuple[int, Tensor | None]:
         if isinstance(value, Tensor):
@@ -329,7 +341,17 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
         return bits(value), None
 
     mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
-    return Rows(like, x, stride, *per_row(tau), *per_row(theta), mask, blocks, compute)
+    return Rows(like, x, stride, starts, *per_row(tau), *per_row(theta), mask, blocks, compute)
+
+
+def uneven_starts(x: Tensor) -> tuple[int, Tensor]:
+    """(a stride, where each row of x [..., n] starts in multiples of it)."""
+    axes = [(size, stride) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    step = math.gcd(*(stride for _, stride in axes))
+    starts = torch.zeros((), dtype=torch.int64, device=x.device)
+    for size, stride in axes:
+        starts = starts.unsqueeze(-1) + torch.arange(size, device=x.device) * (stride // step)
+    return step, starts
 
 
 def bits(value: float) -> int:

@@ -201,7 +201,7 @@ def row_of(
 
 @triton.jit(do_not_specialize=["digits"])
 def add_digit(
-    x, stride, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, digits, first, n, parts, spans, length,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, digits, first, n, parts, spans, length,
     FIRST: tl.constexpr, MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
@@ -232,14 +232,14 @@ def add_digit(
         met = tl.zeros((LEVELS, 1), tl.float64)
         for part in range(length):
             column = (index % spans * length + part) * WIDTH + tl.arange(0, WIDTH)[None, :]
-            scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
+            scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
             met += reach(scores, wide(MEASURE(scores, maximum, temperature, TEMPERED)), threshold)
         tl.store(sums + (digits * LEVELS + level) * count + index, met)
 
 
 @triton.jit
 def count_ties(
-    x, stride, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans, length,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans, length,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
@@ -255,7 +255,7 @@ def count_ties(
     mass, exceeding, ties = tl.zeros_like(goal), tl.zeros_like(goal), tl.zeros_like(goal)
     for part in range(length):
         column = (index % spans * length + part) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
+        scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
         mass += exceed(scores, weight(scores, maximum, temperature, TEMPERED), threshold)
         exceeding += exceed(scores, MEASURE(scores, maximum, temperature, TEMPERED), threshold)
         ties += sum_of((scores == threshold).to(tl.int32))
@@ -267,7 +267,7 @@ def count_ties(
 
 @triton.jit
 def settle(
-    x, stride, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n, parts, spans,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n, parts, spans,
     length,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, SPANS: tl.constexpr,
@@ -295,7 +295,7 @@ def settle(
     for part in range(length):
         start = (last_span.to(tl.int64) * length + part) * WIDTH
         column = start + tl.arange(0, WIDTH)[None, :]
-        scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
+        scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
         is_tie = scores == threshold
         found = last_kept(is_tie, remaining)
         last = tl.where(found < 0, last, start + found)

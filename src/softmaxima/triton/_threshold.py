@@ -4,12 +4,17 @@ Scores are z = (x − M)/τ ≤ 0. A map of this kind states, for a level [R, 1]
 
     sums(z, beta, level) → (mass, slope)             Σ p and Σ w of a block, where a step needs w
     step(level, mass, slope, beta) → level           the next level by Newton, from the left
-    probability(z, beta, level) → p
+    probability(z, beta, b, c) → p                   at the level b + c
 
 Only scores above −1/β can have a probability. Those of a long row are gathered in a scratch row, and its level found there.
 
 A step of Newton on a convex function f from the left has f′/f + s′/s ≤ 1, s the slope: the product of both falls to a quarter,
-which bounds the number of steps by the logarithm of n/ε. Where f is not convex (β > 1) every third step halves the bracket.
+which bounds the number of steps by the logarithm of n/ε. Where f is not convex (β > 1) every third step, and later each, halves
+the bracket. There a score enters with infinite slope, and neighbouring levels may leave a jump of Σ p across 1: of a map with
+
+    edges(z, beta, low, high) → which scores have a probability that the bracket leaves open
+
+b is then the highest of these scores, which is below 0, and c its probability, halved into place between 0 and 1.
 """
 
 from __future__ import annotations
@@ -39,16 +44,24 @@ from softmaxima.triton._rows import (
     warps,
 )
 
-STEPS = tl.constexpr(64)  # no row takes as many
+STEPS = tl.constexpr(96)  # no row takes as many
+HALVINGS = tl.constexpr(54)  # of an interval of 1, for a double
+NEWTON_STEPS = tl.constexpr(24)  # before the bracket is only halved, where f is not convex
 GATHERED = 1 << 12  # candidates that a program reads at a time
 TOLERANCE = tl.constexpr(2.0**-22)  # of a mass, where its terms are float32
 WIDE_TOLERANCE = tl.constexpr(2.0**-50)
 
 
 @triton.jit
-def is_settled(mass, z):
-    tolerance = WIDE_TOLERANCE if z.dtype == tl.float64 else TOLERANCE
+def is_one(mass, like):
+    tolerance = WIDE_TOLERANCE if like.dtype == tl.float64 else TOLERANCE
     return (tl.abs(mass - 1.0) <= tolerance) | (mass != mass) | (mass == 0.0)
+
+
+@triton.jit
+def is_settled(mass, level, before, beta, like):
+    """Where a mass of nearly 1 says nothing of the level (β > 1), it is settled when the bracket closes."""
+    return (is_one(mass, like) & ((beta <= 1.0) | (mass != mass) | (mass == 0.0))) | (level == before)
 
 
 @triton.jit
@@ -59,35 +72,41 @@ def minus(z, level):
 
 
 @triton.jit
+def level_of(b, c):
+    return b.to(tl.float64) + c.to(tl.float64)
+
+
+@triton.jit
 def bracketed(level, low, high, mass, slope, beta, step, STEP: tl.constexpr):
     """(next level, bracket): Newton's step if it stays inside, and half of the bracket otherwise."""
     low = tl.where(mass >= 1.0, level, low)
     high = tl.where(mass <= 1.0, level, high)
     newton = STEP(level, mass, slope, beta)
-    inside = (newton >= low) & (newton <= high) & ((beta <= 1.0) | (step % 3 != 2))
+    halves = (beta > 1.0) & ((step % 3 == 2) | (step >= NEWTON_STEPS) | (newton == level))
+    inside = (newton >= low) & (newton <= high) & ~halves
     return tl.where(inside, newton, (low + high) * 0.5), low, high
 
 
 @triton.jit
 def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
-    """(level, mass) of rows z [R, B], which stay on chip."""
+    """(level, bracket, mass) of rows z [R, B], which stay on chip."""
     low, high, level = lowest, highest, lowest
     mass, slope = SUMS(z, beta, level)
-    moving = tl.max(tl.where(is_settled(mass, z), 0, 1))
+    moving = tl.max(tl.where(is_settled(mass, level, high, beta, z), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
         level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
         mass, slope = SUMS(z, beta, level)
-        moving = tl.max(tl.where(is_settled(mass, z) | (level == before), 0, 1))
+        moving = tl.max(tl.where(is_settled(mass, level, before, beta, z), 0, 1))
         step += 1
-    return level, mass
+    return level, low, high, mass
 
 
 @triton.jit
-def products_of(z, beta, level, PROBABILITY: tl.constexpr):
+def products_of(z, beta, b, c, PROBABILITY: tl.constexpr):
     """Σ p z."""
-    products = PROBABILITY(z, beta, level).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
+    products = PROBABILITY(z, beta, b, c).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
     return row_sum(products)
 
 
@@ -100,21 +119,33 @@ def two_terms(level, mass, DTYPE: tl.constexpr):
 
 @triton.jit
 def begin_rows(
-    x, beta, tau, TEMPERED: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr
-):
-    """(M, level, its second term, Σ p z) of rows on chip."""
+    x, beta, tau, TEMPERED: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr,
+    EDGES: tl.constexpr,
+):  # fmt: skip
+    """(M, b, c, Σ p z) of rows on chip."""
     maximum = row_max(x)
     z = over(gap(x, maximum), tau, TEMPERED)
     low, high = BRACKET(row_sum((x > -INFINITY).to(x.dtype)))
-    level, mass = solve(z, beta, low, high, SUMS, STEP)
-    high_level, low_level = two_terms(level, mass, z.dtype)
-    return maximum, high_level, low_level, products_of(z, beta, level, PROBABILITY).to(z.dtype)
+    level, low, high, mass = solve(z, beta, low, high, SUMS, STEP)
+    b, c = two_terms(level, mass, z.dtype)
+    if EDGES is not None:
+        jumps = beta > 1.0
+        if tl.max(jumps.to(tl.int32)) > 0:
+            mass = row_sum(PROBABILITY(z, beta, b, c).to(tl.float64))
+            edge = row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY))
+            jumps = jumps & ~is_one(mass, z) & (edge > -INFINITY)
+            b, under, share = tl.where(jumps, edge, b), tl.zeros_like(c), tl.full(c.shape, 1.0, c.dtype)
+            for _ in range(HALVINGS):
+                middle = (under + share) * 0.5
+                exceeds = row_sum(PROBABILITY(z, beta, b, tl.where(jumps, middle, c)).to(tl.float64)) > 1.0
+                under, share = tl.where(exceeds, under, middle), tl.where(exceeds, middle, share)
+            c = tl.where(jumps, under, c)
+    return maximum, b, c, products_of(z, beta, b, c, PROBABILITY).to(z.dtype)
 
 
 @triton.jit
 def finish_rows(x, beta, tau, TEMPERED: tl.constexpr, a, b, c, PROBABILITY: tl.constexpr):
-    level = b.to(tl.float64) + c.to(tl.float64)
-    return PROBABILITY(over(gap(x, a), tau, TEMPERED), beta, level)
+    return PROBABILITY(over(gap(x, a), tau, TEMPERED), beta, b, c)
 
 
 @triton.jit
@@ -148,7 +179,7 @@ def begin_maximum(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def candidates_of(
-    x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index,
     TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """(z, which of them can have a probability) of a part."""
@@ -158,32 +189,32 @@ def candidates_of(
     is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
     beta = read_number(theta, thetas, row)
     tau = read_number(tau, taus, row)
-    scores = read_scores(x, stride, mask, blocks, row, column, column < n, n, COMPUTE)
+    scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
     z = over(gap(scores, row_max(a)), tau, TEMPERED)
     return z, (beta.to(COMPUTE) * z > -1.0) & (z > -INFINITY)
 
 
 @triton.jit
 def count_candidates(
-    x, stride, tau, taus, theta, thetas, mask, blocks, partial, counts, first, n, parts,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, counts, first, n, parts,
     TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     z, is_candidate = candidates_of(
-        x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+        x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
     )
     tl.store(counts + index, tl.sum(is_candidate.to(tl.int32)))
 
 
 @triton.jit
 def gather_candidates(
-    x, stride, tau, taus, theta, thetas, mask, blocks, partial, counts, gathered, first, n, parts,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, counts, gathered, first, n, parts,
     TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """gathered [*, n]: the candidates of each row, in their order."""
     index = tl.program_id(0).to(tl.int64)
     z, is_candidate = candidates_of(
-        x, stride, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+        x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
     )
     part = tl.arange(0, PARTS)
     before = tl.sum(tl.load(counts + index // parts * parts + part, mask=part < index % parts, other=0))
@@ -192,23 +223,35 @@ def gather_candidates(
 
 
 @triton.jit
+def read_gathered(gathered, at, total, WIDTH: tl.constexpr):
+    place = at + tl.arange(0, WIDTH)[None, :]
+    return tl.load(gathered + place, mask=place < total, other=-INFINITY)
+
+
+@triton.jit
 def gathered_sums(gathered, total, beta, level, SUMS: tl.constexpr, WIDTH: tl.constexpr):
     mass = tl.zeros((1, 1), tl.float64)
     slope = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
-        place = at + tl.arange(0, WIDTH)[None, :]
-        z = tl.load(gathered + place, mask=place < total, other=-INFINITY)
-        more, steeper = SUMS(z, beta, level)
+        more, steeper = SUMS(read_gathered(gathered, at, total, WIDTH), beta, level)
         mass += more
         slope += steeper
     return mass, slope
 
 
 @triton.jit
+def gathered_mass(gathered, total, beta, b, c, PROBABILITY: tl.constexpr, WIDTH: tl.constexpr):
+    mass = tl.zeros((1, 1), tl.float64)
+    for at in range(0, total, WIDTH):
+        mass += row_sum(PROBABILITY(read_gathered(gathered, at, total, WIDTH), beta, b, c).to(tl.float64))
+    return mass
+
+
+@triton.jit
 def solve_gathered(
     theta, thetas, partial, counts, gathered, solved, first, n, parts,
-    BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr, EDGES: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """solved [4, *, 1]: what `begin_rows` says, of one gathered row a program."""
     index = tl.program_id(0).to(tl.int64)
@@ -223,24 +266,37 @@ def solve_gathered(
     low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
     level = low
     mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
-    moving = tl.max(tl.where(is_settled(mass, maximum) | (spoilt > 0.0), 0, 1))
+    moving = tl.max(tl.where(is_settled(mass, level, high, beta, maximum) | (spoilt > 0.0), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
         level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
         mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
-        moving = tl.max(tl.where(is_settled(mass, maximum) | (level == before), 0, 1))
+        moving = tl.max(tl.where(is_settled(mass, level, before, beta, maximum), 0, 1))
         step += 1
+    b, c = two_terms(level, mass, COMPUTE)
+    if EDGES is not None:
+        edge = tl.full((1, 1), -INFINITY, COMPUTE)
+        if tl.max(tl.where((beta > 1.0) & (spoilt == 0.0), 1, 0)) > 0:
+            mass = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH)
+            for at in range(0, total, WIDTH):
+                z = read_gathered(gathered, at, total, WIDTH)
+                edge = tl.maximum(edge, row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY)))
+        if tl.max(tl.where((edge > -INFINITY) & ~is_one(mass, maximum), 1, 0)) > 0:
+            b, under, share = edge, tl.zeros_like(edge), tl.full((1, 1), 1.0, COMPUTE)
+            for _ in range(HALVINGS):
+                c = (under + share) * 0.5
+                exceeds = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH) > 1.0
+                under, share = tl.where(exceeds, under, c), tl.where(exceeds, c, share)
+            c = under
+    b = tl.where(spoilt > 0.0, float("nan"), b)
     products = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
-        place = at + tl.arange(0, WIDTH)[None, :]
-        z = tl.load(gathered + place, mask=place < total, other=-INFINITY)
-        products += products_of(z, beta, level, PROBABILITY)
-    high_level, low_level = two_terms(level, tl.where(spoilt > 0.0, float("nan"), mass), COMPUTE)
+        products += products_of(read_gathered(gathered, at, total, WIDTH), beta, b, c, PROBABILITY)
     place = solved + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, maximum)
-    tl.store(place + height, high_level)
-    tl.store(place + 2 * height, low_level)
+    tl.store(place + height, b)
+    tl.store(place + 2 * height, c)
     tl.store(place + 3 * height, products.to(COMPUTE))
 
 
@@ -256,6 +312,7 @@ class Threshold(RowFunctions):
     sums: Any
     step: Any
     probability: Any
+    edges: Any = None
 
     def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
         for first_row, taken, parts, partial in rows.shared():
@@ -273,7 +330,7 @@ class Threshold(RowFunctions):
             )
             solve_gathered[(taken,)](
                 rows.theta, rows.thetas, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=self.bracket,
-                SUMS=self.sums, STEP=self.step, PROBABILITY=self.probability, COMPUTE=rows.numbers["COMPUTE"], WIDTH=GATHERED,
-                num_warps=warps(GATHERED), **merging,
+                SUMS=self.sums, STEP=self.step, PROBABILITY=self.probability, EDGES=self.edges, COMPUTE=rows.numbers["COMPUTE"],
+                WIDTH=GATHERED, num_warps=warps(GATHERED), **merging,
             )  # fmt: skip
             yield first_row, taken, parts, solved, 1

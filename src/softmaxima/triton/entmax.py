@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import INFINITY, RowFunctions, add, divide, exp, row_sum
-from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, minus
+from softmaxima.triton._rows import INFINITY, RowFunctions, add, divide, exp, gap, row_sum
+from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, level_of, minus
 
 
 @triton.jit
@@ -48,34 +48,56 @@ def sum_with(product, factor, factor_low, addend):
 
 
 @triton.jit
-def terms(z, beta, level):
-    """(p, w), by u = p^β = βz + e^{−βΛ} and, where that is near 1, by u − 1."""
-    largest = tl.exp(-beta * level)
+def power(z, beta, level):
+    """u = p^β = βz + e^{−βΛ}, and u − 1 from the same terms."""
     factor = beta.to(z.dtype)
     factor_low = (beta - factor.to(tl.float64)).to(z.dtype)
     finite = tl.where(z == -INFINITY, 0.0, z)
-    u = sum_with(finite, factor, factor_low, largest)
+    u = sum_with(finite, factor, factor_low, tl.exp(-beta * level))
     below_one = sum_with(finite, factor, factor_low, expm1(-beta * level))
-    outside = (u <= 0.0) | (z == -INFINITY)
-    u = tl.where(outside, 1.0, u)
-    logarithm = tl.log(u) + tl.where(u > 0.5, divide(below_one - (u - 1.0), u), 0.0)
-    is_softmax = beta == 0.0
-    of_beta = tl.where(is_softmax, 1.0, beta).to(z.dtype)
-    exponent = tl.where(is_softmax, minus(z, level), divide(logarithm, of_beta))
-    p = tl.where(outside, 0.0, exp(exponent))
-    return p, divide(p * largest.to(z.dtype), u)
+    return tl.where(z == -INFINITY, 0.0, u), below_one
 
 
 @triton.jit
-def probability(z, beta, level):
-    p, w = terms(z, beta, level)
-    return p
+def root(z, beta, level, u, below_one):
+    """p = u^{1/β}, 0 where u is not positive; u of the maximum may be too small for a number."""
+    outside = u <= 0.0
+    u = tl.where(outside, 1.0, u)
+    logarithm = tl.log(u) + tl.where(u > 0.5, divide(below_one - (u - 1.0), u), 0.0)
+    is_plain = (beta == 0.0) | (z == 0.0)
+    of_beta = tl.where(beta == 0.0, 1.0, beta).to(z.dtype)
+    p = exp(tl.where(is_plain, minus(z, level), divide(logarithm, of_beta)))
+    return tl.where((outside & (z < 0.0)) | (z == -INFINITY), 0.0, p)
+
+
+@triton.jit
+def probability(z, beta, b, c):
+    """At the level b + c; or, where b < 0, p^β = β(z − b) + c^β."""
+    at_edge = b < 0.0
+    of_edge = tl.where(at_edge & (c > 0.0), tl.exp(beta * tl.log(tl.where(c > 0.0, c, 1.0).to(tl.float64))), 0.0)
+    largest = tl.where(at_edge, of_edge - beta * b.to(tl.float64), 1.0)
+    level = tl.where(at_edge, -tl.log(largest) / tl.where(at_edge, beta, 1.0), level_of(b, c))
+    u, below_one = power(z, beta, level)
+    u = tl.where(at_edge, beta.to(z.dtype) * gap(z, b) + of_edge.to(z.dtype), u)
+    return root(z, beta, level, u, tl.where(at_edge, u - 1.0, below_one))
 
 
 @triton.jit
 def sums(z, beta, level):
-    p, w = terms(z, beta, level)
+    u, below_one = power(z, beta, level)
+    p = root(z, beta, level, u, below_one)
+    largest = tl.exp(-beta * level).to(z.dtype)
+    w = tl.where(z == 0.0, p, divide(p * largest, tl.where(u <= 0.0, 1.0, u)))
     return row_sum(p).to(tl.float64), row_sum(w).to(tl.float64)
+
+
+@triton.jit
+def edges(z, beta, low, high):
+    """Scores whose p^β is little more than the rounding of e^{−βΛ}, which has two terms."""
+    u, _ = power(z, beta, low)
+    least, _ = power(z, beta, high)
+    little = tl.exp(-beta * low) * (2.0**-12 if z.dtype == tl.float64 else 2.0**-28)
+    return (u > 0.0) & (least <= little.to(z.dtype)) & (z < 0.0)
 
 
 @triton.jit
@@ -91,7 +113,7 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability)
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, edges)
 
 
 @triton.jit
@@ -100,11 +122,13 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
 
 
 @triton.jit
-def depth(level, beta):
-    return tl.where(beta == 0.0, level, -expm1(-beta * level) / tl.where(beta == 0.0, 1.0, beta))
+def depth(b, c, beta):
+    level = level_of(b, c)
+    of_level = tl.where(beta == 0.0, level, -expm1(-beta * level) / tl.where(beta == 0.0, 1.0, beta))
+    return tl.where(b < 0.0, b.to(tl.float64) + 1.0 / tl.where(beta == 0.0, 1.0, beta), of_level)
 
 
-FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
+FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability, edges=edges)
 
 
 @triton.jit

@@ -9,20 +9,19 @@ import triton
 import triton.language as tl
 
 from softmaxima.triton._rows import RowFunctions, add, row_sum
-from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows
-from softmaxima.triton.sparsemax import bracket
-from softmaxima.triton.sparsemax import probability as root_probability
+from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, level_of
+from softmaxima.triton.sparsemax import above, bracket
 
 
 @triton.jit
-def probability(z, beta, level):
-    root = root_probability(z * 0.5, beta, level)
+def probability(z, beta, b, c):
+    root = above(z * 0.5, level_of(b, c))
     return root * root
 
 
 @triton.jit
 def sums(z, beta, level):
-    root = root_probability(z * 0.5, beta, level)
+    root = above(z * 0.5, level)
     return row_sum(root * root).to(tl.float64), row_sum(root).to(tl.float64)
 
 
@@ -34,7 +33,7 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability)
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, None)
 
 
 @triton.jit
@@ -43,8 +42,8 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
 
 
 @triton.jit
-def depth(level, beta):
-    return 2.0 * (1.0 + level)
+def depth(b, c, beta):
+    return 2.0 * (1.0 + level_of(b, c))
 
 
 FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)

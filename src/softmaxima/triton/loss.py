@@ -53,7 +53,7 @@ def elastic_conjugate(a, b, c, d, theta):
 @triton.jit
 def threshold_conjugate(b, c, d, beta, DEPTH: tl.constexpr):
     """(β Σ p z + (1 − p_max^β)/β)/(1 + β)."""
-    return (beta * d.to(tl.float64) + DEPTH(b.to(tl.float64) + c.to(tl.float64), beta)) / (1.0 + beta)
+    return (beta * d.to(tl.float64) + DEPTH(b, c, beta)) / (1.0 + beta)
 
 
 @triton.jit
@@ -128,6 +128,31 @@ def account(
 
 
 @triton.jit
+def account_label(
+    x, stride, starts, maximum, label, weights, row, n, smoothing, beta,
+    FENCHEL: tl.constexpr, SHANNON: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """The account of a row in which no class but the label has a share: one score."""
+    inside = (label >= 0) & (label < n)
+    column = tl.where(inside, label, 0)
+    score = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
+    return account(score, maximum, label, None, weights, row, column, inside, n, smoothing, beta, FENCHEL, SHANNON)
+
+
+@triton.jit
+def read_account(accounts, index, parts, count, PARTS: tl.constexpr):
+    """The sums of all parts of a row."""
+    part = tl.arange(0, PARTS)[None, :]
+    place, is_part = accounts + index * parts + part, part < parts
+    mass = row_sum(tl.load(place, mask=is_part, other=0.0))
+    distance = row_sum(tl.load(place + count, mask=is_part, other=0.0))
+    omega = row_sum(tl.load(place + 2 * count, mask=is_part, other=0.0))
+    weight = row_sum(tl.load(place + 3 * count, mask=is_part, other=0.0))
+    total = row_sum(tl.load(place + 4 * count, mask=is_part, other=0.0))
+    return mass, distance, omega, weight, total, row_sum(tl.load(place + 5 * count, mask=is_part, other=0.0))
+
+
+@triton.jit
 def value_of(
     v, mass, distance, omega, weight, total, impossible, theta, FENCHEL: tl.constexpr, WEIGHTED: tl.constexpr, SINK: tl.constexpr
 ):  # fmt: skip
@@ -177,7 +202,7 @@ def store_gradient(
 
 @triton.jit
 def whole_losses(
-    x, stride, theta, thetas, labels, soft, weights, smoothing, scale, scales, values, out, rows, n,
+    x, stride, starts, theta, thetas, labels, soft, weights, smoothing, scale, scales, values, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr,
     SINK: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +211,7 @@ def whole_losses(
     column = tl.arange(0, WIDTH)[None, :]
     inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
-    scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
+    scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
     parameter = read_number(theta, thetas, row)
     label = read_label(labels, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
@@ -206,7 +231,7 @@ def whole_losses(
 
 @triton.jit
 def account_parts(
-    x, stride, theta, thetas, labels, soft, weights, smoothing, partial, accounts, first, n, parts, merged,
+    x, stride, starts, theta, thetas, labels, soft, weights, smoothing, partial, accounts, first, n, parts, merged,
     MERGE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -221,7 +246,7 @@ def account_parts(
     one = tl.full((1, 1), 1.0, COMPUTE)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
     a, b, c, d = MERGE(is_part, a, b, c, d, parameter, one, False)
-    scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
+    scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
     sums = account(
         scores, a, read_label(labels, row), soft, weights, row, column, inside, n, smoothing, parameter, FENCHEL,
         SHANNON,
@@ -233,8 +258,8 @@ def account_parts(
 
 @triton.jit
 def finish_losses(
-    x, stride, theta, thetas, labels, soft, weights, smoothing, scale, scales, partial, accounts, values, out, first, n, parts,
-    merged,
+    x, stride, starts, theta, thetas, labels, soft, weights, smoothing, scale, scales, partial, accounts, values, out, first,
+    n, parts, merged, accounted,
     MERGE: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr,
     SINK: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -248,23 +273,18 @@ def finish_losses(
     one = tl.full((1, 1), 1.0, COMPUTE)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, MERGED)
     a, b, c, d = MERGE(is_part, a, b, c, d, parameter, one, False)
-    part = tl.arange(0, PARTS)[None, :]
-    place = accounts + index // parts * parts + part
-    count = height * parts
-    mass = row_sum(tl.load(place, mask=part < parts, other=0.0))
-    distance = row_sum(tl.load(place + count, mask=part < parts, other=0.0))
-    omega = row_sum(tl.load(place + 2 * count, mask=part < parts, other=0.0))
-    weight = row_sum(tl.load(place + 3 * count, mask=part < parts, other=0.0))
-    total = row_sum(tl.load(place + 4 * count, mask=part < parts, other=0.0))
-    impossible = row_sum(tl.load(place + 5 * count, mask=part < parts, other=0.0))
+    if accounts is None:
+        sums = account_label(x, stride, starts, a, label, weights, row, n, smoothing, parameter, FENCHEL, SHANNON, COMPUTE)
+    else:
+        sums = read_account(accounts, index // parts, accounted, height * accounted, PARTS)
     v = CONJUGATE(a, b, c, d, parameter)
     value, mass, weight = value_of(
-        v, mass, distance, omega, weight, total, impossible, parameter, FENCHEL, weights is not None, SINK
+        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], parameter, FENCHEL, weights is not None, SINK
     )
     is_first = tl.zeros((1, 1), tl.int64) + index % parts == 0
     tl.store(values + row, of_label(value, label, n), mask=is_first)
     if out is not None:
-        scores = read_scores(x, stride, None, None, row, column, inside, n, COMPUTE)
+        scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
         p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
         store_gradient(
             out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
@@ -307,7 +327,7 @@ def launch(
 ) -> None:
     """Fills `values` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     target = (labels, soft, weights, bits(smoothing))
-    inputs = (rows.x, rows.stride, rows.theta, rows.thetas)
+    inputs = (rows.x, rows.stride, rows.starts, rows.theta, rows.thetas)
     scales = (bits(1.0), scale.double().contiguous()) if isinstance(scale, Tensor) else (bits(scale), None)
     compute = rows.numbers["COMPUTE"]
     kind = {"FENCHEL": fenchel, "SHANNON": loss.is_shannon, "COMPUTE": compute}
@@ -319,13 +339,26 @@ def launch(
             num_warps=warps(height * rows.width), **kind, **functions,
         )  # fmt: skip
         return
+    is_label_alone = labels is not None and smoothing == 0.0
     for first_row, taken, parts, partial, merged in loss.map.accumulated(rows, None, None):
-        accounts = torch.empty((6, taken, parts), dtype=torch.float64, device=partial.device)
         common = {"MERGE": loss.map.merge, **kind, **rows.block}
-        account_parts[(taken * parts,)](
-            *inputs, *target, partial, accounts, first_row, rows.n, parts, merged, PARTS=triton.next_power_of_2(merged), **common
-        )
-        finish_losses[(taken * parts,)](
-            *inputs, *target, *scales, partial, accounts, values, out, first_row, rows.n, parts, merged,
+        accounts = None
+        if not is_label_alone:
+            accounts = torch.empty((6, taken, parts), dtype=torch.float64, device=partial.device)
+            account_parts[(taken * parts,)](
+                *inputs,
+                *target,
+                partial,
+                accounts,
+                first_row,
+                rows.n,
+                parts,
+                merged,
+                PARTS=triton.next_power_of_2(merged),
+                **common,
+            )
+        finishing = 1 if out is None else parts
+        finish_losses[(taken * finishing,)](
+            *inputs, *target, *scales, partial, accounts, values, out, first_row, rows.n, finishing, merged, parts,
             MERGED=triton.next_power_of_2(merged), PARTS=triton.next_power_of_2(parts), **common, **functions,
         )  # fmt: skip

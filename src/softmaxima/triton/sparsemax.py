@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from softmaxima.triton._rows import RowFunctions, add, row_sum
-from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, minus
+from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, level_of, minus
 
 
 @triton.jit
@@ -19,14 +19,20 @@ def bracket(count):
 
 
 @triton.jit
-def probability(z, beta, level):
+def above(z, level):
+    """relu(z − level)."""
     excess = minus(z, level)
     return tl.where(excess <= 0.0, 0.0, excess)  # NaN stays
 
 
 @triton.jit
+def probability(z, beta, b, c):
+    return above(z, level_of(b, c))
+
+
+@triton.jit
 def sums(z, beta, level):
-    p = probability(z, beta, level)
+    p = above(z, level)
     return row_sum(p).to(tl.float64), row_sum((p > 0.0).to(z.dtype)).to(tl.float64)
 
 
@@ -37,7 +43,7 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability)
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, None)
 
 
 @triton.jit
@@ -46,9 +52,9 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
 
 
 @triton.jit
-def depth(level, beta):
+def depth(b, c, beta):
     """(1 − p_max^β)/β, by which `loss.py` knows the conjugate."""
-    return 1.0 + level
+    return 1.0 + level_of(b, c)
 
 
 FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
