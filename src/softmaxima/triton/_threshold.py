@@ -50,18 +50,25 @@ NEWTON_STEPS = tl.constexpr(24)  # before the bracket is only halved, where f is
 GATHERED = 1 << 12  # candidates that a program reads at a time
 TOLERANCE = tl.constexpr(2.0**-22)  # of a mass, where its terms are float32
 WIDE_TOLERANCE = tl.constexpr(2.0**-50)
+JUMP_TOLERANCE = tl.constexpr(2.0**-40)  # the same where β > 1
+STEEPEST = tl.constexpr(2.0**24)  # what a level of two float32 terms says little of
+WIDE_STEEPEST = tl.constexpr(2.0**11)
 
 
 @triton.jit
-def is_one(mass, like):
-    tolerance = WIDE_TOLERANCE if like.dtype == tl.float64 else TOLERANCE
+def is_one(mass, beta, like):
+    if like.dtype == tl.float64:
+        tolerance = tl.where(beta <= 1.0, WIDE_TOLERANCE, JUMP_TOLERANCE)
+    else:
+        tolerance = TOLERANCE
     return (tl.abs(mass - 1.0) <= tolerance) | (mass != mass) | (mass == 0.0)
 
 
 @triton.jit
-def is_settled(mass, level, before, beta, like):
-    """Where a mass of nearly 1 says nothing of the level (β > 1), it is settled when the bracket closes."""
-    return (is_one(mass, like) & ((beta <= 1.0) | (mass != mass) | (mass == 0.0))) | (level == before)
+def is_settled(mass, slope, level, before, beta, like):
+    """Whether the level stays, or the mass is 1 and (for β > 1) the last digit of the level does not change that."""
+    steepest = WIDE_STEEPEST if like.dtype == tl.float64 else STEEPEST
+    return (is_one(mass, beta, like) & ((beta <= 1.0) | (slope <= steepest) | (mass != mass))) | (level == before)
 
 
 @triton.jit
@@ -77,14 +84,19 @@ def level_of(b, c):
 
 
 @triton.jit
-def bracketed(level, low, high, mass, slope, beta, step, STEP: tl.constexpr):
-    """(next level, bracket): Newton's step if it stays inside, and half of the bracket otherwise."""
-    low = tl.where(mass >= 1.0, level, low)
-    high = tl.where(mass <= 1.0, level, high)
+def bracketed(level, low, high, most, least, mass, slope, beta, step, STEP: tl.constexpr):
+    """(next level, bracket, the masses at its ends): Newton's step if it stays inside, else the secant's, else half of the bracket."""
+    most, low = tl.where(mass >= 1.0, mass, most), tl.where(mass >= 1.0, level, low)
+    least, high = tl.where(mass <= 1.0, mass, least), tl.where(mass <= 1.0, level, high)
     newton = STEP(level, mass, slope, beta)
-    halves = (beta > 1.0) & ((step % 3 == 2) | (step >= NEWTON_STEPS) | (newton == level))
-    inside = (newton >= low) & (newton <= high) & ~halves
-    return tl.where(inside, newton, (low + high) * 0.5), low, high
+    rise = tl.log(tl.where(most < INFINITY, most, 1.0))  # of an end that is not known yet 0, which makes the secant's the other
+    fall = tl.log(tl.where(least > 0.0, least, 1.0))
+    secant = low + (high - low) * (rise / tl.where(rise > fall, rise - fall, 1.0))
+    middle = (low + high) * 0.5
+    inside = tl.where((secant > low) & (secant < high), secant, middle)
+    inside = tl.where((newton >= low) & (newton <= high) & ((beta <= 1.0) | (newton != level)), newton, inside)
+    halves = (beta > 1.0) & ((step % 3 == 2) | (step >= NEWTON_STEPS))
+    return tl.where(halves, middle, inside), low, high, most, least
 
 
 @triton.jit
@@ -92,13 +104,14 @@ def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
     """(level, bracket, mass) of rows z [R, B], which stay on chip."""
     low, high, level = lowest, highest, lowest
     mass, slope = SUMS(z, beta, level)
-    moving = tl.max(tl.where(is_settled(mass, level, high, beta, z), 0, 1))
+    most, least = tl.full(mass.shape, INFINITY, tl.float64), tl.zeros_like(mass)
+    moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, z), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
-        level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, STEP)
         mass, slope = SUMS(z, beta, level)
-        moving = tl.max(tl.where(is_settled(mass, level, before, beta, z), 0, 1))
+        moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, z), 0, 1))
         step += 1
     return level, low, high, mass
 
@@ -129,11 +142,12 @@ def begin_rows(
     level, low, high, mass = solve(z, beta, low, high, SUMS, STEP)
     b, c = two_terms(level, mass, z.dtype)
     if EDGES is not None:
-        jumps = beta > 1.0
+        jumps = (beta > 1.0) & (b == b)
         if tl.max(jumps.to(tl.int32)) > 0:
-            mass = row_sum(PROBABILITY(z, beta, b, c).to(tl.float64))
+            jumps = jumps & ~is_one(row_sum(PROBABILITY(z, beta, b, c).to(tl.float64)), beta, z)
+        if tl.max(jumps.to(tl.int32)) > 0:
             edge = row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY))
-            jumps = jumps & ~is_one(mass, z) & (edge > -INFINITY)
+            jumps = jumps & (edge > -INFINITY)
             b, under, share = tl.where(jumps, edge, b), tl.zeros_like(c), tl.full(c.shape, 1.0, c.dtype)
             for _ in range(HALVINGS):
                 middle = (under + share) * 0.5
@@ -266,23 +280,25 @@ def solve_gathered(
     low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
     level = low
     mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
-    moving = tl.max(tl.where(is_settled(mass, level, high, beta, maximum) | (spoilt > 0.0), 0, 1))
+    most, least = tl.full((1, 1), INFINITY, tl.float64), tl.zeros_like(mass)
+    moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, maximum) | (spoilt > 0.0), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
-        level, low, high = bracketed(level, low, high, mass, slope, beta, step, STEP)
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, STEP)
         mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
-        moving = tl.max(tl.where(is_settled(mass, level, before, beta, maximum), 0, 1))
+        moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, maximum), 0, 1))
         step += 1
     b, c = two_terms(level, mass, COMPUTE)
     if EDGES is not None:
         edge = tl.full((1, 1), -INFINITY, COMPUTE)
         if tl.max(tl.where((beta > 1.0) & (spoilt == 0.0), 1, 0)) > 0:
             mass = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH)
-            for at in range(0, total, WIDTH):
-                z = read_gathered(gathered, at, total, WIDTH)
-                edge = tl.maximum(edge, row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY)))
-        if tl.max(tl.where((edge > -INFINITY) & ~is_one(mass, maximum), 1, 0)) > 0:
+            if tl.max(is_one(mass, beta, maximum).to(tl.int32)) == 0:
+                for at in range(0, total, WIDTH):
+                    z = read_gathered(gathered, at, total, WIDTH)
+                    edge = tl.maximum(edge, row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY)))
+        if tl.max(edge) > -INFINITY:
             b, under, share = edge, tl.zeros_like(edge), tl.full((1, 1), 1.0, COMPUTE)
             for _ in range(HALVINGS):
                 c = (under + share) * 0.5
