@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from conftest import Case, normal, rows
 
+pytestmark = pytest.mark.gpu
+
 
 @given(x=rows())
 def test_probabilities_are_not_negative(case: Case, x: torch.Tensor):

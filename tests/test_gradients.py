@@ -10,14 +10,15 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
-from conftest import INTERPRETED, Case, normal
+from conftest import Case, normal
+
+pytestmark = pytest.mark.gpu
 
 
 def check(function, *inputs: Tensor) -> None:
     inputs = tuple(t.detach().requires_grad_() for t in inputs)
-    every = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_forward_grad": True}
-    assert gradcheck(function, inputs, **every, atol=1e-6, fast_mode=INTERPRETED)
-    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, check_rev_over_rev=True, atol=1e-5, fast_mode=INTERPRETED)
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True, atol=1e-6)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, check_rev_over_rev=True, atol=1e-5)
 
 
 def test_gradient_of_scores(case: Case):

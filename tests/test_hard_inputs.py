@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import softmaxima as sm
-from conftest import TOLERANCE, Case, LossCase, normal
+from conftest import INTERPRETED, TOLERANCE, Case, LossCase, normal
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
+pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.gpu
 def test_row_of_masks_gives_nothing_and_no_gradient(case: Case, dtype: torch.dtype):
     x = torch.tensor([[-INF, -INF, -INF], [1.0, 2.0, -INF]], dtype=dtype, requires_grad=True)
     out = case(x)
@@ -24,7 +24,6 @@ def test_row_of_masks_gives_nothing_and_no_gradient(case: Case, dtype: torch.dty
     assert float(gradient[1, 2]) == 0
 
 
-@pytest.mark.gpu
 def test_row_with_nan_is_nan_and_no_other_row_is(case: Case, dtype: torch.dtype):
     x = normal(3, 5, dtype=dtype)
     x[1, 2] = NAN
@@ -36,7 +35,6 @@ def test_row_with_nan_is_nan_and_no_other_row_is(case: Case, dtype: torch.dtype)
     assert not bool(gradient[[0, 2]].isnan().any())
 
 
-@pytest.mark.gpu
 def test_masked_nan_is_not_seen(case: Case):
     x = normal(2, 4)
     x[0, 1] = NAN
@@ -49,7 +47,6 @@ def test_masked_nan_is_not_seen(case: Case):
     assert not bool(gt.isnan().any())
 
 
-@pytest.mark.gpu
 def test_plus_infinity_gives_nan_as_torch_does(case: Case, dtype: torch.dtype):
     x = torch.tensor([[0.0, INF, 1.0], [0.0, 1.0, 2.0]], dtype=dtype)
     out = case(x)
@@ -83,7 +80,6 @@ def test_ties_share_alike_unless_the_map_selects(case: Case, dtype: torch.dtype)
             torch.testing.assert_close(chosen, chosen[:1].expand_as(chosen), atol=0, rtol=0)
 
 
-@pytest.mark.gpu
 def test_no_scores_give_nothing(case: Case, dtype: torch.dtype):
     for shape in ((0,), (3, 0), (0, 3), (2, 0, 3)):
         x = torch.zeros(shape, dtype=dtype, requires_grad=True)
@@ -104,7 +100,6 @@ def test_one_score_takes_what_there_is(case: Case, dtype: torch.dtype):
             assert float(out) == 1
 
 
-@pytest.mark.gpu
 def test_two_scores_agree_with_the_reference(case: Case, dtype: torch.dtype):
     x = torch.tensor([[0.25, 0.0], [3.0, -1.0], [-0.5, -0.25]], dtype=dtype)
     torch.testing.assert_close(case(x).double(), case.reference(x), atol=TOLERANCE[dtype], rtol=2**-8)
@@ -123,14 +118,15 @@ def test_half_precision_sums_are_wide(dtype: torch.dtype):
 
 
 def test_every_dim_and_layout_gives_the_same(case: Case, dtype: torch.dtype):
-    x = normal(3, 4, 5, dtype=dtype)
+    x = normal(2, 3, 4, dtype=dtype)
     rounding = 4 * torch.finfo(dtype).eps  # vector and scalar code round differently
-    for dim in range(-3, 3):
+    gaps = normal(2, 6, 4, dtype=dtype)[:, ::2].copy_(x)
+    for dim in range(3):
         expected = torch.stack([case(row) for row in x.movedim(dim, -1).reshape(-1, x.shape[dim])])
         expected = expected.reshape(x.movedim(dim, -1).shape).movedim(-1, dim)
-        for layout in (x, x.transpose(0, 2).contiguous().transpose(0, 2), normal(3, 8, 5, dtype=dtype)[:, ::2]):
-            source = layout if layout.stride() != (40, 10, 1) else layout.copy_(x)
-            torch.testing.assert_close(case(source, dim=dim), expected, atol=4 * torch.finfo(dtype).eps, rtol=rounding)
+        for layout in (x, x.transpose(0, 2).contiguous().transpose(0, 2), gaps):
+            for axis in (dim, dim - 3):
+                torch.testing.assert_close(case(layout, dim=axis), expected, atol=rounding, rtol=rounding)
     expanded = normal(4, dtype=dtype).expand(3, 4)
     torch.testing.assert_close(case(expanded)[2], case(expanded[0].clone()), atol=0, rtol=0)
 
@@ -157,7 +153,6 @@ def test_input_is_not_written(case: Case):
     assert torch.equal(x, before)
 
 
-@pytest.mark.gpu
 def test_loss_with_masked_classes_is_never_nan(loss: LossCase, dtype: torch.dtype):
     if loss.loss.on_cosines:
         pytest.skip("a cosine cannot be −∞")
@@ -190,7 +185,6 @@ def test_loss_gradient_is_finite_where_the_target_is_masked(loss: LossCase):
     assert bool((gradient[1] == 0).all())
 
 
-@pytest.mark.gpu
 def test_masked_target_that_does_not_count_costs_nothing(loss: LossCase):
     if loss.loss.on_cosines:
         pytest.skip("a cosine cannot be −∞")
@@ -202,7 +196,6 @@ def test_masked_target_that_does_not_count_costs_nothing(loss: LossCase):
     assert not bool(loss(x, target, label_smoothing=1.0, reduction="none").isnan().any())
 
 
-@pytest.mark.gpu
 def test_loss_of_a_nan_row_is_nan_and_of_no_other(loss: LossCase):
     x = loss.scores(3, 4)
     x[1, 0] = NAN
@@ -210,7 +203,6 @@ def test_loss_of_a_nan_row_is_nan_and_of_no_other(loss: LossCase):
     assert rows.isnan().tolist() == [False, True, False]
 
 
-@pytest.mark.gpu
 def test_ignored_nan_row_is_not_seen(loss: LossCase):
     x = loss.scores(3, 4)
     x[1] = NAN
@@ -222,7 +214,6 @@ def test_ignored_nan_row_is_not_seen(loss: LossCase):
     assert bool((gradient[1] == 0).all())
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("offset", [1e4, -1e4])
 def test_loss_with_offsets_of_1e4_is_finite(loss: LossCase, offset: float):
     if not loss.loss.on_cosines:
@@ -262,7 +253,7 @@ def hard_rows(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("shape", [(16, 3), (33, 64), (200, 10), (70, 128)])
+@pytest.mark.parametrize("shape", [(16, 3), (33, 64), (200, 10), (70, 128)][: 1 if INTERPRETED else 4])
 def test_rows_do_not_depend_on_how_many_there_are(case: Case, dtype: torch.dtype, shape: tuple[int, int]):
     x = hard_rows(normal(*shape, dtype=dtype)).requires_grad_()
     g = normal(*shape, seed=1).to(dtype)
@@ -277,7 +268,7 @@ def test_rows_do_not_depend_on_how_many_there_are(case: Case, dtype: torch.dtype
     torch.testing.assert_close(gradient, torch.cat(slopes), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("shape", [(16, 3), (33, 64), (200, 10), (70, 128)])
+@pytest.mark.parametrize("shape", [(16, 3), (33, 64), (200, 10), (70, 128)][: 1 if INTERPRETED else 4])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_losses_of_rows_do_not_depend_on_how_many_there_are(
     loss: LossCase, dtype: torch.dtype, shape: tuple[int, int], smoothing: float

@@ -15,6 +15,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import softmaxima as sm
 from conftest import normal, rows
 
+pytestmark = pytest.mark.gpu
+
 INF = math.inf
 
 

@@ -16,6 +16,7 @@ from softmaxima import _kernels
 from softmaxima.losses import REGISTRY as LOSSES
 
 
+@pytest.mark.gpu
 def test_vmap_equals_a_loop(case: Case):
     x = normal(3, 4, 5)
     looped = torch.stack([case(row) for row in x])
@@ -26,6 +27,7 @@ def test_vmap_equals_a_loop(case: Case):
     ))  # fmt: skip
 
 
+@pytest.mark.gpu
 def test_vmap_over_temperature_and_mask(case: Case):
     x = normal(4, 5)
     tau = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
@@ -37,6 +39,7 @@ def test_vmap_over_temperature_and_mask(case: Case):
     torch.testing.assert_close(one_row, torch.stack([case(x[0], temperature=t) for t in tau]))
 
 
+@pytest.mark.gpu
 def test_jacobians_agree_however_they_are_taken(case: Case):
     x = normal(6)
     named = sm.jacobian(case.map, x, **case.params)
@@ -44,6 +47,7 @@ def test_jacobians_agree_however_they_are_taken(case: Case):
         torch.testing.assert_close(take(case)(x), named, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.gpu
 def test_second_derivatives_agree_however_they_are_taken(case: Case):
     x = normal(5)
     expected = jacrev(jacrev(case))(x)
@@ -52,6 +56,7 @@ def test_second_derivatives_agree_however_they_are_taken(case: Case):
             torch.testing.assert_close(outer(inner(case))(x), expected, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.gpu
 def test_second_derivatives_of_temperature_agree_however_they_are_taken(case: Case):
     x, tau = normal(5), torch.tensor(1.5, dtype=torch.float64)
     function = lambda tau: case(x, temperature=tau)
@@ -61,6 +66,7 @@ def test_second_derivatives_of_temperature_agree_however_they_are_taken(case: Ca
             torch.testing.assert_close(outer(inner(function))(tau), expected, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.gpu
 def test_named_jacobian_takes_dim_mask_and_temperature(case: Case):
     x, where = normal(4, 3), torch.tensor([[True], [True], [False], [True]])
     tau = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
@@ -71,6 +77,7 @@ def test_named_jacobian_takes_dim_mask_and_temperature(case: Case):
         torch.testing.assert_close(blocks[column], alone, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.gpu
 def test_half_the_jacobian_norm_of_softmax_is_one_minus_its_purity():
     x = normal(4, 6)
     norm = sm.jacobian("softmax", x).abs().sum((-2, -1)) / 2
@@ -184,6 +191,7 @@ def test_compiled_by_the_default_backend_equals_eager(name: str):
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(function(x), x))
 
 
+@pytest.mark.gpu
 def test_under_autocast_half_scores_give_float32_as_torch_does_on_a_gpu(case: Case):
     x = normal(3, 4, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -193,6 +201,7 @@ def test_under_autocast_half_scores_give_float32_as_torch_does_on_a_gpu(case: Ca
     assert case(x).dtype == torch.bfloat16
 
 
+@pytest.mark.gpu
 def test_hessian_vector_product_of_cross_entropy_is_the_covariance():
     x, v, target = normal(6), normal(6, seed=1), torch.tensor(2)
     p = sm.softmax(x)
@@ -201,6 +210,7 @@ def test_hessian_vector_product_of_cross_entropy_is_the_covariance():
     assert isinstance(sm.hessian_vector_product(lambda x: sm.cross_entropy(x, target), x.numpy(), v.numpy()), type(x.numpy()))
 
 
+@pytest.mark.gpu
 def test_hessian_vector_products_agree_with_the_full_hessian(loss: LossCase):
     x, v, target = loss.scores(2, 5), normal(2, 5, seed=1), torch.tensor([3, 1])
     full = torch.autograd.functional.hessian(lambda x: loss(x, target), x)
@@ -208,6 +218,7 @@ def test_hessian_vector_products_agree_with_the_full_hessian(loss: LossCase):
     torch.testing.assert_close(product, torch.einsum("ijkl,kl->ij", full, v), atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.gpu
 def test_losses_under_vmap_grad_give_per_sample_gradients(loss: LossCase):
     x, target = loss.scores(4, 5), torch.tensor([0, 4, 1, 2])
     each = [grad(lambda row, t=t: loss(row, t))(row) for row, t in zip(x, target, strict=True)]

@@ -239,7 +239,8 @@ def add_digit(
 
 @triton.jit
 def count_ties(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans, length,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans,
+    length,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
@@ -267,8 +268,8 @@ def count_ties(
 
 @triton.jit
 def settle(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n, parts, spans,
-    length,
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n,
+    parts, spans, length,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip

@@ -85,7 +85,7 @@ def level_of(b, c):
 
 @triton.jit
 def bracketed(level, low, high, most, least, mass, slope, beta, step, STEP: tl.constexpr):
-    """(next level, bracket, the masses at its ends): Newton's step if it stays inside, else the secant's, else half of the bracket."""
+    """(next level, bracket, the masses at its ends): Newton's step, the secant's where that is outside, or half of the bracket."""
     most, low = tl.where(mass >= 1.0, mass, most), tl.where(mass >= 1.0, level, low)
     least, high = tl.where(mass <= 1.0, mass, least), tl.where(mass <= 1.0, level, high)
     newton = STEP(level, mass, slope, beta)

@@ -165,7 +165,10 @@ def value_of(
             omega += tl.where((missing > 0.0) & (theta > -INFINITY), of_sink, 0.0)
     if not (FENCHEL and WEIGHTED):
         weight = tl.full(mass.shape, 1.0, tl.float64)
-    value = tl.where(weight == 0.0, 0.0, weight * (mass * v + omega + distance))
+    value = mass * v + omega + distance
+    if FENCHEL:
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.where(weight == 0.0, 0.0, weight * value)
     value = tl.where((impossible > 0.0) & (weight != 0.0), tl.where(v == v, INFINITY, v), value)
     return value, mass, weight
 
