@@ -22,7 +22,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, LossCase, normal
-from softmaxima import _kernels
+from softmaxima import _devices, _kernels
 from softmaxima.lse._weighted import _composed as composed_weighted
 from softmaxima.maps import REGISTRY
 
@@ -56,6 +56,7 @@ def by_torch(function: Callable[..., Any], *args: Any) -> Any:
     """What the function gives without the native library."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_kernels, "AVAILABLE", False)
+        patch.setattr(_devices, "library", lambda device_type: None)
         return function(*args)
 
 
