@@ -161,10 +161,10 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
                 (slope,) = torch.autograd.grad(expected.sum(), wide)
             torch.testing.assert_close(value.double(), expected, atol=2e-6, rtol=2e-6)
             torch.testing.assert_close(gradient.double(), slope, atol=3e-6, rtol=1e-5)
-            torch.testing.assert_close(loss(x, target, reduction=reduction, **options, **more), value)  # without a gradient
-            masked = x.clone()
-            masked[0, 0] = -math.inf
-            assert loss(masked, target, reduction=reduction, **options, **more).flatten()[0] == math.inf
+        torch.testing.assert_close(loss(x, target, reduction="none", **options, **more), value.detach())  # without a gradient
+        masked = x.clone()
+        masked[0, 0] = -math.inf
+        assert loss(masked, target, reduction="none", **options, **more)[0] == math.inf
 
 
 CALLS: dict[str, Callable[[Tensor], Any]] = {
@@ -232,13 +232,13 @@ def test_the_steps_to_a_threshold_are_enough(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("rows_are")
 @pytest.mark.parametrize("rows_are", ["whole", "shared"], indirect=True)
-@pytest.mark.parametrize("alpha", [2.5, 5.0, 20.0])
+@pytest.mark.parametrize("alpha", [2.5, 20.0])
 def test_where_no_level_gives_a_mass_of_1_the_scores_at_the_edge_take_what_is_left(alpha: float):
-    k = torch.arange(64.0, dtype=torch.float64)
-    rows = torch.stack([-k / 64, 0 * k, -k.sqrt(), -1e-3 * k.sqrt(), -1e-9 * k, -(k > 3).double() * 1e-4])
+    k = torch.arange(40.0, dtype=torch.float64)
+    rows = torch.stack([-k / 40, 0 * k, -k.sqrt(), -1e-3 * k.sqrt(), -1e-9 * k, -(k > 3).double() * 1e-4])
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-6)):
         x = rows.to(dtype)
-        for columns in (64, 2):
+        for columns in (40, 2):
             expected = sm.find_map("entmax").forward(x[:, :columns].double(), alpha=alpha)
             p = sm.entmax(x[:, :columns], alpha=alpha).double()
             torch.testing.assert_close(p, expected, atol=tolerance, rtol=0)
