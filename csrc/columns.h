@@ -17,10 +17,10 @@ struct alignas(LINE) Columns {
     // Scores [n, width], `inner` from one line to the next; a mask of the same shape, or none.
     Columns(const T* x, const uint8_t* mask, int64_t n, int64_t inner, int64_t width, const SoftmaximaRows& rows, int64_t index)
         : x_(x), mask_(mask), n_(n), inner_(inner), width_(width) {
-        scaled_ = rows.taus || rows.scale != 1.0;
+        scaled_ = rows.taus || rows.tau != 1.0;
         for (int64_t j = 0; j < WIDTH; ++j) {
             tau[j] = rows.taus && j < width ? rows.taus[index + j] : rows.tau;
-            scale[j] = rows.taus && j < width ? 1.0 / tau[j] : rows.scale;
+            scale[j] = inverse(tau[j]);
             theta[j] = rows.thetas && j < width ? rows.thetas[index + j] : rows.theta;
         }
     }
@@ -71,7 +71,7 @@ struct alignas(LINE) Columns {
         double one[WIDTH];
         for (int64_t j = 0; j < WIDTH; ++j) {
             one[j] = 1;
-            if (kind == Kind::elastic) mass[j] += std::exp(theta[j] - origin(j).value());
+            if (kind == Kind::elastic) add_sink(j);
         }
         emit(rectified, one, keep, out, step);
         for (int64_t j = 0; rectified && j < width_; ++j)
@@ -79,23 +79,34 @@ struct alignas(LINE) Columns {
     }
 
     template <class U>
-    bool logsumexp(U* out, double* values, Scratch<C>& scratch) {
+    bool logsumexp(U* out, Scratch<C>& scratch) {
         sum<false>(false, nullptr, 0);
         if (!log_sums(false, scratch)) return false;
-        for (int64_t j = 0; j < width_; ++j) {
-            const double value = log_sum_of(j).value(scale[j]);
-            narrow(value, out[j]);
-            if (values) values[j] = value;
-        }
+        for (int64_t j = 0; j < width_; ++j) narrow(log_sum_of(j).value(tau[j]), out[j]);
         return true;
+    }
+
+    // Of what logsumexp was made.
+    void keep_state(double* maxima, double* log_sums) const {
+        for (int64_t j = 0; j < width_; ++j) {
+            maxima[j] = double(top[j]);
+            log_sums[j] = log_sum[j] + lost[j];
+        }
     }
 
     template <class U>
     bool log_softmax(U* out, int64_t step, Scratch<C>& scratch) {
         sum<true>(false, nullptr, 0);
         if (!log_sums(true, scratch)) return false;
+        for (int64_t j = 0; j < width_; ++j)
+            if (top[j] == -nothing) log_sum[j] = std::numeric_limits<double>::quiet_NaN();
         emit_log(out, step);
         return true;
+    }
+
+    // The sink's part of the mass, where a score is allowed: alone it may be too small to divide by.
+    void add_sink(int64_t j) {
+        if (mass[j] != 0) mass[j] += std::exp(sink_above(theta[j], anchor_[j], tau[j]) - origin(j).value());
     }
 
     Origin<C> origin(int64_t j) const { return {shift_[j], power_[j]}; }
@@ -109,8 +120,8 @@ struct alignas(LINE) Columns {
         find_top(rectified);
         double lost_terms[WIDTH] = {};
         for (int64_t j = 0; j < WIDTH; ++j) {
-            const double z = double(top[j]) * scale[j];
-            const Origin<C> origin = Origin<C>::at(C(z));
+            anchor_[j] = scaled_ && top[j] > nothing && top[j] < -nothing ? double(top[j]) : 0.0;
+            const Origin<C> origin = Origin<C>::at(C(z_top(j)));
             const Exponential<C> exp(origin);
             shift_[j] = origin.shift;
             power_[j] = origin.power;
@@ -123,7 +134,6 @@ struct alignas(LINE) Columns {
             add_what_the_largest_lost();
         } else {
             for (int64_t j = 0; j < WIDTH; ++j) mass[j] += lost_terms[j];
-            for (int64_t j = 0; j < WIDTH; ++j) largest_[j] = 0;
         }
     }
 
@@ -131,10 +141,11 @@ struct alignas(LINE) Columns {
     template <class U>
     void emit(bool rectified, const double* weight, bool kept, U* out, int64_t step) {
         Ratios<C, WIDTH> ratios;
-        alignas(LINE) C e[WIDTH];
+        alignas(LINE) C e[WIDTH], share[WIDTH];
         for (int64_t j = 0; j < WIDTH; ++j) {
-            const double total = mass[j] < largest_[j] ? largest_[j] : mass[j];  // no term is divided by less than itself
-            ratios.set(j, {weight[j], total == 0 ? 1.0 : total});
+            const double total = mass[j] == 0 ? 1.0 : mass[j];
+            ratios.set(j, {weight[j], total});
+            if (sizeof(C) < sizeof(double)) share[j] = C(weight[j] * exact_[j] / total);
         }
         for (int64_t i = 0; i < n_; ++i) {
             U* to = out + i * step;
@@ -146,7 +157,11 @@ struct alignas(LINE) Columns {
                 const C* scores = load(i, rectified, z, rest);
                 scaled_ ? exponentials<true>(scores, rest, e) : exponentials<false>(scores, rest, e);
             }
-            for_lanes([&](int64_t j) __attribute__((always_inline)) { narrow(ratios[j](from[j]), to[j]); });
+            for_lanes([&](int64_t j) __attribute__((always_inline)) {
+                C p = ratios[j](from[j]);
+                if constexpr (sizeof(C) < sizeof(double)) p = from[j] == largest_[j] ? share[j] : p;
+                narrow(p, to[j]);
+            });
         }
     }
 
@@ -157,7 +172,7 @@ struct alignas(LINE) Columns {
             using F = Format<double>;
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const double above = (double(shift_[j]) - double(top[j]) * scale[j]) + double(power_[j]) * F::log_2_high;
+                const double above = (double(shift_[j]) - z_top(j)) + double(power_[j]) * F::log_2_high;
                 log_sum[j] = log(mass[j]) + (above + double(power_[j]) * F::log_2_low);
                 lost[j] = 0;
             }
@@ -166,7 +181,7 @@ struct alignas(LINE) Columns {
             by_gaps = near_zero * (80 + n_) > 26 * n_;  // all of them at once takes less than one after the other
             if (by_gaps) log_sums_of_gaps();
         } else {
-            for (int64_t j = 0; j < width_; ++j) set(j, sum_of(j).log_sum(double(top[j]), scale[j]));
+            for (int64_t j = 0; j < width_; ++j) set(j, sum_of(j).log_sum(double(top[j]), z_top(j)));
         }
         for (int64_t j = 0; j < width_; ++j) {
             if (is_finite(j) && (by_gaps || !is_near(j, exact))) continue;
@@ -178,6 +193,7 @@ struct alignas(LINE) Columns {
             row.n = n_;
             row.tau = tau[j];
             row.scale = scale[j];
+            row.anchor = anchor_[j];
             set(j, LogSumExp<C>::result(row, sum_of(j), exact));
         }
         return true;
@@ -197,7 +213,7 @@ struct alignas(LINE) Columns {
             U* to = out + i * step;
             if (scaled_) {
                 for_lanes([&](int64_t j) __attribute__((always_inline)) {
-                    narrow((double(values[j]) - double(maximum[j])) * scale[j] - log_sum[j], to[j]);
+                    narrow(gap(values[j], double(maximum[j]), scale[j]) - log_sum[j], to[j]);
                 });
             } else {  // two numbers that are not positive: no digits cancel
                 for_lanes([&](int64_t j) __attribute__((always_inline)) { narrow((values[j] - maximum[j]) - less[j], to[j]); });
@@ -219,7 +235,12 @@ struct alignas(LINE) Columns {
     int64_t n_, inner_, width_;
     bool scaled_;
     alignas(LINE) C shift_[WIDTH], power_[WIDTH], magic_[WIDTH], floor_[WIDTH];
-    alignas(LINE) double largest_[WIDTH];  // the largest term, where its rounding is not in the mass
+    alignas(LINE) double anchor_[WIDTH];  // as in Row
+    alignas(LINE) double exact_[WIDTH];   // the largest term, and
+    alignas(LINE) C largest_[WIDTH];      // what it was rounded to, in sums in float
+
+    // z of the largest x.
+    [[gnu::always_inline]] inline double z_top(int64_t j) const { return double(top[j]) - anchor_[j]; }
 
     // x of the i-th score of row j, −∞ where it does not count.
     C score(int64_t i, int64_t j) const {
@@ -243,33 +264,33 @@ struct alignas(LINE) Columns {
         if (!scaled_) return values;
 #pragma omp simd
         for (int64_t j = 0; j < WIDTH; ++j) {
-            const double z = double(values[j]) * scale[j];
-            buffer[j] = C(z);
-            const double rest = z - double(C(z));
-            low[j] = rest == rest ? C(rest) : C(0);  // −∞ − (−∞)
+            C high, rest;
+            Tempered<C>{anchor_[j], tau[j], scale[j]}(values[j], high, rest);
+            buffer[j] = high;
+            low[j] = rest;
         }
         return buffer;
     }
 
-    bool is_finite(int64_t j) const { return std::fabs(log_sum_of(j).value(scale[j])) < std::numeric_limits<double>::infinity(); }
+    bool is_finite(int64_t j) const { return std::fabs(log_sum_of(j).value(tau[j])) < std::numeric_limits<double>::infinity(); }
 
     // Whether the digits of the sum do not do. In an exact sum of floats those of what is added to the largest term do.
     bool is_near(int64_t j, bool exact) const {
-        return exact && sizeof(C) == sizeof(float) ? log_sum[j] < 1e-7 : LogSumExp<C>::is_near(log_sum_of(j), scale[j], exact);
+        return exact && sizeof(C) == sizeof(float) ? log_sum[j] < 1e-7 : LogSumExp<C>::is_near(log_sum_of(j), tau[j], exact);
     }
 
     // In double, from the distances to the maximum.
     void log_sums_of_gaps() {
         alignas(LINE) C buffer[WIDTH];
-        double count[WIDTH] = {}, rest[WIDTH] = {}, gap[WIDTH], e[WIDTH];
+        double count[WIDTH] = {}, rest[WIDTH] = {}, gaps[WIDTH], e[WIDTH];
         const Exponential<double> exp(Origin<double>{});
         for (int64_t i = 0; i < n_; ++i) {
             const C* values = raw(i, false, buffer);
-            for (int64_t j = 0; j < WIDTH; ++j) gap[j] = (double(values[j]) - double(top[j])) * scale[j];
-            for (int64_t j = 0; j < WIDTH; ++j) e[j] = exp(gap[j]);  // alone, for a condition would make it a branch
+            for (int64_t j = 0; j < WIDTH; ++j) gaps[j] = gap(values[j], double(top[j]), scale[j]);
+            for (int64_t j = 0; j < WIDTH; ++j) e[j] = exp(gaps[j]);  // alone, for a condition would make it a branch
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const double below = gap[j] < 0 ? 1.0 : 0.0;
+                const double below = gaps[j] < 0 ? 1.0 : 0.0;
                 rest[j] += below * e[j];
                 count[j] += 1.0 - below;
             }
@@ -334,22 +355,22 @@ struct alignas(LINE) Columns {
     // Where one term is most of a sum in float, so is the rounding of that term.
     void add_what_the_largest_lost() {
         using F = Format<double>;
-        constexpr C infinity = std::numeric_limits<C>::infinity();
+        constexpr double infinity = -NOTHING;
 #pragma omp simd
         for (int64_t j = 0; j < WIDTH; ++j) {
-            const double z = double(top[j]) * scale[j];
+            const double z = z_top(j);
             const double exact = exp(((z - double(shift_[j])) - double(power_[j]) * F::log_2_high) - double(power_[j]) * F::log_2_low);
-            const C high = C(z), low = C(z - double(high));
-            const C rounded = Exponential<C>::evaluate(high, low, shift_[j], magic_[j], floor_[j]);
-            const bool finite = high < infinity && high > -infinity;
+            const C rounded = Exponential<C>::evaluate(C(z), C(0), shift_[j], magic_[j], floor_[j]);  // z is 0 or x, and needs no low part
+            const bool finite = z < infinity && z > -infinity;
             mass[j] += finite ? exact - double(rounded) : 0.0;
-            largest_[j] = finite ? double(rounded) : 0.0;
+            exact_[j] = finite ? exact : 0.0;
+            largest_[j] = finite ? rounded : C(0);
         }
     }
 
     ExpSum<C> sum_of(int64_t j) const {
         ExpSum<C> sum;
-        sum.maximum = C(double(top[j]) * scale[j]);
+        sum.maximum = C(z_top(j));
         sum.origin = origin(j);
         sum.total = {mass[j], 0};
         return sum;

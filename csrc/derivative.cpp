@@ -3,6 +3,8 @@
 //   rectified softmax           w = p        s = p where x ≥ 0, else 0
 //   sparsemax, entmax           w = p^{2−α} on the support, s = w, ⟨q, g⟩ = Σ w g / Σ w
 //   log_softmax                 w = 1 where allowed, r = exp(log p)
+//
+// Of entmax with α > 2 the largest w may be huge, and the two terms of its difference cancel: see Steep.
 
 #include <type_traits>
 
@@ -79,12 +81,106 @@ const C* widened(const T* from, int64_t length, C* buffer) {
     }
 }
 
+template <class T>
+constexpr double largest = double(std::numeric_limits<T>::max());
+
+template <>
+constexpr double largest<bfloat16> = 0x1.fep127;
+
+template <>
+constexpr double largest<float16> = 65504;
+
+// The value, or the largest number of T beyond which it is.
+template <class T>
+inline double bounded(double value) {
+    return value > largest<T> ? largest<T> : value < -largest<T> ? -largest<T> : value;
+}
+
+// α > 2, where w grows as p falls. Let k have the smallest p > 0, and e^a be the second largest w. Less g_k, which changes nothing,
+//
+//   ∂⟨g, p⟩/∂z_i = e^a (h_i − q_i Σh),   h = e^{−a} w (g − g_k) with h_k = 0,   q = w / Σw,
+//
+// and nothing is huge but e^a, which is the size of the result. All in double: what rounds log p counts α times.
+template <class T>
+struct Steep {
+    const T *p, *g;
+    int64_t n, least = -1;  // k
+    double exponent;
+    double smallest = 0, next = 0, reference = 0;  // p_k, the second smallest p > 0, g_k
+
+    Steep(const T* p, const T* g, int64_t n, double alpha) : p(p), g(g), n(n), exponent(2 - alpha) {
+        constexpr double infinity = std::numeric_limits<double>::infinity();
+        double first = infinity, second = infinity;
+        for (int64_t i = 0; i < n; ++i) {
+            const double value = double(widen(p[i]));
+            if (!(value > 0) || value >= second) continue;
+            if (value < first) {
+                second = first;
+                first = value;
+                least = i;
+            } else {
+                second = value;
+            }
+        }
+        if (least < 0) return;
+        smallest = first;
+        next = second < infinity ? second : first;
+        reference = upstream(least);
+    }
+
+    // Of a second derivative g may have been beyond T.
+    double upstream(int64_t i) const { return bounded<T>(double(widen(g[i]))); }
+
+    // e^{−a} w of the others; 0 of k and outside the support.
+    void weigh(int64_t begin, int64_t length, double log_next, double* w) const {
+        for (int64_t i = 0; i < length; ++i) {
+            const double value = double(widen(p[begin + i]));
+            const bool counts = value > 0 && begin + i != least;
+            const double weight = exp(exponent * (log(counts ? value : next) - log_next));
+            w[i] = counts ? weight : value > 0 || value <= 0 ? 0.0 : value;
+        }
+    }
+
+    void emit(double scale, T* out) const {
+        const double log_next = next > 0 ? log(next) : 0.0;
+        double w[STEP], total = 0, moved = 0;
+        for (int64_t i = 0; i < n; i += STEP) {
+            const int64_t length = minimum(STEP, n - i);
+            weigh(i, length, log_next, w);
+            for (int64_t j = 0; j < length; ++j) {
+                total += w[j];
+                moved += w[j] != 0 ? w[j] * (upstream(i + j) - reference) : 0.0;
+            }
+        }
+        // Of k e^{−a} w may be infinite; its inverse is at most 1.
+        const double ratio = smallest > 0 ? exp(exponent * (log_next - log(smallest))) : 1.0;
+        const double center = moved / (1 + ratio * total);  // Σh q_k
+        // e^a/τ in two factors, for it may be beyond double.
+        const double half = std::exp(exponent * log_next < 1418 ? exponent * log_next / 2 : 709.0);
+        for (int64_t i = 0; i < n; i += STEP) {
+            const int64_t length = minimum(STEP, n - i);
+            weigh(i, length, log_next, w);
+            for (int64_t j = 0; j < length; ++j) {
+                const double gap = upstream(i + j) - reference;
+                const double share = i + j == least ? -center : w[j] != 0 ? w[j] * (gap - ratio * center) : 0.0;
+                narrow(bounded<T>(share * half * half * scale), out[i + j]);
+            }
+        }
+    }
+};
+
 template <class Weight, bool with_scores, class T>
 bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     using C = compute_t<T>;
     const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
     return for_each_whole_row<T>(call->rows, inputs, 2, call->out, nanoseconds, [](const Row<T>& row, const T* const* others, Scratch<C>& scratch) {
         const T *p = others[0], *g = others[1];
+        if constexpr (std::is_same_v<Weight, Power>) {
+            if (row.theta > 2) {
+                Steep<T>(p, g, row.n, row.theta).emit(row.scale, row.out);
+                return true;
+            }
+        }
         const Weight weigh(row.theta);
         C p_block[STEP], g_block[STEP], w[STEP];
         Sums<C> sums;

@@ -10,13 +10,15 @@ struct LogSumExpValue : LogSumExp<T> {
     using typename LogSumExp<T>::Part;
     using C = compute_t<T>;
     T* out;
-    double* values;
+    double *maxima, *log_sums;  // may be null
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
-        const auto sum = ExpSum<C>::of(parts, count);
-        const double value = LogSumExp<T>::result(row, sum, false).value(row.scale);
-        narrow(value, out[row.index]);
-        if (values) values[row.index] = value;
+        const LogSum result = LogSumExp<T>::result(row, ExpSum<C>::of(parts, count), false);
+        narrow(result.value(row.tau), out[row.index]);
+        if (maxima) {
+            maxima[row.index] = result.maximum;
+            log_sums[row.index] = result.log_sum + result.lost;
+        }
         return true;
     }
 
@@ -32,21 +34,22 @@ struct LogSoftmax : LogSumExp<T> {
         const auto sum = ExpSum<C>::of(parts, count);
         LogSum result = LogSumExp<T>::result(row, sum, true);
         if (result.maximum == NOTHING) result.maximum = 0;  // −∞ − 0 is −∞, and −∞ − (−∞) is not
+        if (result.maximum == -NOTHING) result.log_sum = std::numeric_limits<double>::quiet_NaN();
         for (int i = 0; i < count; ++i) parts[i].result = result;
         return true;
     }
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
-        const double top = part.result.maximum, log_sum = part.result.log_sum, scale = row.scale;
+        const double top = part.result.maximum, log_sum = part.result.log_sum, tau = row.tau, scale = row.scale;
         const C maximum = C(top), less = C(log_sum);
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             const C* values = row.raw(i, length, scratch.high);
             T* to = row.out + i;
-            if (scale == 1.0) {  // two numbers that are not positive: no digits cancel
+            if (tau == 1.0) {  // two numbers that are not positive: no digits cancel
                 for (int64_t j = 0; j < length; ++j) narrow((values[j] - maximum) - less, to[j]);
             } else {
-                for (int64_t j = 0; j < length; ++j) narrow((double(values[j]) - top) * scale - log_sum, to[j]);
+                for (int64_t j = 0; j < length; ++j) narrow(gap(values[j], top, scale) - log_sum, to[j]);
             }
         }
         return true;
@@ -88,9 +91,12 @@ template <class T>
 bool forward_logsumexp(const SoftmaximaForward* call, T*) {
     LogSumExpValue<T> kernel;
     kernel.out = static_cast<T*>(call->out);
-    kernel.values = call->values;
+    kernel.maxima = call->states;
+    kernel.log_sums = call->states ? call->states + call->rows.outer * call->rows.inner : nullptr;
     const auto by_column = [&](auto& columns, auto*, int64_t, int64_t index, Scratch<compute_t<T>>& scratch) {
-        return columns.logsumexp(kernel.out + index, call->values ? call->values + index : nullptr, scratch);
+        if (!columns.logsumexp(kernel.out + index, scratch)) return false;
+        if (kernel.maxima) columns.keep_state(kernel.maxima + index, kernel.log_sums + index);
+        return true;
     };
     return for_each_row_or_column<T>(call->rows, nullptr, kernel, 0.7, by_column);
 }
@@ -101,21 +107,25 @@ bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
     using C = compute_t<T>;
     const SoftmaximaRows& rows = call->rows;
     const T* g = static_cast<const T*>(call->g);
-    const double* values = call->values;
-    return for_each_whole_row<T>(rows, nullptr, 0, call->out, 1.0, [=](const Row<T>& row, const T* const*, Scratch<C>& scratch) {
+    const double *maxima = call->states, *log_sums = call->states + rows.outer * rows.inner;
+    return for_each_whole_row<T>(rows, nullptr, 0, call->out, 1.0, [=](Row<T> row, const T* const*, Scratch<C>& scratch) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
-        const double value = values[row.index], upstream = double(widen(g[row.index])) * row.scale;
-        if (value == infinity || value == NOTHING) {  // several +∞ have equal shares, and −∞ none
+        const double maximum = maxima[row.index], log_sum = log_sums[row.index], upstream = double(widen(g[row.index])) / row.tau;
+        if (std::fabs(maximum) == infinity && log_sum == log_sum) {  // several +∞ have equal shares, and −∞ none
             int64_t shares = 0;
             for (int64_t i = 0; i < row.n; ++i) shares += row.score(i) == infinity;
             for (int64_t i = 0; i < row.n; ++i) narrow(row.score(i) == infinity ? upstream / double(shares) : 0.0, row.out[i]);
             return true;
         }
-        const Origin<C> origin = Origin<C>::at(C(value));
-        const Ratio<C> ratio(upstream * std::exp(origin.value() - value), 1.0);
+        row.anchor_at(maximum);
+        const double top = maximum - row.anchor;
+        const Origin<C> origin = Origin<C>::at(C(top));
+        const double probability = std::exp(-log_sum);
+        const Ratio<C> ratio(upstream * std::exp(origin.above(top) - log_sum), 1.0);
+        const Largest<C> largest = probability < 0.5 ? Largest<C>{} : Largest<C>{C(weigh(row, C(maximum), origin)), C(upstream * probability)};
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
-            emit_exp(row.scores(i, length, scratch), length, origin, ratio, row.out + i);
+            emit_exp(row.scores(i, length, scratch), length, origin, ratio, row.out + i, largest);
         }
         return true;
     });

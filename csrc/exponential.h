@@ -7,8 +7,6 @@
 
 namespace SOFTMAXIMA_ISA {
 
-constexpr double NOTHING = -std::numeric_limits<double>::infinity();
-
 // Terms may exceed the origin by so much, in nats, and be far from overflow.
 template <class C>
 constexpr C HEADROOM = 40;
@@ -94,17 +92,28 @@ template <bool Store, bool Low, class C>
 template <class C>
 constexpr double NEAR = sizeof(C) == sizeof(double) ? 2.0 : 1.0;
 
+// How far θ is above x/τ.
+inline double sink_above(double theta, double x, double tau) {
+    const Quotient z(x, tau);
+    return theta == NOTHING ? theta : (theta - z.high) - z.low;
+}
+
 // LSE(x/τ) = maximum/τ + log_sum, exact also where it is near 0.
 struct LogSum {
     double maximum;  // of x
     double log_sum;
     double lost;  // what rounding took from it
-    double value(double scale) const { return (maximum * scale + log_sum) + lost; }
 
-    // With one more score, z = theta.
-    LogSum with_sink(double theta, double scale) const {
+    double value(double tau) const {
+        if (tau == 1.0) return (maximum + log_sum) + lost;
+        const Quotient top(maximum, tau);
+        return (top.high + log_sum) + (lost + top.low);
+    }
+
+    // With one more score, x/τ = theta.
+    LogSum with_sink(double theta, double tau) const {
         if (maximum == NOTHING) return *this;
-        const double sink = theta - maximum * scale;
+        const double sink = sink_above(theta, maximum, tau);
         const double sum = sink > 0 ? sink + std::log1p(std::exp(log_sum - sink)) : std::log1p(std::expm1(log_sum) + std::exp(sink));
         return {maximum, sum, lost};
     }
@@ -155,10 +164,10 @@ struct ExpSum {
         *this = merged;
     }
 
-    // LSE(x/τ). For double scores a power of 2 is moved from the sum to its origin first, so that neither of two terms is large.
-    LogSum log_sum(double maximum, double scale) const {
+    // LSE(x/τ) of a row whose largest x has z = top. For double scores a power of 2 is moved from the sum to its origin first, so that
+    // neither of two terms is large.
+    LogSum log_sum(double maximum, double top) const {
         using W = std::conditional_t<sizeof(C) == sizeof(double), long double, double>;
-        const double top = maximum * scale;
         if (sizeof(C) < sizeof(double)) return {maximum, std::log(sum()) + origin.above(top), 0};
         const double distance = (top - origin.value()) * Format<double>::log2_e;
         const double power = std::fabs(distance) < 1000 ? std::nearbyint(distance) : 0.0;
@@ -190,17 +199,16 @@ struct Ratio;
 
 template <>
 struct Ratio<float> {
-    float high, low, lift;  // a ratio that is too small for a float is lifted by a power of 2
+    float high, low, lift;  // a ratio that a float cannot hold is lifted by a power of 2
 
     Ratio(float high_, float low_, float lift_) : high(high_), low(low_), lift(lift_) {}
 
     Ratio(double numerator, double denominator) {
-        const double ratio = numerator / denominator;
-        const bool small = std::fabs(ratio) < 0x1p-90;
-        const double lifted = small ? ratio * 0x1p64 : ratio;
+        const double ratio = numerator / denominator, size = std::fabs(ratio);
+        lift = size < 0x1p-90 ? 0x1p-64f : size > 0x1p90 ? 0x1p100f : 1.0f;
+        const double lifted = (size > 0x1p220 ? std::copysign(0x1p220, ratio) : ratio) / double(lift);
         high = float(lifted);
         low = float(lifted - double(high));
-        lift = small ? 0x1p-64f : 1.0f;
     }
 
     float operator()(float value) const { return (value * high + value * low) * lift; }
@@ -244,11 +252,24 @@ struct Ratios<double, count> {
     Ratio<double> operator[](int64_t j) const { return {numerator[j], denominator[j]}; }
 };
 
+// What a term becomes that is most of its sum, and whose own rounding would show; no term is negative.
+template <class C>
+struct Largest {
+    C term = -1, share = 0;
+
+    explicit operator bool() const { return term >= 0; }
+};
+
 // exp(z − origin) · ratio, rounded to T.
 template <class T, class C>
-[[gnu::noinline]] void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* out) {
+[[gnu::noinline]] void emit_exp(Scores<C> z, int64_t length, Origin<C> origin, Ratio<C> ratio, T* out, Largest<C> largest = {}) {
     const Exponential<C> exp(origin);
-    if (z.low) {
+    if (largest) {
+        for (int64_t i = 0; i < length; ++i) {
+            const C e = z.low ? exp(z.high[i], z.low[i]) : exp(z.high[i]);
+            narrow(e == largest.term ? largest.share : ratio(e), out[i]);
+        }
+    } else if (z.low) {
         for (int64_t i = 0; i < length; ++i) {
             narrow(ratio(exp(z.high[i], z.low[i])), out[i]);
         }
@@ -267,29 +288,29 @@ template <class W, class T>
 #pragma omp simd reduction(+ : rest, lost, count)
         for (int64_t i = 0; i < row.n; ++i) {
             double low;
-            const double gap = row.gap(i, maximum, low), e = exp(gap);
+            const double gap = row.gap_above(i, maximum, low), e = exp(gap);
             add_exactly(gap < 0 ? e + e * low : 0.0, rest, lost);
             count += gap < 0 ? 0.0 : 1.0;
         }
     } else {
         for (int64_t i = 0; i < row.n; ++i) {
             const W gap = (W(widen(row.x[i])) - W(maximum)) / W(row.tau);
-            const bool allowed = !row.mask || row.mask[i];
-            rest += allowed && gap < 0 ? std::exp(gap) : W(0);
-            count += allowed && !(gap < 0) ? W(1) : W(0);
+            rest += row.allowed(i) && gap < 0 ? std::exp(gap) : W(0);
+            count += row.allowed(i) && !(gap < 0) ? W(1) : W(0);
         }
     }
     const W log_sum = std::log(count) + std::log1p((rest + lost) / count);
     return {maximum, double(log_sum), double(log_sum - W(double(log_sum)))};
 }
 
-// Scans without keeping anything, and finds LSE(z).
-template <class T>
+// Scans without keeping anything, and finds LSE(x/τ), of sums in W.
+template <class T, class W = compute_t<T>>
 struct LogSumExp {
     using C = compute_t<T>;
+    static constexpr bool anchored = true;
 
     struct Part {
-        ExpSum<C> sum;
+        ExpSum<W> sum;
         LogSum result;
     };
 
@@ -304,27 +325,22 @@ struct LogSumExp {
     }
 
     // Where `exact` is true log_sum is exact relative to itself, else relative to 1.
-    static LogSum result(const Row<T>& row, const ExpSum<C>& sum, bool exact) {
-        return result(row, sum, exact, [&] { return row.scale == 1.0 ? double(sum.maximum) : row.highest(); });
-    }
-
-    // The same where the largest x is asked of `highest`.
-    template <class Highest>
-    static LogSum result(const Row<T>& row, const ExpSum<C>& sum, bool exact, const Highest& highest) {
+    static LogSum result(const Row<T>& row, const ExpSum<W>& sum, bool exact) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         if (double(sum.maximum) == infinity && row.n > 0) return {infinity, has_nan(row) ? std::numeric_limits<double>::quiet_NaN() : 0.0, 0};
         if (sum.sum() == 0) return {NOTHING, 0, 0};
-        return near(row, sum.log_sum(highest(), row.scale), exact);
+        const double maximum = row.anchor == 0 ? double(sum.maximum) : row.anchor;  // z of an anchor is 0
+        return near(row, sum.log_sum(maximum, maximum - row.anchor), exact);
     }
 
-    // Whether a sum in C lacks digits that its logarithm, or LSE itself, has near 0.
-    static bool is_near(const LogSum& result, double scale, bool exact) {
-        return std::fabs(result.value(scale)) < 2.0 || (exact && result.log_sum < NEAR<C>);
+    // Whether a sum in W lacks digits that its logarithm, or LSE itself, has near 0.
+    static bool is_near(const LogSum& result, double tau, bool exact) {
+        return std::fabs(result.value(tau)) < 2.0 || (exact && result.log_sum < NEAR<W>);
     }
 
     // With those digits.
     static LogSum near(const Row<T>& row, LogSum result, bool exact) {
-        if (!is_near(result, row.scale, exact)) return result;
+        if (!is_near(result, row.tau, exact)) return result;
         return sizeof(T) == sizeof(double) && !exact ? log_sum_of_gaps<long double>(row, result.maximum) : log_sum_of_gaps<double>(row, result.maximum);
     }
 
@@ -338,8 +354,9 @@ struct LogSumExp {
 // exp(z − origin) of one value, just as a row of them is computed.
 template <class T, class C>
 double weigh(const Row<T>& row, C value, Origin<C> origin) {
-    const double z = double(value) * row.scale;
-    return double(Exponential<C>(origin)(C(z), C(z - double(C(z)))));
+    C high, low;
+    row.tempered()(value, high, low);
+    return double(Exponential<C>(origin)(high, low));
 }
 
 enum class Kind { softmax, elastic, rectified };
@@ -347,11 +364,14 @@ enum class Kind { softmax, elastic, rectified };
 template <class T, Kind kind>
 struct Softmax {
     using C = compute_t<T>;
+    static constexpr bool anchored = true;
     static constexpr bool can_keep = sizeof(T) == sizeof(C);  // exponentials rest in the output until their sum is known
 
     struct Part {
         ExpSum<C> sum;
         double mass;       // the denominator, relative to the origin
+        double exact;      // the largest term if it is most of that, and what it was rounded to; else −1
+        C largest;
         double uniform;    // what each allowed score gets in a row of none, for rectified
         double weight;     // a factor of the probabilities
         double top;        // the largest x, and log Σ less it, where they are asked for
@@ -362,13 +382,8 @@ struct Softmax {
 
     static double beta(const Row<T>&) { return 0; }  // of the regulariser
 
-    Scores<C> load(const Row<T>& row, int64_t begin, int64_t length, Scratch<C>& scratch) const {
-        Scores<C> z = row.scores(begin, length, scratch);
-        if constexpr (kind == Kind::rectified) {
-            for (int64_t i = 0; i < length; ++i) scratch.high[i] = z.high[i] < 0 ? -std::numeric_limits<C>::infinity() : z.high[i];
-            z.high = scratch.high;
-        }
-        return z;
+    static Scores<C> load(const Row<T>& row, int64_t begin, int64_t length, Scratch<C>& scratch) {
+        return row.template scores<kind == Kind::rectified>(begin, length, scratch);
     }
 
     bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
@@ -392,8 +407,12 @@ struct Softmax {
 
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
         const auto sum = ExpSum<C>::of(parts, count);
-        double mass = mass_of(row, sum), uniform = 0;
-        if (kind == Kind::elastic) mass += std::exp(row.theta - sum.origin.value());
+        Part whole = parts[0];
+        whole.sum = sum;
+        weigh_largest(row, whole);
+        double mass = whole.mass, uniform = 0;
+        // Where nothing is allowed there is nothing to divide by, and a sink alone may be too small to divide by.
+        if (kind == Kind::elastic && mass != 0) mass += std::exp(sink_above(row.theta, row.anchor, row.tau) - sum.origin.value());
         if (kind == Kind::rectified && mass == 0 && row.theta != 0) {
             int64_t allowed = 0;
             for (int64_t i = 0; i < row.n; ++i) allowed += row.score(i) > NOTHING;
@@ -402,11 +421,13 @@ struct Softmax {
         LogSum result = {};
         if (with_conjugate) {
             result = LogSumExp<T>::result(row, sum, true);
-            if (kind == Kind::elastic) result = result.with_sink(row.theta, row.scale);
+            if (kind == Kind::elastic) result = result.with_sink(row.theta, row.tau);
         }
         for (int i = 0; i < count; ++i) {
             parts[i].sum = sum;
             parts[i].mass = mass;
+            parts[i].exact = whole.exact;
+            parts[i].largest = whole.largest;
             parts[i].uniform = uniform;
             parts[i].top = result.maximum;
             parts[i].conjugate = result.log_sum;
@@ -416,21 +437,33 @@ struct Softmax {
 
     // The sum that terms are divided by. Where one term is most of it in float, so is the rounding of that term, which is taken off;
     // but none is divided by less than itself.
-    static double mass_of(const Row<T>& row, const ExpSum<C>& sum) {
-        const double mass = sum.sum();
-        if (sizeof(C) == sizeof(double) || !(std::fabs(sum.maximum) < std::numeric_limits<C>::infinity())) return mass;
-        const auto exponent = int(bit_cast<uint64_t>(mass) >> Format<double>::mantissa) - Format<double>::bias;
+    static void weigh_largest(const Row<T>& row, Part& part) {
+        const ExpSum<C>& sum = part.sum;
+        part.mass = sum.sum();
+        part.exact = -1;
+        part.largest = -1;
+        if (sizeof(C) == sizeof(double) || !(std::fabs(sum.maximum) < std::numeric_limits<C>::infinity())) return;
+        const auto exponent = int(bit_cast<uint64_t>(part.mass) >> Format<double>::mantissa) - Format<double>::bias;
         const C power = (sum.maximum - sum.origin.shift) * Format<C>::log2_e - sum.origin.power;
-        if (power < C(exponent - 1)) return mass;  // less than half of it
-        const C largest = row.scale == 1.0 ? sum.maximum : C(row.highest());
-        const double term = weigh(row, largest, sum.origin), exact = std::exp(double(largest) * row.scale - sum.origin.value());
-        const double corrected = mass + exact - term;
-        return corrected > term ? corrected : term;
+        if (power < C(exponent - 1)) return;  // less than half of it
+        const C top = row.tau == 1.0 ? sum.maximum : C(row.anchor);
+        const double term = weigh(row, top, sum.origin), others = part.mass - term;
+        part.exact = std::exp((double(top) - row.anchor) - sum.origin.value());
+        part.largest = C(term);
+        part.mass = others + (part.exact > term ? part.exact : term);
+    }
+
+    // The largest term's share of the mass, with no other's rounding.
+    static Largest<C> largest_of(const Part& part) {
+        if (part.largest < 0) return {};
+        const double lost = part.exact < double(part.largest) ? double(part.largest) - part.exact : 0.0;
+        return {part.largest, C(part.weight * part.exact / (part.mass - lost))};
     }
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const double* origins = can_keep && end - begin > BLOCK ? scratch.origins.at_least(0) : nullptr;
         const double mass = part.mass == 0 ? 1.0 : part.mass, origin = part.sum.origin.value();  // a row of zeros stays one
+        const Largest<C> largest = largest_of(part);
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             if (kind == Kind::rectified && part.uniform > 0) {
@@ -439,7 +472,11 @@ struct Softmax {
                 C* out = reinterpret_cast<C*>(row.out + i);
                 const double distance = origins ? origins[(i - begin) / BLOCK] - origin : 0.0;
                 const Ratio<C> ratio(distance == 0 ? part.weight : part.weight * std::exp(distance), mass);
-                for (int64_t j = 0; j < length; ++j) out[j] = ratio(out[j]);
+                if (largest && distance == 0) {
+                    for (int64_t j = 0; j < length; ++j) out[j] = out[j] == largest.term ? largest.share : ratio(out[j]);
+                } else {
+                    for (int64_t j = 0; j < length; ++j) out[j] = ratio(out[j]);
+                }
             } else {
                 emit_exp(load(row, i, length, scratch), length, part.sum.origin, {part.weight, mass}, row.out + i);
             }
@@ -454,7 +491,7 @@ struct Softmax {
 
     // Of one class.
     double probability(const Row<T>& row, int64_t c, const Part& part) const {
-        return part.mass == 0 ? 0.0 : std::exp(row.gap(c, part.top) - part.sum.origin.above(part.top * row.scale)) / part.mass;
+        return part.mass == 0 ? 0.0 : std::exp(row.gap_above(c, part.top) - part.sum.origin.above(part.top - row.anchor)) / part.mass;
     }
 };
 

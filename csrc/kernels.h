@@ -14,7 +14,7 @@ struct SoftmaximaRows {
     int64_t threads;
     const void* x;
     int64_t stride;         // from one row of x to the next where inner is 1
-    double tau, scale;      // τ and 1/τ of every row, or
+    double tau;             // τ of every row, or
     const double* taus;     // τ, one a row
     double theta;           // the map's parameter: beta, alpha, k, p, order, or whether empty rows are uniform; or
     const double* thetas;   // one a row
@@ -25,14 +25,14 @@ struct SoftmaximaRows {
 struct SoftmaximaForward {
     SoftmaximaRows rows;
     void* out;       // [outer, n, inner]; for logsumexp [outer, inner]
-    double* values;  // of logsumexp and logcumsumexp: out in double
+    double* states;  // of logsumexp and logcumsumexp [2, …]: the largest x, and LSE(x/τ) less that over τ
 };
 
 // out = ∂⟨g, map(x/τ)⟩/∂x
 struct SoftmaximaBackward {
     SoftmaximaRows rows;   // x only where the derivative depends on it
     const void* p;         // what the forward kernel returned; null for logsumexp and logcumsumexp
-    const double* values;  // those in double
+    const double* states;  // what those kept
     const void* g;         // [outer, n, inner]; for logsumexp [outer, inner]
     void* out;             // [outer, n, inner]
 };
@@ -51,10 +51,26 @@ struct SoftmaximaLoss {
     void* out;        // [outer, n, inner], null where no gradient is wanted
 };
 
+// The loss of softmax over a part of each row's scores, which is where its probabilities p [outer, n, inner] are not 0. `out` may be
+// the same memory. dtype 0 or 1.
+struct SoftmaximaSelectedLoss {
+    SoftmaximaLoss loss;
+    const void* p;
+};
+
+// softmax_loss of `scale` times cosines that a margin has moved: c − m y, or cos(arccos c + m y) and −2 − that past θ = π − m y, where
+// y is the target without its smoothing. The scale in `loss` includes this one. dtype 0 or 1.
+struct SoftmaximaMarginLoss {
+    SoftmaximaLoss loss;
+    double margin;    // m
+    double scale;
+    int64_t angular;  // whether it is added to the angle
+};
+
 // What a state of logsumexp is made of, of each row.
 struct SoftmaximaState {
     SoftmaximaRows rows;
-    double* values;   // [outer, inner]: logsumexp
+    double* values;   // [outer, inner]: logsumexp of x/τ less the largest x/τ
     double* maxima;   // [outer, inner]: the largest x; NaN where one is
     int64_t* counts;  // [outer, inner]: how many x are the largest; 0 of −∞ and NaN
 };
@@ -84,6 +100,16 @@ struct SoftmaximaQuantized {
     void* out;             // [outer, n, inner]: softmax, null where it is not wanted
 };
 
+// log(e^x + e^y) over n pairs, or, where g is given, its gradients.
+struct SoftmaximaPairs {
+    int64_t dtype, n, threads;
+    const void* x;
+    const void* y;
+    const void* g;  // null for the value
+    void* out;      // the value, or g · ∂/∂x
+    void* other;    // g · ∂/∂y
+};
+
 // y = f(x) over n numbers, of dtype 0 or 1
 struct SoftmaximaElementwise {
     int64_t dtype, n;
@@ -92,7 +118,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 3
+#define SOFTMAXIMA_INTERFACE 4
 
 #define SOFTMAXIMA_KERNELS(declare)          \
     declare(softmax, Forward)                \
@@ -122,6 +148,9 @@ struct SoftmaximaElementwise {
     declare(sparsemax_loss, Loss)            \
     declare(entmax15_loss, Loss)             \
     declare(entmax_loss, Loss)               \
+    declare(selected_loss, SelectedLoss)     \
+    declare(margin_loss, MarginLoss)         \
+    declare(logaddexp, Pairs)                \
     declare(weighted, Weighted)              \
     declare(quantized, Quantized)            \
     declare(exp, Elementwise)                \

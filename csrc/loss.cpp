@@ -25,19 +25,35 @@ struct Target {
     const T* soft;
     const double* class_weight;
     double smoothing;
-    int64_t classes;
+    double spread;  // what smoothing gives each class
     bool fenchel;
 
-    double y(int64_t c) const {
-        const double share = soft ? double(widen(soft[c])) : c == label ? 1.0 : 0.0;
-        return smoothing == 0 ? share : share * (1 - smoothing) + smoothing / double(classes);
-    }
+    double y(int64_t c) const { return (soft ? double(widen(soft[c])) : c == label ? 1.0 : 0.0) * (1 - smoothing) + spread; }
 
-    double u(int64_t c) const { return fenchel || !class_weight ? y(c) : y(c) * class_weight[c]; }
+    double u(int64_t c) const { return weighted() ? y(c) * class_weight[c] : y(c); }
+
+    bool weighted() const { return class_weight && !fenchel; }
 
     bool one_hot() const { return !soft && smoothing == 0; }
 
     bool left_out() const { return !soft && label < 0; }
+
+    // body(u) for a u(c) that loops can be made vectors of; a label is left to have its own share.
+    template <class Body>
+    void with_u(const Body& body) const {
+        const double kept = 1 - smoothing, each = spread;
+        const T* from = soft;
+        const double* w = class_weight;
+        if (soft && weighted()) {
+            body([=](int64_t c) __attribute__((always_inline)) { return (double(widen(from[c])) * kept + each) * w[c]; });
+        } else if (soft) {
+            body([=](int64_t c) __attribute__((always_inline)) { return double(widen(from[c])) * kept + each; });
+        } else if (weighted()) {
+            body([=](int64_t c) __attribute__((always_inline)) { return each * w[c]; });
+        } else {
+            body([=](int64_t) __attribute__((always_inline)) { return each; });
+        }
+    }
 };
 
 // What the target says of a row.
@@ -46,34 +62,69 @@ struct Account {
     double mass = 0;      // U
     double distance = 0;  // Σ u (M − z)
     double regulariser = 0;
+    double total = 1;         // Σ y
     bool impossible = false;  // a class that is −∞ has a target
 };
+
+// What a row's scores and the u(c) of its classes add up to, with what roundings lost.
+struct Weighed {
+    double mass = 0, mass_lost = 0, distance = 0, distance_lost = 0, impossible = 0;
+
+    void add(double u, double gap) {
+        if (u != 0 && gap == NOTHING) {
+            impossible = 1;
+        } else if (u != 0) {
+            add_exactly(u, mass, mass_lost);
+            add_exactly(u * -gap, distance, distance_lost);
+        }
+    }
+};
+
+template <class T, class Shares>
+Weighed weigh_classes(const T* x, int64_t n, double top, const Shares& u) {
+    double mass = 0, mass_lost = 0, distance = 0, distance_lost = 0, impossible = 0;
+#pragma omp simd reduction(+ : mass, mass_lost, distance, distance_lost, impossible)
+    for (int64_t c = 0; c < n; ++c) {
+        const double share = u(c), gap = double(widen(x[c])) - top;
+        const bool nothing = gap == NOTHING, counts = (share != 0) & !nothing;
+        add_exactly(counts ? share : 0.0, mass, mass_lost);
+        add_exactly(counts ? share * -gap : 0.0, distance, distance_lost);
+        impossible += ((share != 0) & nothing) ? 1.0 : 0.0;
+    }
+    return {mass, mass_lost, distance, distance_lost, impossible};
+}
+
+// A sum and what its roundings lost, where that can be said.
+inline double corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
 
 template <class T>
 Account account(const Row<T>& row, const Target<T>& target, double top, const Regulariser& omega) {
     Account sums;
-    const bool fenchel = target.fenchel;
-    if (fenchel && target.class_weight) sums.weight = target.soft ? 0 : target.class_weight[target.label];
-    const auto add = [&](int64_t c, double u) {
-        if (u == 0) return;
-        const double gap = row.gap(c, top);
-        if (gap == NOTHING) {
-            sums.impossible = true;
-        } else {
-            sums.mass += u;
-            sums.distance -= u * gap;
-        }
-    };
-    if (target.one_hot()) {
-        add(target.label, target.u(target.label));
-        return sums;
+    Weighed weighed;
+    const int64_t n = row.n;
+    if (!target.one_hot()) target.with_u([&](const auto& u) { weighed = weigh_classes(row.x, n, top, u); });
+    if (!target.soft) {
+        const double share = (1 - target.smoothing) * (target.weighted() ? target.class_weight[target.label] : 1.0);
+        weighed.add(share, double(widen(row.x[target.label])) - top);
     }
-    for (int64_t c = 0; c < row.n; ++c) {
-        add(c, target.u(c));
-        if (!fenchel) continue;
-        const double y = target.y(c);
-        sums.regulariser += omega(y);
-        if (target.soft && target.class_weight) sums.weight += y * target.class_weight[c];
+    sums.mass = corrected(weighed.mass, weighed.mass_lost);
+    sums.distance = corrected(weighed.distance, weighed.distance_lost);
+    sums.impossible = weighed.impossible > 0;
+    if (!target.fenchel) return sums;
+    if (target.soft) {
+        Sum regulariser, total, weight;
+        for (int64_t c = 0; c < n; ++c) {
+            const double y = target.y(c);
+            regulariser.add(omega(y));
+            total.add(y);
+            if (target.class_weight) weight.add(y * target.class_weight[c]);
+        }
+        sums.regulariser = regulariser.value();
+        sums.total = total.value();
+        if (target.class_weight) sums.weight = weight.value();
+    } else {
+        if (target.class_weight) sums.weight = target.class_weight[target.label];
+        if (!target.one_hot()) sums.regulariser = double(n - 1) * omega(target.spread) + omega(target.y(target.label));
     }
     return sums;
 }
@@ -83,7 +134,13 @@ struct Share {
     double value, weight, factor;
 };
 
-// Whether what a distribution lacks of 1 has a score of its own.
+// Whether the conjugate is log Σ exp, and whether what a distribution lacks of 1 has a score of its own there.
+template <class Kernel>
+constexpr bool is_exponential = false;
+
+template <class T, Kind kind>
+constexpr bool is_exponential<Softmax<T, kind>> = true;
+
 template <class Kernel>
 constexpr bool has_sink = false;
 
@@ -91,34 +148,43 @@ template <class T>
 constexpr bool has_sink<Softmax<T, Kind::elastic>> = true;
 
 // `top` is M, and `conjugate` v.
-template <class T>
-Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate, double beta, bool sink) {
+template <class Kernel, class T>
+Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    Account sums = account(row, target, top == NOTHING ? 0.0 : top, Regulariser{beta});
-    if (target.fenchel) {
-        sums.mass = 1;
-        if (sink && !target.one_hot()) {
-            double missing = 1;
-            for (int64_t c = 0; c < row.n; ++c) missing -= target.y(c);
-            if (missing > 0 && row.theta > NOTHING) sums.regulariser += missing * (std::log(missing) - row.theta);
-        }
+    if (is_exponential<Kernel> && sizeof(compute_t<T>) < sizeof(double) && target.fenchel && !target.one_hot() && std::fabs(top) < infinity) {
+        // From Ω(y) not the last digits of a float sum are taken, but all of a double.
+        const LogSum sum = log_sum_of_gaps<double>(row, top);
+        if (conjugate == conjugate) conjugate = (has_sink<Kernel> ? sum.with_sink(row.theta, row.tau) : sum).log_sum;
     }
-    double value = sums.weight == 0 ? 0.0 : sums.weight * (sums.mass * conjugate + sums.regulariser + sums.distance);
+    const Account sums = account(row, target, top == NOTHING ? 0.0 : top, Regulariser{Kernel::beta(row)});
+    const double mass = target.fenchel ? 1.0 : sums.mass;
+    double regulariser = sums.regulariser;
+    if (target.fenchel && has_sink<Kernel>) {
+        const double missing = 1 - sums.total;
+        if (missing > 0 && row.theta > NOTHING) regulariser += missing * (std::log(missing) + (top == NOTHING ? 0.0 : top) - row.theta);
+    }
+    double value = mass * conjugate + regulariser + sums.distance;
+    if (target.fenchel && value < 0) {
+        // No less than 0 for a distribution: only rounding, here and of a target that sums to 1 no better, may have taken it there.
+        const double rounding = std::fabs(1 - sums.total) + 16 * std::numeric_limits<double>::epsilon();
+        if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
+    }
+    value = sums.weight == 0 ? 0.0 : sums.weight * value;
     if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
     const double factor = sums.weight * call->scale;
-    return {value, factor * sums.mass, factor};
+    return {value, factor * mass, factor};
 }
 
 template <class T>
 Target<T> target_of(const SoftmaximaLoss* call, const Row<T>& row, const T* soft) {
-    return {call->labels ? call->labels[row.index] : -1, soft, call->class_weight, call->smoothing, row.n, call->fenchel != 0};
+    return {call->labels ? call->labels[row.index] : -1, soft, call->class_weight, call->smoothing, call->smoothing / double(row.n), call->fenchel != 0};
 }
 
 // What is subtracted from the gradient of a class.
 template <class T>
 double own(const Row<T>& row, const Target<T>& target, int64_t c, double factor) {
-    const double z = row.score(c);
-    return z > NOTHING || z != z ? factor * target.u(c) : 0.0;
+    const double x = row.score(c);
+    return x > NOTHING || x != x ? factor * target.u(c) : 0.0;
 }
 
 template <class T, class Kernel>
@@ -133,7 +199,7 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
     typename Kernel::Part part;
     kernel.with_conjugate = true;
     if (!kernel.scan(row, 0, row.n, part, scratch) || !kernel.finish(row, &part, 1, scratch)) return false;
-    const Share share = share_of(call, row, target, part.top, part.conjugate, Kernel::beta(row), has_sink<Kernel>);
+    const Share share = share_of<Kernel>(call, row, target, part.top, part.conjugate);
     call->values[row.index] = share.value;
     if (!row.out) return true;
 
@@ -154,7 +220,17 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
         } else {
             kernel.probabilities(row, i, length, part, block, scratch);
         }
-        for (int64_t c = i; c < i + length; ++c) narrow(double(p[c - i]) - own(row, target, c, share.factor), row.out[c]);
+        const bool has_label = !soft && target.label >= i && target.label < i + length;
+        const double of_label = has_label ? double(p[target.label - i]) : 0.0;
+        target.with_u([&](const auto& u) {
+            const T* x = row.x;
+            T* out = row.out;
+            for (int64_t c = i; c < i + length; ++c) {
+                const double taken = double(widen(x[c])) == NOTHING ? 0.0 : share.factor * u(c);
+                narrow(double(p[c - i]) - taken, out[c]);
+            }
+        });
+        if (has_label) narrow(of_label - own(row, target, target.label, share.factor), row.out[target.label]);
     }
     return true;
 }
@@ -178,8 +254,8 @@ struct alignas(LINE) ExponentialColumns {
         for (int64_t j = 0; j < WIDTH; ++j) {
             LogSum sum = columns.log_sum_of(j);
             if (kind == Kind::elastic) {
-                sum = sum.with_sink(columns.theta[j], columns.scale[j]);
-                columns.mass[j] += std::exp(columns.theta[j] - columns.origin(j).value());
+                sum = sum.with_sink(columns.theta[j], columns.tau[j]);
+                columns.add_sink(j);
             }
             conjugate[j] = sum.log_sum;
         }
@@ -228,10 +304,10 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
             const Row<T> row = row_at(j);
             const Target<T> target = target_at(row);
             const double top = double(columns.top[j]);
-            shares[j] = target.left_out() ? Share{} : share_of(call, row, target, top, kernel.conjugate[j], Kernel::beta(row), has_sink<Kernel>);
+            shares[j] = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, top, kernel.conjugate[j]);
             call->values[row.index] = shares[j].value;
             weight[j] = shares[j].weight;
-            if (target.one_hot()) distance[j] = row.gap(target.left_out() ? 0 : target.label, top);
+            if (target.one_hot()) distance[j] = row.gap_above(target.left_out() ? 0 : target.label, top);
         }
         if (!out) return true;
         kernel.emit(weight, out, step);
@@ -264,6 +340,93 @@ bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double na
                                  });
 }
 
+// Softmax over the scores whose probabilities are not 0.
+template <class T>
+struct Selected {
+    struct Part {
+        double weight, top, conjugate;
+    };
+
+    const T* p;  // of the row
+    bool with_conjugate = false;
+
+    static double beta(const Row<T>&) { return 0; }
+
+    // v = log m + log(1 + r/m), m scores having the largest probability, which is the unit of r.
+    bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<T>& scratch) const {
+        double largest = 0, count = 0, rest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int64_t i = begin; i < end; ++i) largest = double(p[i]) > largest ? double(p[i]) : largest;
+#pragma omp simd reduction(+ : rest, count)
+        for (int64_t i = begin; i < end; ++i) {
+            const bool is_largest = double(p[i]) == largest;
+            count += is_largest ? 1.0 : 0.0;
+            rest += is_largest ? 0.0 : double(p[i]);
+        }
+        part.weight = 1;
+        part.top = row.largest(begin, end, scratch);
+        part.conjugate = largest == 0 ? rest : std::log(count) + std::log1p(rest / (count * largest));
+        return true;
+    }
+
+    bool finish(const Row<T>&, Part*, int, Scratch<T>&) const { return true; }
+
+    bool emit(const Row<T>& row, int64_t begin, int64_t end, const Part& part, Scratch<T>&) const {
+        const T weight = T(part.weight);
+        for (int64_t i = begin; i < end; ++i) row.out[i] = p[i] * weight;
+        return true;
+    }
+
+    // Of one class, to more digits than p has; p may have been emitted into its own place.
+    double probability(const Row<T>& row, int64_t c, const Part& part) const {
+        return p[c] == 0 ? 0.0 : std::exp(row.gap_above(c, part.top) - part.conjugate);
+    }
+};
+
+// A cosine with a margin, and its derivative.
+struct Moved {
+    double value, slope;
+};
+
+// `smallest` is what is added to sin² where that is 0, whose root has no derivative.
+inline Moved moved(double cosine, double margin, bool angular, double smallest) {
+    if (!angular) return {cosine - margin, 1};
+    const bool inside = std::fabs(cosine) <= 1;
+    const double c = inside ? cosine : cosine > 0 ? 1.0 : cosine < 0 ? -1.0 : cosine;
+    const double square = (1 - c) * (1 + c), root = std::sqrt(square > 0 ? square : smallest), sine = square > 0 ? root : 0.0;
+    const double of_cosine = std::cos(margin), of_sine = std::sin(margin);
+    const double value = c * of_cosine - sine * of_sine, slope = inside ? of_cosine + c / root * of_sine : 0.0;
+    if (c >= -of_cosine) return {value, slope};
+    return {-2 - value, -slope};
+}
+
+template <class T>
+bool margin_row(const SoftmaximaMarginLoss* call, const Row<T>& row, const T* soft, Scratch<T>& scratch) {
+    T* scores = scratch.candidates.at_least(row.n);
+    if (!scores) return false;
+    const int64_t label = soft ? -1 : call->loss.labels[row.index];
+    const auto move = [&](int64_t c) {
+        return moved(double(row.x[c]), soft ? call->margin * double(soft[c]) : call->margin, call->angular != 0, std::numeric_limits<T>::epsilon());
+    };
+    const double scale = call->scale;
+    for (int64_t c = 0; !soft && c < row.n; ++c) scores[c] = row.x[c] * T(scale);
+    for (int64_t c = 0; soft && c < row.n; ++c) scores[c] = T(move(c).value * scale);
+    if (label >= 0) scores[label] = T(move(label).value * scale);
+    Row<T> with_margin = row;
+    with_margin.x = scores;
+    if (!row_loss(&call->loss, Softmax<T, Kind::softmax>{}, with_margin, soft, scratch)) return false;
+    if (!row.out) return true;
+    for (int64_t c = 0; soft && c < row.n; ++c) row.out[c] = T(double(row.out[c]) * move(c).slope);
+    if (label >= 0) row.out[label] = T(double(row.out[label]) * move(label).slope);
+    return true;
+}
+
+// body(null pointer of float or double) as a status.
+template <class Body>
+int with_wide_dtype(int64_t dtype, const Body& body) {
+    return (dtype == 0 ? body(static_cast<double*>(nullptr)) : body(static_cast<float*>(nullptr))) ? 0 : 1;
+}
+
 }  // namespace
 
 #define SOFTMAXIMA_LOSS(name, nanoseconds, ...)                                                     \
@@ -279,5 +442,26 @@ SOFTMAXIMA_LOSS(elastic_softmax_loss, 1.0, Softmax<T, Kind::elastic>)
 SOFTMAXIMA_LOSS(sparsemax_loss, 1.0, ThresholdMap<T, Sparsemax>)
 SOFTMAXIMA_LOSS(entmax15_loss, 1.0, ThresholdMap<T, Entmax15>)
 SOFTMAXIMA_LOSS(entmax_loss, 5.0, ThresholdMap<T, Entmax>)
+
+int selected_loss(const SoftmaximaSelectedLoss* call) {
+    const SoftmaximaLoss* loss = &call->loss;
+    return with_wide_dtype(loss->rows.dtype, [=](auto type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const T* inputs[] = {static_cast<const T*>(loss->soft), static_cast<const T*>(call->p)};
+        return for_each_whole_row<T>(loss->rows, inputs, 2, loss->out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<T>& scratch) {
+            return row_loss(loss, Selected<T>{others[1]}, row, others[0], scratch);
+        });
+    });
+}
+
+int margin_loss(const SoftmaximaMarginLoss* call) {
+    return with_wide_dtype(call->loss.rows.dtype, [=](auto type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const T* inputs[] = {static_cast<const T*>(call->loss.soft)};
+        return for_each_whole_row<T>(call->loss.rows, inputs, 1, call->loss.out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<T>& scratch) {
+            return margin_row(call, row, others[0], scratch);
+        });
+    });
+}
 
 }  // namespace SOFTMAXIMA_ISA

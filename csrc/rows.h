@@ -1,7 +1,9 @@
 // Reading rows of scores in blocks, and sharing rows out among threads.
 #pragma once
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <type_traits>
 
 #ifdef _OPENMP
@@ -82,7 +84,79 @@ struct Scores {
     const C* low;
 };
 
-// A row of scores: x/τ, −∞ where masked.
+constexpr double NOTHING = -std::numeric_limits<double>::infinity();
+
+// The largest of the values that are not NaN, −∞ if there is none. Four at a time, to hide the latency of a comparison.
+template <class C>
+C highest(const C* values, int64_t length) {
+    const int64_t quarter = length / 4;
+    const C *second = values + quarter, *third = second + quarter, *fourth = third + quarter;
+    constexpr C nothing = -std::numeric_limits<C>::infinity();
+    C a = nothing, b = nothing, c = nothing, d = nothing;
+#pragma omp simd reduction(max : a, b, c, d)
+    for (int64_t i = 0; i < quarter; ++i) {
+        a = values[i] > a ? values[i] : a;
+        b = second[i] > b ? second[i] : b;
+        c = third[i] > c ? third[i] : c;
+        d = fourth[i] > d ? fourth[i] : d;
+    }
+    for (int64_t i = 4 * quarter; i < length; ++i) a = values[i] > a ? values[i] : a;
+    a = b > a ? b : a;
+    c = d > c ? d : c;
+    return c > a ? c : a;
+}
+
+// 1/τ, or a number so large that it is finite when doubled: 0 stays 0 when it is multiplied by it.
+inline double inverse(double tau) {
+    const double value = 1 / tau;
+    return value < 0x1p1022 ? value : 0x1p1022;
+}
+
+// Doubles are halved before they are subtracted, for two of them may be further apart than any is from 0.
+template <class C>
+constexpr double HALF = sizeof(C) == sizeof(double) ? 0.5 : 1.0;
+
+// (x − top)/τ, exactly 0 of equal numbers.
+template <class C>
+[[gnu::always_inline]] inline double gap(C x, double top, double scale) {
+    return (double(x) * HALF<C> - top * HALF<C>) * (scale / HALF<C>);
+}
+
+// And what its roundings lost, near enough; 0 where that is nothing that can be said.
+template <class C>
+[[gnu::always_inline]] inline double gap(C x, double top, double tau, double scale, double& lost) {
+    const double own = double(x) * HALF<C>, origin = top * HALF<C>, difference = own - origin, taken = difference - own;
+    const double rest = (own - (difference - taken)) - (origin + taken), value = difference * (scale / HALF<C>);
+    const double low = (std::fma(-value, tau * HALF<C>, difference) + rest) * (scale / HALF<C>);
+    lost = low - low == 0 ? low : 0.0;
+    return value;
+}
+
+// x/τ in two terms.
+struct Quotient {
+    double high, low;
+
+    Quotient(double x, double tau) : high(x / tau), low(std::fma(-high, tau, x) / tau) { low = low - low == 0 ? low : 0.0; }
+};
+
+// z = (x − anchor)/τ in two terms.
+template <class C>
+struct Tempered {
+    double anchor, tau, scale;
+
+    [[gnu::always_inline]] inline void operator()(C x, C& high, C& low) const {
+        if constexpr (sizeof(C) == sizeof(double)) {
+            high = gap(x, anchor, tau, scale, low);
+        } else {
+            const double z = gap(x, anchor, scale);
+            high = C(z);
+            low = C(z - double(high));
+        }
+    }
+};
+
+// A row of scores, −∞ where masked. Sums of exponentials are of z = x where τ is 1, and of z = (x − anchor)/τ elsewhere, the anchor
+// the largest x: a quotient x/τ would have lost the digits in which large scores differ.
 template <class T>
 struct Row {
     using C = compute_t<T>;
@@ -90,6 +164,7 @@ struct Row {
     const T* x;
     const uint8_t* mask;  // may be null
     double tau, scale;    // τ, 1/τ
+    double anchor;        // 0 where τ is 1
     double theta;
     int64_t n;
     int64_t index;
@@ -97,11 +172,12 @@ struct Row {
 
     void set_parameters(const SoftmaximaRows& rows) {
         tau = rows.taus ? rows.taus[index] : rows.tau;
-        scale = rows.taus ? 1.0 / tau : rows.scale;
+        scale = tau == 1.0 ? 1.0 : inverse(tau);
+        anchor = 0;
         theta = rows.thetas ? rows.thetas[index] : rows.theta;
     }
 
-    // x itself, in C and −∞ where masked: not divided by τ.
+    // x itself, in C and −∞ where masked.
     const C* raw(int64_t begin, int64_t length, C* buffer) const {
         if constexpr (sizeof(T) == sizeof(C)) {
             if (!mask) return x + begin;
@@ -119,62 +195,86 @@ struct Row {
         return buffer;
     }
 
-    // z in the precision of C and a half more: exp of a long argument needs it.
-    Scores<C> scores(int64_t begin, int64_t length, Scratch<C>& scratch) const {
-        const C* values = raw(begin, length, scratch.high);
-        // The processor's own prefetch does not keep up with exp at the end of a page.
+    // The next block, for the processor's own prefetch does not keep up at the end of a page.
+    [[gnu::always_inline]] inline void prefetch_after(int64_t begin, int64_t length) const {
         if (begin + length < n)
             for (int64_t i = 0; i < length; i += int64_t(64 / sizeof(T))) __builtin_prefetch(x + begin + BLOCK + i);
-        if (scale == 1.0) return {values, nullptr};
-        for (int64_t i = 0; i < length; ++i) {
-            const double z = double(values[i]) * scale;
-            scratch.high[i] = C(z);
-            scratch.low[i] = C(z - double(scratch.high[i]));
-        }
-        return {scratch.high, scratch.low};
     }
 
-    // z in double, by a division, as torch has it.
-    void divided(int64_t begin, int64_t length, Scratch<C>& scratch, double* z) const {
+    // x in double.
+    void wide(int64_t begin, int64_t length, Scratch<C>& scratch, double* to) const {
         const C* values = raw(begin, length, scratch.high);
+        for (int64_t i = 0; i < length; ++i) to[i] = double(values[i]);
+    }
+
+    // The largest x of a part.
+    double largest(int64_t begin, int64_t end, Scratch<C>& scratch) const {
+        C top = -std::numeric_limits<C>::infinity();
+        for (int64_t i = begin; i < end; i += BLOCK) {
+            const int64_t length = end - i < BLOCK ? end - i : BLOCK;
+            prefetch_after(i, length);
+            const C high = highest(raw(i, length, scratch.high), length);
+            top = high > top ? high : top;
+        }
+        return double(top);
+    }
+
+    // A row of nothing, and one with +∞, have no anchor, and need none.
+    void anchor_at(double largest) { anchor = tau != 1.0 && std::fabs(largest) < -NOTHING ? largest : 0.0; }
+
+    void find_anchor(Scratch<C>& scratch) {
+        if (tau != 1.0) anchor_at(largest(0, n, scratch));
+    }
+
+    Tempered<C> tempered() const { return {anchor, tau, scale}; }
+
+    // z of a block in the precision of W and a half more, as exp of a long argument needs it; −∞ of a negative x if `rectified`.
+    template <bool rectified = false, class W = C>
+    Scores<W> scores(int64_t begin, int64_t length, Scratch<W>& scratch) const {
+        constexpr bool same = std::is_same_v<W, C>;
+        constexpr W nothing = -std::numeric_limits<W>::infinity();
+        C own[same ? 1 : BLOCK];
+        C* buffer = own;
+        if constexpr (same) buffer = scratch.high;
+        const C* values = raw(begin, length, buffer);
+        prefetch_after(begin, length);
         if (tau == 1.0) {
-            for (int64_t i = 0; i < length; ++i) z[i] = double(values[i]);
+            if constexpr (same && !rectified) {
+                return {values, nullptr};
+            } else {
+                for (int64_t i = 0; i < length; ++i) scratch.high[i] = rectified && values[i] < 0 ? nothing : W(values[i]);
+                return {scratch.high, nullptr};
+            }
+        }
+        const Tempered<C> z = tempered();
+        if constexpr (same) {
+            for (int64_t i = 0; i < length; ++i) {
+                const bool counts = !(rectified && values[i] < 0);
+                C high, low;
+                z(values[i], high, low);
+                scratch.high[i] = counts ? high : nothing;
+                scratch.low[i] = low;
+            }
+            return {scratch.high, scratch.low};
         } else {
-            for (int64_t i = 0; i < length; ++i) z[i] = double(values[i]) / tau;
+            for (int64_t i = 0; i < length; ++i) scratch.high[i] = gap(values[i], z.anchor, z.scale);
+            return {scratch.high, nullptr};
         }
     }
 
-    // z less that of the score x = maximum, exactly 0 for that one. A z of its own would be rounded, or not, as the compiler fuses it.
-    inline double gap(int64_t i, double maximum) const {
-        const double value = (double(widen(x[i])) - maximum) * scale;
-        return mask && !mask[i] ? -std::numeric_limits<double>::infinity() : value;
+    // How far a score is above another.
+    inline double gap_above(int64_t i, double top) const { return allowed(i) ? gap(widen(x[i]), top, scale) : NOTHING; }
+
+    // And what its roundings lost.
+    inline double gap_above(int64_t i, double top, double& lost) const {
+        const double value = gap(widen(x[i]), top, tau, scale, lost);
+        return allowed(i) ? value : NOTHING;
     }
 
-    // And what its roundings lost, near enough; 0 where that is nothing that can be said.
-    inline double gap(int64_t i, double maximum, double& lost) const {
-        const double own = double(widen(x[i])), difference = own - maximum, taken = difference - own;
-        const double rest = (own - (difference - taken)) - (maximum + taken), value = difference * scale;
-        const double low = std::fma(difference, scale, -value) + rest * scale;
-        lost = low == low ? low : 0.0;
-        return mask && !mask[i] ? -std::numeric_limits<double>::infinity() : value;
-    }
+    inline bool allowed(int64_t i) const { return !mask || mask[i]; }
 
-    // The largest x, −∞ where there is none.
-    double highest() const {
-        double highest = -std::numeric_limits<double>::infinity();
-#pragma omp simd reduction(max : highest)
-        for (int64_t i = 0; i < n; ++i) {
-            const double value = double(widen(x[i]));
-            highest = (!mask || mask[i]) && value > highest ? value : highest;
-        }
-        return highest;
-    }
-
-    // z in double.
-    inline double score(int64_t i) const {
-        const double value = double(widen(x[i])) * scale;
-        return mask && !mask[i] ? -std::numeric_limits<double>::infinity() : value;
-    }
+    // x in double, −∞ where masked.
+    inline double score(int64_t i) const { return allowed(i) ? double(widen(x[i])) : NOTHING; }
 };
 
 constexpr int MAX_TEAM = 256;
@@ -239,9 +339,11 @@ Row<T> row_of(const SoftmaximaRows& rows, int64_t index, void* out) {
 //   finish(row, parts, count, scratch)     what the row as a whole says, written into each part,
 //   emit(row, begin, end, part, scratch)   the results of a part.
 // Each returns whether it had the memory it needed. A part is scanned and emitted by one thread, with one scratch.
+// `anchored` tells whether it works on z.
 template <class T, class Kernel>
-[[gnu::noinline]] bool whole_row(const Kernel& kernel, const Row<T>& row, Scratch<compute_t<T>>& scratch) {
+[[gnu::noinline]] bool whole_row(const Kernel& kernel, Row<T> row, Scratch<compute_t<T>>& scratch) {
     typename Kernel::Part part;
+    if (Kernel::anchored) row.find_anchor(scratch);
     return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) &&
            kernel.emit(row, 0, row.n, part, scratch);
 }
@@ -251,6 +353,7 @@ bool split_row(const Kernel& kernel, const Row<T>& row, int team) {
     using C = compute_t<T>;
     static thread_local typename Kernel::Part storage[MAX_TEAM];
     typename Kernel::Part* parts = storage;  // the caller's, in every thread
+    double tops[MAX_TEAM];
     bool done = true;
 #pragma omp parallel num_threads(team) reduction(&& : done)
     {
@@ -259,11 +362,19 @@ bool split_row(const Kernel& kernel, const Row<T>& row, int team) {
         const int64_t length = (row.n / count / BLOCK + 1) * BLOCK;
         const int64_t begin = minimum(i * length, row.n), end = minimum(begin + length, row.n);
         Scratch<C>& scratch = Scratch<C>::of_this_thread();
-        done = kernel.scan(row, begin, end, parts[i], scratch);
+        Row<T> own = row;
+        if (Kernel::anchored && row.tau != 1.0) {
+            tops[i] = row.largest(begin, end, scratch);
+#pragma omp barrier
+            double top = tops[0];
+            for (int k = 1; k < count; ++k) top = tops[k] > top ? tops[k] : top;
+            own.anchor_at(top);
+        }
+        done = kernel.scan(own, begin, end, parts[i], scratch);
 #pragma omp barrier
 #pragma omp single
-        done = kernel.finish(row, parts, count, scratch) && done;
-        done = kernel.emit(row, begin, end, parts[i], scratch) && done;
+        done = kernel.finish(own, parts, count, scratch) && done;
+        done = kernel.emit(own, begin, end, parts[i], scratch) && done;
         scratch.release_if_large();
     }
     return done;
@@ -374,26 +485,6 @@ int with_dtype(int64_t dtype, const Body& body) {
         case 2: return body(static_cast<bfloat16*>(nullptr)) ? 0 : 1;
         default: return body(static_cast<float16*>(nullptr)) ? 0 : 1;
     }
-}
-
-// The largest of the values that are not NaN, −∞ if there is none. Four at a time, to hide the latency of a comparison.
-template <class C>
-C highest(const C* values, int64_t length) {
-    const int64_t quarter = length / 4;
-    const C *second = values + quarter, *third = second + quarter, *fourth = third + quarter;
-    constexpr C nothing = -std::numeric_limits<C>::infinity();
-    C a = nothing, b = nothing, c = nothing, d = nothing;
-#pragma omp simd reduction(max : a, b, c, d)
-    for (int64_t i = 0; i < quarter; ++i) {
-        a = values[i] > a ? values[i] : a;
-        b = second[i] > b ? second[i] : b;
-        c = third[i] > c ? third[i] : c;
-        d = fourth[i] > d ? fourth[i] : d;
-    }
-    for (int64_t i = 4 * quarter; i < length; ++i) a = values[i] > a ? values[i] : a;
-    a = b > a ? b : a;
-    c = d > c ? d : c;
-    return c > a ? c : a;
 }
 
 // Scores that are looked at together for candidates: most such groups hold none.

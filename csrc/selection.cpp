@@ -51,19 +51,19 @@ struct Selection {
                     continue;
                 }
                 C high[LOOK], low[LOOK];
-                if (row.scale == 1.0) {
+                if (row.tau == 1.0) {
                     for (int64_t k = 0; k < look; ++k) high[k] = values[k] >= kept.lowest ? values[k] : nothing;
                 } else {
+                    const Tempered<C> z = row.tempered();
                     for (int64_t k = 0; k < look; ++k) {
-                        const double z = double(values[k]) * row.scale;
-                        high[k] = values[k] >= kept.lowest ? C(z) : nothing;
-                        low[k] = values[k] >= kept.lowest ? C(z - double(high[k])) : C(0);
+                        z(values[k], high[k], low[k]);
+                        high[k] = values[k] >= kept.lowest ? high[k] : nothing;
                     }
                 }
                 for (int64_t k = 0; equal && k < look; ++k) {
                     if (values[k] == kept.lowest && ties-- <= 0) high[k] = nothing;
                 }
-                emit_exp(Scores<C>{high, row.scale == 1.0 ? nullptr : low}, look, kept.origin, {1.0, kept.mass}, to);
+                emit_exp(Scores<C>{high, row.tau == 1.0 ? nullptr : low}, look, kept.origin, {1.0, kept.mass}, to);
             }
         }
     }
@@ -74,7 +74,7 @@ struct TopK : Selection<T> {
     using C = compute_t<T>;
     using Selection<T>::nothing;
 
-    bool operator()(const Row<T>& row, Scratch<C>& scratch) const {
+    bool operator()(Row<T> row, Scratch<C>& scratch) const {
         const int64_t k = row.theta < double(row.n) ? int64_t(row.theta) : row.n;
         const int64_t limit = 2 * k + LOOK;
         C* best = scratch.candidates.at_least(limit + LOOK);
@@ -99,9 +99,10 @@ struct TopK : Selection<T> {
         if (count == 0) return this->fill(row, 0.0);
         const double top = double(highest(best, count));
         if (top == std::numeric_limits<double>::infinity()) return this->fill(row, std::numeric_limits<double>::quiet_NaN());
+        row.anchor_at(top);
         Kept<C> kept;
         kept.lowest = *std::min_element(best, best + count);
-        kept.origin = Origin<C>::at(C(top * row.scale));
+        kept.origin = Origin<C>::at(C(top - row.anchor));
         kept.ties = 0;
         kept.mass = 0;
         for (int64_t i = 0; i < count; ++i) {
@@ -136,7 +137,7 @@ struct TopP : Selection<T> {
         C value, weight;
     };
 
-    bool operator()(const Row<T>& row, Scratch<C>& scratch) const {
+    bool operator()(Row<T> row, Scratch<C>& scratch) const {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         C top_value = nothing;
         bool nan = false;
@@ -153,7 +154,8 @@ struct TopP : Selection<T> {
 
         C* values = scratch.candidates.at_least(2 * row.n);
         if (!values) return false;
-        const Origin<C> origin = Origin<C>::at(C(top * row.scale));
+        row.anchor_at(top);
+        const Origin<C> origin = Origin<C>::at(C(top - row.anchor));
         Kept<C> kept = {nothing, row.n, origin, 0};
         const bool sampled = row.n >= LONG && by_sample(row, top_value, values, kept, scratch);
         if (!sampled) by_bins(row, top_value, values, kept, scratch);
@@ -312,7 +314,7 @@ struct TopP : Selection<T> {
     }
 
     static int bin(C value, C top, double scale) {
-        const double distance = (double(top) - double(value)) * (scale * BINS_PER_NAT);
+        const double distance = -gap(value, double(top), scale) * BINS_PER_NAT;
         return distance < BINS - 1 ? int(distance) : BINS - 1;
     }
 };

@@ -1,16 +1,17 @@
-// What a state of logsumexp is made of: the largest score, how many there are of it, and LSE, from one read of the row.
+// What a state of logsumexp is made of: the largest score, how many there are of it, and what LSE is above it, from one read of the row.
 
 #include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
 
+// In double, whatever the dtype: a state is merged with others, and shown, in double.
 template <class T>
-struct State : LogSumExp<T> {
+struct State : LogSumExp<T, double> {
     using C = compute_t<T>;
 
     struct Part {
-        ExpSum<C> sum;
+        ExpSum<double> sum;
         C highest;      // the largest x
         int64_t count;  // how many x are that
     };
@@ -18,16 +19,13 @@ struct State : LogSumExp<T> {
     const SoftmaximaState* call;
 
     bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
+        Scratch<double>& terms = Scratch<double>::of_this_thread();
         part = {{}, -std::numeric_limits<C>::infinity(), 0};
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
-            const Scores<C> z = row.scores(i, length, scratch);
-            C top = part.sum.template add<false>(z, length, nullptr);
-            const C* values = z.high;
-            if (row.scale != 1.0) {  // scores that differ may not once they are scaled and rounded
-                values = row.raw(i, length, scratch.high);
-                top = highest(values, length);
-            }
+            part.sum.template add<false>(row.template scores<false, double>(i, length, terms), length, nullptr);
+            const C* values = row.raw(i, length, scratch.high);
+            const C top = highest(values, length);
             // Few blocks of a row raise the maximum, and this one is still in cache.
             if (top >= part.highest) include(part, top, occurrences(values, length, top));
         }
@@ -39,7 +37,8 @@ struct State : LogSumExp<T> {
         for (int i = 1; i < count; ++i)
             if (parts[i].highest >= whole.highest) include(whole, parts[i].highest, parts[i].count);
         const double top = double(whole.highest);
-        const double value = LogSumExp<T>::result(row, ExpSum<C>::of(parts, count), false, [=] { return top; }).value(row.scale);
+        const LogSum result = LogSumExp<T, double>::result(row, ExpSum<double>::of(parts, count), true);
+        const double value = result.log_sum + result.lost;
         const bool is_number = value == value;
         call->values[row.index] = value;
         call->maxima[row.index] = is_number ? top : value;

@@ -37,6 +37,13 @@ struct Polynomial {
     int order;
     double scale;  // 1/(τ s)
 
+    // With s for its unit.
+    static double scale_of(double tau, int exponent) {
+        int its_exponent;
+        const double mantissa = std::frexp(tau, &its_exponent);
+        return std::ldexp(1 / mantissa, -its_exponent - exponent);
+    }
+
     // s^(m − k)/m! for m up to k.
     static bool fill(int order, int exponent, double* to) {
         if (!to) return false;
@@ -126,6 +133,7 @@ template <class T, class W>
 struct Taylor {
     using C = compute_t<T>;
     using Part = TaylorPart;
+    static constexpr bool anchored = false;
     using Function = std::conditional_t<std::is_same_v<W, double>, Polynomial, Quadratic>;
 
     int order;
@@ -140,7 +148,7 @@ struct Taylor {
         f = {coefficients, order, row.scale};
         if (part.exponent == 0) return true;
         double* memory = scratch.gaps.at_least(order + 1);
-        f = {memory, order, std::ldexp(row.scale, -part.exponent)};
+        f = {memory, order, Polynomial::scale_of(row.tau, part.exponent)};
         return Polynomial::fill(order, part.exponent, memory);
     }
 
@@ -160,13 +168,16 @@ struct Taylor {
 
     // Of the whole row again, if it overflowed; NaN where a score is infinite.
     bool settle(const Row<T>& row, Part& part, Scratch<C>& scratch) const {
-        if (part.mass < LARGEST_SUM) return true;
-        double largest = 1;
+        if (part.mass < LARGEST_SUM && 1 / row.tau < -NOTHING) return true;
+        double largest = row.tau;
         for (int64_t i = 0; i < row.n; ++i) {
-            const double z = row.score(i), size = std::fabs(z);
-            largest = z != NOTHING && size > largest ? size : largest;
+            const double x = row.score(i), size = std::fabs(x);
+            largest = x != NOTHING && size > largest ? size : largest;
         }
+        int of_tau;
         std::frexp(largest, &part.exponent);
+        std::frexp(row.tau, &of_tau);
+        part.exponent += 1 - of_tau;  // s > max |z|
         const bool done = wide().sum(row, 0, row.n, part, scratch);
         if (!(part.mass < std::numeric_limits<double>::infinity())) part.mass = std::numeric_limits<double>::quiet_NaN();
         return done;
@@ -237,7 +248,7 @@ bool with_kernel(const SoftmaximaRows& rows, const Body& body) {
     double* coefficients = Scratch<compute_t<T>>::of_this_thread().origins.at_least(order + 1);
     if (!Polynomial::fill(order, 0, coefficients)) return false;
     if constexpr (sizeof(T) < sizeof(double)) {
-        if (order == 2 && rows.scale == 1.0 && !rows.taus) return body(Taylor<T, float>{order, coefficients});
+        if (order == 2 && rows.tau == 1.0 && !rows.taus) return body(Taylor<T, float>{order, coefficients});
     }
     return body(Taylor<T, double>{order, coefficients});
 }

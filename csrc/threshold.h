@@ -40,6 +40,9 @@ inline V slack(int64_t count) {
     return std::numeric_limits<V>::epsilon() * V(count / 4 + 8);
 }
 
+// Above the edge by more than its rounding: what is less than that is 0 if it is anything.
+inline double above_rounding(double edge) { return edge * (1 - 16 * std::numeric_limits<double>::epsilon()); }
+
 struct Sparsemax {
     static constexpr double beta = 1;
     static constexpr bool costly = false;
@@ -146,7 +149,7 @@ struct Entmax15 {
     double offset(const Threshold& threshold) const { return -threshold.edge - 2; }
 
     static inline double share(double gap, double edge) {
-        const double root = gap > edge ? (gap - edge) / 2 : 0.0;
+        const double root = gap > above_rounding(edge) ? (gap - edge) / 2 : 0.0;
         return root * root;
     }
 
@@ -281,9 +284,12 @@ struct Entmax {
             return;
         }
         const double scale = beta * growth, inverse = 1 / beta;
+        // For β > 1 not even that is little.
+        const double lowest = convex() ? above_rounding(edge(level)) : -std::numeric_limits<double>::infinity();
         const auto one = [=](double gap) __attribute__((always_inline)) {
             double unused;
-            return exp(log_share(gap, scale, inverse, level, unused));
+            const double p = exp(log_share(gap, scale, inverse, level, unused));
+            return gap > lowest ? p : 0.0;
         };
         const int64_t half = count / 2;
 #pragma omp simd
@@ -308,6 +314,7 @@ struct Entmax {
 template <class T, class Family>
 struct ThresholdMap {
     using C = compute_t<T>;
+    static constexpr bool anchored = false;
     static constexpr int64_t TIGHTEN = 128;  // candidates that are worth thinning out while more are collected
     static constexpr int64_t FEW = 16;       // candidates that are not worth it before the threshold is solved for
 
@@ -392,7 +399,7 @@ struct ThresholdMap {
             int64_t filled = 0;
             for (int i = 0; i < count; ++i)
                 for (int64_t k = 0; k < parts[i].count; ++k)
-                    gaps[filled++] = (double(parts[i].candidates[k]) - double(top)) * row.scale;
+                    gaps[filled++] = gap(parts[i].candidates[k], double(top), row.scale);
             filled = pad(gaps, filled);
             threshold = family.solve(gaps, filled, lowest(family, bound, top, row.scale));
             if (with_conjugate) {
@@ -448,29 +455,28 @@ struct ThresholdMap {
             if (found == 0 || Family::costly) {
                 std::memset(to + j, 0, size_t(look) * sizeof(C));
                 for_each_bit(found, [&](int64_t k) { positions[count++] = int32_t(j + k); });
-            } else if (std::is_same_v<Family, Sparsemax> && sizeof(C) < sizeof(double) && scale == 1.0) {
+            } else if (std::is_same_v<Family, Sparsemax> && sizeof(C) < sizeof(double) && row.tau == 1.0) {
                 // The difference of two numbers of C is rounded once, and what the threshold has beyond C is taken off after.
-                const double level = top + threshold.edge;
-                const C high = C(level), low = C(level - double(high)), factor = C(weight);
+                const C high = C(threshold.edge), low = C(threshold.edge - double(high)), factor = C(weight), maximum = part.maximum;
                 for (int64_t k = j; k < j + look; ++k) {
-                    const C excess = (values[k] - high) - low;
+                    const C excess = ((values[k] - maximum) - high) - low;
                     to[k] = excess > 0 ? excess * factor : C(0);
                 }
             } else {
-                for (int64_t k = 0; k < look; ++k) p[k] = (double(values[j + k]) - top) * scale;
+                for (int64_t k = 0; k < look; ++k) p[k] = gap(values[j + k], top, scale);
                 family.probabilities(p, look, threshold);
                 for (int64_t k = 0; k < look; ++k) to[j + k] = C(p[k] * weight);
             }
         }
         if (count == 0) return;
-        for (int64_t k = 0; k < count; ++k) p[k] = (double(values[positions[k]]) - top) * scale;
+        for (int64_t k = 0; k < count; ++k) p[k] = gap(values[positions[k]], top, scale);
         family.probabilities(p, pad(p, count), threshold);
         for (int64_t k = 0; k < count; ++k) to[positions[k]] = C(p[k] * weight);
     }
 
     // Of one class.
     double probability(const Row<T>& row, int64_t c, const Part& part) const {
-        double p[PADDING] = {row.gap(c, part.top)};
+        double p[PADDING] = {row.gap_above(c, part.top)};
         Family(row.theta).probabilities(p, PADDING, part.threshold);
         return part.nan ? std::numeric_limits<double>::quiet_NaN() : p[0];
     }
@@ -480,7 +486,7 @@ struct ThresholdMap {
     static bool thin(const Family& family, const Row<T>& row, C top, C& bound, C* candidates, int64_t& count, Scratch<C>& scratch) {
         float* gaps = scratch.rough.at_least(count + PADDING);
         if (!gaps) return false;
-        for (int64_t k = 0; k < count; ++k) gaps[k] = float((double(candidates[k]) - double(top)) * row.scale);
+        for (int64_t k = 0; k < count; ++k) gaps[k] = float(gap(candidates[k], double(top), row.scale));
         const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(family, bound, top, row.scale)));
         const C raised = below(double(top) + double(edge) * row.tau);
         bound = raised > bound ? raised : bound;
@@ -498,8 +504,8 @@ struct ThresholdMap {
 
     // A bound as a gap. C may be too coarse to say how far the support can go.
     static double lowest(const Family& family, C bound, C top, double scale) {
-        const double gap = (double(bound) - double(top)) * scale, reach = -family.reach();
-        return gap > reach ? gap : reach;
+        const double own = gap(bound, double(top), scale), reach = -family.reach();
+        return own > reach ? own : reach;
     }
 
     // A number of C that is not above the value: a bound may let too much pass, never too little.

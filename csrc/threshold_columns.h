@@ -202,8 +202,8 @@ struct alignas(LINE) ThresholdColumns {
             float* near = rough + i * WIDTH;
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const double gap = (double(values[j]) - double(columns.top[j])) * columns.scale[j];
-                line[j] = gap > lowest ? gap : lowest;
+                const double own = gap(values[j], double(columns.top[j]), columns.scale[j]);
+                line[j] = own > lowest ? own : lowest;
                 nan_[j] = values[j] == values[j] ? nan_[j] : nan;
             }
 #pragma omp simd

@@ -21,17 +21,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-INTERFACE = 3  # the version that csrc/kernels.h states
+INTERFACE = 4  # the version that csrc/kernels.h states
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 # Fields of 8 bytes; P would be a pointer, but an address is an int here.
-_ROWS = "qqqqqqqddqdqqq"
+_ROWS = "qqqqqqqdqdqqq"
 _FORWARD = struct.Struct(_ROWS + "qq").pack
 _BACKWARD = struct.Struct(_ROWS + "qqqq").pack
 _LOSS = struct.Struct(_ROWS + "qqqddqqq").pack
+_SELECTED_LOSS = struct.Struct(_ROWS + "qqqddqqq" + "q").pack
+_MARGIN_LOSS = struct.Struct(_ROWS + "qqqddqqq" + "ddq").pack
 _STATE = struct.Struct(_ROWS + "qqq").pack
 _WEIGHTED = struct.Struct(_ROWS + "qqqq").pack
 _QUANTIZED = struct.Struct("qqqqqqqddqqqqq").pack
+_PAIRS = struct.Struct("qqqqqqqq").pack
 _ELEMENTWISE = struct.Struct("qqqq").pack
 
 
@@ -121,7 +124,7 @@ class Layout(NamedTuple):
 
     def to_memory(self, x: Tensor) -> Tensor:
         """A tensor [..., n] in the order of memory, copied if it must be."""
-        return (x if self.inner == 1 else x.movedim(-1, self.axis)).contiguous()
+        return in_memory(x if self.inner == 1 else x.movedim(-1, self.axis))
 
     def empty(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A new tensor that lies like this, with n last, of x's dtype or another."""
@@ -130,6 +133,11 @@ class Layout(NamedTuple):
         shape = list(x.shape[:-1])
         shape.insert(self.axis, self.n)
         return torch.empty(shape, dtype=dtype or x.dtype).movedim(self.axis, -1)
+
+
+def in_memory(x: Tensor) -> Tensor:
+    """The tensor as its memory reads, without a sign that torch has put off."""
+    return x.contiguous().resolve_neg()
 
 
 def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
@@ -176,7 +184,7 @@ def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
         return value, None
     if value.numel() == 1:
         return float(value), None
-    return 1.0, value.detach().to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
+    return 1.0, in_memory(value.detach().to(torch.float64).expand(*x.shape[:-1], 1))
 
 
 def mask_blocks(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
@@ -218,7 +226,7 @@ def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
     """The fields of SoftmaximaRows for contiguous rows and numbers, without looking at them."""
     n = x.shape[-1]
     outer, threads = x.numel() // n, _threads()
-    return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 1.0 / tau, 0, theta, 0, 0, 0
+    return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 0, theta, 0, 0, 0
 
 
 def _rows(
@@ -231,7 +239,7 @@ def _rows(
     starts = None if blocks is None else blocks * (layout.n * layout.inner)
     fields = (
         *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, _threads(), address, stride),
-        *(tau_number, 1.0 / tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(starts)),
+        *(tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(starts)),
     )
     return fields, (taus, thetas, mask, starts)
 
@@ -240,9 +248,10 @@ def _read(
     x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
 ) -> tuple[tuple[Any, ...], Layout, tuple[Tensor | None, ...]]:
     """(the fields of SoftmaximaRows, how the rows lie, the tensors that the fields point into)."""
-    if where is None and type(tau) is float and type(theta) is float and x.is_contiguous() and x.numel() > 0:
+    if where is None and type(tau) is float and type(theta) is float and x.is_contiguous() and x.numel() > 0 and not x.is_neg():
         rows = _plain_rows(x, tau, theta)
         return rows, Layout(rows[1], rows[2], 1, x.ndim - 1), ()
+    x = x.resolve_neg()
     layout, read, stride = _layout(x)
     rows, kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
     return rows, layout, (read, *kept)
@@ -282,16 +291,16 @@ def backward(
 
 
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
-    """(LSE [...] in x's dtype, the same in double if `wide`)."""
+    """(LSE [...] in x's dtype; if `wide` its state [2, ...] in double: the largest x, and LSE(x/τ) less that over τ)."""
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype)
-    values = torch.empty_like(out, dtype=torch.float64) if wide else None
+    states = torch.empty((2, *out.shape), dtype=torch.float64) if wide else None
     rows, _, _kept = _read(x, tau, where, 0.0)
-    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
-    return out, values
+    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(states)))
+    return out, states
 
 
 def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(LSE [...] in double, the largest x [...] in double, how many x are that [...]), from one read of the rows x [..., n]."""
+    """(LSE(x/τ) less the largest x/τ [...], the largest x [...], both in double, how many x are that [...])."""
     value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
     rows, _, _kept = _read(x, tau, None, 0.0)
@@ -299,29 +308,29 @@ def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
     return value, maximum, count
 
 
-def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """g · softmax(x/τ)/τ, from the double values of `logsumexp`."""
+def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """g · softmax(x/τ)/τ, from the states of `logsumexp`."""
     rows, layout, _kept = _read(x, tau, where, 0.0)
     out = layout.empty(x)
-    g = g.contiguous()
-    _run("logsumexp_backward", _BACKWARD(*rows, 0, values.data_ptr(), g.data_ptr(), out.data_ptr()))
+    states, g = states.contiguous(), in_memory(g)
+    _run("logsumexp_backward", _BACKWARD(*rows, 0, states.data_ptr(), g.data_ptr(), out.data_ptr()))
     return out
 
 
 def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
-    """(LSE of every prefix of the rows x [..., n], the same in double, as the rows lie in memory, if `wide`)."""
+    """(LSE of every prefix of the rows x [..., n]; if `wide` their states, [2, ...] of the rows as they lie in memory)."""
     rows, layout, _kept = _read(x, tau, where, 0.0)
     out = layout.empty(x)
-    values = layout.empty(x, torch.float64) if wide else None
-    _run("logcumsumexp", _FORWARD(*rows, out.data_ptr(), _address(values)))
-    return out, values
+    states = torch.empty((2, out.numel()), dtype=torch.float64) if wide else None
+    _run("logcumsumexp", _FORWARD(*rows, out.data_ptr(), _address(states)))
+    return out, states
 
 
-def logcumsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """∂⟨g, LSE of every prefix⟩/∂x, from the double values of `logcumsumexp`."""
+def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """∂⟨g, LSE of every prefix⟩/∂x, from the states of `logcumsumexp`."""
     rows, layout, _kept = _read(x, tau, where, 0.0)
     out, g = layout.empty(x), layout.to_memory(g)
-    _run("logcumsumexp_backward", _BACKWARD(*rows, 0, values.data_ptr(), g.data_ptr(), out.data_ptr()))
+    _run("logcumsumexp_backward", _BACKWARD(*rows, 0, states.data_ptr(), g.data_ptr(), out.data_ptr()))
     return out
 
 
@@ -330,9 +339,10 @@ def weighted(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | No
 
     The weights are of x's shape [..., n].
     """
-    x = x.contiguous()
+    x = in_memory(x)
     shared = all(size == 1 or stride == 0 for size, stride in zip(weights.shape[:-1], weights.stride()[:-1], strict=True))
-    b = (weights[(0,) * (weights.ndim - 1)] if shared else weights).to(torch.float64).contiguous()
+    b = (weights[(0,) * (weights.ndim - 1)] if shared else weights).to(torch.float64)
+    b = in_memory(b)
     values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     signs = torch.empty_like(values)
     rows, layout, _kept = _read(x, tau, where, 0.0)
@@ -357,13 +367,67 @@ def loss(
     The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype.
     """
     rows, layout, _kept = _read(x, 1.0, None, theta)
-    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     out = layout.empty(x) if gradient else None
-    labels = target.contiguous() if target.dtype == torch.int64 else None
+    fields, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, out)
+    _run(name, _LOSS(*rows, *fields))
+    return values, out
+
+
+def _loss(
+    x: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    fenchel: bool,
+    layout: Layout,
+    out: Tensor | None,
+) -> tuple[tuple[Any, ...], Tensor, tuple[Tensor | None, ...]]:
+    """(the fields of SoftmaximaLoss after the rows, the values that it fills, the tensors that the fields point into)."""
+    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
+    labels = in_memory(target) if target.dtype == torch.int64 else None
     soft = None if labels is not None else layout.to_memory(target)
-    weight = None if class_weight is None else class_weight.to(torch.float64).contiguous()
+    weight = None if class_weight is None else in_memory(class_weight.to(torch.float64))
     addresses = (_address(labels), _address(soft), _address(weight))
-    _run(name, _LOSS(*rows, *addresses, smoothing, scale, int(fenchel), values.data_ptr(), _address(out)))
+    return (*addresses, smoothing, scale, int(fenchel), values.data_ptr(), _address(out)), values, (labels, soft, weight)
+
+
+def selected_loss(
+    selection: str,
+    x: Tensor,
+    target: Tensor,
+    *,
+    theta: float,
+    class_weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`loss` of softmax over the scores that a `selection` (topk_softmax, topp_softmax) of `theta` keeps, in float64 or float32."""
+    p = forward(selection, x, 1.0, None, theta)
+    rows, layout, _kept = _read(x, 1.0, None, 0.0)
+    fields, values, _held = _loss(x, target, class_weight, smoothing, scale, False, layout, p if gradient else None)
+    _run("selected_loss", _SELECTED_LOSS(*rows, *fields, p.data_ptr()))
+    return values, p if gradient else None
+
+
+def margin_loss(
+    x: Tensor,
+    target: Tensor,
+    *,
+    margin: float,
+    angular: bool,
+    cosine_scale: float,
+    class_weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`loss` of softmax of scaled cosines x in float64 or float32, the target's less a margin or with a larger angle."""
+    rows, layout, _kept = _read(x, 1.0, None, 0.0)
+    out = layout.empty(x) if gradient else None
+    fields, values, _held = _loss(x, target, class_weight, smoothing, scale * cosine_scale, False, layout, out)
+    _run("margin_loss", _MARGIN_LOSS(*rows, *fields, margin, cosine_scale, int(angular)))
     return values, out
 
 
@@ -383,6 +447,21 @@ def quantized(
     parameters = (scale_number, zero_number, _address(scales), _address(zeros), _address(mask))
     _run("quantized", _QUANTIZED(*fields, read.data_ptr(), *parameters, values.data_ptr(), _address(out)))
     return values, out
+
+
+def logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
+    out = torch.empty_like(x)
+    _run("logaddexp", _PAIRS(DTYPES[x.dtype], x.numel(), _threads(), x.data_ptr(), y.data_ptr(), 0, out.data_ptr(), 0))
+    return out
+
+
+def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
+    of_x, of_y = torch.empty_like(x), torch.empty_like(y)
+    addresses = (x.data_ptr(), y.data_ptr(), g.data_ptr(), of_x.data_ptr(), of_y.data_ptr())
+    _run("logaddexp", _PAIRS(DTYPES[x.dtype], x.numel(), _threads(), *addresses))
+    return of_x, of_y
 
 
 def elementwise(name: str, x: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ struct Problem {
     Bytes x, mask;
     std::vector<double> taus, thetas;
     std::vector<int64_t> blocks;
-    double tau = choose({1.0, 1.0, 0.25, 7.0});
+    double tau = choose({1.0, 1.0, 0.25, 7.0, 1e-320, 1e-30, 1e308});
     bool hard = chance(0.3);
 
     explicit Problem(bool long_row) {
@@ -152,7 +152,7 @@ struct Problem {
     bool contiguous() const { return stride == n; }
 
     SoftmaximaRows rows(int64_t threads, double theta) const {
-        return {dtype, outer, n, inner, threads, x.data(), stride, tau, 1 / tau, taus.empty() ? nullptr : taus.data(), theta,
+        return {dtype, outer, n, inner, threads, x.data(), stride, tau, taus.empty() ? nullptr : taus.data(), theta,
                 thetas.empty() ? nullptr : thetas.data(), mask.empty() ? nullptr : mask.data(), blocks.empty() ? nullptr : blocks.data()};
     }
 
@@ -218,7 +218,7 @@ void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     }
     std::vector<Bytes> outputs(2);
     outputs[0].resize(size_t((logsumexp ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
-    outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 8 : cumulative ? problem.scores() * 8 : 0));
+    outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
         const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
@@ -233,11 +233,11 @@ void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
     const double theta = theta_of(kernel.name, problem);
     const Bytes p = problem.random_numbers(logsumexp || cumulative ? 0 : problem.scores(), 0.3);
     const Bytes g = problem.random_numbers(logsumexp ? problem.rows_count() : problem.scores(), 1.0);
-    std::vector<double> values(size_t(logsumexp ? problem.rows_count() : cumulative ? problem.scores() : 0));
-    for (double& each : values) each = problem.hard ? choose<double>({-INFINITY, INFINITY, NAN, 0.0, 1e4}) : 2e4 + normal();
+    std::vector<double> states(size_t(2 * (logsumexp ? problem.rows_count() : cumulative ? problem.scores() : 0)));
+    for (double& each : states) each = problem.hard ? choose<double>({-INFINITY, INFINITY, NAN, 0.0, 1e4}) : 2e4 + normal();
     std::vector<Bytes> outputs(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaBackward call = {problem.rows(threads, theta), p.empty() ? nullptr : p.data(), values.data(), g.data(), outputs[0].data()};
+        const SoftmaximaBackward call = {problem.rows(threads, theta), p.empty() ? nullptr : p.data(), states.data(), g.data(), outputs[0].data()};
         return kernel.run(&call);
     });
 }
