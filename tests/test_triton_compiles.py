@@ -79,6 +79,18 @@ def test_backward(name: str):
     compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **DERIVATIVE})
 
 
+@pytest.mark.parametrize(("kind", "compute"), [("fp64", tl.float64), ("bf16", tl.float32), ("fp16", tl.float32)])
+def test_backward_of_other_dtypes(kind: str, compute: Any):
+    f = kernels.BACKWARD["entmax_backward"]  # the one whose accumulators are double
+    own = {"WIDTH": 4096, **PLAIN, "COMPUTE": compute}
+    of_kind = dict.fromkeys(("p", "g"), f"*{kind}")
+    whole = {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE}
+    compiled(_rows.whole_rows, 8, whole, out=f"*{kind}", **of_kind)
+    compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True}, partial="*fp64", **of_kind)
+    finish = {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **DERIVATIVE}
+    compiled(_rows.finish_parts, 8, finish, partial="*fp64", out=f"*{kind}", **of_kind)
+
+
 def test_logsumexp():
     f, own = logsumexp.FORWARD, {"p": None, "g": None, "WIDTH": 4096, **PLAIN}
     each = {**EVERY, "EACH_OUT": False}

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima._kernels import Layout, mask_blocks, one_stride
+from softmaxima._kernels import Layout, in_memory, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # the longest row in registers, in elements of 4 bytes
 PART = 1 << 13  # elements of a long row that a program holds
@@ -31,9 +31,14 @@ TILE = 1 << 11  # elements of short rows that a program holds
 CACHED = 1 << 25  # bytes of rows that the second level of cache keeps until they are read again
 TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 INFINITY = tl.constexpr(float("inf"))
+LARGEST_FLOAT64 = tl.constexpr(torch.finfo(torch.float64).max)
+LARGEST_FLOAT32 = tl.constexpr(torch.finfo(torch.float32).max)
+LARGEST_BFLOAT16 = tl.constexpr(torch.finfo(torch.bfloat16).max)
+LARGEST_FLOAT16 = tl.constexpr(torch.finfo(torch.float16).max)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOG2_E_LOW = tl.constexpr(1.925963033500e-8)  # LOG2_E less its rounding to float32
 LOG_2 = tl.constexpr(0.6931471805599453)
+TINY, HUGE = tl.constexpr(2.0**-126), tl.constexpr(2.0**127)  # float32 has them
 
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------------
@@ -76,8 +81,10 @@ def divide(a, b):
 
 @triton.jit
 def over(x, tau, TEMPERED: tl.constexpr):
-    """x/τ."""
+    """x/τ; float32 takes a τ beyond its numbers for the nearest of them."""
     if TEMPERED:
+        if x.dtype == tl.float32:
+            tau = tl.minimum(tl.maximum(tau, TINY), HUGE)
         x = divide(x, tau.to(x.dtype))
     return x
 
@@ -92,6 +99,21 @@ def gap(x, maximum):
 def inverse(mass):
     """1/mass, 1 for 0."""
     return divide(tl.full(mass.shape, 1.0, mass.dtype), tl.where(mass == 0.0, 1.0, mass))
+
+
+@triton.jit
+def narrowed(value, tau, TEMPERED: tl.constexpr, dtype: tl.constexpr):
+    """value/τ, and the largest number of the dtype where that is more."""
+    quotient = over(value, tau, TEMPERED)
+    if dtype == tl.float64:
+        bound: tl.constexpr = LARGEST_FLOAT64
+    elif dtype == tl.float32:
+        bound: tl.constexpr = LARGEST_FLOAT32
+    elif dtype == tl.bfloat16:
+        bound: tl.constexpr = LARGEST_BFLOAT16
+    else:
+        bound: tl.constexpr = LARGEST_FLOAT16
+    return tl.where(quotient > bound, bound, tl.where(quotient < -bound, -bound, quotient))
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------------
@@ -174,11 +196,11 @@ def whole_rows(
     a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
-        value = over(value, temperature, TEMPERED)
+        value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
     if EACH_OUT:
         tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
     else:
-        tl.store(out + row, value, mask=is_row)
+        tl.store(out + 2 * row + tl.arange(0, 2)[None, :], value, mask=is_row)
 
 
 @triton.jit
@@ -232,11 +254,11 @@ def finish_parts(
     scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
     value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
-        value = over(value, temperature, TEMPERED)
+        value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
     if EACH_OUT:
         tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
     else:
-        tl.store(out + row, value)
+        tl.store(out + 2 * row + tl.arange(0, 2)[None, :], value)
 
 
 @triton.jit
@@ -315,7 +337,7 @@ class Rows:
         height = max(1, min(TILE // self.width, triton.next_power_of_2(self.count)))
         return triton.cdiv(self.count, height), height
 
-    def shared(self) -> Iterator[tuple[int, int, int, Tensor]]:
+    def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, int, int, Tensor]]:
         """(first row, how many, parts of each, their accumulators [4, rows, parts]) for long rows that are read twice, as many at
         a time as stay in the second level of cache.
         """
@@ -323,7 +345,7 @@ class Rows:
         parts = triton.cdiv(self.n, PART)
         for first in range(0, self.count, height):
             taken = min(height, self.count - first)
-            yield first, taken, parts, self.like.new_empty((4, taken, parts), dtype=self.compute)
+            yield first, taken, parts, self.like.new_empty((4, taken, parts), dtype=dtype or self.compute)
 
 
 def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Rows:
@@ -331,13 +353,14 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
     compute = torch.float64 if like.dtype == torch.float64 else torch.float32
     stride, starts = like.shape[-1], None
     if x is not None:
+        x = x.resolve_neg()
         x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
         found = one_stride(x)
         stride, starts = uneven_starts(x) if found is None else (found, None)
 
     def per_row(value: float | Tensor) -> tuple[int, Tensor | None]:
         if isinstance(value, Tensor):
-            return 0, value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1).contiguous()
+            return 0, in_memory(value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1))
         return bits(value), None
 
     mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
@@ -361,7 +384,7 @@ def bits(value: float) -> int:
 
 @dataclass(frozen=True)
 class RowFunctions:
-    """What a map does with its rows, and whether it reads and writes one number an element or one a row."""
+    """What a map does with its rows, and whether it reads one number an element or one a row, and writes one an element or two."""
 
     begin: Any
     merge: Any
@@ -370,13 +393,14 @@ class RowFunctions:
     each_g: bool = True
     each_out: bool = True
     is_derivative: bool = False
+    wide: bool = False  # whether the accumulators are double
 
     def reads(self, rows: Rows) -> dict[str, Any]:
         return {"EACH_P": self.each_p, "EACH_G": self.each_g, **rows.numbers}
 
     def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
         """(first row, how many, parts of each, accumulators [4, rows, k], k) of long rows, a group at a time."""
-        for first, taken, parts, partial in rows.shared():
+        for first, taken, parts, partial in rows.shared(torch.float64 if self.wide else None):
             begin_parts[(taken * parts,)](
                 *rows.arguments, p, g, partial, first, rows.n, parts, BEGIN=self.begin, **self.reads(rows), **rows.block
             )
@@ -384,7 +408,7 @@ class RowFunctions:
 
 
 def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
-    """Fills the contiguous `out`, [..., n] or [...]."""
+    """Fills the contiguous `out`, [..., n] or [..., 2]."""
     writes = {"FINISH": f.finish, "EACH_OUT": f.each_out, "DERIVATIVE": f.is_derivative, **f.reads(rows)}
     if rows.fits:
         programs, height = rows.tiles()
@@ -408,7 +432,7 @@ def scale(x: Tensor, factors: Tensor) -> Tensor:
     width = min(PART, triton.next_power_of_2(n))
     parts = triton.cdiv(n, width)
     programs = parts * max(1, factors.numel())
-    scale_parts[(programs,)](x, factors.contiguous(), int(factors.ndim > 0), n, parts, WIDTH=width, num_warps=warps(width))
+    scale_parts[(programs,)](x, in_memory(factors), int(factors.ndim > 0), n, parts, WIDTH=width, num_warps=warps(width))
     return x
 
 

@@ -5,6 +5,13 @@ r"""entmax-α, θ = β = α − 1 ≥ 0, in the variable Λ = −log p_max ∈ [
 Newton's step is on (Σp)^β for β ≤ 1, where that is convex in e^{−βΛ}, and on log Σp for β > 1.
 
     τ ∂⟨g, p⟩/∂x = s ⊙ (g − Σ s g / Σ s),  s = p^{1 − β}
+
+For β > 1 s may be huge, and the difference cancels. With k that has the largest s, and L = log Σ s and μ = the mean of g − g_k over
+the others, weighted by s,
+
+    τ ∂⟨g, p⟩/∂x_i = e^L (s_i e^{−L} (g_i − g_k) − s_i/s_k μ q_k),    q_k = s_k / (s_k + e^L)
+
+in which only e^L may be huge, and that is the size of the result.
 """
 
 from __future__ import annotations
@@ -12,8 +19,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.triton._rows import INFINITY, RowFunctions, add, divide, exp, gap, row_sum
-from softmaxima.triton._threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, level_of, minus
+from softmaxima.triton._rows import (
+    INFINITY,
+    LARGEST_BFLOAT16,
+    LARGEST_FLOAT64,
+    RowFunctions,
+    divide,
+    exp,
+    gap,
+    row_max,
+    row_sum,
+)
+from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, level_of, minus
 
 
 @triton.jit
@@ -131,19 +148,116 @@ def depth(b, c, beta):
 FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability, edges=edges)
 
 
+# The derivative ---------------------------------------------------------------------------------------------------------------
+
+
 @triton.jit
-def sensitivity(p, theta):
-    return tl.where(p == 0.0, 0.0, exp((1.0 - theta).to(p.dtype) * tl.log(tl.where(p == 0.0, 1.0, p))))
+def log_ratio(p, reference):
+    """log(p/reference): for a float32 near 1 by a series, where tl.log is right in absolute terms alone."""
+    ratio = divide(p, reference)
+    logarithm = tl.log(tl.where(ratio == 0.0, 1.0, ratio))
+    if p.dtype == tl.float32:
+        excess = divide(p - reference, reference)
+        near = tl.abs(excess) < 0.375
+        s = tl.where(near, divide(excess, 2.0 + excess), 0.0)
+        square = s * s
+        series = 2.0 * s * (1.0 + square * (1.0 / 3.0 + square * (0.2 + square * (1.0 / 7.0 + square / 9.0))))
+        logarithm = tl.where(near, series, logarithm)
+    return logarithm
+
+
+@triton.jit
+def rank(p, theta):
+    """Smaller where s is larger, ∞ outside the support."""
+    return tl.where(p > 0.0, tl.where(theta > 1.0, p, -p), INFINITY)
+
+
+@triton.jit
+def log_sensitivity(p, theta):
+    """(1 − β) log p of numbers a row, in double; −∞ of 0."""
+    positive = p > 0.0
+    logarithm = (1.0 - theta) * tl.log(tl.where(positive, p, 1.0).to(tl.float64))
+    return tl.where(positive, logarithm, -INFINITY)
+
+
+@triton.jit
+def power_of_ratio(p, reference, theta, offset):
+    """(p/reference)^{1 − β} e^offset, at most 1, 0 outside the support."""
+    argument = (1.0 - theta).to(p.dtype) * log_ratio(tl.where(p > 0.0, p, 1.0), reference) + offset
+    return tl.where(p > 0.0, exp(tl.minimum(argument, 0.0)), tl.where(p == 0.0, 0.0, p))  # NaN stays
+
+
+@triton.jit
+def finite(g):
+    """Of a second derivative g may have been beyond its dtype. NaN stays."""
+    largest: tl.constexpr = LARGEST_FLOAT64 if g.dtype == tl.float64 else LARGEST_BFLOAT16
+    return tl.where(g > largest, largest, tl.where(g < -largest, -largest, g))
 
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_derivative(sensitivity(p, theta), g)
+    """(p_k, g_k, L, μ) of a block, L and μ in double."""
+    g = finite(g)
+    order = rank(p, theta)
+    first = tl.min(order, 1)[:, None]
+    is_first = order == first
+    first_g = row_max(tl.where(is_first, g, -INFINITY))
+    is_alone = row_sum(is_first.to(tl.float64)) < 1.5
+    second = tl.where(is_alone, tl.min(tl.where(is_first, INFINITY, order), 1)[:, None], first)
+    there = second < INFINITY
+    reference = tl.where(there, tl.abs(second), 1.0)
+    weight = power_of_ratio(tl.where(is_first & is_alone, 0.0, p), reference, theta, tl.zeros_like(reference))
+    total = row_sum(weight.to(tl.float64)) - tl.where(is_alone | (first == INFINITY), 0.0, 1.0)
+    moved = row_sum(tl.where(weight == 0.0, 0.0, weight * (g - first_g)).to(tl.float64))
+    others = log_sensitivity(tl.where(there, reference, 0.0), theta) + tl.log(tl.where(there, total, 1.0))
+    mean = moved / tl.where(there, total, 1.0)
+    return tl.where(first < INFINITY, tl.abs(first), 0.0), tl.where(first < INFINITY, first_g, 0.0), others, mean
+
+
+@triton.jit
+def merge_backward(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
+    order = tl.where(is_part, rank(a, theta), INFINITY)
+    first = tl.min(order, 1)[:, None]
+    is_first = order == first
+    first_g = row_max(tl.where(is_first, b, -INFINITY))
+    is_alone = row_sum(is_first.to(tl.float64)) < 1.5
+    shift = tl.where(is_part, b, first_g) - first_g
+    own = tl.where(order < INFINITY, log_sensitivity(a, theta), -INFINITY)
+    own = tl.where(is_first & is_alone, -INFINITY, own)
+    others = tl.where(is_part, c, -INFINITY)
+    largest = tl.maximum(row_max(own), row_max(others))
+    there = largest > -INFINITY
+    largest = tl.where(there, largest, 0.0)
+    of_own, of_others = tl.exp(own - largest), tl.exp(others - largest)
+    # Of the first itself, which is not one of the others, the shift is 0.
+    itself = tl.where(is_alone | (first == INFINITY), 0.0, tl.exp(tl.minimum(log_sensitivity(tl.abs(first), theta) - largest, 0.0)))
+    total = row_sum(of_own) + row_sum(of_others) - itself
+    total = tl.where(there, total, 1.0)
+    moved = row_sum(of_own * shift) + row_sum(tl.where(of_others == 0.0, 0.0, of_others * (d + shift)))
+    first = tl.where(first < INFINITY, tl.abs(first), 0.0)
+    return first, first_g, tl.where(there, largest + tl.log(total), -INFINITY), moved / total
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return finish_derivative(sensitivity(p, theta), g, a, b)
+    g = finite(g)
+    first, first_g = a.to(p.dtype), b.to(p.dtype)
+    there = c > -INFINITY
+    others = tl.where(there, c, 0.0)
+    ratio = tl.exp(tl.where(there, others - log_sensitivity(a, theta), 0.0))  # at most n
+    center = d / (1.0 + ratio)
+    # The reference has nearly the others' s, so that no exponent is a difference of large numbers.
+    farthest = 708.0 if p.dtype == tl.float64 else 87.0
+    steepness = tl.where(theta == 1.0, 1.0, 1.0 - theta)
+    nearly = tl.where(theta == 1.0, 0.0, others / steepness)
+    reference = tl.exp(tl.minimum(tl.maximum(nearly, -farthest), 0.0)).to(p.dtype)
+    offset = log_sensitivity(reference, theta) - others
+    weight = power_of_ratio(p, reference, theta, offset.to(p.dtype))
+    own = weight * ((g - first_g) - (ratio * center).to(p.dtype))
+    value = tl.where(p == first, weight * (g - first_g) - center.to(p.dtype), own)
+    value = tl.where((p == 0.0) | ~there, tl.where(p == p, 0.0, p), value)
+    half = tl.exp(tl.minimum(others * 0.5, farthest)).to(p.dtype)
+    return value * half * half
 
 
-BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
+BACKWARD = RowFunctions(begin_backward, merge_backward, finish_backward, is_derivative=True, wide=True)

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._kernels import in_memory
 from softmaxima.triton import (
     _rows,
     elastic_softmax,
@@ -52,12 +53,14 @@ BACKWARD: dict[str, RowFunctions] = {
 
 Number = float | Tensor
 
+LARGEST_ORDER = 1e30  # of entmax: from here on p has stopped changing, and float32 does not overflow
+
 
 def beta_of(name: str, theta: Number) -> Number:
     """β of a map with a threshold, in double before it is rounded; of others the parameter itself."""
     kind = name.split("_")[0]
     if kind == "entmax":
-        return (theta.double() if isinstance(theta, Tensor) else theta) - 1.0
+        return theta.double().clamp_max(LARGEST_ORDER) - 1.0 if isinstance(theta, Tensor) else min(theta, LARGEST_ORDER) - 1.0
     return {"sparsemax": 1.0, "entmax15": 0.5}.get(kind, theta)
 
 
@@ -78,30 +81,30 @@ def backward(name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, whe
         return out
     rows = _rows.read(x, p, tau, where, beta_of(name, theta))
     with on_device(p):
-        return _rows.launch(BACKWARD[name], rows, p.contiguous(), g.contiguous(), out)
+        return _rows.launch(BACKWARD[name], rows, p.contiguous(), in_memory(g), out)
 
 
 def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
-    """(LSE [...] in x's dtype, the same in double)."""
-    values = torch.full(x.shape[:-1], -math.inf, dtype=torch.float64, device=x.device)
+    """(LSE [...] in x's dtype; its state [2, ...] in double: the largest x, and LSE(x/τ) less that over τ)."""
+    states = torch.full((*x.shape[:-1], 2), -math.inf, dtype=torch.float64, device=x.device)
     if x.numel() > 0:
         with on_device(x):
-            _rows.launch(logsumexp_rows.FORWARD, _rows.read(x, x, tau, where, 0.0), None, None, values)
-    return values.to(x.dtype, copy=True), values
+            _rows.launch(logsumexp_rows.FORWARD, _rows.read(x, x, tau, where, 0.0), None, None, states)
+    states = states.movedim(-1, 0).contiguous()
+    maximum, log_sum = states
+    top = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau)
+    return (top + log_sum).to(x.dtype), states
 
 
-def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: Number, where: Tensor | None) -> Tensor:
-    """g · softmax(x/τ)/τ, from the double values of `logsumexp`."""
+def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: Number, where: Tensor | None) -> Tensor:
+    """g · softmax(x/τ)/τ, from the states of `logsumexp`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return out
-    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    origin = values * (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau)
-    high = origin.to(compute)
-    low = (origin - high).nan_to_num(0.0).to(compute)  # ∞ − ∞
-    rows = _rows.read(x, x, tau, where, low.unsqueeze(-1))
+    maximum, log_sum = states
+    rows = _rows.read(x, x, tau, where, log_sum.unsqueeze(-1))
     with on_device(x):
-        return _rows.launch(logsumexp_rows.BACKWARD, rows, high.contiguous(), g.contiguous(), out)
+        return _rows.launch(logsumexp_rows.BACKWARD, rows, maximum.contiguous(), in_memory(g), out)
 
 
 def loss(
@@ -126,8 +129,8 @@ def loss(
         return values, out
     rows = _rows.read(x, x, 1.0, None, beta_of(name, theta))
     hard = target.dtype == torch.int64
-    labels, soft = (target.contiguous(), None) if hard else (None, target.contiguous())
-    weights = None if class_weight is None else class_weight.to(torch.float64).contiguous()
+    labels, soft = (in_memory(target), None) if hard else (None, in_memory(target))
+    weights = None if class_weight is None else in_memory(class_weight.to(torch.float64))
     with on_device(x):
         losses.launch(losses.LOSSES[name], rows, labels, soft, weights, smoothing, scale, fenchel, values, out)
     return values, out

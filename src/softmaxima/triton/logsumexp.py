@@ -1,4 +1,4 @@
-r"""logsumexp: LSE = M/τ + log(m + r), in double; its gradient is softmax, with equal shares for several +∞."""
+r"""logsumexp: LSE = M/τ + l, l = log(m + r), in double; its gradient exp((x − M)/τ − l), with equal shares for several +∞."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from softmaxima.triton.softmax import begin, merge
 
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    top = a.to(tl.float64)
-    if TEMPERED:
-        top = top / tau
-    return top + log_mass(b, c)
+    """(M, l)."""
+    return tl.where(tl.arange(0, 2)[None, :] == 0, a.to(tl.float64), log_mass(b, c))
 
 
 FORWARD = RowFunctions(begin, merge, finish, each_out=False)
@@ -29,11 +27,11 @@ def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    """g, and p + θ = τ LSE in two terms, are one number a row."""
+    """g, p = M and θ = l are one number a row."""
     shared = tl.where(x == INFINITY, 1.0 / tl.where(a == 0.0, 1.0, a), 0.0)
     empty = p == -INFINITY
-    probability = exp(over((x - tl.where(empty, 0.0, p)) - theta.to(x.dtype), tau, TEMPERED))
-    probability = tl.where(p == INFINITY, shared, probability)
+    probability = exp(over(x - tl.where(empty, 0.0, p), tau, TEMPERED) - theta.to(x.dtype))
+    probability = tl.where((p == INFINITY) & (theta == theta), shared, probability)
     return tl.where(empty | (probability == 0.0), 0.0, g * probability)
 
 

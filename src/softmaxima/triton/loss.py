@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softmaxima._kernels import in_memory
 from softmaxima.triton import elastic_softmax, entmax, entmax15, softmax, sparsemax
 from softmaxima.triton._rows import (
     INFINITY,
@@ -154,14 +155,16 @@ def read_account(accounts, index, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def value_of(
-    v, mass, distance, omega, weight, total, impossible, theta, FENCHEL: tl.constexpr, WEIGHTED: tl.constexpr, SINK: tl.constexpr
+    v, mass, distance, omega, weight, total, impossible, maximum, theta,
+    FENCHEL: tl.constexpr, WEIGHTED: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
     """(the value, U, w) of rows [R, 1]."""
     if FENCHEL:
         mass = tl.full(mass.shape, 1.0, tl.float64)
         if SINK:
             missing = 1.0 - total
-            of_sink = missing * (tl.log(tl.where(missing > 0.0, missing, 1.0)) - theta)
+            sink = theta - tl.where(maximum == -INFINITY, 0.0, maximum).to(tl.float64)
+            of_sink = missing * (tl.log(tl.where(missing > 0.0, missing, 1.0)) - sink)
             omega += tl.where((missing > 0.0) & (theta > -INFINITY), of_sink, 0.0)
     if not (FENCHEL and WEIGHTED):
         weight = tl.full(mass.shape, 1.0, tl.float64)
@@ -222,7 +225,7 @@ def whole_losses(
     sums = account(scores, a, label, soft, weights, row, column, inside, n, smoothing, parameter, FENCHEL, SHANNON)
     v = CONJUGATE(a, b, c, d, parameter)
     value, mass, weight = value_of(
-        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], parameter, FENCHEL, weights is not None, SINK
+        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, parameter, FENCHEL, weights is not None, SINK
     )
     tl.store(values + row, of_label(value, label, n), mask=is_row)
     if out is not None:
@@ -282,7 +285,7 @@ def finish_losses(
         sums = read_account(accounts, index // parts, accounted, height * accounted, PARTS)
     v = CONJUGATE(a, b, c, d, parameter)
     value, mass, weight = value_of(
-        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], parameter, FENCHEL, weights is not None, SINK
+        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, parameter, FENCHEL, weights is not None, SINK
     )
     is_first = tl.zeros((1, 1), tl.int64) + index % parts == 0
     tl.store(values + row, of_label(value, label, n), mask=is_first)
@@ -331,7 +334,7 @@ def launch(
     """Fills `values` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     target = (labels, soft, weights, bits(smoothing))
     inputs = (rows.x, rows.stride, rows.starts, rows.theta, rows.thetas)
-    scales = (bits(1.0), scale.double().contiguous()) if isinstance(scale, Tensor) else (bits(scale), None)
+    scales = (bits(1.0), in_memory(scale.double())) if isinstance(scale, Tensor) else (bits(scale), None)
     compute = rows.numbers["COMPUTE"]
     kind = {"FENCHEL": fenchel, "SHANNON": loss.is_shannon, "COMPUTE": compute}
     functions = {"FINISH": loss.map.finish, "CONJUGATE": loss.conjugate, "SINK": loss.has_sink}

@@ -1,0 +1,259 @@
+"""The Jacobian of every map: its sums, and its products through each way to them; of entmax also where its entries are huge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from mpmath import mp, mpf
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import INTERPRETED, Case, chosen, normal
+from softmaxima._arguments import COMPUTE_DTYPE
+from softmaxima._jacobian import jacobian_of
+from softmaxima._map import has_kernel, kernels
+from softmaxima.maps.entmax import ENTMAX
+
+pytestmark = pytest.mark.gpu
+
+ALPHAS = chosen((1.0, 1.0 + 1e-8, 1.5, 2.0 - 1e-8, 2.0, 2.0 + 1e-8, 2.5, 4.0, 6.0, 10.0, 50.0, 100.0))
+STEEP = Case(ENTMAX, {"alpha": 6.0})
+
+# Relative to the largest entry. Of float64 the rounding of log p counts up to 100 times; others are rounded once, and for α ≤ 2
+# have the roundings of a power of p in float32.
+RELATIVE = {torch.float64: 2e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+def products(case: Case, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """Jᵀg by the kernel, by torch's operations, and by the matrix; J g by forward mode and by the matrix."""
+    scores = x.clone().requires_grad_()
+    p = case(scores)
+    (pulled,) = torch.autograd.grad(p, scores, g, retain_graph=True)
+    (again,) = torch.autograd.grad(p, scores, g, create_graph=True)
+    pushed = torch.func.jvp(case, (x,), (g,))[1]
+    matrix = sm.jacobian(case.map, x, **case.params)
+    of_matrix = (g.unsqueeze(-2) @ matrix).squeeze(-2), (matrix @ g.unsqueeze(-1)).squeeze(-1)
+    return {
+        "kernel": pulled,
+        "operations": again.detach(),
+        "pulled by the matrix": of_matrix[0],
+        "forward mode": pushed,
+        "pushed by the matrix": of_matrix[1],
+    }
+
+
+def slack(v: Tensor, g: Tensor) -> Tensor:
+    """What rounding may do to v = J g or Jᵀg. Most maps have s ≤ 1, so that their terms are about as large as g."""
+    return 200 * torch.finfo(v.dtype).eps * (v.abs().amax(-1) + g.abs().amax(-1))
+
+
+def test_jacobian_adds_up_to_zero(case: Case, dtype: torch.dtype):
+    check_sums(case, dtype)
+
+
+def test_steep_jacobian_adds_up_to_zero(dtype: torch.dtype):
+    check_sums(STEEP, dtype)
+
+
+def check_sums(case: Case, dtype: torch.dtype) -> None:
+    x, g = normal(40, 8, scale=1.0, dtype=dtype), normal(40, 8, seed=1, dtype=dtype)
+    for way, v in products(case, x, g).items():
+        along_scores = way in ("kernel", "operations", "pulled by the matrix")
+        # A constant added to the scores changes nothing, and one number less a score is one more for the others.
+        if case.claims.shift_invariant if along_scores else case.claims.mass == "one" and not case.claims.logarithmic:
+            assert bool((v.sum(-1).abs() <= slack(v, g)).all()), way
+    if case.claims.shift_invariant:
+        ones = torch.ones_like(x)
+        still = torch.func.jvp(case, (x,), (ones,))[1]
+        assert bool((still.abs().amax(-1) <= slack(still, ones)).all())
+
+
+def test_products_with_the_jacobian_agree(case: Case):
+    check_products(case)
+
+
+def test_products_with_the_steep_jacobian_agree():
+    check_products(STEEP)
+
+
+def check_products(case: Case) -> None:
+    x, g = normal(40, 8, scale=1.0), normal(40, 8, seed=1)
+    found = products(case, x, g)
+    for one, other in (("kernel", "operations"), ("kernel", "pulled by the matrix"), ("forward mode", "pushed by the matrix")):
+        limit = slack(found[one], g) + slack(found[other], g)
+        assert bool(((found[one] - found[other]).abs().amax(-1) <= limit).all()), (one, other)
+
+
+# Entmax, beside any number of digits -------------------------------------------------------------------------------------------
+
+
+def powers(p: Sequence[float], alpha: float) -> list[Any]:
+    """s, with the digits that the differences of its products need."""
+    least = min((v for v in p if v > 0), default=1.0)
+    mp.dps = int(40 - abs(2 - alpha) * math.log10(least) * 1.1)
+    return [mpf(v) ** (2 - mpf(alpha)) if v > 0 else mpf(0) for v in p]
+
+
+def mean(s: list[Any], g: Sequence[Any]) -> Any:
+    return sum(a * mpf(b) for a, b in zip(s, g, strict=True)) / (sum(s) or 1)
+
+
+def times_jacobian(s: list[Any], g: Sequence[Any]) -> list[Any]:
+    center = mean(s, g)
+    return [a * (mpf(b) - center) for a, b in zip(s, g, strict=True)]
+
+
+def second_derivative(p: Sequence[float], s: list[Any], alpha: float, g: Sequence[float], t: Sequence[float]) -> list[Any]:
+    """∂⟨t, J g⟩/∂x, with ∂⟨t, J g⟩/∂s = (g − mean g)(t − mean t) and ∂s/∂p = (2 − α) s/p."""
+    of_g, of_t = mean(s, g), mean(s, t)
+    slopes = [
+        (2 - mpf(alpha)) * a / mpf(v) * (mpf(b) - of_g) * (mpf(c) - of_t) if v > 0 else mpf(0)
+        for v, a, b, c in zip(p, s, g, t, strict=True)
+    ]
+    return times_jacobian(s, slopes)
+
+
+def by_alpha(p: Sequence[float], s: list[Any], alpha: float) -> list[Any]:
+    mp.dps += 30  # for the difference near α = 1
+    beta, logs = mpf(alpha) - 1, [mp.log(v) if v > 0 else mpf(0) for v in p]
+    h, total, mass = sum(mpf(v) * log for v, log in zip(p, logs, strict=True)), sum(s), sum(mpf(v) for v in p)
+    if beta == 0:
+        squares = sum(mpf(v) * log**2 for v, log in zip(p, logs, strict=True))
+        return [mpf(v) * (squares - log**2) / 2 for v, log in zip(p, logs, strict=True)]
+    # p as it is rounded does not sum to 1: what is meant is Σs = 1 − βh + β² Σpφ.
+    phi = [(mp.exp(-beta * log) - 1 + beta * log) / beta**2 for log in logs]
+    mean_phi = sum(mpf(v) * f for v, f in zip(p, phi, strict=True))
+    assert total == 0 or abs(total - (mass - beta * h + beta**2 * mean_phi)) <= abs(total) * mpf(10) ** -30
+    return [
+        mpf(v) / total * (mean_phi - f - beta * (log * mean_phi - f * h)) if v > 0 else mpf(0)
+        for v, f, log in zip(p, phi, logs, strict=True)
+    ]
+
+
+def assert_near(actual: Tensor, exact: list[Any], relative: float) -> None:
+    """Relative to the largest of a row; beyond the dtype its largest number."""
+    largest = mpf(torch.finfo(actual.dtype).max)
+    scale = max(abs(v) for v in exact)
+    assert bool(actual.isfinite().all())
+    for found, true in zip(actual.double().tolist(), exact, strict=True):
+        if scale < largest / 2:
+            assert abs(mpf(found) - true) <= relative * scale + mpf(torch.finfo(actual.dtype).tiny), (actual, exact)
+        elif abs(true) > max(2 * largest, relative * scale):
+            assert found * math.copysign(1, true) >= largest * mpf("0.99"), (actual, exact)
+
+
+def hard_scores(dtype: torch.dtype) -> Tensor:
+    """Scores of the issue's kind, with ties at the edge of the support, with one in it, and with masks."""
+    rows = [[-0.81, 0.25, 0.05, -3.0, -3.0], [0.25, 0.05, 0.05, 0.05, 0.0], [9.0, 0.0, 0.0, -1.0, -2.0], [0.0] * 5]
+    rows += [[-math.inf, 0.1, 0.2, -math.inf, 0.15], [-math.inf, 1.0, -math.inf, -math.inf, -math.inf]]
+    return torch.cat([torch.tensor(rows, dtype=dtype), normal(6 if INTERPRETED else 20, 5, scale=1.0, dtype=dtype)])
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_entmax_derivatives_are_exact_for_their_probabilities(dtype: torch.dtype, alpha: float):
+    x = hard_scores(dtype)
+    g, t = normal(*x.shape, seed=1).to(dtype), normal(*x.shape, seed=2).to(dtype)
+    case = Case(ENTMAX, {"alpha": alpha})
+    order = torch.full((len(x), 1), alpha, dtype=torch.float64, requires_grad=True)
+    scores = x.clone().requires_grad_()
+    p = case(scores)
+    (kernel,) = torch.autograd.grad(p, scores, g, retain_graph=True)
+    (pulled,) = torch.autograd.grad(p, scores, g, create_graph=True)
+    (second,) = torch.autograd.grad(pulled, scores, t)
+    assert bool(second.isfinite().all())
+    pushed = torch.func.jvp(case, (x,), (g,))[1]
+    matrix = sm.jacobian("entmax", x, alpha=alpha)
+    (of_alpha,) = torch.autograd.grad(sm.entmax(x, alpha=order), order, g)
+    rounded = float(torch.tensor(alpha, dtype=COMPUTE_DTYPE[dtype]))  # as the operations have it
+    relative = RELATIVE[dtype]
+    for i, (row, upstream, tangent) in enumerate(zip(p.detach().tolist(), g.tolist(), t.tolist(), strict=True)):
+        s = powers(row, alpha)
+        exact = times_jacobian(s, upstream)
+        # Plain sums with s ≤ 1 are as exact as the terms are.
+        slack = 0.0 if alpha > 2 else relative
+        for found in (kernel[i], pulled[i].detach(), pushed[i]):
+            assert_near_or(found, exact, relative, slack)
+        for j in range(len(row) if dtype.itemsize > 2 else 0):  # of half precision it is that of p before its rounding
+            unit = [float(k == j) for k in range(len(row))]
+            assert_near(matrix[i, j], times_jacobian(s, unit), relative)
+        if dtype.itemsize > 2:
+            twice = second_derivative(row, s, alpha, upstream, tangent)
+            if max(abs(v) for v in (*exact, *twice)) < torch.finfo(dtype).max / 2:
+                assert_near(second[i], twice, 10 * relative)
+            gradient = by_alpha(row, powers(row, rounded), rounded)
+            expected = sum(a * mpf(b) for a, b in zip(gradient, upstream, strict=True))
+            # Of equal probabilities it is 0, a difference of entries that are no larger than p.
+            size = sum(abs(a * mpf(b)) + mpf(b) ** 2 * mpf(2) ** -10 for a, b in zip(gradient, upstream, strict=True))
+            assert abs(mpf(float(of_alpha[i])) - expected) <= relative * size
+
+
+def assert_near_or(actual: Tensor, exact: list[Any], relative: float, slack: float) -> None:
+    if slack and max(abs(a - mpf(b)) for a, b in zip(exact, actual.double().tolist(), strict=True)) <= slack:
+        return
+    assert_near(actual, exact, relative)
+
+
+@st.composite
+def rows_of_probabilities(draw: st.DrawFn) -> list[float]:
+    """Of any magnitude down to subnormal float32, with zeros and ties; they need not sum to 1."""
+    some = st.one_of(st.floats(-40, 0).map(lambda e: 10.0**e), st.sampled_from([0.0, 1.0, 0.5, 1e-30, 1e-45]))
+    values = draw(st.lists(some, min_size=1, max_size=6))
+    return torch.tensor([*values, draw(st.sampled_from(values))], dtype=torch.float32).tolist()
+
+
+@given(rows_of_probabilities(), st.sampled_from([1.0, 1.7, 2.0, 2.5, 4.0, 6.0, 30.0, 100.0]), st.integers(0, 9))
+@example([1.0, 1e-30, 1e-30, 0.0], 100.0, 0)
+@example([1.0, 1e-30, 1e-45], 6.0, 0)
+def test_steep_derivative_of_any_probabilities(row: list[float], alpha: float, seed: int):
+    p, g = torch.tensor([row]), normal(1, len(row), seed=seed, dtype=torch.float32)
+    s = powers(row, alpha)
+    exact = times_jacobian(s, g[0].tolist())
+    found = [jacobian_of(ENTMAX.sensitivity(p, None, alpha=alpha)).pull(g)]
+    if has_kernel(ENTMAX, p) and alpha > 2:
+        found.append(kernels(p).backward("entmax_backward", p, g, None, 1.0, None, alpha))
+    for v in found:
+        assert_near(v[0], exact, RELATIVE[torch.float32])
+        if max(abs(a) for a in exact) < 1e37:
+            assert abs(float(v.double().sum())) <= 1e-6 * float(v.double().abs().max())
+
+
+@pytest.mark.parametrize("alpha", [1e3, 1e6, 1e30, 1e300])
+def test_entmax_is_finite_for_every_alpha(dtype: torch.dtype, alpha: float):
+    x = hard_scores(dtype)
+    g = normal(*x.shape, seed=1).to(dtype)
+    order = torch.full((len(x), 1), alpha, dtype=torch.float64, requires_grad=True)
+    scores = x.clone().requires_grad_()
+    for p in (sm.entmax(scores, alpha=alpha), sm.entmax(scores, alpha=order)):
+        assert bool(((p.detach().double().sum(-1) - 1).abs() <= 3 * torch.finfo(dtype).eps).all())
+        (kernel,) = torch.autograd.grad(p, scores, g, retain_graph=True)
+        (pulled,) = torch.autograd.grad(p, scores, g, create_graph=True)
+        (second,) = torch.autograd.grad(pulled, scores, g)
+        assert bool(kernel.isfinite().all() and pulled.isfinite().all() and second.isfinite().all())
+    (of_alpha,) = torch.autograd.grad(sm.entmax(x, alpha=order), order, g)
+    assert bool(of_alpha.isfinite().all())
+    assert float(of_alpha.abs().max()) <= 100 / min(alpha, 1e150)  # (p − q)/β² − (p log p − …)/β
+    assert bool(sm.jacobian("entmax", x, alpha=alpha).isfinite().all())
+
+
+@pytest.mark.parametrize("alpha", [*ALPHAS, 1e3, 1e6, 1e300])
+def test_entmax_loss_by_alpha_is_exact(alpha: float):
+    """∂L/∂α = ∂Ω(y)/∂α − ∂Ω(p)/∂α, Ω = Σ p (p^β − 1)/(αβ); of labels the first is 0."""
+    x = hard_scores(torch.float64)
+    order = torch.full((len(x), 1), alpha, dtype=torch.float64, requires_grad=True)
+    target = torch.ones(len(x), dtype=torch.long)
+    (gradient,) = torch.autograd.grad(sm.entmax_loss(x, target, alpha=order, reduction="sum"), order)
+    a, b = mpf(alpha), mpf(alpha) - 1
+    mp.dps = 100
+    for found, row in zip(gradient.squeeze(-1).tolist(), sm.entmax(x, alpha=alpha).tolist(), strict=True):
+        terms = [(mpf(v), mp.log(v)) for v in row if v > 0]
+        if b == 0:
+            exact = sum(v * log * (log / 2 - 1) for v, log in terms)
+        else:
+            exact = sum(v * (mp.exp(b * log) * log * a * b - mp.expm1(b * log) * (2 * a - 1)) / (a * b) ** 2 for v, log in terms)
+        assert abs(mpf(found) + exact) <= 1e-12 * (sum(abs(v * log) for v, log in terms) + abs(exact))
