@@ -435,8 +435,11 @@ def test_an_index_that_does_not_fit_is_refused():
     flat.add(W.astype(np.float32))
     with pytest.raises(ValueError, match=r"needs an IVF index.*inner_product_index"):
         sm.estimate(sm.InnerProduct(np.tile(W, (10, 1)), h, _repeated(flat, W)), method="importance")
-    with pytest.raises(ValueError, match=r"cells must be from 1 to n = 1000, got 0"):
-        sm.inner_product_index(W, 0)
+    with pytest.raises(ValueError, match=r"cells must be from 1 to n = 1000, got 1001"):
+        sm.inner_product_index(W, 1001)
+    for what, value in (("cells", 0), ("cells", "8"), ("probes", 0), ("probes", True), ("seed", -1), ("seed", "0")):
+        with pytest.raises((TypeError, ValueError), match=f"inner_product_index: {what} must be an int of at least"):
+            sm.inner_product_index(W, **{what: value})
     with pytest.raises(ValueError, match=r"the index computes 10000 scores in a search, too many for a budget of 5000"):
         sm.estimate(sm.InnerProduct(np.tile(W, (10, 1)), h, _repeated(flat, W)), method="topk_tail", budget=5000)
 
@@ -559,7 +562,7 @@ def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
         (lambda x: sm.estimate(x, temperature=-1.0), ValueError, r"temperature must be a positive finite number, got -1.0"),
         (lambda x: sm.estimate(x, budget=10), ValueError, r"budget must be an int of at least 100, got 10"),
         (lambda x: sm.estimate(x, k=0), ValueError, r"k must be an int of at least 1, got 0"),
-        (lambda x: sm.estimate(x, strata=1.5), ValueError, r"strata must be an int of at least 1, got 1.5"),
+        (lambda x: sm.estimate(x, strata=1.5), TypeError, r"strata must be an int of at least 1, got 1.5"),
         (lambda x: sm.estimate(x, maximum=1.0), ValueError, r"maximum must be at least every score, and a score of .* was met"),
         (lambda x: sm.estimate(x, method="bucket", maximum=1.0), ValueError, r"maximum must be at least every score"),
         (lambda x: sm.estimate(x[:9], maximum=-9.0), ValueError, r"maximum must be at least every score"),

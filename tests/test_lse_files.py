@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import pty
 import signal
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +60,59 @@ def write_arrow(path: Path, x: np.ndarray) -> None:
         file.write_table(table, max_chunksize=70)
 
 
+def write_arrow_stream(path: Any, x: np.ndarray) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"id": np.arange(x.size), "score": x.ravel()})
+    with pyarrow.ipc.new_stream(path if hasattr(path, "write") else str(path), table.schema) as file:
+        file.write_table(table, max_chunksize=70)
+
+
+def write_feather_v1(path: Path, x: np.ndarray) -> None:
+    pyarrow, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        feather.write_feather(pyarrow.table({"id": np.arange(x.size), "score": x.ravel()}), path, version=1)
+
+
+def csv_bytes(x: np.ndarray) -> bytes:
+    pytest.importorskip("pyarrow")
+    rows = (f"{i},name {i},{score!r}" for i, score in enumerate(x.ravel().tolist()))
+    return "\r\n".join(["id,name,score", *rows]).encode()
+
+
+def bare_csv_bytes(x: np.ndarray) -> bytes:
+    pytest.importorskip("pyarrow")
+    return b"".join(b"%r,%r\n" % (first, second) for first, second in x.reshape(-1, 2).tolist())
+
+
+def text_bytes(x: np.ndarray) -> bytes:
+    return " ".join(map(repr, x.ravel().tolist())).encode()
+
+
+def stream_bytes(x: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    write_arrow_stream(file, x)
+    return file.getvalue()
+
+
+def gzipped(content: Callable[[np.ndarray], bytes]) -> Callable[[Path, np.ndarray], None]:
+    """In two members, as `cat a.gz b.gz` makes them."""
+
+    def write(path: Path, x: np.ndarray) -> None:
+        whole = content(x)
+        path.write_bytes(gzip.compress(whole[:1000]) + gzip.compress(whole[1000:]))
+
+    return write
+
+
+def zstandard(content: Callable[[np.ndarray], bytes]) -> Callable[[Path, np.ndarray], None]:
+    def write(path: Path, x: np.ndarray) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
+        path.write_bytes(pyarrow.compress(content(x), "zstd", asbytes=True))
+
+    return write
+
+
 def write_hdf5(path: Path, x: np.ndarray) -> None:
     with pytest.importorskip("h5py").File(path, "w") as file:
         file.create_dataset("model/score", data=x, chunks=(7, 5))
@@ -92,6 +147,18 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None
     "parquet": (".parquet", ("--column=score",), write_parquet),
     "arrow": (".arrow", ("--column=score",), write_arrow),
     "feather": (".feather", ("--column=score",), write_arrow),
+    "arrow stream": (".arrow", ("--column=score",), write_arrow_stream),
+    "feather 1": (".feather", ("--column=score",), write_feather_v1),
+    "csv": (".csv", ("--column=score",), lambda path, x: path.write_bytes(csv_bytes(x))),
+    "bare csv": (".csv", (), lambda path, x: path.write_bytes(bare_csv_bytes(x))),
+    "npy.gz": (".npy.gz", (), gzipped(lambda x: npy_bytes(x))),
+    "csv.gz": (".csv.gz", ("--column=score",), gzipped(csv_bytes)),
+    "text.gz": (".gz", (), gzipped(text_bytes)),
+    "raw.gz": (".bin.gz", ("--dtype=float32",), gzipped(lambda x: x.tobytes())),
+    "npy.zst": (".zst", (), zstandard(lambda x: npy_bytes(x))),
+    "text.zst": (".txt.zst", (), zstandard(text_bytes)),
+    "csv.zst": (".csv.zst", ("--column=score",), zstandard(csv_bytes)),
+    "arrow stream.zst": (".arrows.zst", ("--column=score",), zstandard(stream_bytes)),
     "hdf5": (".h5", ("--column=/model/score",), write_hdf5),
     "zarr": (".zarr", ("--column=score",), write_zarr),
 }
@@ -207,7 +274,7 @@ def test_standard_input_is_npy_raw_or_text(content: Callable, options: tuple[str
 
 def test_a_stream_of_half_precision_and_an_empty_one(softmaxima_lse: Callable, monkeypatch):
     half = torch.ones(10, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
-    for content, options, value in ((half, ("--dtype=bfloat16",), 1 + math.log(10)), (b"", (), "-inf"), (b"7", (), 7.0)):
+    for content, options, value in ((half, ("--dtype=bfloat16",), 1 + math.log(10)), (b" ", (), "-inf"), (b"7", (), 7.0)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert json.loads(softmaxima_lse("-", "--json", *options)[1])["logsumexp"] == value
 
@@ -262,20 +329,22 @@ def test_what_cannot_be_used_is_said_in_one_line(softmaxima_lse: Callable, tmp_p
         assert part in err, name
 
 
-@pytest.mark.parametrize(("suffix", "module"), [(".parquet", "pyarrow"), (".arrow", "pyarrow"), (".h5", "h5py"), (".zarr", "zarr")])
+@pytest.mark.parametrize(
+    ("suffix", "module"), [*((s, "pyarrow") for s in (".parquet", ".arrow", ".csv", ".zst")), (".h5", "h5py"), (".zarr", "zarr")]
+)
 def test_a_missing_library_is_named_with_the_command_that_installs_it(
     suffix: str, module: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch
 ):
-    (tmp_path / f"x{suffix}").touch()
+    (tmp_path / f"x{suffix}").write_bytes(b"something")
     monkeypatch.setitem(sys.modules, module, None)
     code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f'needs {module}, which is not installed: pip install "softmaxima[files]"' in err
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".h5", ".zarr"])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather", ".h5", ".zarr", ".gz", ".npy.zst"])
 def test_a_file_of_another_kind_is_told(suffix: str, softmaxima_lse: Callable, tmp_path: Path):
-    pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "pyarrow"))
+    pytest.importorskip({".h5": "h5py", ".zarr": "zarr", ".gz": "gzip"}.get(suffix, "pyarrow"))
     path = tmp_path / f"x{suffix}"
     path.mkdir() if suffix == ".zarr" else path.write_bytes(b"nothing of the kind" * 100)
     code, out, err = softmaxima_lse(str(path))
@@ -290,6 +359,163 @@ def test_missing_values_and_texts_in_a_table_are_refused(softmaxima_lse: Callabl
     assert "1 values are missing; fill them in" in softmaxima_lse(str(path), "--column=a")[2]
     assert "column 'b' is of type string; cast it" in softmaxima_lse(str(path), "--column=b")[2]
     assert "there is no column 'c'" in softmaxima_lse(str(path), "--column=c")[2]
+
+
+def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: Path):
+    path = tmp_path / "x.csv"
+    for content, options, part in (
+        ("a,b\n1,2\n3,\n", ("--column=b",), "1 values are missing; fill them in"),
+        ("a,b\n1,2\n3,NA\n", ("--column=b",), "1 values are missing"),
+        ("1,2\n3,\n", (), "1 values are missing"),
+        (
+            "a,b\n1,x\n",
+            ("--column=b",),
+            "x.csv cannot be read (In CSV column #1: CSV conversion error to double: invalid",
+        ),
+        ("a,b\n1,2\n", (), "name one of its columns with --column: 'a', 'b'"),
+        ("a,b\n1,2\n", ("--column=c",), "there is no column 'c'; choose --column among: 'a', 'b'"),
+    ):
+        path.write_text(content)
+        code, out, err = softmaxima_lse(str(path), *options)
+        assert (code, out, err.count("\n")) == (2, "", 1), content
+        assert part in err
+    for content, options, scores in (
+        ("a\n1\n2.5\n-inf\n", (), [1, 2.5]),
+        ("\ufeffa,b\n1,2\n3,4\n", ("--column=a",), [1, 3]),
+        ('"a","b"\n1,"4"\n', ("--column=b",), [4]),
+        ("1,2\n3,nan\n", (), [math.nan]),
+        ("1,2\n3,4\n", ("--column=f1",), [2, 4]),
+    ):
+        path.write_text(content, encoding="utf-8")
+        assert json.loads(softmaxima_lse(str(path), *options, "--json")[1])["logsumexp"] == pytest.approx(
+            float(torch.logsumexp(torch.tensor(scores, dtype=torch.float64), 0)) if not math.isnan(scores[0]) else "nan"
+        )
+
+
+@pytest.mark.parametrize("suffix", sorted({*formats.READERS, ".bin", ".gz", ".zst"} - {".zarr"}))
+def test_an_empty_file_is_told_in_a_sentence(suffix: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
+    options = ("--dtype=float32",) if suffix == ".bin" else ()
+    (tmp_path / f"x{suffix}").touch()
+    code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"), *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"x{suffix} is empty: it has 0 bytes, and holds no scores" in err
+    (tmp_path / "x.txt.gz").write_bytes(gzip.compress(b""))
+    assert "x.txt.gz is empty: it has 0 bytes when decompressed" in softmaxima_lse(str(tmp_path / "x.txt.gz"))[2]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert "standard input is empty: it holds no scores" in softmaxima_lse("-")[2]
+    np.save(tmp_path / "none.npy", np.zeros((0, 3)))
+    assert "none.npy: 0 scores, and the sum of nothing is −∞" in softmaxima_lse(str(tmp_path / "none.npy"))[1]
+
+
+@pytest.mark.parametrize("kind", [".npy.gz", ".npy.zst", ".txt.gz", ".arrow"])
+def test_a_compressed_file_that_is_cut_off_is_told(kind: str, softmaxima_lse: Callable, tmp_path: Path):
+    write = {
+        ".npy.gz": lambda path, x: path.write_bytes(gzip.compress(npy_bytes(x))),
+        ".npy.zst": zstandard(npy_bytes),
+        ".txt.gz": lambda path, x: path.write_bytes(gzip.compress(text_bytes(x))),
+        ".arrow": write_arrow_stream,
+    }[kind]
+    path = tmp_path / f"x{kind}"
+    write(path, scores(3000))
+    path.write_bytes(path.read_bytes()[:-100])
+    code, out, err = softmaxima_lse(str(path), *(("--column=score",) if kind == ".arrow" else ()))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "cannot be read (" in err or "is cut off" in err
+
+
+def test_what_cannot_be_compressed_is_told(softmaxima_lse: Callable, tmp_path: Path):
+    for name, options, part in (
+        ("x.parquet.gz", (), "a file with the suffix .parquet is read from several places; decompress it first"),
+        ("x.npy.gz", ("--dtype=int8",), "a file with the suffix .npy states its own dtype; leave --dtype out"),
+        ("x.npy.gz", (), "x.npy.gz cannot be read (the magic string is not correct"),
+        ("x.txt.gz", ("--column=a",), "has no columns"),
+    ):
+        (tmp_path / name).write_bytes(gzip.compress(b"1 2 3 4 5"))
+        assert part in softmaxima_lse(str(tmp_path / name), *options)[2]
+
+
+# Eight bits ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("suffix", [".npy", ".bin", ".npz", ".npy.gz", ".parquet"])
+def test_eight_bits_are_counted_with_their_scale(kind: type, suffix: str, softmaxima_lse: Callable, tmp_path: Path):
+    q, path = (
+        np.random.default_rng(0).integers(*((-128, 128) if kind is np.int8 else (0, 256)), 5000).astype(kind),
+        tmp_path / f"q{suffix}",
+    )
+    {
+        ".npy": np.save,
+        ".bin": lambda path, q: q.tofile(path),
+        ".npz": lambda path, q: np.savez(path, score=q),
+        ".npy.gz": gzipped(npy_bytes),
+        ".parquet": write_parquet,
+    }[suffix](path, q)
+    options = {".bin": (f"--dtype={np.dtype(kind)}",), ".parquet": ("--column=score",)}.get(suffix, ())
+    for scale, zero_point, tau in ((0.1, 3, 1.0), (0.02, -7.5, 0.5), (1.0, 0, 1.0)):
+        x = scale * (q.astype(np.float64) - zero_point) / tau
+        arguments = (str(path), *options, f"--scale={scale}", f"--zero-point={zero_point}", f"--temperature={tau}", "--json")
+        found = json.loads(softmaxima_lse(*arguments, "--effective-size")[1])
+        p = np.exp(x - of_all(x))
+        assert found["logsumexp"] == pytest.approx(of_all(x), rel=1e-14)
+        assert found["logsumexp"] == pytest.approx(float(sm.quantized_logsumexp(q, scale / tau, zero_point)), rel=1e-14)
+        assert (found["scores"], found["maxima"]) == (q.size, int((q == q.max()).sum()))
+        assert found["maximum"] == pytest.approx(x.max(), rel=1e-15)
+        assert found["effective_size"] == pytest.approx(1 / float((p**2).sum()), rel=1e-10)
+        for lower, upper in json.loads(softmaxima_lse(*arguments, "--bounds")[1])["bounds"].values():
+            assert float(lower) <= found["logsumexp"] <= float(upper)
+
+
+def test_a_scale_is_of_eight_bits_and_belongs_to_the_checkpoint(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
+    np.save(tmp_path / "x.npy", scores(10))
+    path, place = tmp_path / "q.npy", tmp_path / "checkpoint"
+    np.save(path, np.arange(100, dtype=np.int8))
+    for options, part in (
+        (("--scale=0",), "--scale must be a positive finite number, got 0.0"),
+        (("--zero-point=nan",), "--zero-point must be a finite number, got nan"),
+        (("--scale=1", "--estimate=0.1"), "--scale needs all scores; leave out --estimate, or --scale"),
+    ):
+        assert part in softmaxima_lse(str(path), *options)[2]
+    assert (
+        "--scale and --zero-point are of int8 and uint8, and x.npy holds float32"
+        in softmaxima_lse(str(tmp_path / "x.npy"), "--scale=2")[2]
+    )
+    monkeypatch.setattr(formats, "CACHED", 40)
+    monkeypatch.setattr(files, "WINDOW", 1)
+    with pytest.raises(Stop):
+        sm.file_logsumexp(path, scale=0.1, checkpoint=place, progress=stop_after(40))
+    kept = place.read_bytes()
+    for wrong in ({}, {"scale": 0.2}, {"scale": 0.1, "zero_point": 1}):
+        with pytest.raises(FileError, match=r"--checkpoint was made with (scale|zero point)"):
+            sm.file_logsumexp(path, checkpoint=place, **wrong)
+    assert place.read_bytes() == kept
+    assert sm.file_logsumexp(path, scale=0.1, checkpoint=place).value == sm.file_logsumexp(path, scale=0.1).value
+
+
+@pytest.mark.parametrize("wrong", [{"scale": "1"}, {"scale": True}, {"scale": -1.0}, {"zero_point": "0"}, {"temperature": "1"}])
+def test_numbers_of_a_file_sum_are_numbers(wrong: dict[str, Any], tmp_path: Path):
+    np.save(tmp_path / "q.npy", np.arange(3, dtype=np.int8))
+    with pytest.raises((TypeError, ValueError), match=f"file_logsumexp: {next(iter(wrong))} must be a"):
+        sm.file_logsumexp(tmp_path / "q.npy", **wrong)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_checkpoint_of_another_file_says_so_before_any_work(softmaxima_lse: Callable, tmp_path: Path):
+    first, second, place = tmp_path / "first.npy", tmp_path / "second.npy", tmp_path / "checkpoint"
+    np.save(first, scores(2000))
+    with pytest.raises(Stop):
+        sm.file_logsumexp(first, checkpoint=place, progress=stop_after(500))
+    kept, done = place.read_bytes(), int(Checkpoint.load(place).state.n)
+    for other in (scores(2000) + 1, scores(100), scores(2000)):
+        np.save(second, other)
+        code, out, err = softmaxima_lse(str(second), f"--checkpoint={place}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"--checkpoint: {place} is of another file, {first}, and not of {second}; the {done} scores" in err
+        assert place.read_bytes() == kept
+    moved = tmp_path / "moved.npy"
+    first.rename(moved)
+    assert sm.file_logsumexp(moved, checkpoint=place).n == 2000
 
 
 # Interruption and resumption ------------------------------------------------------------------------------------------------

@@ -1,22 +1,29 @@
 r"""What bounds of logsumexp know of scores: their maximum M, their number, and answers about the gaps δ_i = (M − x_i)/τ ≥ 0.
 
-Bounds ask the same of rows in memory (`GapsOfRows`) and of blocks long gone (`score_summary.py`). u = 2⁻⁵³ bounds the error of
-every operation in float64; `ends` moves an interval outward by all of them, and rounds it outward to the dtype of the scores.
+Bounds ask the same of rows in memory (`GapsOfRows`) and of blocks long gone (`score_summary.py`). An operation in float64 is off by
+u = 2⁻⁵³ of its result, or by 2⁻¹⁰⁷⁵ where that is subnormal; `ends` moves an interval outward by all of them, and rounds it outward
+to the dtype of the scores. A gap beyond float64 is +∞ and weighs nothing, which is right to 10⁻³⁰⁰; an M/τ beyond it is its largest
+number, with an error that reaches further.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from softmaxima._map import as_floating, check_dim, check_scores, check_temperature, check_where
+from softmaxima._arguments import as_floating, check_dim, check_scores, check_temperature, check_where
 
 UNIT = 2.0**-53
+SUBNORMAL = 2.0**-1074  # twice what rounding takes from the smallest numbers
+LARGEST = torch.finfo(torch.float64).max
+BLOCK = 2**16  # scores at a time: 512 KiB in float64
 
 
 class Histogram(NamedTuple):
@@ -37,17 +44,12 @@ class Gaps(Protocol):
 
     @property
     def maximum(self) -> Tensor:
-        """M/τ; where it is not finite, the rest is meaningless."""
+        """M/τ, at most the largest number if M is finite; where it is not, the rest is meaningless."""
         ...
 
     @property
     def rounding(self) -> Tensor | float:
         """The error of the maximum."""
-        ...
-
-    @property
-    def gap_error(self) -> Tensor | float:
-        """The error of a gap beyond 2u of it; a logsumexp is off by as much at most."""
         ...
 
     @property
@@ -72,8 +74,8 @@ class Gaps(Protocol):
         """The k smallest gaps in order, [..., k]; fewer if there are fewer."""
         ...
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """(how many gaps are within Δ′, Δ′), for the least Δ′ ≥ delta that is known of."""
+    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(how many gaps are near, what none of them exceeds, what all others exceed), about delta."""
         ...
 
     def histogram(self, width: float, reach: float) -> Histogram:
@@ -86,51 +88,95 @@ class GapsOfRows:
     """Gaps of the rows of a tensor."""
 
     given: Any
-    dtype: torch.dtype
-    shape: torch.Size
+    shape: torch.Size  # of what was given
     dim: int
-    scores: Tensor  # [..., n], not divided by τ; −∞ where left out
-    divisor: Tensor | float  # τ
-    highest: Tensor  # [..., 1], not divided by τ
-    maximum: Tensor
-    rounding: Tensor | float
-    count: Tensor
-    gap_error = 0.0
+    dtype: torch.dtype
+    scores: Tensor  # [..., n]; −∞ where left out
+    tau: Tensor | float
 
     @property
     def n(self) -> int:
         return self.scores.shape[-1]
 
     @cached_property
-    def each(self) -> Tensor:
-        """The gaps [..., n], +∞ where left out."""
-        return ((self.highest - self.scores) / self.divisor).masked_fill(self.scores == -math.inf, math.inf)
+    def wide(self) -> Tensor:
+        """The scores in float64."""
+        return self.scores.double()
 
-    def ties(self) -> Tensor:
+    @cached_property
+    def highest(self) -> Tensor:
+        """M [..., 1], not divided by τ."""
+        return most(self.wide)
+
+    @property
+    def maximum(self) -> Tensor:
+        return quotient(self.highest, self.tau)
+
+    @property
+    def rounding(self) -> Tensor:
+        return quotient_error(self.highest, self.tau)
+
+    @cached_property
+    def _count(self) -> Tensor:
+        return (self.scores > -math.inf).sum(-1, keepdim=True).double()
+
+    @property
+    def count(self) -> Tensor:
+        return self._count
+
+    @cached_property
+    def each(self) -> Tensor:
+        """The gaps [..., n], +∞ where left out, and where they are beyond float64."""
+        return gaps_between(self.highest, self.wide, self.tau)
+
+    @cached_property
+    def _ties(self) -> Tensor:
         return ((self.each == 0).sum(-1, keepdim=True).double() - 1).clamp_min(0)
 
+    def ties(self) -> Tensor:
+        return self._ties
+
     def mean(self) -> tuple[Tensor, Tensor]:
-        mean = self.each.masked_fill(self.each == math.inf, 0.0).sum(-1, keepdim=True) / self.count.clamp_min(1)
+        everything = self.each.sum(-1, keepdim=True)
+        if bool((everything == math.inf).any()):
+            everything = self.each.masked_fill(self.scores == -math.inf, 0.0).sum(-1, keepdim=True)
+        mean = everything / self.count.clamp_min(1)
         return mean, 4 * UNIT * (self.n + 16) * mean
 
     def smallest(self, k: int) -> Tensor:
         return self.each.topk(min(k, self.n), largest=False, sorted=True).values
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        return (self.each <= delta).sum(-1, keepdim=True).double(), delta
+    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (self.each <= delta).sum(-1, keepdim=True).double(), delta, delta
 
     def histogram(self, width: float, reach: float) -> Histogram:
         bins = math.ceil(reach / width)
-        index = (self.each.nan_to_num(nan=math.inf, posinf=math.inf) / width).clamp_max(bins).long()
-        apart = ((self.each > 0) & (self.each < math.inf)).double()
-        counts = torch.zeros((*index.shape[:-1], bins + 1), dtype=torch.float64, device=index.device)
-        edges = width * torch.arange(bins + 1, dtype=torch.float64, device=index.device)
-        return Histogram(counts.scatter_add(-1, index, apart), edges, with_nothing_beyond(edges))
+        edges = width * torch.arange(bins + 1, dtype=torch.float64, device=self.scores.device)
+        index = (self.each / width).nan_to_num_(nan=math.inf, posinf=math.inf).clamp_max_(bins).long()
+        counts = self.each.new_zeros((*index.shape[:-1], bins + 1)).scatter_add_(-1, index, torch.ones_like(self.each))
+        counts[..., :1] -= self.ties() + 1
+        counts[..., -1:] -= self.n - self.count
+        return Histogram(counts.clamp_min_(0), edges, with_nothing_beyond(edges[1:]))  # below 0 where no maximum is finite
+
+    def blocks(self) -> Iterator[GapsOfRows]:
+        """The same for a few rows at a time, [rows, n], so that what is computed of them stays in cache."""
+        scores = self.blocks_of(self.scores)
+        taus = itertools.repeat(self.tau)
+        if isinstance(self.tau, Tensor):
+            taus = self.blocks_of(self.tau.expand(*self.scores.shape[:-1], 1))
+        for part, tau in zip(scores, taus, strict=False):
+            yield replace(self, scores=part, tau=tau)
+
+    def blocks_of(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Anything with these rows in the same blocks."""
+        rows = math.prod(self.scores.shape[:-1])
+        together = max(1, BLOCK // max(1, self.n)) if values.device.type == "cpu" else max(1, rows)
+        return values.reshape(rows, values.shape[-1]).split(together)
 
 
-def with_nothing_beyond(edges: Tensor) -> Tensor:
-    """The furthest gap of each bin, of bins that follow one another."""
-    return torch.cat((edges[1:], edges.new_full((1,), math.inf)))
+def with_nothing_beyond(furthest: Tensor) -> Tensor:
+    """The furthest gap of each bin, with a last one for everything beyond."""
+    return torch.cat((furthest, furthest.new_full((1,), math.inf)))
 
 
 def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> GapsOfRows:
@@ -139,14 +185,35 @@ def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> Gaps
     dim = check_dim(name, dim, scores.ndim)
     scores = scores if scores.ndim else scores.reshape(1)
     tau, mask = check_temperature(name, temperature, scores, dim), check_where(name, where, scores)
-    z = scores.double()
-    z = (z if mask is None else z.masked_fill(~mask, -math.inf)).movedim(dim, -1)
-    divisor = tau.detach().double().movedim(dim, -1) if isinstance(tau, Tensor) else tau
-    highest = most(z)
-    maximum = highest / divisor
-    rounding = 0.0 if isinstance(tau, float) and tau == 1.0 else 2 * UNIT * maximum.abs()
-    count = (z > -math.inf).sum(-1, keepdim=True).double()
-    return GapsOfRows(x, scores.dtype, scores.shape, dim, z, divisor, highest, maximum, rounding, count)
+    allowed = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).movedim(dim, -1)
+    tau = tau.detach().double().movedim(dim, -1) if isinstance(tau, Tensor) else tau
+    return GapsOfRows(x, scores.shape, dim, scores.dtype, allowed, tau)
+
+
+def quotient(x: Tensor, tau: Tensor | float) -> Tensor:
+    """x/τ, at most the largest number where x is finite."""
+    return torch.where(x.isfinite(), (x / tau).clamp(-LARGEST, LARGEST), x)
+
+
+def quotient_error(x: Tensor, tau: Tensor | float) -> Tensor:
+    exact = (x == 0) | (torch.as_tensor(tau) == 1.0)
+    return torch.where(exact, 0.0, (2 * UNIT * quotient(x, tau).abs()).clamp_min(SUBNORMAL))
+
+
+def gaps_between(top: Any, x: Any, tau: Any) -> Any:
+    """(top − x)/τ of numbers, arrays or tensors, ±∞ only where that is beyond float64.
+
+    A difference may overflow where its quotient does not, for τ > 1. All are therefore taken in units of a power of 2 that is about
+    τ, which takes less than 10⁻³²³ from a gap.
+    """
+    if isinstance(tau, Tensor):
+        power = torch.ldexp(torch.ones_like(tau), (1 - torch.frexp(tau).exponent).clamp(-1022, 0))
+    else:
+        power = 2.0 ** min(max(1 - math.frexp(tau)[1], -1022), 0)
+    gaps = x * -power
+    gaps += top * power
+    gaps /= tau * power
+    return gaps
 
 
 def most(values: Tensor) -> Tensor:
@@ -165,8 +232,8 @@ def ends(gaps: Gaps, lower: Tensor, upper: Tensor, below: Tensor | float, above:
     results = []
     for part, error, away in ((lower, below, -1.0), (upper, above, 1.0)):
         total = gaps.maximum + part
-        log_and_sum = torch.where(part == 0, 0.0, UNIT * (4 * part.abs() + 2 * total.abs()))
-        error = error + log_and_sum + gaps.rounding + gaps.gap_error
+        log_and_sum = torch.where(part == 0, 0.0, 4 * UNIT * part.abs() + 2 * UNIT * total.abs() + 4 * SUBNORMAL)
+        error = error + log_and_sum + gaps.rounding
         end = torch.where(error > 0, _next(total + away * error, away), total)
         results.append(_outward(torch.where(exact, end, gaps.maximum), gaps.dtype, away).squeeze(-1))
     return results[0], results[1]

@@ -13,14 +13,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, check_positive
+from softmaxima._arguments import Array, check_number, check_positive
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax
+
+ENDS = ("between[0]", "between[1]")
 
 
 def adaptive_logsumexp(
@@ -81,14 +82,12 @@ def _gate(name: str, between: Any, around: Any, width: Any) -> Callable[[Tensor]
         raise ValueError(f"{name}: give exactly one of between and around, got between={between} and around={around}")
     if between is None:
         width = check_positive(name, "width", width)
-        if not isinstance(around, (int, float, np.number)) or isinstance(around, bool) or not math.isfinite(around):
-            raise ValueError(f"{name}: around must be a finite number, got {around!r}")
-        theta = float(around)
+        theta = check_number(name, "around", around, math.isfinite, "a finite number")
         return lambda entropy: torch.sigmoid((theta - entropy) / width)
     numbers = tuple(between) if isinstance(between, (tuple, list)) else ()
-    if len(numbers) != 2 or not all(isinstance(v, (int, float, np.number)) and not isinstance(v, bool) for v in numbers):
+    if len(numbers) != 2:
         raise ValueError(f"{name}: between must be two numbers (θ₁, θ₂), got {between!r}")
-    low, high = (float(v) for v in numbers)
-    if not 0 <= low < high < math.inf:
+    low, high = (check_number(name, what, v, math.isfinite, "a finite number") for what, v in zip(ENDS, numbers, strict=True))
+    if not 0 <= low < high:
         raise ValueError(f"{name}: between must be (θ₁, θ₂) with 0 ≤ θ₁ < θ₂, in nats, got {between!r}")
     return lambda entropy: ((high - entropy) / (high - low)).clamp(0.0, 1.0)

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, check_positive, like_input
+from softmaxima._arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
 from softmaxima.lse._gaps import UNIT, Gaps, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
@@ -118,8 +118,7 @@ def renyi_bounds(
     [3.4076, 3.2475, 2.9828]
     """
     name = "renyi_bounds"
-    if isinstance(order, bool) or not isinstance(order, (int, float, np.number)) or not order >= 1:
-        raise ValueError(f"{name}: order must be a number of at least 1, got {order!r}")
+    order = check_number(name, "order", order, lambda order: order >= 1, "a number of at least 1")
     rows = read_rows(name, x, dim, temperature, where)
     weights = as_tensor(name, "p", p)
     try:
@@ -128,8 +127,10 @@ def renyi_bounds(
         raise ValueError(f"{name}: p must broadcast to the scores' shape {tuple(rows.shape)}, got {tuple(weights.shape)}") from None
     if not bool(((weights >= 0) & (weights < math.inf)).all()):
         raise ValueError(f"{name}: p must be finite and not negative; call abs() or softmax() on it first")
-    lower, error = _renyi(rows, weights.movedim(rows.dim, -1), float(order))
-    return interval_of(rows, "renyi", lower, rows.maximum.new_full((), math.inf), error, 0.0)
+    weights = rows.blocks_of(weights.movedim(rows.dim, -1))
+    return interval_of(
+        rows, "renyi", [ends(block, *_renyi(block, p, order)) for block, p in zip(rows.blocks(), weights, strict=True)]
+    )
 
 
 def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
@@ -143,9 +144,8 @@ def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Arra
     >>> interval.width < 1e-10
     np.True_
     """
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise ValueError(f"gap_bounds: k must be an int of at least 1, got {k!r}")
-    return _one("gap", read_rows("gap_bounds", x, dim, temperature, where), k=int(k))
+    k = check_count("gap_bounds", "k", k)
+    return _one("gap", read_rows("gap_bounds", x, dim, temperature, where), k=k)
 
 
 def adaptive_bounds(
@@ -163,9 +163,10 @@ def adaptive_bounds(
     >>> [float(interval.width.round(4)) for interval in (sm.basic_bounds(x), sm.adaptive_bounds(x), sm.adaptive_bounds(x, 19))]
     [6.9088, 0.6926, 0.0]
     """
-    if gap is not None and (isinstance(gap, bool) or not isinstance(gap, (int, float, np.number)) or not 0 <= gap < math.inf):
-        raise ValueError(f"adaptive_bounds: gap must be a finite number of at least 0, or None for log n, got {gap!r}")
-    return _one("adaptive", read_rows("adaptive_bounds", x, dim, temperature, where), gap=None if gap is None else float(gap))
+    if gap is not None:
+        domain = "a finite number of at least 0, or None for log n"
+        gap = check_number("adaptive_bounds", "gap", gap, lambda gap: 0 <= gap < math.inf, domain)
+    return _one("adaptive", read_rows("adaptive_bounds", x, dim, temperature, where), gap=gap)
 
 
 def histogram_bounds(
@@ -205,16 +206,11 @@ def lipschitz_bounds(
     rows, others = read_rows(name, x, dim, temperature, where), read_rows(name, y, dim, temperature, where)
     if rows.shape != others.shape:
         raise ValueError(f"{name}: y must have the scores' shape {tuple(rows.shape)}, got {tuple(others.shape)}")
-    known = row_logsumexp(-others.each, 1.0, None).unsqueeze(-1)  # LSE(y/τ) − max y/τ
-    # x − y less the difference of the maxima; what both leave out does not count.
-    change = others.each - rows.each
-    neither = (rows.each == math.inf) & (others.each == math.inf)
-    smallest, largest = (extreme(change.masked_fill(neither, math.inf * sign)) for extreme, sign in ((least, 1), (most, -1)))
-    longest = most(torch.where(change.isfinite(), rows.each + others.each, 0.0))
-    error = UNIT * (8 * longest + 8 * known + 2 * (rows.n + 16))
-    silent = ~others.maximum.isfinite()  # a y of nothing, or with +∞ or NaN, says nothing of x
-    lower, upper = (known + smallest).masked_fill(silent, -math.inf), (known + largest).masked_fill(silent, math.inf)
-    return interval_of(rows, "lipschitz", lower, upper, error.masked_fill(silent, 0.0), error.masked_fill(silent, 0.0))
+    return interval_of(
+        rows,
+        name.removesuffix("_bounds"),
+        [ends(x, *_lipschitz(x, y)) for x, y in zip(rows.blocks(), others.blocks(), strict=True)],
+    )
 
 
 def bounds(
@@ -239,24 +235,25 @@ def bounds(
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
     rows = read_rows("bounds", x, dim, temperature, where)
-    found = [ends(rows, *BOUNDS[name](rows)) for name in among]
-    names = np.array(among)
-    named = lambda which: names[which] if which.ndim else str(names[which])
-    lower, upper = torch.stack([ends[0] for ends in found]), torch.stack([ends[1] for ends in found])
+    found = [[ends(block, *BOUNDS[name](block)) for name in among] for block in rows.blocks()]
+    lower, upper = (
+        torch.cat([torch.stack([each[end] for each in block]) for block in found], -1) for end in (0, 1)
+    )  # [bounds, rows]
+    names, shape = np.array(among), rows.scores.shape[:-1]
+    named = lambda which: names[which.reshape(shape)] if shape else str(names[which.item()])
     first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
-    return Interval(like_input(lower.amax(0), x), like_input(upper.amin(0), x), named(first_highest), named(first_lowest))
+    interval = interval_of(rows, "", [(lower.amax(0), upper.amin(0))])
+    return replace(interval, lower_from=named(first_highest), upper_from=named(first_lowest))
 
 
-def interval_of(
-    rows: GapsOfRows, name: str, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float
-) -> Interval:
-    """The interval from M + lower to M + upper, each outside by its error."""
-    outer = ends(rows, lower, upper, below, above)
-    return Interval(like_input(outer[0], rows.given), like_input(outer[1], rows.given), name, name)
+def interval_of(rows: GapsOfRows, name: str, found: Sequence[tuple[Tensor, Tensor]]) -> Interval:
+    """The interval of the ends of each block of rows."""
+    lower, upper = (torch.cat(end).reshape(rows.scores.shape[:-1]) for end in zip(*found, strict=True))
+    return Interval(like_input(lower, rows.given), like_input(upper, rows.given), name, name)
 
 
 def _one(name: str, rows: GapsOfRows, **options: Any) -> Interval:
-    return interval_of(rows, name, *BOUNDS[name](rows, **options))
+    return interval_of(rows, name, [ends(block, *BOUNDS[name](block, **options)) for block in rows.blocks()])
 
 
 # The bounds: (lower − M, upper − M, error of each), [..., 1] ---------------------------------------------------------------------
@@ -265,11 +262,21 @@ Parts = tuple[Tensor, Tensor, Tensor | float, Tensor | float]
 
 
 def sums_between(lower: Tensor, upper: Tensor, count: Tensor, terms: int, reach: float | Tensor = 0.0) -> Parts:
-    """log1p of an r between two sums of `terms` terms: exact numbers times exponentials of no less than −`reach`."""
+    """log1p of an r between two sums of `terms` terms: exact numbers times exponentials of no less than −`reach`.
+
+    Exponentials that are subnormal may be off by all that they are.
+    """
+    lower = (lower - (count - 1).clamp_min(0) * TINIEST).clamp_min(0)
     # A gap is within 2u of its value, relatively; an exponential of less than −745 is 0.
     relative = UNIT * (2 * (terms + 16) + 8 * torch.as_tensor(reach, dtype=torch.float64).clamp(0.0, 750.0))
     below, above = (relative * r / (1 + r) for r in (lower, upper))
     return torch.log1p(lower), torch.log1p(upper), below, above + (count - 1).clamp_min(0) * TINIEST
+
+
+def exact_sum(rows: GapsOfRows) -> Parts:
+    """All of the terms."""
+    rest = torch.where(rows.each == 0, 0.0, (-rows.each).exp()).sum(-1, keepdim=True) + rows.ties()
+    return sums_between(rest, rest, rows.count, rows.n, most(rows.each.masked_fill(rows.each == math.inf, 0.0)))
 
 
 def _basic(gaps: Gaps) -> Parts:
@@ -284,8 +291,8 @@ def _mean(gaps: Gaps) -> Parts:
     return lower, torch.full_like(lower, math.inf), torch.where(known, error + 4 * UNIT * (entropy + mean), 0.0), 0.0
 
 
-def _renyi(rows: GapsOfRows, weights: Tensor, order: float) -> tuple[Tensor, Tensor]:
-    """(H_t(p) − Σ p δ, its error)."""
+def _renyi(rows: GapsOfRows, weights: Tensor, order: float) -> Parts:
+    """H_t(p) − Σ p δ."""
     weights = weights.masked_fill(rows.each == math.inf, 0.0)
     largest = most(weights).clamp_min(0)
     weights = weights / largest.masked_fill(largest == 0, 1.0)  # at most 1, so that no power of them overflows
@@ -304,7 +311,22 @@ def _renyi(rows: GapsOfRows, weights: Tensor, order: float) -> tuple[Tensor, Ten
     # Every sum of n numbers is within (n − 1) u of their absolute values, and p within n u of probabilities.
     error = 4 * UNIT * (rows.n + 16) * (spread + entropy.abs() + 1) * amplified
     known = (mass > 0) & spread.isfinite()
-    return torch.where(known, entropy - spread, -math.inf), torch.where(known, error, 0.0)
+    lower = torch.where(known, entropy - spread, -math.inf)
+    return lower, torch.full_like(lower, math.inf), torch.where(known, error, 0.0), 0.0
+
+
+def _lipschitz(rows: GapsOfRows, others: GapsOfRows) -> Parts:
+    known = row_logsumexp(-others.each, 1.0, None).unsqueeze(-1)  # LSE(y/τ) − max y/τ
+    # x − y less the difference of the maxima; what both leave out, or have beyond float64, does not count.
+    change = others.each - rows.each
+    neither = (rows.each == math.inf) & (others.each == math.inf)
+    smallest, largest = (extreme(change.masked_fill(neither, math.inf * sign)) for extreme, sign in ((least, 1), (most, -1)))
+    longest = most(torch.where(change.isfinite(), 8 * UNIT * rows.each + 8 * UNIT * others.each, 0.0))
+    error = longest + UNIT * (8 * known + 2 * (rows.n + 16))
+    silent = ~others.maximum.isfinite()  # a y of nothing, or with +∞ or NaN, says nothing of x
+    lower, upper = (known + smallest).masked_fill(silent, -math.inf), (known + largest).masked_fill(silent, math.inf)
+    error = error.masked_fill(silent, 0.0)
+    return lower, upper, error, error
 
 
 def _gap(gaps: Gaps, k: int = 8) -> Parts:
@@ -317,11 +339,11 @@ def _gap(gaps: Gaps, k: int = 8) -> Parts:
 
 
 def _adaptive(gaps: Gaps, gap: float | None = None) -> Parts:
-    near, delta = gaps.near(gaps.count.clamp_min(1).log() if gap is None else torch.full_like(gaps.count, gap))
-    term = (-delta).exp()
+    near, furthest, nearest = gaps.near(gaps.count.clamp_min(1).log() if gap is None else torch.full_like(gaps.count, gap))
     others, ties = (near - 1).clamp_min(0), gaps.ties()
-    lower = ties + (others - ties).clamp_min(0) * term
-    return sums_between(lower, others + (gaps.count - near).clamp_min(0) * term, gaps.count, 4, delta)
+    lower = ties + (others - ties).clamp_min(0) * (-furthest).exp()
+    upper = others + (gaps.count - near).clamp_min(0) * (-nearest).exp()
+    return sums_between(lower, upper, gaps.count, 4, furthest)
 
 
 def _histogram(gaps: Gaps, width: float = 0.1) -> Parts:

@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import check_positive, like_input
+from softmaxima._arguments import check_choice, check_confidence, check_count, check_number, check_positive, like_input
+from softmaxima.lse._gaps import quotient
 from softmaxima.lse.confidence import (
     Moments,
     Stage,
@@ -141,15 +141,15 @@ def estimate(
     """
     name = "estimate"
     target, tau = check_positive(name, "target_nats", target_nats), check_positive(name, "temperature", temperature)
-    if not isinstance(confidence, Real) or not 0 < confidence < 1:
-        raise ValueError(f"estimate: confidence must be a number between 0 and 1, got {confidence!r}")
-    if method not in METHODS:
-        raise ValueError(f"estimate: method must be one of {', '.join(METHODS)}, got {method!r}")
-    if maximum is not None and not (isinstance(maximum, (Real, np.number)) and math.isfinite(float(maximum))):
-        raise ValueError(f"estimate: maximum must be a finite number that no score exceeds, or None, got {maximum!r}")
-    for what, count, least in (("budget", budget, 100), ("k", k, 1), ("strata", strata, 1)):
-        if count is not None and (not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < least):
-            raise ValueError(f"estimate: {what} must be an int of at least {least}, got {count!r}")
+    confidence = check_confidence(name, confidence)
+    check_choice(name, "method", method, METHODS)
+    if maximum is not None:
+        maximum = check_number(name, "maximum", maximum, math.isfinite, "a finite number that no score exceeds, or None")
+    budget = None if budget is None else check_count(name, "budget", budget, 100)
+    k = None if k is None else check_count(name, "k", k)
+    strata = check_count(name, "strata", strata)
+    if seed is not None and not isinstance(seed, np.random.Generator):
+        seed = check_count(name, "seed", seed, 0)
     scores = open_source(source)
     if method == "importance" and (not isinstance(scores, InnerProduct) or scores.index is None):
         raise ValueError("estimate: importance sampling needs an InnerProduct with an IVF index; call inner_product_index(W)")
@@ -159,10 +159,10 @@ def estimate(
     ask = _Request(
         source=scores,
         target=target,
-        delta=1.0 - float(confidence),
+        delta=1.0 - confidence,
         tau=tau,
-        cap=None if maximum is None else (float(maximum) + 2.0**-40 * (1.0 + abs(float(maximum)))) / tau,
-        budget=4 * scores.n + PILOT if budget is None else int(budget),
+        cap=None if maximum is None else _over(maximum + 2.0**-40 * (1.0 + abs(maximum)), tau),
+        budget=4 * scores.n + PILOT if budget is None else budget,
         rng=np.random.default_rng(seed),
     )
     passes = scores.n if method == "bucket" or (method == "topk_tail" and not indexed) else 0
@@ -176,7 +176,7 @@ def estimate(
     if method == "bucket":
         return _bucket(ask)
     if method == "topk_tail":
-        design = _topk_tail(ask, math.isqrt(scores.n) if k is None else int(k), indexed)
+        design = _topk_tail(ask, math.isqrt(scores.n) if k is None else k, indexed)
     elif method == "stratified":
         design = _stratified(ask, int(strata))
     else:
@@ -198,7 +198,7 @@ class _Request:
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """x/τ of these numbers, none above the cap."""
-        z = self.source.read(indices) / self.tau
+        z = quotient(torch.from_numpy(self.source.read(indices)), self.tau).numpy()
         self.check(float(np.max(z, initial=-math.inf)))
         return z
 
@@ -210,6 +210,10 @@ class _Request:
             )
 
 
+def _over(score: float, tau: float) -> float:
+    return float(quotient(torch.tensor(score, dtype=torch.float64), tau))
+
+
 # What reads everything ------------------------------------------------------------------------------------------------------
 
 
@@ -217,8 +221,9 @@ def _exact(ask: _Request, spent: int) -> Estimate:
     """log Σ exp(x_i/τ) over a pass, which `spent` reads came before."""
     parts = []
     for block in ask.source.blocks():
-        ask.check(float(block.detach().max()) / ask.tau)
-        parts.append(row_logsumexp(block, ask.tau, None))
+        z = quotient(block, ask.tau)
+        ask.check(float(z.detach().max()))
+        parts.append(row_logsumexp(z, 1.0, None))
     total = row_logsumexp(torch.stack(parts), 1.0, None) if parts else torch.tensor(-math.inf, dtype=torch.float64)
     value = float(total.detach())
     if math.isnan(value):
@@ -242,7 +247,8 @@ def _bucket(ask: _Request) -> Estimate:
     edges = -width * np.arange(buckets + 1)
     lowers, uppers, values = [], [], []
     for scores in ask.source.blocks():
-        z = scores.detach().cpu().numpy() / ask.tau
+        scaled = quotient(scores, ask.tau)
+        z = scaled.detach().cpu().numpy()
         largest = float(z.max())
         if math.isnan(largest):
             return _not_a_number(ask, ask.source.n)
@@ -250,16 +256,17 @@ def _bucket(ask: _Request) -> Estimate:
         if math.isinf(largest):
             limits = (largest, largest)
         else:
-            gaps = (largest - z[z > -math.inf]) / width
+            with np.errstate(over="ignore"):
+                gaps = (largest - z[z > -math.inf]) / width
             counts = np.bincount(np.minimum(gaps, buckets).astype(np.int64), minlength=buckets + 1).astype(np.float64)
             weights = np.exp(edges)
             limits = largest + math.log(counts[:-1] @ weights[1:]), largest + math.log(counts @ weights)
         lowers.append(limits[0])
         uppers.append(limits[1])
         if ask.source.differentiable:
-            values.append(row_logsumexp(scores, ask.tau, None))
+            values.append(row_logsumexp(scaled, 1.0, None))
     lower, upper = _log_sum(np.array(lowers)), _log_sum(np.array(uppers))
-    value = lower if math.isinf(lower) else 0.5 * (lower + upper)
+    value = lower if math.isinf(lower) else 0.5 * lower + 0.5 * upper
     slack = _rounding(ask, value)
     exact = row_logsumexp(torch.stack(values), 1.0, None) if values else None
     return Estimate(_as_asked(ask, value, exact), lower - slack, upper + slack, ask.source.n, "deterministic")
@@ -387,7 +394,7 @@ def _topk_tail(ask: _Request, k: int, indexed: bool) -> _Design:
         head, exact, spent, slack = _largest(ask, k), True, n, 0.0
     unread = ask.cap
     if exact:
-        smallest = (float(np.nan_to_num(ask.source.read(head), nan=-math.inf).min()) + slack) / ask.tau
+        smallest = _over(float(np.nan_to_num(ask.source.read(head), nan=-math.inf).min()) + slack, ask.tau)
         unread = smallest if unread is None else min(unread, smallest)
     return _uniform_over(ask, head, unread, spent)
 
@@ -527,7 +534,7 @@ class _Run:
         """log Ẑ + Var Ẑ/(2Ẑ²); before the first draw, the head with a tail in the middle of its limits."""
         if not self.terms:
             lower, upper = self._deterministic()
-            return lower if math.isinf(lower) or math.isinf(upper) else 0.5 * (lower + upper)
+            return lower if math.isinf(lower) or math.isinf(upper) else 0.5 * lower + 0.5 * upper
         draws = moments(self._draws(False))
         value = self._total(draws.mean, False)
         if not math.isfinite(value):
@@ -619,9 +626,9 @@ class _Run:
     def _sample_logsumexp(self) -> Tensor:
         """log(Σ_head exp(z) + mean of exp(terms)), which autograd follows to the scores that were read."""
         source, tau = self.ask.source, self.ask.tau
-        parts = [source.select(self.design.head) / tau]
+        parts = [quotient(source.select(self.design.head), tau)]
         for indices, z, terms in zip(self.indices, self.z, self.terms, strict=True):
-            selected = source.select(indices.ravel()) / tau
+            selected = quotient(source.select(indices.ravel()), tau)
             log_weights = np.where(np.isinf(z), 0.0, terms - np.where(np.isinf(z), 0.0, z)).ravel() - math.log(self.drawn)
             parts.append(selected + torch.from_numpy(log_weights).to(selected.device))
         return row_logsumexp(torch.cat(parts), 1.0, None)

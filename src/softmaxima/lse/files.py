@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from softmaxima import _kernels
-from softmaxima._map import check_positive
+from softmaxima._arguments import as_number, check_number, check_positive
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
 from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, piece_length, unreadable
-from softmaxima.lse.state import LogSumExpState, of_pieces
+from softmaxima.lse.state import LogSumExpState, of_codes, of_pieces
 
 CHECKPOINT_SECONDS = 5.0
+EIGHT_BITS = ("int8", "uint8")
 WINDOW = 64  # pieces of plain memory, at most, that a thread sums at a time
 
 
@@ -27,6 +31,8 @@ def file_logsumexp(
     column: str | None = None,
     dtype: str | None = None,
     temperature: float = 1.0,
+    scale: float | None = None,
+    zero_point: float = 0.0,
     effective_size: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, Scores], None] | None = None,
@@ -35,18 +41,21 @@ def file_logsumexp(
     """The state of all scores in a file: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
 
     Args:
-        path: .npy or raw memory (which several threads read at once), .npz, .parquet, .arrow, .feather, .h5, .hdf5, .zarr,
-            .txt with numbers between spaces, commas or line ends, or "-" for standard input. Arrays may have any shape.
+        path: .npy or raw memory (which several threads read at once), .npz, .parquet, .arrow (files and streams), .feather, .h5,
+            .hdf5, .zarr, .csv (a first line of numbers is no header, and all columns count), .txt with numbers between spaces,
+            commas or line ends, or "-" for standard input. Arrays may have any shape. Of these .npy, .csv, .txt, Arrow streams and
+            raw memory may be compressed: .npy.gz, .csv.zst and so on.
         column: the array of an .npz, the column of a table, the dataset of an HDF5 or Zarr file, the field of a structured .npy;
             where there is only one it may be left out.
         dtype: for raw memory: float64, float32, bfloat16, float16, int64, int32, int16, int8 or uint8, in the machine's byte order.
         temperature: τ, a positive number.
+        scale, zero_point: of int8 and uint8, whose scores are then scale · (q − zero_point). Such files are summed by counting.
         effective_size: keep 1/Σp² too. It costs several times as much as the value.
         checkpoint: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
         progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block.
-        observe: called with each block of scores, for what else is to be known of them; not together with a checkpoint, which
-            would keep no record of it.
+        observe: called with each block of scores, scaled, for what else is to be known of them; not together with a checkpoint,
+            which would keep no record of it.
 
     Raises:
         ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
@@ -62,22 +71,33 @@ def file_logsumexp(
     np.True_
     """
     path = Path(path)
-    tau = check_positive("file_logsumexp", "temperature", temperature)
+    name = "file_logsumexp"
+    tau = check_positive(name, "temperature", temperature)
+    quantised = None
+    if scale is not None or as_number(zero_point) != 0.0:
+        scale = 1.0 if scale is None else check_positive(name, "scale", scale)
+        quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
     place = None if checkpoint is None else Path(checkpoint)
     if place is not None and path == STANDARD_INPUT:
         raise FileError("--checkpoint: standard input cannot be read again from where it stopped; give a file")
     if place is not None and observe is not None:
         raise FileError("--checkpoint keeps the sum alone; leave it out, or ask for nothing beside the sum")
     scores = open_scores(path, column, dtype)
+    counted = scores.dtype in EIGHT_BITS
+    if quantised is not None and not counted:
+        raise FileError(f"--scale and --zero-point are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
+    reading = Reading(tau, effective_size, (quantised or (1.0, 0.0)) if counted else None)
     state = LogSumExpState() if effective_size else LogSumExpState(squares=None)
     if path == STANDARD_INPUT:
-        return _summed(scores, state, tau, progress, observe, lambda state: None)
+        return _summed(scores, state, reading, progress, observe, lambda state: None)
 
     fingerprint = Fingerprint.of(path)
-    options = {"column": column, "dtype": dtype, "temperature": tau, "effective size": effective_size}
+    options: dict[str, Any] = {"column": column, "dtype": dtype, "temperature": tau, "effective size": effective_size}
+    if quantised is not None:
+        options["scale"], options["zero point"] = quantised
     if place is not None and place.exists():
         found = Checkpoint.load(place)
-        found.check(path, fingerprint, options)
+        found.check(place, path, fingerprint, options)
         state = found.state
 
     def save(state: LogSumExpState) -> None:
@@ -89,7 +109,7 @@ def file_logsumexp(
             raise FileError(f"--checkpoint: cannot write {place} ({error.strerror}); choose another path") from None
 
     save(state)  # a place that cannot be written to shows now, not after hours
-    state = _summed(scores, state, tau, progress, observe, save)
+    state = _summed(scores, state, reading, progress, observe, save)
     if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
         raise FileError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
     if place is not None:
@@ -97,21 +117,41 @@ def file_logsumexp(
     return state
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How blocks become a state; `quantised` is (scale, zero point) of 8-bit scores, which are counted."""
+
+    tau: float
+    squares: bool
+    quantised: tuple[float, float] | None
+
+    def state(self, blocks: Iterable[Block]) -> LogSumExpState:
+        if self.quantised is None:
+            return of_pieces(blocks, self.tau, self.squares)
+        return of_codes(blocks, *self.quantised, self.tau, self.squares)
+
+    def scores(self, block: Block) -> Block:
+        """What the numbers in a file stand for."""
+        if self.quantised is None or self.quantised == (1.0, 0.0):
+            return block
+        scale, zero_point = self.quantised
+        return scale * (np.asarray(block, np.float64) - zero_point)
+
+
 def _summed(
     scores: Scores,
     state: LogSumExpState,
-    tau: float,
+    reading: Reading,
     progress: Callable[[int, Scores], None] | None,
     observe: Callable[[Block], None] | None,
     save: Callable[[LogSumExpState], None],
 ) -> LogSumExpState:
     """The state with all scores from number `state.n` on, saved now and then, and whatever happens."""
     saved, tell = time.monotonic(), progress or (lambda done, scores: None)
-    squares = state.squares is not None
     if scores.part is not None and scores.count is not None and observe is None:
-        parts = _side_by_side(scores.part, int(state.n), scores.count, piece_length(scores.itemsize), tau, squares)
+        parts = _side_by_side(scores.part, int(state.n), scores.count, piece_length(scores.itemsize), reading)
     else:
-        parts = _one_by_one(scores.blocks(int(state.n)), tau, squares, observe)
+        parts = _one_by_one(scores.blocks(int(state.n)), reading, observe)
     try:
         tell(int(state.n), scores)
         for part in parts:
@@ -128,17 +168,15 @@ def _summed(
     return state
 
 
-def _one_by_one(
-    blocks: Iterator[Block], tau: float, squares: bool, observe: Callable[[Block], None] | None
-) -> Iterator[LogSumExpState]:
+def _one_by_one(blocks: Iterator[Block], reading: Reading, observe: Callable[[Block], None] | None) -> Iterator[LogSumExpState]:
     for block in blocks:
-        yield of_pieces([block], tau, squares)
+        yield reading.state([block])
         if observe is not None:
-            observe(block)
+            observe(reading.scores(block))
 
 
 def _side_by_side(
-    part: Callable[[int, int], Iterator[Block]], start: int, stop: int, piece: int, tau: float, squares: bool
+    part: Callable[[int, int], Iterator[Block]], start: int, stop: int, piece: int, reading: Reading
 ) -> Iterator[LogSumExpState]:
     """The states of windows of one length, of which each of as many threads as torch has reads and sums equally many.
 
@@ -150,7 +188,7 @@ def _side_by_side(
 
     def window(first: int) -> LogSumExpState:
         with _kernels.one_thread():
-            return of_pieces(part(first, min(first + length, stop)), tau, squares)
+            return reading.state(part(first, min(first + length, stop)))
 
     pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[LogSumExpState]] = deque()

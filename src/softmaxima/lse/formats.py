@@ -1,4 +1,4 @@
-"""Scores in files, a block at a time: NumPy, raw memory, Parquet, Arrow, HDF5, Zarr, numbers as text, standard input.
+"""Scores in files, a block at a time: NumPy, raw memory, Parquet, Arrow, Feather, HDF5, Zarr, CSV, numbers as text, standard input.
 
 A logsumexp takes its scores in any order, so an array of any shape is read as it lies, and a file of plain memory from several
 places at once.
@@ -6,15 +6,19 @@ places at once.
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import gzip
 import importlib
 import io
 import itertools
 import math
 import sys
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import as_tensor
+from softmaxima._arguments import as_tensor
 
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
@@ -42,7 +46,8 @@ class Scores:
     """Scores in a file: `blocks(start)` are those from number `start` on, always in the same order.
 
     A block may be gone when the next one comes. Of a file of plain memory, `part(start, stop)` are the blocks from one score to
-    another, which several threads can read at once, and `mapped()` is all scores in place; of others both are None.
+    another, which several threads can read at once, and `mapped()` is all scores in place; of others both are None. Where the
+    count is not known, `position()` is how many of the file's `size` bytes were read.
     """
 
     name: str
@@ -52,13 +57,22 @@ class Scores:
     blocks: Callable[[int], Iterator[Block]]
     part: Callable[[int, int], Iterator[Block]] | None = None
     mapped: Callable[[], Block] | None = None
+    size: int | None = None
+    position: Callable[[], int] | None = None
+
+    def bytes_read(self, done: int) -> tuple[int, int | None]:
+        """(bytes that were read for the first `done` scores, of how many), as far as is known."""
+        if self.count is None and self.position is not None:
+            return self.position(), self.size
+        return done * self.itemsize, None if self.count is None else self.count * self.itemsize
 
 
 def open_scores(path: Path, column: str | None = None, dtype: str | None = None) -> Scores:
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
     `column` names the array of an NPZ, the field of a structured NPY, the column of a table, the dataset of an HDF5 or Zarr file;
-    it may be left out where there is only one. "-" is standard input. Raises FileError.
+    it may be left out where there is only one. "-" is standard input. A suffix .gz or .zst is of the compression, and the suffix
+    before it of the format. Raises FileError.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +91,10 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
         raise FileError(f"there is no file {path}; give a path to an existing file, or - for standard input")
     if path.is_dir() and suffix != ".zarr":
         raise FileError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with --dtype")
+    if path.is_file() and path.stat().st_size == 0:
+        raise FileError(f"{path.name} is empty: it has 0 bytes, and holds no scores; write it again")
+    if suffix in COMPRESSIONS:
+        return _compressed(path, column, dtype, suffix)
     if dtype is None and suffix not in READERS:
         raise FileError(
             f"{path.name}: unknown suffix {suffix!r}; give --dtype for raw memory, or convert it to one of: {', '.join(READERS)}"
@@ -235,6 +253,8 @@ def _standard_input(column: str | None, dtype: str | None) -> Scores:
     start = b""
     while len(start) < len(_MAGIC) and (more := file.read(len(_MAGIC) - len(start))):
         start += more
+    if not start:
+        raise FileError("standard input is empty: it holds no scores; look at the command that writes to it")
     file = _Rejoined(start, file)
     if dtype is not None:
         _no_column(name, column)
@@ -264,14 +284,85 @@ class _Rejoined(io.RawIOBase):
         return taken
 
 
+class Stream:
+    """A file that is read from its beginning, through a decompressor if it has one; `position()` is where in the file that is."""
+
+    def __init__(self, path: Path, decompress: Callable[[Any], Any] = contextlib.nullcontext) -> None:
+        self.path, self.name, self.size = path, path.name, path.stat().st_size
+        self._decompress = decompress
+        self._at: Callable[[], int] = lambda: 0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        """The file at its first byte."""
+        with self.path.open("rb") as raw:
+            self._at = raw.tell
+            try:
+                with self._decompress(raw) as file:
+                    yield file
+            except (OSError, EOFError, zlib.error) as error:
+                raise unreadable(self.name, error) from None
+            finally:
+                at = self.size if raw.closed else raw.tell()  # pyarrow closes what it decompresses
+                self._at = lambda: at
+
+    def position(self) -> int:
+        return self._at()
+
+    def scores(self, dtype: str, blocks: Callable[[Any], Iterator[Block]]) -> Scores:
+        """The scores that `blocks(file)` reads."""
+
+        def read(start: int) -> Iterator[Block]:
+            with self.open() as file:
+                yield from _skip(blocks(file), start)
+
+        return Scores(self.name, dtype, 1, None, read, size=self.size, position=self.position)
+
+
+def _compressed(path: Path, column: str | None, dtype: str | None, suffix: str) -> Scores:
+    """What the suffix before that of the compression says, or NPY or text by its beginning."""
+    stream, inner = Stream(path, COMPRESSIONS[suffix]()), Path(path.stem).suffix.lower()
+    if inner in READERS:
+        if dtype is not None:
+            raise FileError(f"{path.name}: a file with the suffix {inner} states its own dtype; leave --dtype out")
+        if inner not in STREAMS:
+            raise FileError(f"{path.name}: a file with the suffix {inner} is read from several places; decompress it first")
+    if dtype is not None:
+        _no_column(path.name, column)
+        raw = dtype
+        return stream.scores(raw, lambda file: _streamed(file, path.name, _numpy_dtype(raw), None, None, raw == "bfloat16"))
+    with stream.open() as file:
+        start = file.read(len(_MAGIC))
+        if not start:
+            raise FileError(f"{path.name} is empty: it has 0 bytes when decompressed, and holds no scores; write it again")
+    if start == _MAGIC:
+        return _npy_stream(stream, column)
+    if inner == ".npy":
+        with stream.open() as file:
+            _header(file, path.name)  # which raises
+    return STREAMS.get(inner, _text_stream)(stream, column)
+
+
+def _npy_stream(stream: Stream, column: str | None) -> Scores:
+    with stream.open() as file:
+        dtype, count = _header(file, stream.name)
+    dtype, field = _field(stream.name, dtype, column)
+
+    def blocks(file: Any) -> Iterator[Block]:
+        _header(file, stream.name)
+        return _streamed(file, stream.name, dtype, field, count)
+
+    name = dtype.name if field is None else dtype[field].name
+    return replace(stream.scores(name, blocks), itemsize=dtype.itemsize, count=count)
+
+
+def _text_stream(stream: Stream, column: str | None) -> Scores:
+    _no_column(stream.name, column)
+    return stream.scores("text", lambda file: _numbers(file, stream.name))
+
+
 def _text(path: Path, column: str | None) -> Scores:
-    _no_column(path.name, column)
-
-    def blocks(start: int) -> Iterator[Block]:
-        with path.open("rb") as file:
-            yield from _skip(_numbers(file, path.name), start)
-
-    return Scores(path.name, "text", 1, None, blocks)
+    return _text_stream(Stream(path), column)
 
 
 def _numbers(file: Any, name: str) -> Iterator[Block]:
@@ -364,7 +455,14 @@ def _parquet(path: Path, column: str | None) -> Scores:
 
 
 def _arrow(path: Path, column: str | None) -> Scores:
+    """An Arrow file (which is Feather V2), an Arrow stream, or Feather V1, by its beginning."""
     pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
+    with path.open("rb") as start:
+        magic = start.read(6)
+    if magic[:4] == b"FEA1":
+        return _feather_v1(path, column)
+    if magic != b"ARROW1":
+        return _arrow_stream(Stream(path), column)
     try:
         file = ipc.open_file(pyarrow.memory_map(str(path)))
         chosen, dtype = _column(path.name, file.schema, column)
@@ -377,6 +475,63 @@ def _arrow(path: Path, column: str | None) -> Scores:
         return _skip(_decoded(path.name, chunks, pyarrow), start)
 
     return Scores(path.name, str(dtype), dtype.itemsize, count, batches)
+
+
+def _arrow_stream(stream: Stream, column: str | None) -> Scores:
+    pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
+    try:
+        with stream.open() as file:
+            chosen, dtype = _column(stream.name, ipc.open_stream(file).schema, column)
+    except pyarrow.ArrowException as error:
+        raise unreadable(stream.name, error) from None
+
+    def blocks(file: Any) -> Iterator[Block]:
+        return _decoded(stream.name, (batch.column(chosen) for batch in ipc.open_stream(file)), pyarrow)
+
+    return replace(stream.scores(str(dtype), blocks), itemsize=dtype.itemsize)
+
+
+def _feather_v1(path: Path, column: str | None) -> Scores:
+    """Columns of plain memory, one after the other."""
+    pyarrow, feather = _library("pyarrow", "Feather"), _library("pyarrow.feather", "Feather")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # pyarrow's, of a file that is there and can be read
+            table = feather.read_table(path, memory_map=True)
+    except pyarrow.ArrowException as error:
+        raise unreadable(path.name, error) from None
+    chosen, dtype = _column(path.name, table.schema, column)
+
+    def blocks(start: int) -> Iterator[Block]:
+        rest = table.column(chosen).slice(start)
+        return _decoded(path.name, (piece for i in range(0, len(rest), PIECE) for piece in rest.slice(i, PIECE).chunks), pyarrow)
+
+    return Scores(path.name, str(dtype), dtype.itemsize, table.num_rows, blocks)
+
+
+def _csv(path: Path, column: str | None) -> Scores:
+    return _csv_stream(Stream(path), column)
+
+
+def _csv_stream(stream: Stream, column: str | None) -> Scores:
+    """A column, or all columns of a table whose first line is numbers."""
+    pyarrow, reader = _library("pyarrow", "CSV"), _library("pyarrow.csv", "CSV")
+    with stream.open() as file:
+        first = (file.read(8 * PIECE).decode("utf-8-sig", errors="replace").splitlines() or [""])[0]
+    names = next(csv.reader([first]), [])
+    bare = all(not name.strip() or _is_number(name.encode()) for name in names)
+    if bare:
+        names = [f"f{i}" for i in range(len(names))]  # as pyarrow calls them
+    chosen = names if bare and column is None else [_choose(stream.name, "column", names, column)]
+    reading = lambda: reader.ReadOptions(block_size=8 * PIECE, autogenerate_column_names=bare)
+    types = {name: pyarrow.float64() for name in chosen}
+    converting = reader.ConvertOptions(include_columns=chosen, column_types=types, null_values=["", "NA", "N/A", "null", "NULL"])
+
+    def columns(file: Any) -> Iterator[Any]:
+        for batch in reader.open_csv(file, read_options=reading(), convert_options=converting):
+            yield from batch.columns
+
+    return stream.scores("text", lambda file: _decoded(stream.name, columns(file), pyarrow))
 
 
 def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype]:
@@ -450,10 +605,33 @@ READERS: dict[str, Callable[[Path, str | None], Scores]] = {
     ".txt": _text,
     ".parquet": _parquet,
     ".pq": _parquet,
+    ".csv": _csv,
     ".arrow": _arrow,
+    ".arrows": _arrow,
     ".feather": _arrow,
     ".ipc": _arrow,
     ".h5": _hdf5,
     ".hdf5": _hdf5,
     ".zarr": _zarr,
+}
+
+# What can be read from its beginning, and so compressed.
+STREAMS: dict[str, Callable[[Stream, str | None], Scores]] = {
+    ".npy": _npy_stream,
+    ".txt": _text_stream,
+    ".csv": _csv_stream,
+    ".arrow": _arrow_stream,
+    ".arrows": _arrow_stream,
+    ".ipc": _arrow_stream,
+}
+
+
+def _zstandard() -> Callable[[Any], Any]:
+    pyarrow = _library("pyarrow", "Zstandard")
+    return lambda file: pyarrow.CompressedInputStream(file, "zstd")
+
+
+COMPRESSIONS: dict[str, Callable[[], Callable[[Any], Any]]] = {
+    ".gz": lambda: lambda file: gzip.GzipFile(fileobj=file),
+    ".zst": _zstandard,
 }

@@ -8,8 +8,10 @@ of the estimate, is right for any Q. Vectors of one length have no variance wher
 Everything is kept as logarithms, so nothing overflows. Gauss's rule for exp lies below the truth and rises with m: the sum over Q
 alone is a lower bound.
 
-The number of probes is Stein's (1945): from the variance S² of a pilot with ν degrees of freedom, n = (t_ν S/h)² probes make an
-interval of half width h, whose confidence does not suffer from n having been chosen by the data.
+A probe is a quadratic form on a sphere. Where one direction that Q does not hold has the variance, it is χ² of one degree, and no
+other form is as skewed: the t statistic of few probes then falls short far more often than Student's, whose intervals of 95 % hold
+the truth in 88 %. Half widths are therefore t S/√n with the t that χ² needs, or Student's where that is larger, and the number of
+probes is chosen as Stein's (1945), from the variance S² of a pilot.
 
 With w = exp(A/2)q the derivative, tr(exp(A) ∂A)/tr exp(A) = Σ wᴴ ∂A w / Σ wᴴw over the same vectors, is that of the estimate's own
 density matrix Σ wwᴴ / Σ wᴴw.
@@ -21,18 +23,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import as_tensor, check_positive
+from softmaxima._arguments import as_tensor, check_choice, check_confidence, check_count, check_positive
 from softmaxima.lse.density import log_trace_exp
 
 Product = Callable[[Tensor], Tensor]
 
 PILOT = 17  # probes before the variance is known: 16 degrees of freedom
+CHI_SQUARES = 2**21  # drawn to find a quantile
+TAIL = 64  # of the t statistics drawn are beyond it, at least
 BASIS_ELEMENTS = 2**26  # of all Krylov bases held at one time: 512 MiB in double
 QUADRATURE_SHARE = 0.01  # of the tolerance, that may be left as error of the quadrature
 
@@ -45,8 +50,9 @@ class TraceEstimate:
     standard_error: of the value, from the spread of the probes; 0 where nothing was sampled.
     lower, upper: hold the truth with the confidence that was asked for.
     products: how many vectors the operator was applied to.
-    certificate: "deterministic" (nothing was sampled; the interval is rounding), "asymptotic" (Student's interval, right where
-        the mean of the probes is near to normal) or "none" (max_steps did not suffice for the quadrature).
+    certificate: "deterministic" (nothing was sampled; the interval is rounding), "asymptotic" (right where the mean of probes is no
+        further from normal than that of as many squares of normal numbers) or "none" (max_steps did not suffice for the
+        quadrature, or the confidence is too near 1).
 
     >>> import torch, softmaxima as sm
     >>> estimate = sm.matrix_logsumexp(lambda V: torch.zeros_like(V), size=8)
@@ -91,14 +97,12 @@ def estimate_log_trace(
     generator: torch.Generator | None = None,
 ) -> TraceEstimate:
     """See `matrix_logsumexp`."""
-    if method not in ("auto", "eigh", "lanczos"):
-        raise ValueError(f"{name}: method must be 'auto', 'eigh' or 'lanczos', got {method!r}")
+    check_choice(name, "method", method, ("auto", "eigh", "lanczos"))
     tolerance = check_positive(name, "tolerance", tolerance)
-    if not isinstance(confidence, float) or not 0 < confidence < 1:
-        raise ValueError(f"{name}: confidence must be a number between 0 and 1, got {confidence!r}")
-    _check_count(name, "deflation", deflation, 0)
-    _check_count(name, "max_probes", max_probes, PILOT)
-    _check_count(name, "max_steps", max_steps, 1)
+    confidence = check_confidence(name, confidence)
+    deflation = check_count(name, "deflation", deflation, 0)
+    max_probes = check_count(name, "max_probes", max_probes, PILOT)
+    max_steps = check_count(name, "max_steps", max_steps)
     space = _with_temperature(name, _as_operator(name, operator, size, dtype, device), temperature)
     learns = _check_hermitian(name, space, generator)
     deflation = min(deflation, space.size)
@@ -108,11 +112,6 @@ def estimate_log_trace(
 
 
 # The operator ----------------------------------------------------------------------------------------------------------------
-
-
-def _check_count(name: str, what: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: {what} must be an int of at least {least}, got {value!r}")
 
 
 def _as_operator(name: str, operator: Any, size: int | None, dtype: Any, device: Any) -> _Operator:
@@ -128,7 +127,7 @@ def _as_operator(name: str, operator: Any, size: int | None, dtype: Any, device:
         if not operator.dtype.is_floating_point and not operator.dtype.is_complex:
             raise TypeError(f"{name}: X must be real or complex floating point, got {operator.dtype}; call X.double() first")
         wide = operator.to(torch.complex128 if operator.is_complex() else torch.float64)
-        return _Operator(lambda V: wide @ V, shape[0], wide.dtype, operator.device, operator.values().numel(), False)  # type: ignore[index]
+        return _Operator(lambda V: wide @ V, shape[0], wide.dtype, operator.device, operator._nnz(), False)  # type: ignore[index]
     if shape is not None and hasattr(operator, "__matmul__"):
         kind = np.dtype(operator.dtype if operator.dtype is not None else np.float64).kind
         if kind not in "fciu":
@@ -141,7 +140,7 @@ def _as_operator(name: str, operator: Any, size: int | None, dtype: Any, device:
         raise TypeError(f"{name}: X must be a matrix, a sparse matrix, a linear operator or a function of V [size, b], got {kind}")
     if size is None:
         raise TypeError(f"{name}: a callable needs size=, the dimension of its vectors")
-    _check_count(name, "size", size, 1)
+    size = check_count(name, "size", size)
     dtype = torch.float64 if dtype is None else dtype
     if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"{name}: dtype must be a real or complex floating point torch.dtype, got {dtype}")
@@ -153,7 +152,7 @@ def _as_operator(name: str, operator: Any, size: int | None, dtype: Any, device:
 
 
 def _with_temperature(name: str, space: _Operator, temperature: Any) -> _Operator:
-    if isinstance(temperature, (int, float, np.number)):
+    if not isinstance(temperature, (Tensor, np.ndarray)):
         tau: Any = check_positive(name, "temperature", temperature)
     else:
         tau = as_tensor(name, "temperature", temperature)
@@ -359,21 +358,23 @@ def _estimate(
             pilot = probe(PILOT)
             shift = torch.maximum(deflated, pilot.max())
             known, rest = (deflated - shift).exp(), (pilot - shift).exp()
-            quantile, spread = student_quantile(confidence, PILOT - 1), rest.std()
+            spread = rest.std()
             widest = (known + rest.mean()) * -math.expm1(-tolerance)
-            samples = max(PILOT, min(max_probes, math.ceil(float((quantile * spread / widest) ** 2))))
+            samples = _enough_probes(float(spread / widest), confidence, max_probes)
             if samples > PILOT:
                 rest = torch.cat([rest, (probe(samples - PILOT) - shift).exp()])
             total = known + rest.mean()
             log_total = shift + total.log()
             error = rest.std() / math.sqrt(samples) / total
-            # The pilot's spread is Stein's; where tails are heavy it is too small more often than a normal one.
-            half_width = quantile * torch.maximum(spread, rest.std()) / math.sqrt(samples) / total
+            # The pilot's spread is Stein's; either may have missed the few large probes.
+            half_width = _largest_quantile(confidence, samples) * torch.maximum(spread, rest.std()) / math.sqrt(samples) / total
         every = _joined(runs)
         slack = every.change + torch.finfo(torch.float64).eps * (64 * (every.radius + 1) + space.size)
         # What is summed without sampling, and the largest eigenvalue, lie below the truth.
         lower = torch.stack([log_total + (1 - half_width).clamp_min(0.0).log(), deflated, every.top]).max()
     sampled = "asymptotic" if samples else "deterministic"
+    if samples and math.isinf(_largest_quantile(confidence, samples)):
+        sampled = "none"
     value = log_total
     if learns:
         weights = torch.full_like(every.log_value, 1.0 / max(samples, 1))
@@ -388,6 +389,40 @@ def _estimate(
         products + every.products,
         sampled if every.change <= enough else "none",
     )
+
+
+def _enough_probes(spread: float, confidence: float, most: int) -> int:
+    """How many make an interval of half width 1 from probes of this spread."""
+    count = PILOT
+    while count < most:
+        needed = math.ceil(min((_largest_quantile(confidence, count) * spread) ** 2, most))
+        if needed <= count:
+            break
+        count = min(needed, 2 * _floor_power(count))  # beyond, fewer suffice
+    return count
+
+
+def _floor_power(count: int) -> int:
+    return 1 << (count.bit_length() - 1)
+
+
+def _largest_quantile(confidence: float, count: int) -> float:
+    """A t that suffices for `count` probes, Student's or that of χ²; +∞ where draws cannot tell it."""
+    size = _floor_power(count)
+    while size >= PILOT // 2 and (1 - confidence) * (CHI_SQUARES // size) < TAIL:
+        size //= 2  # of fewer probes more means are drawn
+    if size < PILOT // 2:
+        return math.inf
+    return max(_quantile_of_squares(confidence, size), student_quantile(confidence, PILOT - 1))
+
+
+@cache
+def _quantile_of_squares(confidence: float, size: int) -> float:
+    """The t with P(|T| ≤ t) = confidence for the t statistic T of `size` squares of normal numbers, from draws."""
+    draws = CHI_SQUARES // size
+    squares = torch.randn(draws, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).square_()
+    statistics = (squares.mean(1) - 1).abs() / squares.std(1) * math.sqrt(size)
+    return float(statistics.kthvalue(math.ceil(confidence * draws)).values)
 
 
 def student_quantile(confidence: float, freedom: int) -> float:

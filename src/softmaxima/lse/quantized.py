@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 
 from softmaxima import _kernels
-from softmaxima._map import (
+from softmaxima._arguments import (
     COMPUTE_DTYPE,
     Array,
+    as_number,
     as_tensor,
     check_dim,
     check_per_row,
     check_temperature,
     check_where,
-    is_concrete,
     like_input,
-    may_differentiate,
-    transforming,
 )
 from softmaxima._rows import row_maximum
+from softmaxima._tracing import is_concrete, may_differentiate, transforming
 from softmaxima.lse.logsumexp import row_logsumexp
 
 BINS = 256
@@ -155,7 +154,7 @@ def _check(name: str, q: Any, scale: Any, zero_point: Any, dim: int, temperature
     if codes.dtype not in (torch.int8, torch.uint8):
         raise TypeError(f"{name}: q must be int8 or uint8, got {codes.dtype}; call logsumexp or softmax for scores of other dtypes")
     dtype = torch.get_default_dtype() if isinstance(q, Tensor) else torch.float64
-    if isinstance(scale, (Tensor, np.ndarray)):
+    if isinstance(scale, (Tensor, np.ndarray)) and as_number(scale) is None:
         dtype = as_tensor(name, "scale", scale).dtype
         if dtype not in COMPUTE_DTYPE:
             raise TypeError(f"{name}: scale must be float64, float32, bfloat16 or float16, got {dtype}; call scale.float()")

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array
+from softmaxima._arguments import Array, check_choice, check_count, check_number, like_input
+from softmaxima.lse._gaps import ends, read_rows
 from softmaxima.lse._scores import scores_last
+from softmaxima.lse.bounds import exact_sum
 from softmaxima.lse.logsumexp import logsumexp
 
 Window = Callable[[Tensor, Tensor, Tensor, Tensor | int], Tensor]  # of (scores in order, n, k, shift)
@@ -100,8 +102,8 @@ def robust_interval(
         x, proportion, dim, temperature, where: as for those.
 
     Returns:
-        Two arrays of the function's kind and shape. No gradient flows through them. Cost: a sort of each row. Rounding of the last
-        digit is not included.
+        Two arrays of the function's kind and shape. No gradient flows through them. Ends are rounded outward, and hold the exact
+        value; what the function returns may be a rounding away. Cost: a sort of each row.
 
     >>> import numpy as np, softmaxima as sm
     >>> lower, upper = sm.robust_interval(np.array([0.0, 1.0, 2.0, 3.0, 90.0]), 0.2, corrupted=1)
@@ -110,19 +112,17 @@ def robust_interval(
     """
     name = "robust_interval"
     proportion = _check_proportion(name, proportion)
-    if not isinstance(corrupted, int) or isinstance(corrupted, bool) or corrupted < 0:
-        raise ValueError(f"{name}: corrupted must be an int of at least 0, got {corrupted!r}")
-    if form not in ("trimmed", "winsorized"):
-        raise ValueError(f"{name}: form must be 'trimmed' or 'winsorized', got {form!r}")
+    corrupted = check_count(name, "corrupted", corrupted, 0)
+    check_choice(name, "form", form, ("trimmed", "winsorized"))
     window = _trimmed if form == "trimmed" else _winsorized
-    with torch.no_grad():
-        z, finish = scores_last(name, x, dim, temperature, where)
-        ranked, count, cut = _ranked(z, proportion)
-        beyond = (cut < corrupted).squeeze(-1)
-        shift = torch.minimum(cut, torch.full_like(cut, corrupted))
-        lower = logsumexp(window(ranked, count, cut, shift)).masked_fill(beyond, -math.inf)
-        upper = logsumexp(window(ranked, count, cut, -shift)).masked_fill(beyond, math.inf)
-    return finish(lower), finish(upper)
+    rows = read_rows(name, x, dim, temperature, where)
+    ranked, count, cut = _ranked(rows.wide, proportion)
+    beyond = (cut < corrupted).squeeze(-1)
+    shift = torch.minimum(cut, torch.full_like(cut, corrupted))
+    lowest, highest = (replace(rows, scores=window(ranked, count, cut, moved)) for moved in (shift, -shift))
+    lower, upper = ends(lowest, *exact_sum(lowest))[0], ends(highest, *exact_sum(highest))[1]
+    lower, upper = lower.masked_fill(beyond, -math.inf), upper.masked_fill(beyond, math.inf)
+    return like_input(lower, x), like_input(upper, x)
 
 
 def median_of_means_logsumexp(
@@ -165,8 +165,7 @@ def median_of_means_logsumexp(
     np.float64(1.791759)
     """
     name = "median_of_means_logsumexp"
-    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1:
-        raise ValueError(f"{name}: blocks must be an int of at least 1, got {blocks!r}")
+    blocks = check_count(name, "blocks", blocks)
     z, finish = scores_last(name, x, dim, temperature, where)
     n = z.shape[-1]
     if blocks > max(n, 1):
@@ -187,9 +186,7 @@ def median_of_means_logsumexp(
 
 
 def _check_proportion(name: str, proportion: Any) -> float:
-    if not isinstance(proportion, (int, float, np.number)) or isinstance(proportion, bool) or not 0 <= proportion < 0.5:
-        raise ValueError(f"{name}: proportion must be a number in [0, 0.5), got {proportion!r}")
-    return float(proportion)
+    return check_number(name, "proportion", proportion, lambda share: 0 <= share < 0.5, "a number in [0, 0.5)")
 
 
 def _of_window(window: Window, name: str, x: Any, proportion: Any, dim: int, temperature: Any, where: Any) -> Any:

@@ -1,7 +1,8 @@
 r"""Bounds of logsumexp for scores that come in blocks: what bounds may ask of the gaps (`_gaps.py`), in constant memory.
 
-Gaps are counted from the reference R, the maximum of the first block, in bins of width w:  #{i : b w ≤ (R − x_i)/τ < (b+1) w}.
-The gap to the maximum M is less by (R − M)/τ ≤ 0, so that a higher maximum moves the edges of the bins and not their counts.
+Scores are counted in bins of width w, #{i : b w ≤ x_i/τ < (b+1) w}, from that of the maximum down, so that a higher maximum moves
+the counts to other places and not to other bins. x/τ is rounded by as much as M/τ is, or by 2u of the gap. The mean is that of gaps
+to the maximum R of the first block, which keep their digits far from zero; the gap to M is less by (R − M)/τ ≤ 0.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_floating, check_positive, check_scores
-from softmaxima.lse._gaps import UNIT, Histogram, ends, with_nothing_beyond
+from softmaxima._arguments import Array, as_floating, check_choice, check_positive, check_scores
+from softmaxima.lse._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
 from softmaxima.lse.bounds import BOUNDS, Interval
 
 WIDTH = 0.05  # nats a bin; histogram_bounds has the same by default
 BINS = 1024  # 51 nats: beyond, 10²⁰ scores weigh nothing
-FURTHEST = 1e300  # gaps that are further are taken for this
+FURTHEST = 1e300  # scores over τ that are further from 0 are in the bin of this
 LARGEST = 8  # scores that are kept, as many as gap_bounds takes by default
 
 
@@ -51,9 +52,9 @@ class ScoreSummary:
     _reference: float = -math.inf  # x, not x/τ, as all that follow
     _largest: np.ndarray = field(default_factory=lambda: np.empty(0))  # in descending order
     _at_maximum: int = 0
-    _mean: float = 0.0  # of (R − x)/τ
-    _first: float = 0.0  # the bin of the maximum
-    _counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS + 1, np.int64))  # from bin _first on; the last is all beyond
+    _mean: float = 0.0  # of (R − x)/τ; not finite where one is beyond float64
+    _top: float = -math.inf  # the bin of the maximum
+    _counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS + 1, np.int64))  # from bin _top down; the last is all below
 
     def __post_init__(self) -> None:
         check_positive("ScoreSummary", "temperature", self.temperature)
@@ -81,19 +82,19 @@ class ScoreSummary:
     def _with(self, block: np.ndarray, highest: float) -> ScoreSummary:
         """The summary with finite scores."""
         reference = self._reference if self._finite else highest
-        with np.errstate(over="ignore"):
-            gaps = np.clip((reference - block) / self.temperature, -FURTHEST, FURTHEST)
         finite = self._finite + block.size
-        mean = self._mean + (float(gaps.mean()) - self._mean) * (block.size / finite)
         maximum = max(self._maximum, highest)
         at_maximum = (self._at_maximum if self._maximum == maximum else 0) + int((block == maximum).sum())
         largest = np.sort(
             np.concatenate([self._largest, np.partition(block, -LARGEST)[-LARGEST:] if block.size > LARGEST else block])
         )
-        bins = np.floor(gaps / WIDTH)
-        first = min(float(bins.min()), self._first)
-        counts = np.bincount(np.minimum(bins - first, BINS).astype(np.int64), minlength=BINS + 1)
-        moved = int(min(self._first - first, BINS))
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap = float(gaps_between(reference, block, self.temperature).mean())
+            mean = self._mean + (gap - self._mean) * (block.size / finite)
+        bins = _bins(block, self.temperature)
+        top = max(float(bins.max()), self._top)
+        counts = np.bincount(np.minimum(top - bins, BINS).astype(np.int64), minlength=BINS + 1)
+        moved = int(min(top - self._top, BINS))
         counts[moved:BINS] += self._counts[: BINS - moved]
         counts[BINS] += self._counts[BINS - moved :].sum()
         return replace(
@@ -103,7 +104,7 @@ class ScoreSummary:
             _largest=largest[::-1][:LARGEST],
             _at_maximum=at_maximum,
             _mean=mean,
-            _first=first,
+            _top=top,
             _counts=counts,
         )
 
@@ -114,8 +115,7 @@ class ScoreSummary:
         >>> sm.ScoreSummary().update(np.array([1.0, 2.0, 3.0])).interval("mean").lower.round(6)
         np.float64(3.098612)
         """
-        if bound not in BOUNDS:
-            raise ValueError(f"ScoreSummary.interval: bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
+        check_choice("ScoreSummary.interval", "bound", bound, tuple(BOUNDS))
         lower, upper = ends(_Summarised(self), *BOUNDS[bound](_Summarised(self)))
         return Interval(lower.numpy()[()], upper.numpy()[()], bound, bound)
 
@@ -154,37 +154,43 @@ class _Summarised:
         self._of = summary
         self.n = summary.n
         self.count = _number(summary._finite)
-        self.maximum = _number(summary._maximum / summary.temperature)
-        self.rounding = 0.0 if summary.temperature == 1.0 else 2 * UNIT * self.maximum.abs()
-        # (R − M)/τ ≤ 0
-        ahead = (summary._reference - summary._maximum) / summary.temperature
-        self._ahead = max(ahead, -FURTHEST) if math.isfinite(summary._maximum) else 0.0
-        self.gap_error = 8 * UNIT * abs(self._ahead)
+        highest = _number(summary._maximum)
+        self.maximum = quotient(highest, summary.temperature)
+        self.rounding = quotient_error(highest, summary.temperature)
 
     def ties(self) -> Tensor:
         return _number(max(self._of._at_maximum - 1, 0))
 
     def mean(self) -> tuple[Tensor, Tensor]:
-        mean = _number(self._of._mean - self._ahead).clamp_min(0)
-        return mean, 4 * UNIT * (self.n + 16) * (mean + abs(self._ahead))
+        ahead = _number(gaps_between(self._of._reference, self._of._maximum, self._of.temperature))
+        mean = (self._of._mean - ahead).clamp_min(0)
+        return mean, 4 * UNIT * (self.n + 16) * (mean - ahead)
 
     def smallest(self, k: int) -> Tensor:
-        return (self._of._maximum - torch.from_numpy(self._of._largest[:k].copy())) / self._of.temperature
+        return gaps_between(self._of._maximum, torch.from_numpy(self._of._largest[:k].copy()), self._of.temperature)
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        _, furthest = self._edges()
+    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        nearest, furthest = self._edges()
         last = min(int(torch.searchsorted(furthest, delta)), BINS - 1)
-        return _number(int(self._of._counts[: last + 1].sum())), furthest[last : last + 1]
+        return _number(int(self._of._counts[: last + 1].sum())), furthest[last : last + 1], nearest[last + 1 : last + 2]
 
     def histogram(self, width: float, reach: float) -> Histogram:
-        nearest, furthest = self._edges()
         counts = torch.from_numpy(self._of._counts).double()
         counts[0] -= self._of._at_maximum
-        return Histogram(counts, nearest.clamp_min(0), furthest)
+        return Histogram(counts, *self._edges())
 
     def _edges(self) -> tuple[Tensor, Tensor]:
-        nearest = WIDTH * (self._of._first + torch.arange(BINS + 1, dtype=torch.float64)) - self._ahead
-        return nearest, with_nothing_beyond(nearest)
+        """(the nearest gap of each bin, the furthest)."""
+        maximum = self.maximum.clamp(-FURTHEST, FURTHEST)
+        above = (maximum - WIDTH * self._of._top).clamp(0, WIDTH)  # the lower edge of its bin
+        edges = above + WIDTH * torch.arange(-1, BINS, dtype=torch.float64)
+        rounding = 8 * UNIT * maximum.abs()
+        return (edges - rounding).clamp_min(0), with_nothing_beyond(edges[1:] + rounding)
+
+
+def _bins(x: np.ndarray, tau: float) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.floor(np.clip(x / tau, -FURTHEST, FURTHEST) / WIDTH)
 
 
 def _number(value: float) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import as_tensor
+from softmaxima._arguments import as_tensor, check_count
 
 BLOCK = 1 << 22  # scores that are in memory at once during a pass
 
@@ -259,21 +259,23 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
     >>> bool(abs(sm.estimate(source, 0.05, seed=0).value - sm.logsumexp(W @ W[0])) < 0.05)
     True
     """
-    faiss = _faiss("inner_product_index")
-    rows = as_tensor("inner_product_index", "W", W).detach()
+    name = "inner_product_index"
+    faiss = _faiss(name)
+    rows = as_tensor(name, "W", W).detach()
     if rows.ndim != 2 or not rows.is_floating_point() or rows.numel() == 0:
-        raise ValueError(f"inner_product_index: W must be floating point of shape [n, d], got {rows.dtype} of {tuple(rows.shape)}")
+        raise ValueError(f"{name}: W must be floating point of shape [n, d], got {rows.dtype} of {tuple(rows.shape)}")
     n, d = rows.shape
-    most = max(1, n // 39)
-    cells = min(math.ceil(4 * math.sqrt(n)), most) if cells is None else cells
-    if not 1 <= cells <= n:
-        raise ValueError(f"inner_product_index: cells must be from 1 to n = {n}, got {cells}")
+    cells = min(math.ceil(4 * math.sqrt(n)), max(1, n // 39)) if cells is None else check_count(name, "cells", cells)
+    if cells > n:
+        raise ValueError(f"{name}: cells must be from 1 to n = {n}, got {cells}")
+    probes = max(1, cells // 16) if probes is None else check_count(name, "probes", probes)
+    seed = check_count(name, "seed", seed, 0)
     dense = rows.float().cpu().contiguous().numpy()
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, cells, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed, index.cp.min_points_per_centroid = seed, 1
     index.train(dense)
     index.add(dense)
-    index.nprobe = max(1, cells // 16) if probes is None else probes
+    index.nprobe = probes
     return index
 
 

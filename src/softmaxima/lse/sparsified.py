@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from softmaxima._map import Array, like_input
-from softmaxima.lse._gaps import read_rows
+from softmaxima._arguments import Array, check_number, like_input
+from softmaxima.lse._gaps import GapsOfRows, ends, read_rows
 from softmaxima.lse.bounds import Interval, interval_of, sums_between
 
 
@@ -61,21 +61,27 @@ def sparsified_logsumexp(
     True
     """
     name = "sparsified_logsumexp"
-    if isinstance(eps, bool) or not isinstance(eps, (int, float, np.number)) or not 0 < eps < 1:
-        raise ValueError(f"{name}: eps must be a number in (0, 1), got {eps!r}")
+    eps = check_number(name, "eps", eps, lambda eps: 0 < eps < 1, "a number in (0, 1)")
     rows = read_rows(name, x, dim, temperature, where)
+    found = [_sparsified(block, float(eps)) for block in rows.blocks()]
+    interval = interval_of(rows, "sparsified", [ends for ends, *_ in found])
+    value, share = (like_input(torch.cat(parts).reshape(rows.scores.shape[:-1]), x) for parts in list(zip(*found, strict=True))[1:])
+    return Sparsified(value, interval, share)
+
+
+def _sparsified(rows: GapsOfRows, eps: float) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """(the ends, the value, the share) of each row."""
     reach = -math.log(eps)
-    gaps = rows.each.reshape(rows.count.numel(), rows.n)
-    kept = gaps <= reach
+    kept = rows.each <= reach
     row, column = kept.nonzero(as_tuple=True)
-    kept_gaps = gaps[row, column]
+    kept_gaps = rows.each[row, column]
     terms = torch.where(kept_gaps == 0, 0.0, (-kept_gaps).exp())
-    shape = rows.count.shape
-    rest = gaps.new_zeros(len(gaps)).index_add(0, row, terms).reshape(shape) + rows.ties()
-    number = kept.sum(-1).double().reshape(shape)
+    rest = torch.zeros_like(rows.count.squeeze(-1)).index_add(0, row, terms).unsqueeze(-1) + rows.ties()
+    number = kept.sum(-1, keepdim=True).double()
     # A gap that rounding took for one within reach was kept; one that it took for one beyond may weigh that much more than eps.
     dropped = (rows.count - number).clamp_min(0) * eps * (1 + 2**-40)
-    interval = interval_of(rows, "sparsified", *sums_between(rest, rest + dropped, rows.count, rows.n, reach))
-    value = torch.where(rows.maximum.isfinite(), rows.maximum + torch.log1p(rest), rows.maximum).squeeze(-1).to(rows.dtype)
-    share = torch.where(rows.count > 0, number / rows.count.clamp_min(1), 1.0).squeeze(-1).to(rows.dtype)
-    return Sparsified(like_input(value, x), interval, like_input(share, x))
+    maximum = rows.highest / rows.tau
+    value = torch.where(maximum.isfinite(), maximum + torch.log1p(rest), maximum)
+    share = torch.where(rows.count > 0, number / rows.count.clamp_min(1), 1.0)
+    interval = ends(rows, *sums_between(rest, rest + dropped, rows.count, rows.n, reach))
+    return interval, value.squeeze(-1).to(rows.dtype), share.squeeze(-1).to(rows.dtype)
