@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima._map import is_eager, takes_kernel, transforming
+from softmaxima._map import takes_kernel
+from softmaxima._tracing import is_eager, transforming
 
 Pull = Callable[..., Tensor]  # (g, x, *kept) → ∂⟨g, value⟩/∂x
 Native = Callable[[Tensor, bool], tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (x, with gradient) → (value, pull, kept)

@@ -5,50 +5,56 @@ A map sends scores x to probabilities p along one axis. Its Jacobian has the for
     J = ∂p/∂z = diag(s) − q rᵀ,        z = x/τ, −∞ where masked        (r = s for maps onto probabilities)
     vjp(g) = s ⊙ g − r ⟨q, g⟩          jvp(t) = s ⊙ t − q ⟨r, t⟩
 
-so a map states `forward` and `sensitivity = (s, q)` or `(s, q, r)`, and this file derives the reverse, forward and double
-derivatives, vmap, torch.func and torch.compile support, masks, temperature, axes and array kinds.
+so a map states `forward` and `sensitivity = (s, q)`, `(s, q, r)` or log s (`_jacobian.py`), and this file derives the reverse,
+forward and double derivatives, vmap, torch.func, what recorders such as torch.compile and torch.export see, masks, temperature
+and axes.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import operator
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, TypeVar
+from typing import Any
+from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
-    is_functorch_wrapped_tensor,
-    is_legacy_batchedtensor,
-)
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from softmaxima import _devices, _kernels, _operations
+from softmaxima._arguments import (
+    COMPUTE_DTYPE,
+    Array,
+    as_number,
+    as_scores,
+    check_dim,
+    check_int,
+    check_number,
+    check_per_row,
+    check_scores,
+    check_temperature,
+    check_value,
+    check_where,
+    like_input,
+    nearest,
+)
+from softmaxima._jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narrowed
 from softmaxima._kernels import Kernel
-
-Array = TypeVar("Array", Tensor, np.ndarray)
-
-# The dtype that a map computes in, for each dtype of scores that it takes.
-COMPUTE_DTYPE = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}
+from softmaxima._rows import row_maximum
+from softmaxima._tracing import is_eager, is_exporting_to_onnx, is_recorded, is_recording, may_differentiate, transforming
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a map.
 
-    `valid` works on a number and, elementwise, on a tensor. A parameter that has a `gradient(p, z, **params) = ∂p/∂θ` may be a
-    tensor that broadcasts against the rows, and learns. `regulariser_gradient(p, **params) = ∂Ω/∂θ` at fixed p completes
+    `kind` is what its values are: float, int, str, or object for anything. Only such values, NumPy's numbers converted, come to
+    `valid`, which works on a number and, elementwise, on a tensor. A parameter that has a `gradient(p, z, **params) = ∂p/∂θ` may be
+    a tensor that broadcasts against the rows, and learns. `regulariser_gradient(p, **params) = ∂Ω/∂θ` at fixed p completes
     the derivative of the map's Fenchel–Young loss. Tests and benchmarks iterate `examples`.
 
     >>> import softmaxima as sm
@@ -61,8 +67,21 @@ class Parameter:
     examples: tuple[Any, ...]
     valid: Callable[[Any], Any]
     domain: str
+    kind: type = float
     gradient: Callable[..., Tensor] | None = None
     regulariser_gradient: Callable[..., Tensor] | None = None
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value, a number as Python's, if it is in the domain."""
+        if self.gradient is not None:
+            return check_value(name, self.name, value, self.valid, self.domain)
+        if self.kind is float:
+            return check_number(name, self.name, value, self.valid, self.domain)
+        if self.kind is int:
+            return check_int(name, self.name, value, self.valid, self.domain)
+        if not isinstance(value, self.kind) or not self.valid(value):
+            raise ValueError(f"{name}: {self.name} must be {self.domain}, got {value!r}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -103,7 +122,7 @@ class Map:
 
     reference(x, **params): the literal definition, in float64; tests compare with it.
     forward(z, **params): the same, stable and fast.
-    sensitivity(p, z, **params): (s, q) or (s, q, r). `z` is None unless `uses_scores`.
+    sensitivity(p, z, **params): (s, q) or (s, q, r), or `Balanced(log s)` where s may be huge. `z` is None unless `uses_scores`.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
     kernel: its functions in the native library, which then do what `forward` and the derivative do; None where there are none.
 
@@ -115,7 +134,7 @@ class Map:
     name: str
     reference: Callable[..., Tensor]
     forward: Callable[..., Tensor]
-    sensitivity: Callable[..., tuple[Tensor, ...]]
+    sensitivity: Callable[..., tuple[Tensor, ...] | Jacobian]
     source: str
     regulariser: Callable[..., Tensor] | None = None
     params: tuple[Parameter, ...] = ()
@@ -123,6 +142,14 @@ class Map:
     cost: Cost = Cost(reads=2)
     uses_scores: bool = False
     kernel: Kernel | None = None
+    key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map
+
+    def __post_init__(self) -> None:
+        key, n = self.name, 1
+        while key in _BY_KEY:
+            key, n = f"{self.name} #{n + 1}", n + 1
+        object.__setattr__(self, "key", key)
+        _BY_KEY[key] = self
 
     def __call__(
         self,
@@ -139,6 +166,11 @@ class Map:
             if p is not None:
                 return p
         return _evaluate(self, x, dim, temperature, where, self.complete(params))
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The public function, which has the map's name, in the map's file."""
+        return getattr(sys.modules.get(self.reference.__module__), self.name, None)
 
     def complete(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters in the map's order, defaults filled in."""
@@ -164,6 +196,7 @@ def _restore(module: str, name: str) -> Map:
 
 
 REGISTRY: dict[str, Map] = {}
+_BY_KEY: WeakValueDictionary[str, Map] = WeakValueDictionary()  # registered or not
 
 
 def register(map: Map) -> Map:
@@ -182,165 +215,42 @@ def register(map: Map) -> Map:
     return map
 
 
-def find_map(map: str | Map) -> Map:
-    """The map of that name, or the map itself. Raises ValueError for an unknown name.
+AnyMap = str | Map | Callable[..., Any]  # a registered name, a Map, or the function of one
+
+
+def find_map(map: AnyMap, name: str = "find_map") -> Map:
+    """The map of that name or of that function (`sm.sparsemax`), or the map itself.
+
+    Raises ValueError for an unknown name or function, TypeError for anything else; `name` is the caller's, for the message.
 
     >>> import softmaxima as sm
     >>> sm.find_map("sparsemax").source
     'Martins & Astudillo (2016), arXiv:1602.02068'
+    >>> sm.find_map(sm.sparsemax) is sm.find_map("sparsemax")
+    True
     """
     if isinstance(map, Map):
         return map
-    if map not in REGISTRY:
-        raise ValueError(f"unknown map {map!r}; registered are: {', '.join(REGISTRY)}")
-    return REGISTRY[map]
+    if not isinstance(map, str) and not callable(map):
+        raise TypeError(f"{name}: map must be the name or the function of a map, or a Map, got {type(map).__name__}")
+    called = map if isinstance(map, str) else getattr(map, "__name__", type(map).__name__)
+    found = REGISTRY.get(called)
+    if found is None or not (isinstance(map, str) or found.function is map):
+        known = ", ".join(REGISTRY)
+        what = repr(map) if isinstance(map, str) else f"function {getattr(map, '__module__', '')}.{called}"
+        raise ValueError(f"{name}: unknown map {what}{nearest(called, REGISTRY)}; registered are: {known}")
+    return found
 
 
-# The public edge: validation and array kinds ---------------------------------------------------------------------------------
-
-
-def as_tensor(name: str, what: str, x: Any) -> Tensor:
-    """A tensor over the same memory. NumPy arrays are shared, not copied, wherever torch can read them."""
-    if isinstance(x, Tensor):
-        return x
-    if not isinstance(x, (np.ndarray, np.generic)):
-        kind = type(x).__name__
-        raise TypeError(
-            f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {kind}; call torch.tensor() or numpy.array()"
-        )
-    array = np.asarray(x)
-    if array.dtype.byteorder not in "=|" or any(stride < 0 for stride in array.strides):
-        array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable:
-        array = np.asarray(_Writeable(array))
-    try:
-        return torch.from_numpy(array)
-    except TypeError:
-        raise TypeError(
-            f"{name}: torch has no dtype for {what} of NumPy dtype {array.dtype}; call .astype(numpy.float64)"
-        ) from None
-
-
-def as_floating(name: str, x: Any, integers: torch.dtype | None = None) -> Tensor:
-    """Scores as a floating-point or complex tensor. Integers become `integers`; None: torch's default dtype, float64 for NumPy."""
-    scores = as_tensor(name, "scores", x)
-    if scores.is_floating_point() or scores.is_complex():
-        return scores
-    return scores.to(integers or (torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64))
-
-
-class _Writeable:
-    """Presents a read-only array as writeable, as torch demands; nothing here writes to it."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-
-
-def like_input(p: Tensor, x: Any) -> Any:
-    """Give `p` back as the kind of array that `x` is; NumPy gets scalars for 0-d results, as from NumPy itself."""
-    return p if isinstance(x, Tensor) else p.detach().numpy()[()]
-
-
-def check_scores(name: str, x: Tensor) -> Tensor:
-    """Scores of a dtype that maps take, in float32 under autocast as torch.softmax is."""
-    if x.dtype not in COMPUTE_DTYPE:
-        raise TypeError(f"{name}: scores must be float64, float32, bfloat16 or float16, got {x.dtype}; call x.float() first")
-    if x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type):
-        return x.float()
-    return x
-
-
-def check_dim(name: str, dim: int, ndim: int) -> int:
-    """`dim` as a non-negative axis."""
-    try:
-        dim = operator.index(dim)
-    except TypeError:
-        raise TypeError(f"{name}: dim must be an int, got {type(dim).__name__}") from None
-    ndim = max(ndim, 1)
-    if not -ndim <= dim < ndim:
-        raise IndexError(f"{name}: dim must be in [{-ndim}, {ndim - 1}] for scores of {ndim} dimensions, got {dim}")
-    return dim % ndim
-
-
-def is_traced(x: Tensor) -> bool:
-    """Whether a compiler or a transform stands between us and the values."""
-    return is_compiling() or is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
-
-
-def is_eager(x: Tensor) -> bool:
-    """Whether the tensor has memory now."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not is_traced(x)
-
-
-def is_concrete(x: Tensor) -> bool:
-    """Whether the values can be read now, without waiting for a device."""
-    return x.is_cpu and is_eager(x)
-
-
-def check_per_row(
-    name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str
-) -> float | Tensor:
-    """A number, or a tensor of x's rank with size 1 along `dim`, that is `valid`."""
-    if type(value) is float or (isinstance(value, (Real, np.number)) and not isinstance(value, bool)):
-        number = float(value)  # type: ignore[arg-type]
-        if not valid(number):
-            raise ValueError(f"{name}: {what} must be {domain}, got {number}")
-        return number
-    tensor = as_tensor(name, what, value)
-    if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"{name}: {what} must be real, got {tensor.dtype}")
-    if is_concrete(tensor) and not bool(valid(tensor).all()):
-        raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {float(tensor.detach()[~valid(tensor)][0])}")
-    if tensor.ndim > x.ndim:
-        rows_shape = ()
-    else:
-        tensor = tensor.reshape((1,) * (x.ndim - tensor.ndim) + tuple(tensor.shape))
-        rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(x.shape))
-    if len(rows_shape) != x.ndim or any(size not in (1, rows) for size, rows in zip(tensor.shape, rows_shape, strict=True)):
-        raise ValueError(
-            f"{name}: {what} must broadcast against scores of shape {tuple(x.shape)} with size 1 along dim {dim}, "
-            f"got shape {tuple(tensor.shape)}; one value a row needs {what}.unsqueeze({dim})"
-        )
-    return tensor
-
-
-def check_positive(name: str, what: str, value: Any) -> float:
-    """A positive finite number."""
-    if not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
-        raise ValueError(f"{name}: {what} must be a positive finite number, got {value!r}")
-    return float(value)
-
-
-def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
-    """A positive number, or a tensor of positive numbers that broadcasts against the rows."""
-    return check_per_row(name, "temperature", temperature, x, dim, lambda tau: (tau > 0) & (tau < math.inf), "positive and finite")
-
-
-def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
-    """A boolean mask of x's rank that broadcasts to x."""
-    if where is None:
-        return None
-    mask = as_tensor(name, "where", where)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.bool()")
-    ndim = x.ndim
-    if mask.ndim > ndim or any(m not in (1, n) for m, n in zip(reversed(mask.shape), reversed(x.shape), strict=False)):
-        raise ValueError(f"{name}: where must broadcast to the scores' shape {tuple(x.shape)}, got {tuple(mask.shape)}")
-    return mask.reshape((1,) * (ndim - mask.ndim) + tuple(mask.shape))
-
-
-def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int) -> list[Any]:
-    """The values of the map's parameters, in its order."""
-    values = []
+def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int, name: str | None = None) -> list[Any]:
+    """The values of the map's parameters, in its order; `name` is that of a function which is called otherwise than the map."""
+    name, values = name or map.name, []
     for parameter in map.params:
         value = params[parameter.name]
         if parameter.gradient is not None:
-            value = check_per_row(map.name, parameter.name, value, x, dim, parameter.valid, parameter.domain)
-        elif not parameter.valid(value):
-            raise ValueError(f"{map.name}: {parameter.name} must be {parameter.domain}, got {value!r}")
+            value = check_per_row(name, parameter.name, value, x, dim, parameter.valid, parameter.domain)
+        else:
+            value = parameter.check(name, value)
         values.append(value)
     return values
 
@@ -359,11 +269,11 @@ def _rows_last(
 
 
 def _evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> Any:
-    scores = check_scores(map.name, as_tensor(map.name, "scores", x))
+    scores = as_scores(map.name, x)
     dim, arguments = _rows_last(map, scores, dim, temperature, where, params)
     p = _apply(map, *arguments)
     if dim != p.ndim - 1:
-        p = p.movedim(-1, dim)
+        p = p.movedim(p.ndim - 1, dim)  # an exporter to ONNX keeps a negative axis as it is
     return like_input(p if scores.ndim else p.reshape(()), x)
 
 
@@ -373,15 +283,19 @@ def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
     """
     if where is not None or type(x) is not Tensor or type(temperature) is not float or not 0.0 < temperature < math.inf:
         return False
+    if is_recording() or transforming():
+        return False
     return (
-        (dim == -1 or dim == x.ndim - 1)
+        type(dim) is int
+        and (dim == -1 or dim == x.ndim - 1)
         and x.dtype in _kernels.DTYPES
         and x.is_cpu
+        and x.layout is torch.strided
         and x.is_contiguous()
         and x.numel() > 0
         and x.ndim > 0
         and _kernels.AVAILABLE
-        and not (is_compiling() or transforming())
+        and not (x.is_neg() or x.is_nested)
         and not (x.itemsize == 2 and torch.is_autocast_enabled("cpu"))
     )
 
@@ -391,14 +305,17 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
     kernel = map.kernel
     if kernel is None:
         return None
-    theta, values = 0.0, ()
-    if map.params or params:
-        if params.keys() != {parameter.name for parameter in map.params}:
+    if len(params) != len(map.params):
+        return None
+    values: tuple[Any, ...] = ()
+    for parameter in map.params:
+        value = params.get(parameter.name)  # None for one of another name
+        if type(value) is int and parameter.kind is float:
+            value = as_number(value)
+        if type(value) is not parameter.kind or not parameter.valid(value):
             return None
-        (value,) = values = tuple(params.values())
-        if type(value) not in (float, int, str) or not map.params[0].valid(value):
-            return None
-        theta = kernel.theta(value)
+        values += (value,)
+    theta = kernel.theta(*values) if values else 0.0
     if x.requires_grad and torch.is_grad_enabled():
         return _apply_plain(map, x, temperature, None, *values)
     return _kernels.forward_plain(kernel.forward, x, temperature, theta)
@@ -407,20 +324,9 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
 def _apply(map: Map, *arguments: Any) -> Tensor:
     if transforming() and not is_compiling():
         return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
-    if may_differentiate(arguments):
-        apply = _MapFunction.apply if is_compiling() else _apply_reverse
-        return apply(map, *arguments)  # type: ignore[return-value]
+    if not is_recorded(arguments[0]) and may_differentiate(arguments):
+        return _apply_reverse(map, *arguments)
     return _MapFunction.forward(map, *arguments)
-
-
-def transforming() -> bool:
-    """Whether torch.func or forward mode is at work."""
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-
-
-def may_differentiate(arguments: Iterable[Any]) -> bool:
-    """Whether reverse mode can ask for a derivative; if not, an autograd function would only cost its overhead."""
-    return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in arguments)
 
 
 def has_kernel(map: Map, *tensors: Tensor) -> bool:
@@ -429,8 +335,8 @@ def has_kernel(map: Map, *tensors: Tensor) -> bool:
 
 
 def takes_kernel(x: Tensor) -> bool:
-    """Whether its device has kernels for the tensor: in memory now, or where a compiler will have it."""
-    there = not transforming() if is_compiling() else is_eager(x)
+    """Whether its device has kernels for the tensor: in memory now, or where torch.compile will have it."""
+    there = not (transforming() or is_exporting()) if is_compiling() else is_eager(x)
     return there and x.dtype in _kernels.DTYPES and _devices.has_library(x.device.type)
 
 
@@ -446,13 +352,13 @@ def kernels(x: Tensor) -> Any:
 
 def linearise(
     map: Map, x: Tensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
-    """(s, q, r, τ) at x, rows last and in the compute dtype, τ with two trailing axes."""
+) -> tuple[Jacobian, float | Tensor]:
+    """(∂p/∂z, τ) at x, rows last and in the compute dtype, τ with two trailing axes."""
     _, (rows, tau, mask, *values) = _rows_last(map, check_scores(map.name, x), dim, temperature, where, map.complete(params))
     z = tempered(rows, tau, mask)
     named = _named(map, [v.to(z.dtype) if isinstance(v, Tensor) else v for v in values])
-    s, q, r = _sensitivity(map, map.forward(z, **named), z, named)
-    return s, q, r, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    found = _jacobian(map, map.forward(z, **named), z, named)
+    return found, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
 
 
 def forward_mode() -> Any:
@@ -469,13 +375,26 @@ def primal(x: Tensor) -> Tensor:
 
 
 def tempered(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """z = x/τ in the compute dtype, −∞ where masked."""
-    z = x.to(COMPUTE_DTYPE[x.dtype])
-    if isinstance(tau, Tensor):
-        z = (without_mask(z) / tau.to(z.dtype)).masked_fill(z == -math.inf, -math.inf)  # ∂z/∂τ is 0, not −∞·0, at a mask
-    elif tau != 1.0:
-        z = z / tau
+    """z = x/τ, −∞ where masked: in the compute dtype, and in double where τ is not 1."""
+    z = x.to(COMPUTE_DTYPE[x.dtype]) if _is_one(tau) else _quotient(x.double(), tau)
     return z if where is None else z.masked_fill(~where, -math.inf)
+
+
+def _quotient(x: Tensor, tau: float | Tensor) -> Tensor:
+    if not isinstance(tau, Tensor):
+        return x / tau
+    return (without_mask(x) / tau.to(x.dtype)).masked_fill(x == -math.inf, -math.inf)  # ∂z/∂τ is 0, not −∞·0, at a mask
+
+
+def _arguments_of(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """The scores that the map's functions are given: x/τ, up to a constant of the row where that changes nothing.
+
+    A large x/τ has no digits left for the differences: (x − max x)/τ keeps them.
+    """
+    if _is_one(tau) or not map.properties.shift_invariant:
+        return tempered(x, tau, where)
+    wide = x.double() if where is None else x.double().masked_fill(~where, -math.inf)
+    return _quotient(wide - row_maximum(wide), tau)
 
 
 def without_mask(z: Tensor) -> Tensor:
@@ -496,57 +415,25 @@ class _MapFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, *params: Any) -> Tensor:
-        if x.numel() == 0:
-            return x.clone()
-        if has_kernel(map, x):
-            kernel: Kernel = map.kernel  # type: ignore[assignment]
-            return kernels(x).forward(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
-        z = tempered(x, tau, where)
-        values = [v.to(z.dtype) if isinstance(v, Tensor) else v for v in params]
-        p = map.forward(z, **_named(map, values)).to(x.dtype)
-        if is_compiling():
-            return p
-        return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
+        if is_recorded(x):
+            return _record(map, x, tau, where, params)
+        return _compute(map, x, tau, where, params)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         map, x, tau, where, *params = inputs
         learns = isinstance(tau, Tensor) or any(isinstance(v, Tensor) for v in params)
         keep = (output, x, where) if map.uses_scores or learns else (output, None, None)
-        tensors = (*keep, *(v if isinstance(v, Tensor) else None for v in (tau, *params)))
         ctx.map = map
         ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (tau, *params))
         ctx.dtype = x.dtype
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*keep, *(v if isinstance(v, Tensor) else None for v in (tau, *params)))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        (g,) = grad_outputs
-        if g is None:
-            return (None,) * (3 + len(ctx.numbers))
         _, _, tau_needs, _, *params_need = ctx.needs_input_grad
-        if not (tau_needs or any(params_need)) and (is_compiling() or not torch.is_grad_enabled()):
-            p, x, where, *tensors = ctx.saved_tensors
-            if has_kernel(ctx.map, p, g):
-                tau, *values = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
-                kernel: Kernel = ctx.map.kernel
-                theta = kernel.theta(*values) if values else 0.0
-                x_grad = kernels(p).backward(kernel.backward, p, g, x if ctx.map.uses_scores else None, tau, where, theta)
-                return (None, x_grad, *(None,) * (1 + len(ctx.numbers)))
-        map, p, z, tau, params = _recall(ctx)
-        g = g.to(p.dtype)
-        s, q, r = _sensitivity(map, p, z, params)
-        v = s * g - r * (q * g).sum(-1, keepdim=True)
-        grads: list[Tensor | None] = [v.to(ctx.dtype) if _is_one(tau) else (v / tau).to(ctx.dtype)]
-        grads.append(_to_shape(-without_mask(z) * v / tau, tau) if tau_needs else None)
-        for parameter, needs in zip(map.params, params_need, strict=True):
-            if needs and parameter.gradient is not None:
-                value = params[parameter.name]
-                grads.append(_to_shape(g * parameter.gradient(p, z, **params), value))
-            else:
-                grads.append(None)
-        x_grad, tau_grad, *param_grads = grads
+        x_grad, tau_grad, *param_grads = _gradients(ctx, grad_outputs[0], tau_needs, params_need)
         return (None, x_grad, tau_grad, None, *param_grads)
 
 
@@ -555,7 +442,8 @@ class _ReverseMapFunction(_MapFunction):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        output = _MapFunction.forward(*inputs)
+        map, x, tau, where, *params = inputs
+        output = _compute(map, x, tau, where, params)
         _MapFunction.setup_context(ctx, inputs, output)
         return output
 
@@ -581,7 +469,7 @@ _apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, _PlainMapFu
 
 
 class _EagerMapFunction(_MapFunction):
-    """Adds forward mode and vmap, which torch.compile does not take in an autograd function."""
+    """Adds forward mode and vmap."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -592,16 +480,15 @@ class _EagerMapFunction(_MapFunction):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         _, dx, dtau, _, *dparams = tangents
         with forward_mode():
-            map, p, z, tau, params = _recall(ctx, primal)
+            p, z, tau, params = _recall(ctx, [None if t is None else primal(t) for t in ctx.saved_tensors])
             dz = torch.zeros_like(p) if dx is None else dx.to(p.dtype) / tau
             if dtau is not None:
                 dz = dz - without_mask(z) * dtau / tau
-            s, q, r = _sensitivity(map, p, z, params)
-            dp = s * dz - q * (r * dz).sum(-1, keepdim=True)
-            for parameter, tangent in zip(map.params, dparams, strict=True):
+            dp = _jacobian(ctx.map, p, z, params).push(dz)
+            for parameter, tangent in zip(ctx.map.params, dparams, strict=True):
                 if tangent is not None and parameter.gradient is not None:
                     dp = dp + parameter.gradient(p, z, **params) * tangent
-            return dp.to(ctx.dtype)
+            return narrowed(dp, ctx.dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -610,25 +497,85 @@ class _EagerMapFunction(_MapFunction):
         return _EagerMapFunction.apply(map, x, *rest), 0  # type: ignore[return-value]
 
 
-def _named(map: Map, values: list[Any]) -> dict[str, Any]:
+def _compute(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
+    """p, as a new tensor."""
+    if x.numel() == 0:
+        return x.clone()
+    if has_kernel(map, x):
+        kernel: Kernel = map.kernel  # type: ignore[assignment]
+        return kernels(x).forward(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
+    p = _compose(map, x, tau, where, params)
+    return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
+
+
+def _compose(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
+    """p by torch's operations."""
+    z = _arguments_of(map, x, tau, where)
+    values = [v.to(z.dtype) if isinstance(v, Tensor) else v for v in params]
+    return map.forward(z, **_named(map, values)).to(x.dtype)
+
+
+def _gradients(ctx: Any, g: Tensor | None, tau_needs: bool, params_need: Sequence[bool]) -> list[Tensor | None]:
+    """∂⟨g, p⟩ by x, τ and each parameter; by torch's operations where more is asked than a kernel has."""
+    map: Map = ctx.map
+    if g is None:
+        return [None] * (2 + len(map.params))
+    saved = ctx.saved_tensors  # read once: what a checkpoint recomputes, it recomputes for one reading
+    if not (tau_needs or any(params_need) or torch.is_grad_enabled()):
+        p, x, where, *tensors = saved
+        tau, *params = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
+        coded = _encode(map, tau, params) if is_recorded(g) else None
+        x = x if map.uses_scores else None
+        pulled = _pull(map, p, g, x, tau, where, params) if coded is None else _recorded_pull(map.key, p, g, x, where, *coded)
+        return [pulled, *[None] * (1 + len(params))]
+    p, z, tau, named = _recall(ctx, saved)
+    v = _jacobian(map, p, z, named).pull(_over(g.to(p.dtype), tau))
+    grads: list[Tensor | None] = [narrowed(v, ctx.dtype)]
+    grads.append(_to_shape(-without_mask(z) * v, tau) if isinstance(tau, Tensor) and tau_needs else None)
+    for parameter, needs in zip(map.params, params_need, strict=True):
+        if needs and parameter.gradient is not None:
+            grads.append(_to_shape(g.to(p.dtype) * parameter.gradient(p, z, **named), named[parameter.name]))
+        else:
+            grads.append(None)
+    return grads
+
+
+def _pull(
+    map: Map, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]
+) -> Tensor:
+    """∂⟨g, p⟩/∂x, not to be differentiated itself; x where it depends on it."""
+    if p.numel() > 0 and has_kernel(map, p, g):
+        kernel: Kernel = map.kernel  # type: ignore[assignment]
+        theta = kernel.theta(*params) if params else 0.0
+        return kernels(p).backward(kernel.backward, p, g, x, tau, where, theta)
+    dtype = COMPUTE_DTYPE[p.dtype]
+    values = [v.to(dtype) if isinstance(v, Tensor) else v for v in params]
+    z = None if x is None else _arguments_of(map, x, tau, where)
+    v = _jacobian(map, p.to(dtype), z, _named(map, values)).pull(_over(g.to(dtype), tau))
+    return narrowed(v, p.dtype)
+
+
+def _named(map: Map, values: Sequence[Any]) -> dict[str, Any]:
     return {parameter.name: value for parameter, value in zip(map.params, values, strict=True)}
 
 
-def _recall(ctx: Any, read: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
-    """(map, p, z, τ, parameters) in the compute dtype, differentiable where the saved tensors are."""
-    saved: list[Any] = [None if t is None else read(t) for t in ctx.saved_tensors]
+def _recall(ctx: Any, saved: Sequence[Tensor | None]) -> tuple[Tensor, Any, float | Tensor, dict[str, Any]]:
+    """(p, z, τ, parameters) in the compute dtype, differentiable where the saved tensors are."""
     p, x, where, *tensors = saved
     dtype = COMPUTE_DTYPE[ctx.dtype]
     tau, *values = (n if t is None else t.to(dtype) for t, n in zip(tensors, ctx.numbers, strict=True))
-    z = None if x is None else tempered(x, tau, where)
-    return ctx.map, p.to(dtype), z, tau, _named(ctx.map, values)
+    z = None if x is None else _arguments_of(ctx.map, x, tau, where)
+    return p.to(dtype), z, tau, _named(ctx.map, values)  # type: ignore[union-attr]
 
 
-def _sensitivity(map: Map, p: Tensor, z: Tensor | None, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def _jacobian(map: Map, p: Tensor, z: Tensor | None, params: dict[str, Any]) -> Jacobian:
     if p.shape[-1] == 0:
-        return p, p, p
-    s, q, *r = map.sensitivity(p, z, **params)
-    return s, q, (r[0] if r else s)
+        return DiagonalAndProduct(p, p, p)
+    return jacobian_of(map.sensitivity(p, z, **params))
+
+
+def _over(g: Tensor, tau: float | Tensor) -> Tensor:
+    return g if _is_one(tau) else g / tau
 
 
 def _is_one(tau: float | Tensor) -> bool:
@@ -637,3 +584,99 @@ def _is_one(tau: float | Tensor) -> bool:
 
 def _to_shape(gradient: Tensor, value: Tensor) -> Tensor:
     return gradient.sum_to_size(value.shape).to(value.dtype)
+
+
+# The registered operations ---------------------------------------------------------------------------------------------------
+#
+# τ and the parameters come as numbers, a NaN among them for the next of the tensors.
+
+
+def _record(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
+    """p as an operation that a recorder keeps; by torch's own for ONNX, and where a parameter is a function."""
+    coded = None if is_exporting_to_onnx() else _encode(map, tau, params)
+    return _compose(map, x, tau, where, params) if coded is None else _recorded(map.key, x, where, *coded)
+
+
+def _encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[Tensor], list[float]] | None:
+    """(tensors, numbers); a word is its place among the examples."""
+    tensors: list[Tensor] = []
+    numbers: list[float] = []
+    for value, parameter in zip((tau, *params), (None, *map.params), strict=True):
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            numbers.append(math.nan)
+        elif parameter is not None and isinstance(parameter.default, str):
+            numbers.append(float(parameter.examples.index(value)))
+        elif callable(value):
+            return None
+        else:
+            numbers.append(float(value))
+    return tensors, numbers
+
+
+def _decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
+    """[τ, parameters…]."""
+    rest = iter(tensors)
+    values: list[Any] = [next(rest) if number != number else number for number in numbers]
+    for i, parameter in enumerate(map.params, 1):
+        if isinstance(parameter.default, str):
+            values[i] = parameter.examples[int(values[i])]
+        elif isinstance(parameter.default, int) and not isinstance(values[i], Tensor) and values[i].is_integer():
+            values[i] = int(values[i])
+    return values
+
+
+def _keyed(key: str) -> Map:
+    if key not in _BY_KEY:
+        raise KeyError(f"there is no map {key!r}; import the module that registers it")
+    return _BY_KEY[key]
+
+
+@torch.library.custom_op("softmaxima::map", mutates_args=())
+def _recorded(key: str, x: Tensor, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Tensor:
+    map = _keyed(key)
+    tau, *params = _decode(map, tensors, numbers)
+    return _compute(map, x, tau, where, params).contiguous()
+
+
+@_recorded.register_fake
+def _(key: str, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    key, x, where, tensors, numbers = inputs
+    map = _keyed(key)
+    tau, *params = _decode(map, tensors, numbers)
+    _MapFunction.setup_context(ctx, (map, x, tau, where, *params), output)
+
+
+def _backward(ctx: Any, g: Tensor | None) -> Any:
+    tensors_need = iter(ctx.needs_input_grad[3])
+    tau_needs, *params_need = (number is None and next(tensors_need) for number in ctx.numbers)
+    x_grad, *others = _gradients(ctx, g, tau_needs, params_need)
+    return None, x_grad, None, [grad for grad, number in zip(others, ctx.numbers, strict=True) if number is None], None
+
+
+_recorded.register_autograd(_backward, setup_context=_set_up)
+
+
+@_recorded.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    key, x, where, tensors, numbers = args
+    x, where, *tensors = batch_first((*in_dims[1:3], *in_dims[3]), (x, where, *tensors))
+    return _recorded(key, x.expand(info.batch_size, *x.shape[1:]), where, tensors, numbers), 0
+
+
+@torch.library.custom_op("softmaxima::map_backward", mutates_args=())
+def _recorded_pull(
+    key: str, p: Tensor, g: Tensor, x: Tensor | None, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]
+) -> Tensor:
+    map = _keyed(key)
+    tau, *params = _decode(map, tensors, numbers)
+    return _pull(map, p, g, x, tau, where, params).contiguous()
+
+
+@_recorded_pull.register_fake
+def _(key: str, p: Tensor, *_: Any) -> Tensor:
+    return p.new_empty(p.shape)

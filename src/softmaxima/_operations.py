@@ -27,8 +27,8 @@ def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: boo
     return _logsumexp(x, *_split(tau), where)
 
 
-def logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    return _logsumexp_backward(x, values, g, *_split(tau), where)
+def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    return _logsumexp_backward(x, states, g, *_split(tau), where)
 
 
 def loss(
@@ -86,12 +86,12 @@ def _logsumexp(x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None)
 
 @_logsumexp.register_fake
 def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1], dtype=torch.float64)
+    return x.new_empty(x.shape[:-1]), x.new_empty((2, *x.shape[:-1]), dtype=torch.float64)
 
 
 @torch.library.custom_op("softmaxima::logsumexp_backward", mutates_args=())
-def _logsumexp_backward(x: Tensor, values: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
-    return library(x.device.type).logsumexp_backward(x, values, g, _join(taus, tau), where).contiguous()
+def _logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
+    return library(x.device.type).logsumexp_backward(x, states, g, _join(taus, tau), where).contiguous()
 
 
 @_logsumexp_backward.register_fake

@@ -21,7 +21,7 @@ def _series(t: Tensor, order: int) -> Tensor:
 
 
 def expm1_ratio(t: Tensor) -> Tensor:
-    """φ₁(t) = (eᵗ − 1)/t, and 1 at 0; its derivative is φ₁ − φ₂."""
+    """φ₁(t) = (eᵗ − 1)/t, and 1 at 0."""
     small = t.abs() < _RADIUS
     plain = torch.where(small, 1.0, t)
     return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 1), torch.expm1(plain) / plain)
@@ -31,4 +31,20 @@ def expm1_remainder(t: Tensor) -> Tensor:
     """φ₂(t) = (eᵗ − 1 − t)/t², and 1/2 at 0."""
     small = t.abs() < _RADIUS
     plain = torch.where(small, 1.0, t)
-    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 2), (torch.expm1(plain) - plain) / plain**2)
+    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 2), (torch.expm1(plain) / plain - 1) / plain)
+
+
+def scaled_expm1_remainder(t: Tensor, c: Tensor) -> Tensor:
+    """e^{−c} φ₂(t) for c ≥ 0, finite where eᵗ is not but e^{t−c} is."""
+    small = t.abs() < _RADIUS
+    plain = torch.where(small, 1.0, t)
+    series = _series(t.clamp(-_RADIUS, _RADIUS), 2) * (-c).exp()
+    return torch.where(small, series, (((plain - c).exp() - (-c).exp()) / plain - (-c).exp()) / plain)
+
+
+def expm1_ratio_slope(t: Tensor) -> Tensor:
+    """φ₁′(t) = φ₁ − φ₂ = (eᵗ − φ₁)/t, and 1/2 at 0."""
+    small = t.abs() < _RADIUS
+    plain = torch.where(small, 1.0, t)
+    near = t.clamp(-_RADIUS, _RADIUS)
+    return torch.where(small, _series(near, 1) - _series(near, 2), (plain.exp() - torch.expm1(plain) / plain) / plain)

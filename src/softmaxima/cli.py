@@ -192,8 +192,9 @@ def lse(
     file: Annotated[
         Path,
         Parameter(
-            help="NPY, NPZ, Parquet, Arrow or Feather, HDF5, Zarr, numbers in a .txt, raw memory with --dtype, or - for standard "
-            "input: NPY, raw memory, or numbers as text.",
+            help="NPY, NPZ, Parquet, Arrow (files and streams), Feather, HDF5, Zarr, CSV, numbers in a .txt, raw memory with "
+            "--dtype, or - for standard input: NPY, raw memory, or text. NPY, CSV, text, Arrow streams and raw memory may "
+            "be compressed: .npy.gz, .csv.zst.",
             allow_leading_hyphen=True,
         ),
     ],
@@ -206,6 +207,8 @@ def lse(
         str | None, Parameter(help="Of raw memory: float32, bfloat16, int8 and so on, in this machine's order.")
     ] = None,
     temperature: Annotated[float, Parameter(help="Divides every score.")] = 1.0,
+    scale: Annotated[float | None, Parameter(help="Of int8 and uint8: the scores are scale · (q − zero point).")] = None,
+    zero_point: Annotated[float | None, Parameter(help="Of int8 and uint8: the q whose score is 0; 0 by default.")] = None,
     effective_size: Annotated[bool, Parameter(help="Also 1/Σp², which takes several times as long.", negative=())] = False,
     bounds: Annotated[
         bool, Parameter(help="Also the interval that each bound gives, which takes several times as long.", negative=())
@@ -232,13 +235,18 @@ def lse(
         fail(f"Unknown option: {file}; see softmaxima lse --help")
     if not 0 < temperature < float("inf"):
         fail(f"--temperature must be a positive finite number, got {temperature}")
+    if scale is not None and not 0 < scale < float("inf"):
+        fail(f"--scale must be a positive finite number, got {scale}")
+    if zero_point is not None and not abs(zero_point) < float("inf"):
+        fail(f"--zero-point must be a finite number, got {zero_point}")
     if estimate is None:
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:
                 fail(f"{option} is about an estimate; add --estimate NATS, such as --estimate 0.01, or leave it out")
-        facts = sum_file(file, column, dtype, temperature, effective_size, bounds, checkpoint)
+        facts = sum_file(file, column, dtype, temperature, scale, zero_point or 0.0, effective_size, bounds, checkpoint)
     else:
-        for option, value in (("--effective-size", effective_size), ("--bounds", bounds), ("--checkpoint", checkpoint)):
+        whole = {"--effective-size": effective_size, "--bounds": bounds, "--checkpoint": checkpoint}
+        for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
             if value:
                 fail(f"{option} needs all scores; leave out --estimate, or {option}")
         facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
@@ -250,6 +258,8 @@ def sum_file(
     column: str | None,
     dtype: str | None,
     temperature: float,
+    scale: float | None,
+    zero_point: float,
     effective_size: bool,
     bounds: bool,
     checkpoint: Path | None,
@@ -265,11 +275,11 @@ def sum_file(
 
         def summed(done: int, scores: Scores) -> None:
             nonlocal seen, task
+            read, total = scores.bytes_read(done)
             if task is None:
-                total = None if scores.count is None else scores.count * scores.itemsize
-                task = progress.add_task(escape(scores.name), total=total, itemsize=scores.itemsize)
+                task = progress.add_task(escape(scores.name), total=total, scores=0)
             seen = done
-            progress.update(task, completed=done * scores.itemsize)
+            progress.update(task, completed=read, scores=done)
 
         def summarise(block: Any) -> None:
             nonlocal summary
@@ -282,6 +292,8 @@ def sum_file(
                 column=column,
                 dtype=dtype,
                 temperature=temperature,
+                scale=scale,
+                zero_point=zero_point,
                 effective_size=effective_size,
                 checkpoint=checkpoint,
                 progress=summed,
@@ -366,7 +378,8 @@ def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
         return
     of = "" if facts["temperature"] == 1.0 else f" of x/{facts['temperature']}"
     read = f", {facts['evaluations']} of them read" if "evaluations" in facts else ""
-    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}")
+    nothing = "" if facts["scores"] else ", and the sum of nothing is −∞"
+    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{nothing}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
         meaning = CERTIFICATES[facts["certificate"]].format(confidence=100 * facts["confidence"])
@@ -425,9 +438,9 @@ class ScoresColumn(ProgressColumn):
 
     def render(self, task: ProgressTask) -> Text:
         """`1.2e+08 scores, 1.5e+09/s`."""
-        itemsize = task.fields["itemsize"]
-        rate = "" if task.speed is None else f", {task.speed / itemsize:.1e}/s"
-        return Text(f"{task.completed / itemsize:.1e} scores{rate}")
+        done = task.fields["scores"]
+        rate = "" if not task.speed or not task.completed else f", {task.speed * done / task.completed:.1e}/s"
+        return Text(f"{done:.1e} scores{rate}")
 
 
 def file_progress() -> Progress:

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, like_input, linearise
-from softmaxima.maps import Map, find_map
+from softmaxima._arguments import Array, as_scores, like_input
+from softmaxima._jacobian import narrowed
+from softmaxima._map import AnyMap, linearise
+from softmaxima.maps import find_map
 
 __all__ = ["hessian_vector_product", "jacobian"]
 
 
 def jacobian(
-    map: str | Map,
+    map: AnyMap,
     x: Array,
     dim: int = -1,
     *,
@@ -26,7 +28,7 @@ def jacobian(
     """The Jacobian of a map, `J = (diag(s) − q rᵀ)/τ`, one n×n matrix a row: `J[..., i, j] = ∂p_i/∂x_j`.
 
     Args:
-        map: a registered name ("sparsemax") or a `Map`.
+        map: a registered name ("sparsemax"), the function of a map (`sm.sparsemax`) or a `Map`.
         x, dim, temperature, where, **params: as for the map.
 
     Returns:
@@ -41,12 +43,12 @@ def jacobian(
            [-0.5,  0.5,  0. ],
            [ 0. ,  0. ,  0. ]])
     """
-    found = find_map(map)
-    scores = as_tensor(found.name, "scores", x)
+    found = find_map(map, "jacobian")
+    scores = as_scores(found.name, x)
     with torch.no_grad():
-        s, q, r, tau = linearise(found, scores, dim, temperature, where, params)
-        matrix = (torch.diag_embed(s) - q.unsqueeze(-1) * r.unsqueeze(-2)) / tau
-    return like_input(matrix.to(scores.dtype), x)
+        local, tau = linearise(found, scores, dim, temperature, where, params)
+        matrix = local.matrix(tau)
+    return like_input(narrowed(matrix, scores.dtype), x)
 
 
 def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array) -> Array:
@@ -67,7 +69,9 @@ def hessian_vector_product(loss: Callable[[Tensor], Tensor], x: Array, v: Array)
     tensor([ 0.2500, -0.2500])
     """
     name = "hessian_vector_product"
-    point, direction = as_tensor(name, "x", x), as_tensor(name, "v", v)
+    if not callable(loss):
+        raise TypeError(f"{name}: loss must be a function of a tensor, got {type(loss).__name__}")
+    point, direction = as_scores(name, x, "x"), as_scores(name, v, "v")
     if point.shape != direction.shape or point.dtype != direction.dtype:
         raise ValueError(
             f"{name}: x and v must have one shape and dtype, got {tuple(point.shape)} {point.dtype} and "

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import Map, Parameter, as_tensor, check_scores, like_input
+from softmaxima._arguments import as_scores, like_input
+from softmaxima._map import Map, Parameter
 from softmaxima._rows import row_maximum
 
 
@@ -107,5 +108,5 @@ BUDGET = Map(
 
 def capped(x: Any, dim: int, budget: float | Tensor) -> Any:
     """In float64 throughout: probabilities that round to 1 in a narrower dtype still have their gradient."""
-    scores = check_scores(BUDGET.name, as_tensor(BUDGET.name, "scores", x))
+    scores = as_scores(BUDGET.name, x)
     return like_input(BUDGET(scores.double(), dim, budget=budget).to(scores.dtype), x)

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import as_scores, like_input
 from softmaxima._envelope import envelope
-from softmaxima._map import Map, Parameter, as_tensor, check_scores, like_input, without_mask
+from softmaxima._map import Map, Parameter, without_mask
 from softmaxima._rows import divisor, row_maximum, total
 from softmaxima.losses._classification import prepare
 from softmaxima.losses.fenchel_young import class_params
@@ -134,7 +135,7 @@ NORMMAX = Map(
 
 def normmax(x: Any, dim: int, alpha: float | Tensor) -> Any:
     """Computed in float64 throughout, where u and its sum are both exact enough for every dtype."""
-    scores = check_scores(NORMMAX.name, as_tensor(NORMMAX.name, "scores", x))
+    scores = as_scores(NORMMAX.name, x)
     u = NORMMAX(scores.double(), dim, alpha=alpha)
     return like_input((u / divisor(u.sum(dim, keepdim=True))).to(scores.dtype), x)
 

@@ -40,7 +40,6 @@ tensor([[0.8307, 0.1693]])
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Callable
 from numbers import Real
@@ -51,10 +50,12 @@ from torch import Tensor, nn
 
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
-from softmaxima._map import as_tensor, check_scores, is_traced
-from softmaxima.compat._budget import capped
+from softmaxima._arguments import as_scores, check_axis, check_choice, check_int
+from softmaxima._map import Map
+from softmaxima._tracing import is_traced
+from softmaxima.compat._budget import BUDGET, capped
 from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
-from softmaxima.compat._normmax import normmax, normmax_loss
+from softmaxima.compat._normmax import NORMMAX, normmax, normmax_loss
 
 __all__ = [
     "BudgetBisect",
@@ -91,14 +92,8 @@ activations = root_finding = losses = sys.modules[__name__]
 
 
 def _check_count(name: str, what: str, count: Any) -> None:
-    if count is None:
-        return
-    try:
-        number = operator.index(count)
-    except TypeError:
-        raise TypeError(f"{name}: {what} must be an int or None, got {type(count).__name__}") from None
-    if number < 1:
-        raise ValueError(f"{name}: {what} must be at least 1, got {number}; it is not needed, leave it out")
+    if count is not None:
+        check_int(name, what, count, lambda count: count >= 1, "an int of at least 1, or None")
 
 
 def _may_be_below_one(alpha: Any) -> bool:
@@ -214,7 +209,7 @@ def _sparsemax_threshold_and_support(X: Tensor, dim: int = -1, k: int | None = N
     (tensor([1.2500]), tensor([2]))
     """
     _check_count("sparsemax", "k", k)
-    scores = check_scores("sparsemax", as_tensor("sparsemax", "scores", X))
+    scores = as_scores("sparsemax", X)
     return _threshold(scores, _maps.sparsemax(scores.double(), dim), dim, power=1.0)
 
 
@@ -227,7 +222,7 @@ def _entmax_threshold_and_support(X: Tensor, dim: int = -1, k: int | None = None
     (tensor([-1.]), tensor([1]))
     """
     _check_count("entmax15", "k", k)
-    scores = check_scores("entmax15", as_tensor("entmax15", "scores", X))
+    scores = as_scores("entmax15", X)
     return _threshold(scores, _maps.entmax15(2 * scores.double(), dim), dim, power=0.5)
 
 
@@ -339,9 +334,17 @@ class _Module(nn.Module):
     """Holds arguments. An `nn.Parameter` learns; a tensor moves with the module, and stays out of its state_dict as in 1.3."""
 
     function: Callable[..., Tensor]
+    map: Map | None = None  # whose parameter is among the arguments
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
+        name = type(self).__name__
+        for what in ("k", "n_iter"):
+            _check_count(name, what, arguments.get(what))
+        if "dim" in arguments:
+            arguments["dim"] = check_axis(name, arguments["dim"])
+        for parameter in () if self.map is None else self.map.params:
+            arguments[parameter.name] = parameter.check(name, arguments[parameter.name])
         self._argument_names = tuple(arguments)
         for name, value in arguments.items():
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -408,6 +411,7 @@ class EntmaxBisect(_MapModule):
     """
 
     function = entmax_bisect
+    map = POSITIVE_ENTMAX
 
     def __init__(self, alpha: float | Tensor = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__(alpha=alpha, dim=dim, n_iter=n_iter)
@@ -421,6 +425,7 @@ class NormmaxBisect(_MapModule):
     """
 
     function = normmax_bisect
+    map = NORMMAX
 
     def __init__(self, alpha: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__(alpha=alpha, dim=dim, n_iter=n_iter)
@@ -434,6 +439,7 @@ class BudgetBisect(_MapModule):
     """
 
     function = budget_bisect
+    map = BUDGET
 
     def __init__(self, budget: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__(budget=budget, dim=dim, n_iter=n_iter)
@@ -449,12 +455,10 @@ class _LossModule(_Module):
     reduction: str
 
     def __init__(self, ignore_index: int, reduction: str, **arguments: Any) -> None:
-        if reduction not in _REDUCTIONS:
-            known = ", ".join(_REDUCTIONS)
-            raise ValueError(f"{type(self).__name__}: reduction must be one of {known}, got {reduction!r}")
         super().__init__(**arguments)
-        self.ignore_index = operator.index(ignore_index)
-        self.reduction = reduction
+        name = type(self).__name__
+        self.reduction = check_choice(name, "reduction", reduction, tuple(_REDUCTIONS))
+        self.ignore_index = check_int(name, "ignore_index", ignore_index)
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
         """The N losses, no label ignored."""
@@ -516,6 +520,7 @@ class EntmaxBisectLoss(_LossModule):
     """
 
     function = _entmax_bisect_loss
+    map = POSITIVE_ENTMAX
 
     def __init__(
         self,
@@ -535,6 +540,7 @@ class NormmaxBisectLoss(_LossModule):
     """
 
     function = _normmax_bisect_loss
+    map = NORMMAX
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from softmaxima._jacobian import jacobian_of
 from softmaxima.experiments.subjects import OPTIONS, Direction, Problem, Subject, of_target
 from softmaxima.experiments.sums import Sum
 from softmaxima.lse.bounds import Interval
@@ -133,12 +134,11 @@ def expect(subject: Subject, given: Problem) -> Expected | None:
     map: Map = subject.entry  # type: ignore[assignment]
     params = map.complete(subject.options)
     p = map.reference(z, **params)
-    s, q, *rest = map.sensitivity(p, z if map.uses_scores else None, **params)
-    r = rest[0] if rest else s
-    pulled = (q * g).sum(-1, keepdim=True)
+    local = jacobian_of(map.sensitivity(p, z if map.uses_scores else None, **params))
+    pulled = (local.q * g).sum(-1, keepdim=True)
     # The two terms of the gradient may cancel, so what they are before that is the size of its error.
     size = p.abs().clamp_min(1.0) if map.properties.logarithmic else _largest(p)
-    return Expected(pick, p, size, s * g - r * pulled, _largest(s * g) + _largest(r * pulled))
+    return Expected(pick, p, size, local.pull(g), _largest(local.s * g) + _largest(local.r * pulled))
 
 
 def _expect_sum(entry: Sum, given: Problem, pick: Callable, z: Tensor, g: Tensor) -> Expected:

@@ -24,11 +24,11 @@ def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
         # A finite score of weight 0 keeps its part in the gradient by the weights.
         nil = nil | (left_out & ~z.isfinite())
         origin = z.gather(-1, z.real.masked_fill(left_out, -math.inf).argmax(-1, keepdim=True))
-        origin = torch.where(origin.isfinite(), origin, 0)
+        origin = torch.where(origin.isfinite(), origin, 0).detach()  # a tracer does not see `no_grad`
         nothing = left_out.all(-1, keepdim=True)
     factors = (z.masked_fill(nil, 0.0) - origin).exp().masked_fill(nil, 0.0)
     terms = factors if weights is None else factors * weights.to(z.dtype)
-    total = terms.sum(-1, keepdim=True).masked_fill(nothing, 1.0)
+    total = terms.sum(-1, keepdim=True)
     with torch.no_grad():
         at_origin = (z == origin) & ~left_out
         m = terms.masked_fill(~at_origin, 0.0).sum(-1, keepdim=True)
@@ -39,7 +39,8 @@ def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
         plain = plain.masked_fill(left_out, 0.0).sum(-1, keepdim=True)
         value = torch.where(value.isfinite(), value, _log(plain))
         value = value.masked_fill(nothing, -math.inf)
-        phase = torch.polar(torch.ones_like(value.real), value.imag).masked_fill(value.real == -math.inf, 0.0)
+        phase = torch.polar(torch.ones_like(value.real), value.imag.detach()).masked_fill(value.real == -math.inf, 0.0)
+    total = total.masked_fill((total == 0) & ~value.isnan(), 1.0)  # whose logarithm has the gradient 0
     return with_gradient_of(total.log(), value).squeeze(-1), phase.squeeze(-1)
 
 

@@ -3,7 +3,8 @@ r"""Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), for weights b of 
     S = 2^k e^M (m + r),  M the score of the largest |b_i exp(z_i)|,  m what the scores equal to M contribute,  r the others
     ∂log|S|/∂z_i = b_i exp(z_i)/S          ∂log|S|/∂b_i = exp(z_i)/S, also where b_i = 0
 
-A weight of 0 removes its score, whatever that is; several +∞ share the gradient by their weights, and cancel to NaN.
+A weight of 0 removes its score, whatever that is; several +∞ share the gradient by their weights, and cancel to NaN. Where S is
+exactly 0, of terms that cancel as of none, log|S| is −∞, its sign 0, and its gradient zero.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from softmaxima import _kernels
-from softmaxima._envelope import envelope
+from softmaxima._envelope import with_slope
 from softmaxima._fused import is_fusible
-from softmaxima._map import is_native, may_differentiate, tempered
-from softmaxima.maps.softmax import SOFTMAX
+from softmaxima._map import is_native
+from softmaxima._tracing import may_differentiate
+from softmaxima.lse._scores import anchored
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite
 UNDECIDED = 2.0  # the sign that the native kernel gives rows with +∞, NaN, or weights of unusual size
@@ -32,7 +34,9 @@ def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: T
         value, sign = _kernels.weighted(x, weights, tau, where)
         if not bool((sign == UNDECIDED).any()):
             return value, sign
-    return _composed(tempered(x.to(torch.float64), tau, where), weights.to(torch.float64))
+    top, z = anchored(x, tau, where, used=weights != 0)
+    value, sign = _composed(z, weights.to(torch.float64))
+    return value + top.squeeze(-1), sign
 
 
 def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +56,7 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     # In this order no product overflows: where exp is large, its weight is small.
     half = (with_gradient_of(z, relative) / 2).exp()
     terms = weights * half * scale * half * scale
-    total = terms.sum(-1, keepdim=True).masked_fill(nothing, 1.0)
+    total = terms.sum(-1, keepdim=True)
     with torch.no_grad():
         at_origin = used & (relative == 0)
         m = terms.masked_fill(~at_origin, 0.0).sum(-1, keepdim=True)
@@ -63,9 +67,10 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)
         value = torch.where(overflows & ~value.isnan(), math.inf, value).masked_fill(opposed, math.nan)
         sign = (m + r).sign().masked_fill(value.isnan(), math.nan)
+    total = total.masked_fill((total == 0) & ~value.isnan(), 1.0)  # whose logarithm has the gradient 0
     return with_gradient_of(total.abs().log(), value).squeeze(-1), sign.squeeze(-1)
 
 
 def with_gradient_of(y: Tensor, value: Tensor) -> Tensor:
     """`value`, with the derivatives of y: where y is rounded more than the value, or is infinite."""
-    return envelope(SOFTMAX, value.unsqueeze(-1), y.unsqueeze(-1), torch.ones_like(y).unsqueeze(-1), {}).squeeze(-1)
+    return with_slope(value.detach().unsqueeze(-1), y.unsqueeze(-1), torch.ones_like(y).unsqueeze(-1)).squeeze(-1)

@@ -100,12 +100,16 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError):
             raise FileError(f"--checkpoint: {path} is no checkpoint of this command; give another path, or remove it") from None
 
-    def check(self, path: Path, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
+    def check(self, place: Path, path: Path, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
         """Raise FileError unless this is a checkpoint of that file, as it is now, with those options."""
         where = f"the {int(self.state.n)} scores summed so far are in the checkpoint"
         if (happened := self.fingerprint.difference(fingerprint)) is not None:
+            if Path(self.file) != path.absolute():
+                other = f"{place} is of another file, {self.file}, and not of {path}"
+                raise FileError(f"--checkpoint: {other}; {where}: give another path, or remove it")
             raise FileError(f"{path} {happened} since the checkpoint of {self.file}; {where}: bring that file back, or remove it")
-        for name, value in options.items():
+        for name in {**self.options, **options}:
+            value = options.get(name)
             if self.options.get(name) != value:
                 had = self.options.get(name)
                 raise FileError(f"--checkpoint was made with {name} {had}, got {value}; {where}: ask for the same, or remove it")

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from softmaxima import _kernels
+from softmaxima._arguments import Array, as_tensor, check_dim, like_input
 from softmaxima._fused import Native, fused, is_fusible
-from softmaxima._map import Array, as_tensor, check_dim, is_native, like_input, tempered
+from softmaxima._map import is_native, without_mask
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
@@ -64,37 +65,40 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
 
 def _native(tau: float | Tensor, where: Tensor | None) -> Native:
     def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, wide = _kernels.logcumsumexp(x, tau, where, wide=gradient)
-        pull = lambda g, x, wide: _kernels.logcumsumexp_backward(x, wide, g, tau, where)
-        return value, pull, () if wide is None else (wide,)
+        value, states = _kernels.logcumsumexp(x, tau, where, wide=gradient)
+        pull = lambda g, x, states: _kernels.logcumsumexp_backward(x, states, g, tau, where)
+        return value, pull, () if states is None else (states,)
 
     return native
 
 
 def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """[..., n] → [..., n] in x's dtype."""
-    z = tempered(x.to(torch.float64), tau, where)
-    maximum = z.detach()
+    x_wide = x.to(torch.float64)
+    x_wide = x_wide if where is None else x_wide.masked_fill(~where, -math.inf)
+    tau = tau.to(torch.float64) if isinstance(tau, Tensor) else tau
+    maximum = x_wide.detach()
     nothing = maximum == -math.inf
-    # 1, with the derivative of exp(z − M).
-    mass = with_gradient_of(z, torch.zeros_like(maximum)).exp().masked_fill(nothing, 0.0)
+    # 1, with the derivative of exp((x − M)/τ).
+    mass = (with_gradient_of(x_wide, torch.zeros_like(maximum)) / tau).exp().masked_fill(nothing, 0.0)
     if x.shape[-1] > 0:
-        maximum, m, r = _scan((maximum, mass, torch.zeros_like(mass)))
+        maximum, m, r = _scan((maximum, mass, torch.zeros_like(mass)), tau)
     else:
         m, r = mass, mass
     nothing = maximum == -math.inf
     m = m.masked_fill(nothing, 1.0)
-    return (maximum + (m.log() + torch.log1p(r / m)).masked_fill(nothing, 0.0)).to(x.dtype)
+    value = without_mask(maximum) / tau + (m.log() + torch.log1p(r / m))
+    return value.masked_fill(nothing, -math.inf).to(x.dtype)
 
 
-def _scan(states: State) -> State:
+def _scan(states: State, tau: float | Tensor) -> State:
     """The merged state of every prefix."""
     n = states[0].shape[-1]
     if n == 1:
         return states
-    at_odd = _scan(_merge(_every(states, slice(0, n - n % 2, 2)), _every(states, slice(1, n, 2))))
+    at_odd = _scan(_merge(_every(states, slice(0, n - n % 2, 2)), _every(states, slice(1, n, 2)), tau), tau)
     # The prefix at an even place 2k > 0 is that at 2k − 1 and one score.
-    merged = _merge(_every(at_odd, slice(0, (n - 1) // 2)), _every(states, slice(2, n, 2)))
+    merged = _merge(_every(at_odd, slice(0, (n - 1) // 2)), _every(states, slice(2, n, 2)), tau)
     first = _every(states, slice(0, 1))
     maximum, mass, rest = (
         _interleave(torch.cat((start, later), -1), odd) for start, later, odd in zip(first, merged, at_odd, strict=True)
@@ -112,12 +116,13 @@ def _interleave(even: Tensor, odd: Tensor) -> Tensor:
     return torch.cat((pairs, even[..., odd.shape[-1] :]), -1)
 
 
-def _merge(a: State, b: State) -> State:
+def _merge(a: State, b: State, tau: float | Tensor) -> State:
     maximum = torch.maximum(a[0], b[0])
     mass, rest = torch.zeros_like(a[1]), torch.zeros_like(a[1])
     for own, m, r in (a, b):
         largest = own == maximum
-        factor = torch.where(largest, 0.0, own - maximum).exp()
+        gap = torch.where(largest, 0.0, own - maximum)
+        factor = (without_mask(gap) / tau).exp().masked_fill(gap == -math.inf, 0.0)
         mass = mass + torch.where(largest, m, 0.0)
         rest = rest + torch.where(largest, r, (m + r) * factor)
     return maximum, mass, rest

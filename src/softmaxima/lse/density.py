@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import batch_first, forward_mode, may_differentiate, primal, transforming
+from softmaxima._differentiable import differentiable
+from softmaxima._map import batch_first, forward_mode, primal
+from softmaxima._tracing import is_recorded, may_differentiate, transforming
 from softmaxima.lse.logsumexp import logsumexp, shared_softmax
 
 
@@ -27,12 +29,12 @@ def log_trace_exp(X: Tensor) -> Tensor:
     finite, side, undefined = uncouple(X.detach())
     ends = side.sort(-1).values  # which eigenvalues are −∞, finite, +∞
     infinities = (ends * math.inf).nan_to_num(0.0, math.inf, -math.inf).masked_fill(undefined.unsqueeze(-1), math.nan)
-    if not (transforming() or may_differentiate((X,))):
+    if not (transforming() or is_recorded(X) or may_differentiate((X,))):
         return logsumexp(torch.linalg.eigvalsh(finite) + infinities)
     eigenvalues, vectors = torch.linalg.eigh(finite)
     eigenvalues = eigenvalues + infinities
     vectors = vectors.masked_fill(side.unsqueeze(-1) != ends.unsqueeze(-2), 0.0)  # exactly, not to rounding
-    return _LogTraceExp.apply(X, logsumexp(eigenvalues), eigenvalues, vectors)  # type: ignore[return-value]
+    return _value(X, logsumexp(eigenvalues), eigenvalues, vectors)
 
 
 def uncouple(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,6 +64,10 @@ class _LogTraceExp(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
+    def fake(X: Tensor, value: Tensor, eigenvalues: Tensor, vectors: Tensor) -> Tensor:
+        return value.new_empty(value.shape)
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         X, _, eigenvalues, vectors = inputs
         ctx.save_for_backward(X, eigenvalues, vectors)
@@ -70,17 +76,17 @@ class _LogTraceExp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,) = grad_outputs
-        return g[..., None, None] * _Density.apply(*ctx.saved_tensors), None, None, None
+        return g[..., None, None] * _density(*ctx.saved_tensors), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         with forward_mode():
-            density: Tensor = _Density.apply(*(primal(t) for t in ctx.saved_tensors))  # type: ignore[assignment]
+            density: Tensor = _density(*(primal(t) for t in ctx.saved_tensors))
             return _inner(density, tangents[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _LogTraceExp.apply(*_batched(info, in_dims, args)), 0  # type: ignore[return-value]
+        return _value(*_batched(info, in_dims, args)), 0
 
 
 class _Density(torch.autograd.Function):
@@ -88,7 +94,11 @@ class _Density(torch.autograd.Function):
 
     @staticmethod
     def forward(X: Tensor, eigenvalues: Tensor, vectors: Tensor) -> Tensor:
-        return _density(eigenvalues, vectors)
+        return _mixture(eigenvalues, vectors)
+
+    @staticmethod
+    def fake(X: Tensor, eigenvalues: Tensor, vectors: Tensor) -> Tensor:
+        return X.new_empty(X.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -97,16 +107,16 @@ class _Density(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return _DensityDerivative.apply(*grad_outputs, *ctx.saved_tensors), None, None
+        return _density_derivative(*grad_outputs, *ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         with forward_mode():
-            return _DensityDerivative.apply(tangents[0], *(primal(t) for t in ctx.saved_tensors))  # type: ignore[return-value]
+            return _density_derivative(tangents[0], *(primal(t) for t in ctx.saved_tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _Density.apply(*_batched(info, in_dims, args)), 0  # type: ignore[return-value]
+        return _density(*_batched(info, in_dims, args)), 0
 
 
 class _DensityDerivative(torch.autograd.Function):
@@ -119,9 +129,13 @@ class _DensityDerivative(torch.autograd.Function):
         t = torch.where(row == column, 0.0, (row - column).abs())  # also between equal infinities
         mean = torch.where(t == 0, 1.0, -torch.expm1(-t) / t)  # (1 − e^{−t})/t
         phi = torch.maximum(p.unsqueeze(-1), p.unsqueeze(-2)) * mean
-        density = _density(eigenvalues, vectors)
+        density = _mixture(eigenvalues, vectors)
         trace = (density.conj() * T).sum((-2, -1))[..., None, None]
         return _rotate(vectors, phi * (vectors.mH @ T @ vectors)) - density * trace
+
+    @staticmethod
+    def fake(T: Tensor, X: Tensor, eigenvalues: Tensor, vectors: Tensor) -> Tensor:
+        return X.new_empty(X.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -133,25 +147,25 @@ class _DensityDerivative(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         if ctx.needs_input_grad[1]:
             raise NotImplementedError("matrix_logsumexp: third derivatives are not implemented; two are")
-        return _DensityDerivative.apply(*grad_outputs, *ctx.saved_tensors), None, None, None
+        return _density_derivative(*grad_outputs, *ctx.saved_tensors), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if tangents[1] is not None:
             raise NotImplementedError("matrix_logsumexp: third derivatives are not implemented; two are")
         with forward_mode():
-            return _DensityDerivative.apply(tangents[0], *(primal(t) for t in ctx.saved_tensors))  # type: ignore[return-value]
+            return _density_derivative(tangents[0], *(primal(t) for t in ctx.saved_tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _DensityDerivative.apply(*_batched(info, in_dims, args)), 0  # type: ignore[return-value]
+        return _density_derivative(*_batched(info, in_dims, args)), 0
 
 
 def _batched(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Tensor]:
     return [t.expand(info.batch_size, *t.shape[1:]) for t in batch_first(in_dims, args)]
 
 
-def _density(eigenvalues: Tensor, vectors: Tensor) -> Tensor:
+def _mixture(eigenvalues: Tensor, vectors: Tensor) -> Tensor:
     p = shared_softmax(eigenvalues)
     return (vectors * p.unsqueeze(-2)) @ vectors.mH
 
@@ -160,3 +174,8 @@ def _inner(density: Tensor, tangent: Tensor) -> Tensor:
     """Re tr(ρᴴT)."""
     product = (density.conj() * tangent).sum((-2, -1))
     return product.real if product.is_complex() else product
+
+
+_value = differentiable("log_trace_exp", _LogTraceExp)
+_density = differentiable("density", _Density)
+_density_derivative = differentiable("density_derivative", _DensityDerivative)

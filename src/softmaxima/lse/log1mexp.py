@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from softmaxima._map import COMPUTE_DTYPE, Array, as_tensor, check_scores, like_input
+from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, like_input
 
 
 def log1mexp(x: Array) -> Array:
@@ -30,7 +30,7 @@ def log1mexp(x: Array) -> Array:
     >>> sm.log1mexp(np.array([-1e-20, -np.log(2.0), -40.0, 0.0]))
     array([-4.60517019e+01, -6.93147181e-01, -4.24835426e-18,           -inf])
     """
-    scores = check_scores("log1mexp", as_tensor("log1mexp", "x", x))
+    scores = as_scores("log1mexp", x, "x")
     wide = scores.to(COMPUTE_DTYPE[scores.dtype])
     near = wide > -math.log(2)
     # Each form sees only what it is for, so that the derivative of the other is no NaN.

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from softmaxima._arguments import Array, like_input
 from softmaxima._envelope import envelope
 from softmaxima._fused import is_fusible
-from softmaxima._map import Array, is_native, kernels, like_input, may_differentiate, tempered
+from softmaxima._map import is_native, kernels
 from softmaxima._rows import row_maximum
+from softmaxima._tracing import may_differentiate
+from softmaxima.lse._scores import anchored
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
 
@@ -65,7 +68,8 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
         return x.sum(-1) - math.inf
     if x.dtype == torch.float64 or is_compiling() or not (is_native(x) and is_fusible(x, tau, where)):
         return _careful(x, tau, where)
-    _, log_sum = kernels(x).logsumexp(x.detach(), tau, where, wide=True)
+    maximum, above = kernels(x).logsumexp(x.detach(), tau, where, wide=True)[1]
+    log_sum = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau) + above
     count = torch.tensor(x.shape[-1]).double() if where is None else where.expand(x.shape).sum(-1).double()
     value = (log_sum - count.log()).masked_fill(count == 0, -math.inf)
     cancelled = value.abs() < CANCELLED * log_sum.abs()
@@ -78,7 +82,7 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
 
 def _careful(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """The same with all digits of a result near 0, by torch's operations."""
-    z = tempered(x.to(torch.float64), tau, where)
+    top, z = anchored(x, tau, where)
     with torch.no_grad():
         maximum = row_maximum(z)
         allowed = torch.ones_like(z, dtype=torch.bool) if where is None else where
@@ -88,4 +92,4 @@ def _careful(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
         mean = relative.exp().sum(-1, keepdim=True) / count
         value = maximum + torch.where(excess > -0.5, torch.log1p(excess), mean.log())
         value = value.masked_fill(maximum == math.inf, math.inf).masked_fill(count == 0, -math.inf)
-    return envelope(GRADIENT, value, z, None, {}).to(x.dtype).squeeze(-1)
+    return (top + envelope(GRADIENT, value, z, None, {})).to(x.dtype).squeeze(-1)

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from softmaxima._fused import fused, is_fusible
-from softmaxima._map import Array, as_tensor, check_scores, is_native, like_input
-from softmaxima.lse.logsumexp import row_logsumexp, shared_softmax
-
-PIECE = 2**16  # pairs that are in cache at a time
+from softmaxima import _kernels
+from softmaxima._arguments import Array, as_scores, like_input
+from softmaxima._fused import is_fusible
+from softmaxima._map import is_native, is_plain
+from softmaxima._tracing import is_eager, may_differentiate
+from softmaxima.lse.logsumexp import row_logsumexp
 
 
 def logaddexp(x: Array, y: Array) -> Array:
@@ -27,34 +29,57 @@ def logaddexp(x: Array, y: Array) -> Array:
     Raises:
         TypeError for another dtype or for an array with a tensor, ValueError for shapes that do not broadcast.
 
-    The gradient is softmax(x, y): zero where both are −∞, a half each where both are +∞. Cost: x and y are read twice and written
-    once, side by side.
+    The gradient is softmax(x, y): zero where both are −∞, a half each where both are +∞. Cost: x and y
+    are read once, and once more for the gradient.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.logaddexp(np.array([0.0, 1000.0, -np.inf]), np.array([-40.0, 1000.0, -np.inf]))
     array([4.24835426e-18, 1.00069315e+03,           -inf])
     """
+    if is_plain(x, -1, 1.0, None) and is_plain(y, -1, 1.0, None) and x.shape == y.shape and x.dtype == y.dtype:
+        return _of_pairs(x, y)  # type: ignore[arg-type,return-value]
     name = "logaddexp"
     if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
-    first, second = (check_scores(name, as_tensor(name, what, v)) for what, v in (("x", x), ("y", y)))
+    first, second = (as_scores(name, v, what) for what, v in (("x", x), ("y", y)))
     try:
         pair = torch.broadcast_tensors(first, second)
     except RuntimeError:
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
         raise ValueError(f"{name}: x and y must broadcast against each other, got shapes {shapes}") from None
     dtype = torch.promote_types(first.dtype, second.dtype)
-    pairs = torch.stack([v.to(dtype) for v in pair], -1)
-    if dtype == torch.float64 or not (is_native(pairs) and is_fusible(pairs)):
-        return like_input(row_logsumexp(pairs, 1.0, None), x)
-    return like_input(fused(_in_double, lambda pairs: row_logsumexp(pairs, 1.0, None), pairs), x)
+    pair = tuple(v.to(dtype) for v in pair)
+    if is_compiling() or not all(is_native(v) and is_fusible(v) for v in pair):
+        return like_input(_composed(*pair), x)
+    return like_input(_of_pairs(*pair), x)
 
 
-def _in_double(pairs: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-    """The formula as it stands, whose cancellation near 0 double hides from narrower results."""
-    value = pairs.new_empty(pairs.shape[:-1])
-    for part, sums in zip(pairs.view(-1, 2).split(PIECE), value.view(-1).split(PIECE), strict=True):
-        x, y = part.double().unbind(-1)
-        apart = torch.where(x == y, 0.0, (x - y).abs())  # also of equal infinities
-        sums.copy_(torch.maximum(x, y) + apart.neg().exp().log1p())
-    return value, lambda g, pairs: (g.unsqueeze(-1) * shared_softmax(pairs.double())).to(pairs.dtype), ()
+def _of_pairs(x: Tensor, y: Tensor) -> Tensor:
+    """By the kernel, for tensors of one shape and dtype."""
+    return _apply(x, y) if may_differentiate((x, y)) else _kernels.logaddexp(x.contiguous(), y.contiguous())
+
+
+def _composed(x: Tensor, y: Tensor) -> Tensor:
+    """The same of operations that have every derivative."""
+    return row_logsumexp(torch.stack((x, y), -1), 1.0, None)
+
+
+class _LogAddExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return _kernels.logaddexp(x.contiguous(), y.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (g,) = grad_outputs
+        x, y = ctx.saved_tensors
+        if is_eager(g) and not torch.is_grad_enabled():
+            return _kernels.logaddexp_backward(x.contiguous(), y.contiguous(), g.contiguous())
+        with torch.enable_grad():
+            # Views, so that the derivative is by what is given here, and goes on to x and y.
+            pair = [v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in (x, y)]
+            return torch.autograd.grad(_composed(*pair), pair, g, create_graph=True)
+
+
+_apply: Any = super(torch.autograd.Function, _LogAddExp).apply  # type: ignore[misc]  # as in _map.py

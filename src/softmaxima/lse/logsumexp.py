@@ -11,29 +11,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from softmaxima import _kernels
-from softmaxima._envelope import envelope
-from softmaxima._fused import Composite, Native, fused, is_fusible
-from softmaxima._map import (
+from softmaxima._arguments import (
     Array,
     as_floating,
     as_tensor,
+    check_choice,
     check_dim,
     check_positive,
     check_scores,
     check_temperature,
     check_where,
-    is_plain,
-    kernels,
     like_input,
-    tempered,
 )
+from softmaxima._envelope import envelope
+from softmaxima._fused import Composite, Native, fused, is_fusible
+from softmaxima._map import is_plain, kernels
 from softmaxima._rows import normalise_exp, shifted_logsumexp
 from softmaxima.lse._compensated import compensated_logsumexp
 from softmaxima.lse._complex import complex_logsumexp
+from softmaxima.lse._scores import anchored
 from softmaxima.lse._weighted import weighted_logsumexp, with_gradient_of
 from softmaxima.maps.softmax import SOFTMAX
 
@@ -98,10 +99,10 @@ def logsumexp(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    The gradient by x, b_i exp(x_i/τ)/(τS), is zero where nothing is summed and shared where several scores are +∞; that by b_i is
-    exp(x_i/τ)/S. Cost: two reads of x; as many again for the gradient. Complex sums, and weighted ones that a gradient is asked
-    of, are made of torch's operations. Compensated sums take hundreds of passes over blocks that stay in cache, and, on rows whose
-    result 106 bits cannot tell, decimal arithmetic of some 10 µs a score.
+    The gradient by x, b_i exp(x_i/τ)/(τS), and that by b_i, exp(x_i/τ)/S, are zero where S is 0, of nothing or of terms that
+    cancel; several scores of +∞ share the first. Cost: two reads of x; as many again for the gradient. Complex sums, and weighted
+    ones that a gradient is asked of, are made of torch's operations. Compensated sums take hundreds of passes over blocks that stay
+    in cache, and, on rows whose result 106 bits cannot tell, decimal arithmetic of some 10 µs a score.
     Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038; the meaning of weights and signs is `scipy.special.logsumexp`'s.
 
     >>> import torch, softmaxima as sm
@@ -116,8 +117,7 @@ def logsumexp(
         else:
             value, _ = _kernels.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value
-    if precision not in get_args(Precision):
-        raise ValueError(f"logsumexp: precision must be 'native' or 'compensated', got {precision!r}")
+    check_choice("logsumexp", "precision", precision, get_args(Precision))
     rows, tau, mask, factors, shape = prepare("logsumexp", x, dim, keepdim, where, temperature, weights)
     if precision == "compensated":
         check_real("logsumexp", rows, "precision='native' takes complex scores")
@@ -183,7 +183,7 @@ def _merge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def _per_row(name: str, temperature: Any, x: Tensor, dims: tuple[int, ...]) -> Any:
     """A temperature tensor of x's rank with the axes `dims` merged; anything else as it came."""
-    if isinstance(temperature, (int, float)):
+    if not isinstance(temperature, (Tensor, np.ndarray)):
         return temperature
     tau = as_tensor(name, "temperature", temperature)
     if tau.ndim > x.ndim:
@@ -205,7 +205,7 @@ def row_signed_logsumexp(
     """(log|S|, sign) of each row [..., n] → [...] in x's dtype; of complex rows (log S, S/|S|)."""
     if x.shape[-1] == 0:
         nothing = x.sum(-1)
-        return nothing - math.inf, nothing.detach()
+        return nothing.masked_fill(nothing == 0, -math.inf), nothing.detach()
     if x.is_complex():
         z = torch.complex(x.real / tau, x.imag / tau)  # a complex division makes NaN of infinities
         return complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
@@ -225,13 +225,13 @@ def row_signed_logsumexp(
 
 def _evaluations(tau: float | Tensor, where: Tensor | None) -> tuple[Native, Composite]:
     def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, wide = kernels(x).logsumexp(x, tau, where, wide=gradient)
-        return value, lambda g, x, wide: kernels(x).logsumexp_backward(x, wide, g, tau, where), (wide,)
+        value, states = kernels(x).logsumexp(x, tau, where, wide=gradient)
+        return value, lambda g, x, states: kernels(x).logsumexp_backward(x, states, g, tau, where), (states,)
 
     def composite(x: Tensor) -> Tensor:
-        z = tempered(x, tau, where)
-        maximum, log_sum = shifted_logsumexp(z.detach())
-        return envelope(GRADIENT, maximum + log_sum, z, None, {}).to(x.dtype).squeeze(-1)
+        top, z = anchored(x, tau, where)
+        maximum, log_sum = shifted_logsumexp(z.detach())  # the maximum is 0 or +∞ here
+        return (top + envelope(GRADIENT, maximum + log_sum, z, None, {})).to(x.dtype).squeeze(-1)
 
     return native, composite
 

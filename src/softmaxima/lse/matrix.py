@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, check_temperature, is_concrete, like_input
+from softmaxima._arguments import Array, as_tensor, check_temperature, like_input
+from softmaxima._tracing import is_concrete
 from softmaxima.lse.density import log_trace_exp
 from softmaxima.lse.lanczos import TraceEstimate, estimate_log_trace
 
 # The dtype of the eigenvalues: their error, eps·‖X‖, is absolute in the exponent, so narrower dtypes are solved in double.
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 WIDE = {
     torch.float64: torch.float64,
     torch.float32: torch.float64,
@@ -82,7 +84,7 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     np.float64(1.1269)
     """
     name = "matrix_logsumexp"
-    if isinstance(X, np.ndarray) or (isinstance(X, Tensor) and X.layout == torch.strided):
+    if isinstance(X, np.ndarray) or (isinstance(X, Tensor) and X.layout not in SPARSE):
         if options:
             raise TypeError(
                 f"{name}: {', '.join(options)} is for operators, and X is a matrix; for an estimate pass the operator "

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array
+from softmaxima._arguments import Array
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 
@@ -64,7 +64,7 @@ def multimodal_logsumexp(
 
 
 def _one_each(name: str, what: str, values: Any, count: int) -> list[Any]:
-    if not isinstance(values, Sequence):
+    if not isinstance(values, Sequence) or isinstance(values, str):
         values = [values] * count
     if len(values) != count:
         raise ValueError(f"{name}: {what} must be one a modality, {count}, got {len(values)}")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from softmaxima._arguments import as_tensor
 from softmaxima.lse.logsumexp import logsumexp
 
 
@@ -33,18 +35,23 @@ def scipy_logsumexp(
     >>> sm.lse.scipy_logsumexp([1, 2], b=[1, -1], return_sign=True)
     (np.float64(1.5413248546129181), np.float64(-1.0))
     """
-    scores = _floating(np.atleast_1d(np.asarray(a)))
+    scores = _floating(np.atleast_1d(_array("a", a)))
     if b is None:
         weights = None
     else:
-        weights = _floating(np.atleast_1d(np.asarray(b)))
+        weights = _floating(np.atleast_1d(_array("b", b)))
         # Integers take the other's dtype, as in NumPy.
-        dtype = np.result_type(np.asarray(a).dtype, np.asarray(b).dtype)
+        dtype = np.result_type(_array("a", a).dtype, _array("b", b).dtype)
         dtype = dtype if np.issubdtype(dtype, np.inexact) else np.dtype(np.float64)
         scores, weights = scores.astype(dtype, copy=False), weights.astype(dtype, copy=False)
         scores = np.broadcast_to(scores, np.broadcast_shapes(scores.shape, weights.shape))
     axes = tuple(range(scores.ndim)) if axis is None else tuple(axis) if isinstance(axis, Sequence) else axis
     return logsumexp(scores, axes, weights=weights, keepdim=keepdims, return_sign=return_sign)
+
+
+def _array(what: str, value: Any) -> np.ndarray:
+    """A tensor too; one that lies in memory otherwise than it reads is brought into order first."""
+    return np.asarray(as_tensor("scipy_logsumexp", what, value) if isinstance(value, Tensor) else value)
 
 
 def _floating(array: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima._map import COMPUTE_DTYPE, Array, as_tensor, check_positive, check_scores, like_input
+from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, check_positive, like_input
 
 
 def softplus(x: Array, beta: float = 1.0) -> Array:
@@ -25,10 +25,11 @@ def softplus(x: Array, beta: float = 1.0) -> Array:
     >>> sm.softplus(torch.tensor([-40.0, 0.0, 40.0]))
     tensor([4.2484e-18, 6.9315e-01, 4.0000e+01])
     """
-    scores, beta = _check("softplus", x, beta)
+    scores, beta = _check("softplus", "x", x, beta)
     # max(x, 0) + log1p(exp(−|x|)) is −log σ(−x), of which torch has exact first and second derivatives also at 0 and ±∞.
     wide = scores.to(COMPUTE_DTYPE[scores.dtype])
-    return like_input((-torch.nn.functional.logsigmoid(-beta * wide) / beta).to(scores.dtype), x)
+    # 0 − 0 is 0, where −0 would be −0.
+    return like_input(((0.0 - torch.nn.functional.logsigmoid(-beta * wide)) / beta).to(scores.dtype), x)
 
 
 def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
@@ -40,10 +41,10 @@ def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
     >>> sm.softplus(sm.inverse_softplus(torch.tensor([1e-8, 1.0, 50.0])))
     tensor([1.0000e-08, 1.0000e+00, 5.0000e+01])
     """
-    values, beta = _check("inverse_softplus", y, beta)
+    values, beta = _check("inverse_softplus", "y", y, beta)
     wide = values.to(COMPUTE_DTYPE[values.dtype])
     return like_input((wide + torch.log(-torch.expm1(-beta * wide)) / beta).to(values.dtype), y)
 
 
-def _check(name: str, x: Array, beta: float) -> tuple[Tensor, float]:
-    return check_scores(name, as_tensor(name, "x", x)), check_positive(name, "beta", beta)
+def _check(name: str, what: str, x: Array, beta: float) -> tuple[Tensor, float]:
+    return as_scores(name, x, what), check_positive(name, "beta", beta)

@@ -23,23 +23,14 @@ import torch
 from torch import Tensor
 
 from softmaxima import _kernels
+from softmaxima._arguments import Array, as_floating, as_tensor, check_dim, check_positive, check_scores, check_where, like_input
 from softmaxima._envelope import envelope
-from softmaxima._map import (
-    Array,
-    as_floating,
-    as_tensor,
-    check_dim,
-    check_positive,
-    check_scores,
-    check_where,
-    is_concrete,
-    like_input,
-    tempered,
-)
+from softmaxima._tracing import is_concrete
 from softmaxima.lse._scaled import WIDE, Scaled, exponential, nothing
+from softmaxima.lse._scores import anchored
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
 
-LONG = 4096  # float64 scores of a row from which the native kernel sums it, in its own precision
+LONG = 4096  # float64 scores of a row from which the native kernel sums it
 LONG_NARROW = 128  # of narrower dtypes, whose own digits are fewer than the kernel's
 PIECE = 2**18  # scores of all rows that are summed at a time, in cache
 
@@ -61,8 +52,8 @@ class LogSumExpState:
 
     Merging rounds nothing that shows: whatever the order and the grouping of updates and merges, the value is the same to 1 ulp,
     over 10⁹ updates as over two (where M and log Σ exp(x − M) nearly cancel, to 2⁻⁶² M, on processors with 64-bit mantissas).
-    Rows of fewer than 4096 float64 scores, or 128 narrower ones, are summed in float64 with one rounding a term. Longer ones are
-    summed by the native kernel in its precision, which gives `logsumexp` its own: float32 for float32 and half-precision scores.
+    Sums are in float64, whatever the dtype of the scores. Rows of fewer than 4096 float64 scores, or 128 narrower ones, have one
+    rounding a term; longer ones are summed by the native kernel, within 2 ulp.
 
     >>> import numpy as np, softmaxima as sm
     >>> morning = sm.LogSumExpState().update(np.array([0.0, 1.0]))
@@ -229,18 +220,17 @@ def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, squares: bool) -> Log
 
 
 class _Sums(NamedTuple):
-    """What the native kernels say of rows: LSE, the largest x, how many x are that, and Σ exp(2x/τ) as an LSE or None."""
+    """What the native kernel says of rows, of x/τ and, or None, of 2x/τ."""
 
-    value: np.ndarray
-    highest: np.ndarray
-    maxima: np.ndarray
-    twice: np.ndarray | None
+    log_sum: np.ndarray  # LSE less the largest
+    highest: np.ndarray  # the largest x
+    maxima: np.ndarray  # how many x are that
+    twice: np.ndarray | None  # LSE of 2x/τ less the largest
 
 
 def _sums(x: Tensor, tau: float, squares: bool) -> _Sums:
-    value, highest, maxima = (field.numpy() for field in _kernels.logsumexp_state(x, tau))
-    twice = _kernels.logsumexp(x, tau / 2, None, wide=True)[1] if squares else None
-    return _Sums(value, highest, maxima, None if twice is None else twice.numpy())
+    log_sum, highest, maxima = (field.numpy() for field in _kernels.logsumexp_state(x, tau))
+    return _Sums(log_sum, highest, maxima, _kernels.logsumexp_state(x, tau / 2)[0].numpy() if squares else None)
 
 
 def _of_sums(sums: _Sums, tau: float, seen: np.ndarray) -> LogSumExpState:
@@ -248,16 +238,15 @@ def _of_sums(sums: _Sums, tau: float, seen: np.ndarray) -> LogSumExpState:
         maximum = sums.highest / tau
     count = np.where(maximum == -math.inf, 0, sums.maxima)
     unit = exponential(maximum)
-    rest = unit.times(_rest(sums.value, maximum, count))
-    squares = None if sums.twice is None else unit.squared().times(_rest(sums.twice, 2 * maximum, count))
+    rest = unit.times(_rest(sums.log_sum, maximum, count))
+    squares = None if sums.twice is None else unit.squared().times(_rest(sums.twice, maximum, count))
     return LogSumExpState(maximum, count, rest, squares, seen)
 
 
-def _rest(value: np.ndarray, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _rest(log_sum: np.ndarray, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
     """r = m expm1(LSE − M − log m), 0 where the maximum is infinite or NaN."""
-    finite = np.isfinite(maximum)
-    log_sum = np.where(finite, value, 0.0) - np.where(finite, maximum, 0.0)
-    return np.maximum(count * np.expm1(log_sum - np.log(np.maximum(count, 1))), 0.0)
+    above = np.where(np.isfinite(maximum), log_sum, 0.0) - np.log(np.maximum(count, 1))
+    return np.maximum(count * np.expm1(above), 0.0)
 
 
 def of_pieces(pieces: Iterable[Any], tau: float, squares: bool) -> LogSumExpState:
@@ -278,6 +267,29 @@ def of_pieces(pieces: Iterable[Any], tau: float, squares: bool) -> LogSumExpStat
         together = _Sums(*(None if field[0] is None else np.stack(field) for field in zip(*sums, strict=True)))  # type: ignore[arg-type]
         state = state.merge(_merged(_of_sums(together, tau, np.array(seen))))
     return state
+
+
+def of_codes(blocks: Iterable[Any], scale: float, zero_point: float, tau: float, squares: bool) -> LogSumExpState:
+    """The state of scores scale · (q − zero_point) for blocks of q, all int8 or all uint8, by a histogram of q."""
+    counts, codes = np.zeros(256, np.int64), np.arange(256)
+    for block in blocks:
+        q = as_tensor("LogSumExpState", "q", block)
+        codes = np.arange(256, dtype=np.uint8).view(np.int8 if q.dtype == torch.int8 else np.uint8)
+        counts += torch.bincount(q.view(torch.uint8), minlength=256).numpy()
+    seen, times = counts > 0, counts[counts > 0]
+    if not len(times):
+        return _nothing((), squares)
+    with np.errstate(over="ignore"):
+        z = scale * (codes[seen].astype(np.float64) - zero_point) / tau
+    at_maximum = z == z.max()
+    terms, others = exponential(np.where(at_maximum, -math.inf, z)), times.astype(np.float64)
+    return LogSumExpState(
+        z.max(),
+        times[at_maximum].sum(),
+        terms.times(others).sum(),
+        terms.squared().times(others).sum() if squares else None,
+        times.sum(),
+    )
 
 
 def _merged(states: LogSumExpState) -> LogSumExpState:
@@ -372,7 +384,7 @@ def sequence_logsumexp(x: Array, dim: int = -1, *, temperature: float = 1.0, whe
     leaves = scores.detach().cpu() if mask is None else scores.detach().masked_fill(~mask, -math.inf).cpu()
     value = scores.new_tensor(_tree(leaves, tau).value, dtype=torch.float64)
     if scores.shape[-1]:
-        value = envelope(GRADIENT, value.unsqueeze(-1), tempered(scores, tau, mask), None, {}).squeeze(-1)
+        value = envelope(GRADIENT, value.unsqueeze(-1), anchored(scores, tau, mask)[1], None, {}).squeeze(-1)
     return like_input(value.to(scores.dtype), x)
 
 

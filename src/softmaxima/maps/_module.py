@@ -6,23 +6,30 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._map import Map, find_map
+from softmaxima._arguments import TEMPERATURE, check_axis, check_value
+from softmaxima._map import AnyMap, find_map
 from softmaxima._module import OptionsModule
 
 
 class MapModule(OptionsModule):
     """A map as a module, over scores of any shape.
 
-    Temperature and parameters may be numbers, tensors (buffers) or `nn.Parameter` (learnt). `map` is a registered name or a `Map`.
+    `map` is a registered name, the function of a map (`sm.sparsemax`) or a `Map`. Temperature and parameters may be numbers,
+    tensors (buffers) or `nn.Parameter` (learnt). Raises TypeError or ValueError at once for what the map would refuse.
 
     >>> import torch, softmaxima as sm
     >>> sm.MapModule("entmax", dim=0, alpha=torch.nn.Parameter(torch.tensor(1.5)))
     MapModule(map=entmax, dim=0, temperature=1.0, alpha=Parameter())
     """
 
-    def __init__(self, map: str | Map, dim: int = -1, *, temperature: float | Tensor = 1.0, **params: Any) -> None:
-        found = find_map(map)
-        super().__init__(dim=dim, temperature=temperature, **found.complete(params))
+    def __init__(self, map: AnyMap, dim: int = -1, *, temperature: float | Tensor = 1.0, **params: Any) -> None:
+        name = type(self).__name__
+        found = find_map(map, name)
+        values = found.complete(params)
+        dim = check_axis(name, dim)
+        temperature = check_value(name, "temperature", temperature, *TEMPERATURE)
+        values = {parameter.name: parameter.check(name, values[parameter.name]) for parameter in found.params}
+        super().__init__(dim=dim, temperature=temperature, **values)
         self.map = found
 
     def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:

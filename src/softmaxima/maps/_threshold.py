@@ -17,12 +17,14 @@ bisects.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima._rows import row_maximum
+from softmaxima._rows import normalise_exp, row_maximum
 from softmaxima._series import expm1_ratio
+from softmaxima._tracing import is_exporting_to_onnx, sizes
 
 # Newton takes 3 to 8 steps; bisecting every third step, 200 shrink the bracket below the rounding of float64.
 _MAX_STEPS = 200
@@ -55,8 +57,9 @@ def _entmax15_rows(x: Tensor, level: Tensor, beta: Tensor) -> tuple[Tensor, Tens
 
 def entmax_rows(z: Tensor, beta: float | Tensor) -> Tensor:
     """entmax of the rows of z [..., n], β a number or a tensor [..., 1]."""
-    order = torch.as_tensor(beta, dtype=torch.float64, device=z.device)
-    return _entmax_rows(z, order) if torch.compiler.is_compiling() else _solve(z, order)
+    if is_exporting_to_onnx():
+        return _unrolled(z, beta)
+    return _solve(z, torch.as_tensor(beta, dtype=torch.float64, device=z.device))
 
 
 def _solve(z: Tensor, beta: Tensor) -> Tensor:
@@ -91,6 +94,9 @@ def _solve(z: Tensor, beta: Tensor) -> Tensor:
     mass = p.sum(-1, keepdim=True)
     if bool((unresolved := (mass > 0) & ((mass - 1).abs() > 1e-12)).any()):
         p = torch.where(unresolved, _between(evaluate(x, low, beta)[0], evaluate(x, high, beta)[0]), p)
+    # Above the edge of the support by no more than its rounding; for β > 1 that would not be little.
+    edge = -(-beta * level).exp() / beta.masked_fill(beta == 0, 1.0)
+    p = p.masked_fill((x <= edge * (1 - 16 * torch.finfo(torch.float64).eps)) & (beta > 0) & (beta <= 1), 0.0)
     return (p + 0 * mass).to(z.dtype)  # NaN anywhere in a row makes the row NaN
 
 
@@ -104,12 +110,40 @@ def _between(above: Tensor, below: Tensor) -> Tensor:
     return above + share * (below - above)
 
 
-@torch.library.custom_op("softmaxima::entmax_rows", mutates_args=())
-def _entmax_rows(z: Tensor, beta: Tensor) -> Tensor:
-    """The solver as one operation, for its number of steps depends on the data, which torch.compile cannot trace."""
-    return _solve(z, beta)
+# Without a loop whose length depends on the data, for ONNX -------------------------------------------------------------------
+
+_HALVINGS = 60
 
 
-@_entmax_rows.register_fake
-def _(z: Tensor, beta: Tensor) -> Tensor:
-    return torch.empty_like(z)
+def _unrolled(z: Tensor, beta: float | Tensor) -> Tensor:
+    if not isinstance(beta, Tensor) and beta == 0:
+        return normalise_exp(z)
+    x = z.double() - row_maximum(z).double()
+    closed = not isinstance(beta, Tensor) and beta in (0.5, 1.0)
+    p = _by_sorting(x, beta) if closed else _by_halving(x, beta)
+    return (p + 0 * x.clamp_min(-1.0).sum(-1, keepdim=True)).to(z.dtype)  # NaN anywhere in a row makes the row NaN
+
+
+def _by_sorting(x: Tensor, beta: Any) -> Tensor:
+    """relu(βx − λ)^{1/β} for β = 1 or ½, where λ is in closed form once the support is known."""
+    ordered = (beta * x).clamp_min(-2.0).sort(dim=-1, descending=True).values  # no score so low is in the support
+    k = torch.arange(1, sizes(x)[-1] + 1, dtype=x.dtype, device=x.device)
+    mean = ordered.cumsum(-1) / k
+    # Σ (z − λ) = 1, or Σ (z − λ)² = 1
+    spread = (ordered.square().cumsum(-1) / k - mean.square()).clamp_min(0.0)
+    candidates = mean - 1 / k if beta == 1 else mean - (1 / k - spread).clamp_min(0.0).sqrt()
+    support = (ordered >= candidates).sum(-1, keepdim=True)
+    return (beta * x - candidates.gather(-1, support - 1)).relu() ** (1 / beta)
+
+
+def _by_halving(x: Tensor, beta: float | Tensor) -> Tensor:
+    order = torch.as_tensor(beta, dtype=x.dtype, device=x.device).clamp_min(1e-8)  # where it is softmax to eight digits
+    z = order * x
+    at = lambda level: (z - level).relu() ** (1 / order)
+    low = torch.full_like(z[..., :1], -1.0)
+    high = -(float(sizes(x)[-1]) ** -order) + torch.zeros_like(low)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        heavy = at(middle).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(heavy, middle, low), torch.where(heavy, high, middle)
+    return torch.where(x.isfinite().any(-1, keepdim=True), _between(at(low), at(high)), 0.0)

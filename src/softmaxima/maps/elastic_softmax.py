@@ -11,8 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima._rows import row_maximum, total
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity

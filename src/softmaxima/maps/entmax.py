@@ -5,7 +5,7 @@ r"""entmax-α: p = argmax_{q∈Δ} ⟨q, x⟩ − Ω_α(q) = relu(βx − λ)^{1
     ∂p/∂α = (p − q)/β² − (p l − q Σ p l)/β = p/Σw · [Σ pφ − φ − β (l Σ pφ − φ Σ p l)],   φ = (e^{−βl} − 1 + βl)/β² = l² φ₂(−βl).
 
 The first form cancels near α = 1; in the second nothing does, for every α ≥ 1, and its value at 1 is the limit
-½ p (Σ p l² − l²).
+½ p (Σ p l² − l²). Where p is small w and φ are beyond every dtype for large α: all are taken relative to e^c, c = max −βl.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
+from softmaxima._jacobian import Balanced
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima._rows import divisor
-from softmaxima._series import expm1_ratio, expm1_remainder
+from softmaxima._series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 
@@ -39,8 +41,17 @@ def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
     return (z - low).relu() ** (1 / beta)
 
 
+# From here on p has stopped changing, and the squares of α do not overflow.
+_LARGEST_ORDER = 1e150
+
+
+def order(alpha: float | Tensor) -> float | Tensor:
+    """α in double, bounded."""
+    return alpha.double().clamp_max(_LARGEST_ORDER) if isinstance(alpha, Tensor) else min(float(alpha), _LARGEST_ORDER)
+
+
 def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
-    return entmax_rows(z, alpha - 1)
+    return entmax_rows(z, order(alpha) - 1)
 
 
 def log_on_support(p: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,21 +60,22 @@ def log_on_support(p: Tensor) -> tuple[Tensor, Tensor]:
     return support, torch.where(support, p, 1.0).log()
 
 
-def sensitivity(p: Tensor, z: None, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    support, log_p = log_on_support(p)
-    s = torch.where(support, ((2 - alpha) * log_p).exp(), 0.0)
-    return s, s / divisor(s.sum(-1, keepdim=True))
+def sensitivity(p: Tensor, z: None, alpha: float | Tensor) -> Balanced:
+    support, log_p = log_on_support(p.double())  # for large α the rounding of log p counts α times
+    return Balanced(((2 - order(alpha)) * log_p).masked_fill(~support, -math.inf))
 
 
 def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
-    beta = alpha - 1
-    _, log_p = log_on_support(p)
-    weights, _ = sensitivity(p, None, alpha)
-    mass = weights.sum(-1, keepdim=True)
-    phi = log_p**2 * expm1_remainder(-beta * log_p)
-    mean_phi = (p * phi).sum(-1, keepdim=True)
-    mean_log = (p * log_p).sum(-1, keepdim=True)
-    return p / divisor(mass) * (mean_phi - phi - beta * (log_p * mean_phi - phi * mean_log))
+    beta, wide = order(alpha) - 1, p.double()
+    _, log_p = log_on_support(wide)
+    t = -beta * log_p
+    scale = t.detach().amax(-1, keepdim=True).clamp_min(0.0)
+    mass = (wide * (t - scale).exp()).sum(-1, keepdim=True)  # Σw e^{−c}, as those below
+    phi = log_p**2 * scaled_expm1_remainder(t, scale)
+    mean_phi = (wide * phi).sum(-1, keepdim=True)
+    mean_log = (wide * log_p).sum(-1, keepdim=True)
+    gradient = wide / divisor(mass) * (mean_phi - phi - beta * (log_p * mean_phi - phi * mean_log))
+    return gradient.to(p.dtype)
 
 
 def tsallis(p: Tensor, alpha: float | Tensor) -> Tensor:
@@ -76,8 +88,7 @@ def tsallis(p: Tensor, alpha: float | Tensor) -> Tensor:
 def alpha_regulariser_gradient(p: Tensor, alpha: float | Tensor) -> Tensor:
     _, log_p = log_on_support(p)
     t = (alpha - 1) * log_p
-    first, second = expm1_ratio(t), expm1_remainder(t)
-    return (p * log_p * (log_p * (first - second) - first / alpha)).sum(-1, keepdim=True) / alpha
+    return (p * log_p * (log_p * expm1_ratio_slope(t) - expm1_ratio(t) / alpha)).sum(-1, keepdim=True) / alpha
 
 
 ENTMAX = register(

@@ -2,15 +2,16 @@ r"""entmax15: p = relu(x/2 − λ)², with λ such that Σp = 1: between softmax
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
+from softmaxima._jacobian import Balanced
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Properties, register
-from softmaxima._rows import divisor
+from softmaxima._map import Cost, Map, Properties, register
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 from softmaxima.maps.entmax import reference as entmax_reference
+from softmaxima.maps.entmax import sensitivity as entmax_sensitivity
 
 
 def reference(x: Tensor) -> Tensor:
@@ -21,10 +22,8 @@ def forward(z: Tensor) -> Tensor:
     return entmax_rows(z, 0.5)
 
 
-def sensitivity(p: Tensor, z: None) -> tuple[Tensor, Tensor]:
-    support = p > 0
-    s = torch.where(support, torch.where(support, p, 1.0).sqrt(), 0.0)
-    return s, s / divisor(s.sum(-1, keepdim=True))
+def sensitivity(p: Tensor, z: None) -> Balanced:
+    return entmax_sensitivity(p, z, 1.5)
 
 
 def tsallis15(p: Tensor) -> Tensor:

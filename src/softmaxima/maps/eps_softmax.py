@@ -6,8 +6,9 @@ import math
 
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import forward as elastic_forward
 from softmaxima.maps.elastic_softmax import regulariser as elastic_regulariser

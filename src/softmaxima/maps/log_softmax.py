@@ -9,8 +9,9 @@ import math
 
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Properties, register
+from softmaxima._map import Cost, Map, Properties, register
 from softmaxima._rows import shifted_logsumexp
 from softmaxima.maps._module import MapModule
 
@@ -21,8 +22,9 @@ def reference(x: Tensor) -> Tensor:
 
 def forward(z: Tensor) -> Tensor:
     maximum, log_sum = shifted_logsumexp(z)
-    # A row of −∞ has log_sum = −∞ and stays −∞.
-    return ((z - maximum) - log_sum.masked_fill(log_sum == -math.inf, 0.0)).to(z.dtype)
+    # A row of −∞ has log_sum = −∞ and stays −∞; one with +∞ has no probabilities.
+    log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0).masked_fill(maximum == math.inf, math.nan)
+    return ((z - maximum) - log_sum).to(z.dtype)
 
 
 def sensitivity(log_p: Tensor, z: None) -> tuple[Tensor, Tensor, Tensor]:

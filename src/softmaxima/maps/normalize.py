@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, is_concrete, is_plain, register, without_mask
+from softmaxima._arguments import Array
+from softmaxima._map import Cost, Map, Parameter, Properties, is_plain, register, without_mask
+from softmaxima._tracing import is_concrete
 from softmaxima.maps._module import MapModule
 
 
@@ -46,8 +49,19 @@ def divide(y: Tensor, mass: Tensor) -> Tensor:
     return y / mass.masked_fill(mass == 0, 1.0)
 
 
+def checked(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """f(z), in z's dtype."""
+    y: Any = f(z)
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
+        raise TypeError(f"normalize: f must return a floating-point tensor, as torch.sigmoid does, got {kind}")
+    if y.shape != z.shape:
+        raise ValueError(f"normalize: f must work elementwise: for scores of shape {tuple(z.shape)} it returned {tuple(y.shape)}")
+    return y.to(z.dtype)
+
+
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    y, mass = careful(z, lambda scores: (f(scores),))
+    y, mass = careful(z, lambda scores: (checked(f, scores),))
     if is_concrete(y) and y.numel() > 0 and float(lowest := y.detach().amin()) < 0:
         raise ValueError(f"normalize: f must not be negative, got {float(lowest)}; take relu, sigmoid, softplus or a square")
     return divide(y, mass).to(z.dtype)
@@ -55,7 +69,7 @@ def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     def evaluate(scores: Tensor) -> tuple[Tensor, Tensor]:
-        y, pull_back = torch.func.vjp(f, scores)[:2]
+        y, pull_back = torch.func.vjp(lambda z: checked(f, z), scores)[:2]
         return y, pull_back(torch.ones_like(y))[0]
 
     _, slope, mass = careful(z, evaluate)
@@ -75,6 +89,7 @@ NORMALIZE = register(
                 examples=(torch.sigmoid, torch.square, torch.nn.functional.softplus),
                 valid=callable,
                 domain="a function from a tensor to a non-negative tensor of its shape, elementwise",
+                kind=object,
             ),
         ),
         properties=Properties(mass="zero or one", shift_invariant=False, order_preserving=False),
@@ -98,7 +113,8 @@ def normalize(
     Args:
         f: an elementwise function of a tensor, differentiable by torch and nowhere negative: torch.sigmoid, torch.square,
             torch.nn.functional.softplus, … It gets float64, or x as it is (half precision as float32) where no
-            value can overflow or vanish. A negative value raises ValueError (on the CPU, outside torch.compile).
+            value can overflow or vanish. Another shape raises ValueError, and anything but a floating-point tensor TypeError; a
+            negative value raises ValueError (on the CPU, outside torch.compile).
         x, dim, temperature, where: as for `softmax`.
 
     A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Cost: four reads

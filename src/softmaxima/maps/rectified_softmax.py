@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
 
@@ -49,6 +50,7 @@ RECTIFIED_SOFTMAX = register(
                 examples=("zeros", "uniform"),
                 valid=lambda empty: empty in ("zeros", "uniform"),
                 domain="'zeros' or 'uniform'",
+                kind=str,
             ),
         ),
         properties=Properties(mass="zero or one", shift_invariant=False, sparse=True, continuous=False),

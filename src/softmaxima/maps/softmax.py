@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array, as_scores
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, as_tensor, check_scores, register
+from softmaxima._map import Cost, Map, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
 
@@ -87,7 +88,7 @@ def softmin(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where:
     >>> sm.softmin(np.array([2.0, 1.0, 0.1])).round(3)
     array([0.096, 0.261, 0.643])
     """
-    check_scores(SOFTMIN.name, as_tensor(SOFTMIN.name, "scores", x))
+    as_scores(SOFTMIN.name, x)
     return SOFTMIN(-x, dim, temperature=temperature, where=where)
 
 

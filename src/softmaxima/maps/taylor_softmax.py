@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register, without_mask
+from softmaxima._map import Cost, Map, Parameter, Properties, register, without_mask
 from softmaxima._rows import total
 from softmaxima.maps._module import MapModule
 
@@ -61,8 +61,9 @@ TAYLOR_SOFTMAX = register(
                 name="order",
                 default=2,
                 examples=(2, 4),
-                valid=lambda order: isinstance(order, (int, np.integer)) and order >= 2 and order % 2 == 0,
+                valid=lambda order: order >= 2 and order % 2 == 0,
                 domain="an even int of at least 2 (odd Taylor polynomials of exp are negative somewhere)",
+                kind=int,
             ),
         ),
         properties=Properties(shift_invariant=False, order_preserving=False),

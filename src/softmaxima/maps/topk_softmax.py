@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, register
+from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
@@ -24,7 +24,7 @@ def reference(x: Tensor, k: int) -> Tensor:
 
 def first_of_ties(ties: Tensor, count: Tensor) -> Tensor:
     """The `count` lowest indices of each row where `ties` holds."""
-    return ties & (ties.cumsum(-1) <= count)
+    return ties & (ties.to(torch.int64).cumsum(-1) <= count)
 
 
 def topk_mask(z: Tensor, k: int) -> Tensor:
@@ -51,8 +51,9 @@ TOPK_SOFTMAX = register(
                 name="k",
                 default=10,
                 examples=(1, 3, 10),
-                valid=lambda k: isinstance(k, (int, np.integer)) and not isinstance(k, bool) and k >= 1,
+                valid=lambda k: k >= 1,
                 domain="an int of at least 1",
+                kind=int,
             ),
         ),
         properties=Properties(sparse=True, continuous=False),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Array, Cost, Map, Parameter, Properties, is_traced, register
+from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima._rows import normalise_exp, row_maximum
+from softmaxima._tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 from softmaxima.maps.topk_softmax import first_of_ties
@@ -39,7 +40,20 @@ def ordered_bits(z: Tensor) -> Tensor:
 
 def topp_mask(z: Tensor, p: float) -> Tensor:
     """True at the scores of each row that its nucleus keeps, and at NaN and +∞."""
-    return _topp_mask(z, float(p)) if is_traced(z) else _select(z, p)
+    if is_exporting_to_onnx():
+        return _by_sorting(z, p)
+    return _topp_mask(z, float(p)) if is_recorded(z) or is_traced(z) else _select(z, p)
+
+
+def _by_sorting(z: Tensor, p: float) -> Tensor:
+    """Without a loop whose length depends on the data."""
+    if p == 1.0:
+        return torch.ones_like(z, dtype=torch.bool)
+    order = z.sort(dim=-1, descending=True).indices  # ONNX's TopK, in which the lowest of equal scores comes first
+    weights = (z - row_maximum(z)).double().exp().gather(-1, order)
+    before = weights.cumsum(-1) - weights
+    kept = before < p * weights.sum(-1, keepdim=True)
+    return torch.zeros_like(z).scatter(-1, order, kept.to(z.dtype)) != 0
 
 
 def _select(z: Tensor, p: float) -> Tensor:
@@ -90,7 +104,7 @@ TOPP_SOFTMAX = register(
                 name="p",
                 default=0.9,
                 examples=(0.9, 0.3, 1.0),
-                valid=lambda p: isinstance(p, (int, float, np.number)) and 0 < p <= 1,
+                valid=lambda p: 0 < p <= 1,
                 domain="a number in (0, 1]",
             ),
         ),

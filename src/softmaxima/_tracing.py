@@ -1,0 +1,74 @@
+"""Who looks on while a function runs: compilers, tracers and transforms, before whom values cannot be read.
+
+A recorder (torch.compile, torch.export, torch.jit.trace, make_fx, an ONNX exporter, a fake or meta tensor) sees the operations of
+torch alone. What a kernel does to memory it must see as a registered operation, with the derivative registered too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource, reportMissingImports]
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_compiling
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_recording() -> bool:
+    """Whether somebody writes down the operations of torch that are called now."""
+    return is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
+def is_recorded(x: Tensor) -> bool:
+    """Whether what is done to the tensor must be a registered operation."""
+    return is_recording() or x.is_meta or isinstance(x, FakeTensor)
+
+
+@torch.compiler.assume_constant_result
+def is_exporting_to_onnx() -> bool:
+    """Whether only operations that ONNX has may be used."""
+    return "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export()
+
+
+def sizes(x: Tensor) -> tuple[int, ...]:
+    """x's shape in numbers: `torch.jit.trace` makes tensors of them otherwise, and warns where they are compared."""
+    if is_compiling() or (state := torch._C._get_tracing_state()) is None:
+        return tuple(x.shape)
+    torch._C._set_tracing_state(None)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return tuple(x.shape)
+    finally:
+        torch._C._set_tracing_state(state)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a recorder or a transform stands between us and the values."""
+    return is_recording() or is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether the tensor has memory now, and nobody records what is done to it."""
+    return type(x) in PLAIN and not x.is_meta and not is_traced(x)
+
+
+def is_concrete(x: Tensor) -> bool:
+    """Whether the values can be read now, without waiting for a device."""
+    return x.is_cpu and is_eager(x)
+
+
+def transforming() -> bool:
+    """Whether torch.func or forward mode is at work."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def may_differentiate(arguments: Iterable[Any]) -> bool:
+    """Whether reverse mode can ask for a derivative; if not, an autograd function would only cost its overhead."""
+    return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in arguments)

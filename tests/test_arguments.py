@@ -1,0 +1,424 @@
+"""Every numeric argument and every name, of every public function and module: wrong ones are refused by name before any work,
+NumPy's numbers do what Python's do, and no tensor is read otherwise than it reads itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import Case, LossCase, normal
+from softmaxima._kernels import Kernel
+from softmaxima.lse.lanczos import estimate_log_trace
+from softmaxima.maps import Parameter
+
+X = torch.tensor([[0.1, 0.4, 0.2], [-0.3, 0.7, 0.9]])
+TARGET = torch.tensor([0, 2])
+
+# What is passed for arguments without a default, of all functions or of one.
+REQUIRED: dict[Any, Any] = {
+    "x": X,
+    "input": X,
+    "y": X,
+    "a": X.numpy(),
+    "p": torch.ones(3),
+    "target": TARGET,
+    "q": torch.zeros(2, 3, dtype=torch.int8),
+    "v": X,
+    "scale": 0.5,
+    "X": torch.eye(3),
+    "blocks": [np.zeros(3)],
+    "source": np.zeros(3),
+    "W": X,
+    "h": torch.ones(3),
+    "map": "entmax",
+    "proportion": 0.2,
+    "corrupted": 1,
+    "eps": 0.1,
+    "loss": torch.sum,
+    "scores": [X, X],
+    ("median_of_means_logsumexp", "blocks"): 2,
+}
+# What makes a call whole; an argument under test takes the place of what is beside it.
+COMPLETED = {
+    "sparse_softmax_loss": {"k": 1},
+    "SparseSoftmaxLoss": {"k": 1},
+    "adaptive_logsumexp": {"around": 1.0},
+}
+INSTEAD = {"p": "k", "between": "around"}
+ELSEWHERE = {  # who says it
+    "real_softmax": "logsumexp",
+    "real_softmin": "logsumexp",
+    "scipy_logsumexp": "logsumexp",
+    "jacobian": "entmax",
+    "streaming_logsumexp": "LogSumExpState.update",
+}
+# Values of arguments whose default is None.
+EXAMPLES = {
+    "between": (0.1, 0.2),
+    "k": 1,
+    "p": 0.5,
+    "gap": 0.5,
+    "maximum": 1.0,
+    "budget": 200,
+    "seed": 1,
+    "axis": 0,
+    "around": 1.0,
+    "size": 3,
+}
+CALLED = {"axis": "dim", "temperatures": "temperature"}  # as what
+NO_NUMBER = {"file_logsumexp", "inner_product_index", "find_map", "register"}  # files and indices have tests of their own
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    names = vars(sm)["__getattr__"]("__all__")
+    for name in names:
+        public = getattr(sm, name)
+        if (inspect.isfunction(public) and name not in NO_NUMBER) or (
+            inspect.isclass(public) and issubclass(public, torch.nn.Module) and name != "LossModule"
+        ):
+            yield name, public
+    yield "matrix_logsumexp", lambda **options: estimate_log_trace("matrix_logsumexp", **options)
+
+
+def signature(name: str, function: Any) -> inspect.Signature:
+    return inspect.signature(function if name != "matrix_logsumexp" or function is sm.matrix_logsumexp else estimate_log_trace)
+
+
+def arguments(name: str, function: Any, tested: str) -> dict[str, Any]:
+    """A call of the function that only the argument under test can spoil."""
+    given = dict(COMPLETED.get(name, {}))
+    given.pop(INSTEAD.get(tested, ""), None)
+    for parameter in signature(name, function).parameters.values():
+        required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if required and parameter.name not in given and not (function is not sm.matrix_logsumexp and parameter.name == "name"):
+            key = {"operator": "X"}.get(parameter.name, parameter.name)
+            given[parameter.name] = REQUIRED.get((name, key), REQUIRED.get(key))
+    if signature(name, function).parameters.keys() >= {"operator", "size"}:
+        given |= {"operator": lambda V: V, "size": 3}
+    return given
+
+
+def kinds(annotation: Any) -> tuple[bool, bool, bool]:
+    """(whether a number, whether an int alone, whether a name)."""
+    words = set(re.findall(r"\w+", str(annotation)))
+    return (
+        bool(words & {"float", "int"}),
+        "int" in words and "float" not in words,
+        bool(words & {"str", "Literal", "Precision", "AnyMap"}),
+    )
+
+
+def numeric() -> Iterator[Any]:
+    for name, function in functions():
+        for parameter in signature(name, function).parameters.values():
+            number, whole, _ = kinds(parameter.annotation)
+            if number and parameter.name != "name":
+                yield pytest.param(name, function, parameter, whole, id=f"{name}-{parameter.name}")
+
+
+def named() -> Iterator[Any]:
+    for name, function in functions():
+        for parameter in signature(name, function).parameters.values():
+            number, _, is_name = kinds(parameter.annotation)
+            if is_name and not number and parameter.name not in ("name", "device", "among"):
+                yield pytest.param(name, function, parameter, id=f"{name}-{parameter.name}")
+
+
+def refused(name: str, function: Any, what: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError, IndexError)) as caught:
+        function(**arguments(name, function, what) | {what: value})
+    said = str(caught.value)
+    assert said.startswith((f"{name}: ", f"{ELSEWHERE.get(name, name)}: ")), said
+    assert CALLED.get(what, what) in said, said
+    assert repr(value) in said or str(value) in said or type(value).__name__ in said, said
+
+
+@pytest.mark.parametrize(("name", "function", "parameter", "whole"), list(numeric()))
+def test_what_is_no_number_is_refused_by_name(name: str, function: Any, parameter: inspect.Parameter, whole: bool):
+    what = parameter.name
+    default = EXAMPLES.get(what) if parameter.default is None else parameter.default
+    function(**arguments(name, function, what) | ({} if default is parameter.empty else {what: default}))
+    for value in ("0.5", True, np.True_, object(), 1j, *((0.5, np.float64(1.0), math.nan) if whole else ())):
+        refused(name, function, what, value)
+
+
+@pytest.mark.parametrize(("name", "function", "parameter"), list(named()))
+def test_a_name_that_is_none_is_refused(name: str, function: Any, parameter: inspect.Parameter):
+    for value in ("nonsense", 3):
+        refused(name, function, parameter.name, value)
+
+
+def beyond(name: str, what: str) -> tuple[float, ...]:
+    """Numbers outside the domain of the argument."""
+    if what in ("dim", "axis"):
+        return () if name[0].isupper() else (7, -9)
+    if what in ("beta",) and "lastic" in name:
+        return math.inf, math.nan
+    return {
+        "ignore_index": (),
+        "zero_point": (math.inf, math.nan),
+        "around": (math.inf, math.nan),
+        "maximum": (math.inf, math.nan),
+        "label_smoothing": (-0.1, 1.1, math.nan),
+        "deflation": (-1,),
+        "corrupted": (-1,),
+        "seed": (-1,),
+    }.get(
+        what,
+        (-1, math.nan) if what not in ("k", "blocks", "budget", "strata", "size", "order", "max_probes", "max_steps") else (-1, 0),
+    )
+
+
+@pytest.mark.parametrize(("name", "function", "parameter", "whole"), list(numeric()))
+def test_numbers_outside_the_domain_are_refused(name: str, function: Any, parameter: inspect.Parameter, whole: bool):
+    for value in beyond(name, parameter.name):
+        refused(name, function, parameter.name, value)
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and a.dtype == torch.bfloat16:
+        return equal(a.float(), b.float())
+    if isinstance(a, Tensor):
+        return equal(a.detach().numpy(), b.detach().numpy())
+    if isinstance(a, torch.nn.Module):
+        return repr(a) == repr(b)
+    if isinstance(a, tuple):
+        return all(equal(v, w) for v, w in zip(a, b, strict=True))
+    if isinstance(a, (Tensor, np.ndarray, np.generic)):
+        return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f") and a.dtype == b.dtype
+    return equal(tuple(vars(a).values()), tuple(vars(b).values())) if hasattr(a, "__dict__") else a == b
+
+
+@pytest.mark.parametrize(("name", "function", "parameter", "whole"), list(numeric()))
+def test_numpy_numbers_do_what_python_numbers_do(name: str, function: Any, parameter: inspect.Parameter, whole: bool):
+    what = parameter.name
+    value = EXAMPLES.get(what) if parameter.default is None else parameter.default
+    if value is parameter.empty:
+        value = arguments(name, function, what)[what]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        pytest.skip("not one number")
+    given = arguments(name, function, what) | ({"seed": 0} if name == "estimate" else {})
+    if "generator" in signature(name, function).parameters:
+        given |= {"generator": torch.Generator()}
+
+    def result(number: Any) -> Any:
+        if "generator" in given:
+            given["generator"].manual_seed(0)
+        return function(**given | {what: number})
+
+    expected = result(value)
+    for number in (
+        (np.array(value), np.int64(value), torch.tensor(value)) if isinstance(value, int) else (np.array(value), np.float64(value))
+    ):
+        assert equal(result(number), expected)
+
+
+# Tensors that are not what lies in memory ---------------------------------------------------------------------------------------
+
+
+def of_scores() -> Iterator[Any]:
+    """Functions whose first argument is scores, with the others."""
+    for name, function in functions():
+        parameters = list(signature(name, function).parameters.values())
+        if (
+            inspect.isfunction(function)
+            and parameters[0].name in ("x", "input", "y", "q", "X", "W")
+            and function is not sm.hessian_vector_product
+        ):
+            given = arguments(name, function, "")
+            yield pytest.param(name, function, parameters[0].name, given, id=name)
+
+
+def negated(x: Tensor) -> Tensor:
+    """x, whose memory holds −x."""
+    lazy = torch._neg_view(-x)
+    assert lazy.is_neg()
+    return lazy
+
+
+def everywhere(given: dict[str, Any], change: Any) -> dict[str, Any]:
+    return {key: change(v) if isinstance(v, Tensor) and v.is_floating_point() else v for key, v in given.items()}
+
+
+@pytest.mark.parametrize(("name", "function", "first", "given"), list(of_scores()))
+def test_a_sign_that_torch_has_put_off_is_read(name: str, function: Any, first: str, given: dict[str, Any]):
+    assert equal(function(**everywhere(given, negated)), function(**given))
+
+
+def test_maps_and_their_gradients_read_lazy_signs(case: Case, dtype: torch.dtype):
+    x, g = normal(3, 8, dtype=dtype), normal(3, 8, seed=1, dtype=dtype)
+    tau, where = torch.tensor([[0.5], [1.0], [2.0]], dtype=dtype), normal(3, 8, seed=2) > -2
+    for options in ({}, {"dim": 0}, {"temperature": tau}, {"where": where}):
+        lazy = everywhere(options, negated)
+        assert equal(case(negated(x), **lazy), case(x, **options))
+        plain, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        case(plain, **options).backward(g)
+        case(negated(other), **lazy).backward(negated(g))
+        assert equal(other.grad, plain.grad)
+
+
+def test_losses_read_lazy_signs(loss: LossCase, dtype: torch.dtype):
+    x, weight = loss.scores(4, 5, dtype=dtype), torch.tensor([1.0, 0.5, 2.0, 0.0, 1.0])
+    soft = torch.softmax(normal(4, 5, seed=1), 1).to(dtype if dtype == torch.float64 else torch.float32)
+    for target in (torch.tensor([0, 1, 2, 4]), soft):
+        lazy = negated(soft) if target is soft else target
+        assert equal(loss(negated(x), lazy, weight=negated(weight)), loss(x, target, weight=weight))
+        plain, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        g = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=dtype)
+        loss(plain, target, reduction="none").backward(g)
+        loss(negated(other), lazy, reduction="none").backward(negated(g))
+        assert equal(other.grad, plain.grad)
+
+
+def test_compiled_functions_read_lazy_signs():
+    lazy = torch.complex(X, -X).conj().imag
+    assert lazy.is_neg()
+    assert equal(sm.softmax(lazy), sm.softmax(X))
+    compiled = torch.compile(lambda x: (sm.sparsemax(x), sm.logsumexp(x)), backend="aot_eager", fullgraph=True)
+    for x in (negated(X), lazy):
+        assert equal(compiled(x), (sm.sparsemax(X), sm.logsumexp(X)))
+
+
+def others(x: Tensor) -> dict[str, tuple[Any, str]]:
+    """Tensors that are not dense, with the word that names them."""
+    found = {
+        "sparse": (x.to_sparse(), "layout torch.sparse_coo; call .to_dense"),
+        "csr": (x.to_sparse_csr(), "layout torch.sparse_csr; call .to_dense"),
+        "masked": (np.ma.masked_array(x.numpy(), x.numpy() > 0), "masked array"),
+    }
+    if x.is_floating_point():
+        found["quantised"] = torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8), "quantised tensor"
+        found["nested"] = torch.nested.nested_tensor(list(x)), "nested"
+        found["jagged"] = torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested"
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("name", "function", "first", "given"), list(of_scores()))
+def test_tensors_that_are_not_dense_are_refused_by_name(name: str, function: Any, first: str, given: dict[str, Any]):
+    for kind, (x, part) in others(given[first] if given[first].ndim == 2 else X).items():
+        if name == "matrix_logsumexp" and kind in ("sparse", "csr"):
+            continue  # operators
+        if name == "logaddexp":
+            given = given | {"y": x}
+        with pytest.raises(TypeError, match=f"^{name}: .*{part}|^logsumexp: .*{part}"):
+            function(**given | {first: x})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_losses_and_states_refuse_tensors_that_are_not_dense(loss: LossCase):
+    x = loss.scores(2, 3)
+    for bad, part in others(x).values():
+        for call in (lambda bad=bad: loss(bad, TARGET), lambda bad=bad: loss(x, TARGET, weight=bad)):
+            with pytest.raises(TypeError, match=part):
+                call()
+        with pytest.raises(TypeError, match=part):
+            sm.LogSumExpState().update(bad)
+        with pytest.raises(TypeError, match=part):
+            sm.ScoreSummary().update(bad)
+
+
+# One door ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_scores_pass_the_same_door(case: Case):
+    """Plain scores, for which there is a shorter way, and others: what is refused of one is refused of both."""
+    plain, other = normal(3, 3), normal(3, 3).mT
+    for options in ({"dim": 1.0}, {"dim": True}, {"dim": "1"}, {"temperature": True}, {"temperature": "1"}, {"temperature": 0.0}):
+        said = set()
+        for x in (plain, other):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                case(x, **options)
+            said.add(str(caught.value))
+        assert len(said) == 1
+
+
+def test_wrong_parameters_of_maps_raise_the_same_way_everywhere(case: Case):
+    for parameter in case.map.params:
+        for value in ("1.5", True, object(), -math.inf if parameter.name != "beta" else math.inf):
+            said = set()
+            for x in (normal(3, 3), normal(3, 3).mT):
+                with pytest.raises((TypeError, ValueError)) as caught:
+                    case.map(x, **{parameter.name: value})
+                said.add(str(caught.value))
+            assert len(said) == 1
+            assert f"{case.map.name}: {parameter.name} must be" in said.pop()
+            with pytest.raises((TypeError, ValueError), match=f"^MapModule: {parameter.name} must be"):
+                sm.MapModule(case.map, **{parameter.name: value})
+
+
+def test_a_kernel_may_have_any_number_of_parameters():
+    entmax = sm.find_map("entmax")
+    offset = Parameter(name="offset", default=0.0, examples=(0.0,), valid=lambda offset: offset >= 0, domain="at least 0")
+    shifted = replace(
+        entmax,
+        name="shifted",
+        params=(*entmax.params, offset),
+        forward=lambda z, alpha, offset: entmax.forward(z, alpha + offset),
+        kernel=Kernel("entmax", "entmax_backward", theta=lambda alpha, offset: alpha + offset),
+    )
+    assert equal(shifted(X, alpha=1.25, offset=0.25), sm.entmax15(X)) or torch.allclose(
+        shifted(X, alpha=1.25, offset=0.25), sm.entmax15(X)
+    )
+    assert equal(shifted(X, offset=0.25, alpha=1.25), shifted(X, alpha=1.25, offset=0.25))
+    for options in ({"alpha": 1.25, "offset": -1.0}, {"alpha": 0.5, "offset": 0.0}, {"offset": "0", "alpha": 1.25}):
+        with pytest.raises((TypeError, ValueError), match=r"^shifted: (offset|alpha) must be"):
+            shifted(X, **options)
+
+
+def test_a_map_is_found_by_its_function(case: Case):
+    function = case.map.function
+    if function is None:
+        pytest.skip("registered by a test")
+    assert sm.find_map(function) is case.map
+    x = normal(2, 4)
+    assert equal(sm.jacobian(function, x, **case.params), sm.jacobian(case.map.name, x, **case.params))
+    if not case.claims.logarithmic:
+        target = torch.tensor([0, 3])
+        assert equal(sm.surrogate_loss(x, target, map=function), sm.surrogate_loss(x, target, map=case.map))
+
+
+def test_unknown_maps_name_the_nearest():
+    for call in (
+        lambda of: sm.jacobian(of, X),
+        lambda of: sm.surrogate_loss(X, TARGET, map=of),
+        sm.MapModule,
+        sm.SurrogateLoss,
+    ):
+        with pytest.raises(ValueError, match=r"unknown map 'sparcemax'; did you mean 'sparsemax'\?; registered are: "):
+            call("sparcemax")
+        with pytest.raises(ValueError, match=r"unknown map function torch.*softmax; did you mean 'softmax'"):
+            call(torch.nn.functional.softmax)
+        with pytest.raises(TypeError, match="map must be the name or the function of a map, or a Map, got int"):
+            call(3)
+
+
+def test_class_weights_are_finite_and_not_negative(loss: LossCase):
+    for wrong in (-1.0, math.nan, math.inf):
+        weight = torch.tensor([1.0, 0.0, wrong])
+        said = rf"weight must be finite and not negative, got {wrong} for class 2"
+        with pytest.raises(ValueError, match=f"{loss.loss.name}: {said}"):
+            loss(loss.scores(2, 3), TARGET, weight=weight)
+        with pytest.raises(ValueError, match=f"{loss.loss.module.__name__}: {said}"):
+            loss.loss.module(**loss.options, weight=weight)
+
+
+def test_modules_take_tensors_and_parameters_as_options():
+    for alpha in (torch.tensor([[1.5], [2.0]]), torch.nn.Parameter(torch.tensor(1.5)), np.array([[1.5], [2.0]])):
+        module = sm.Entmax(alpha=alpha)
+        assert module(X).shape == X.shape
+    with pytest.raises(ValueError, match=r"Entmax: alpha must be at least 1 and finite, got a tensor with 0\.5"):
+        sm.Entmax(alpha=torch.tensor([[1.5], [0.5]]))
+    with torch.device("meta"):
+        sm.Entmax(alpha=torch.nn.Parameter(torch.tensor(1.5)))

@@ -1,0 +1,249 @@
+"""Every map, loss and sum through every way in: they give the values and gradients of a plain eager call."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+import softmaxima as sm
+from conftest import LossCase, cases, normal
+from softmaxima import _devices, _kernels, _operations
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY
+
+ROWS, CLASSES = 4, 5
+LABELS = torch.tensor([0, 4, -100, 2])
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def finite(p: Tensor) -> Tensor:
+    """log p with 0 for −∞, where no gradient flows."""
+    return p.masked_fill(p == -torch.inf, 0.0)
+
+
+def functions() -> dict[str, Function]:
+    """Functions of scores [ROWS, CLASSES] and labels [ROWS]."""
+    found: dict[str, Function] = {}
+    allowed = torch.tensor([[True], [False], [True], [True]])
+    tau = torch.tensor([[0.7], [1.0], [2.0], [0.1]], dtype=torch.float64)
+    for map in REGISTRY.values():
+        for case in cases(map):
+            found[str(case)] = lambda x, _, case=case: case(x)
+        found[f"{map.name} along 0, masked"] = lambda x, _, case=case: finite(case(x, 0, where=allowed))
+        found[f"{map.name} at temperatures"] = lambda x, _, case=case: case(x, temperature=tau)
+    for loss in LOSSES.values():
+        bounded = torch.tanh if loss.on_cosines else lambda x: x
+        for options in loss.examples:
+            found[str(LossCase(loss, options))] = lambda x, labels, loss=loss, options=options, bounded=bounded: loss.function(
+                bounded(x), labels, **options
+            )
+        weighed = {"weight": torch.linspace(0.5, 2.0, CLASSES, dtype=torch.float64), "label_smoothing": 0.1, "reduction": "none"}
+        found[f"{loss.name} with every option"] = lambda x, labels, loss=loss, options=options, bounded=bounded, weighed=weighed: (
+            loss.function(bounded(x), labels, **weighed, **options)
+        )
+    weights = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0], dtype=torch.float64)
+    sums: dict[str, Callable[[Tensor], Tensor]] = {
+        "logsumexp": sm.logsumexp,
+        "logsumexp along both": partial(sm.logsumexp, dim=(0, 1), temperature=0.7, where=allowed),
+        "logsumexp at temperatures": partial(sm.logsumexp, temperature=tau),
+        "weighted logsumexp": partial(sm.logsumexp, weights=weights),
+        "compensated logsumexp": partial(sm.logsumexp, precision="compensated"),
+        "complex logsumexp": lambda x: sm.logsumexp(torch.complex(x, x)).real,
+        "logcumsumexp": partial(sm.logcumsumexp, dim=0),
+        "log_mean_exp": sm.log_mean_exp,
+        "logaddexp": lambda x: sm.logaddexp(x, x.flip(-1)),
+        "log1mexp": lambda x: sm.log1mexp(-x.abs()),
+        "real_softmax": sm.real_softmax,
+        "real_softmin": sm.real_softmin,
+        "softplus": sm.softplus,
+        "softmin": sm.softmin,
+        "matrix_logsumexp": lambda x: sm.matrix_logsumexp(x.T @ x),
+        "sequence_logsumexp": lambda x: sm.sequence_logsumexp(x[0]),
+    }
+    return found | {name: lambda x, _, function=function: function(x) for name, function in sums.items()}
+
+
+FUNCTIONS = functions()
+SCORES = normal(len(FUNCTIONS), ROWS, CLASSES, seed=1, scale=1.5)
+OTHER_SCORES = normal(len(FUNCTIONS), ROWS, CLASSES, seed=2, scale=1.5)
+
+
+def every(scores: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """Each function of scores of its own, so that a gradient tells whose it is."""
+    return tuple(function(x, labels) for function, x in zip(FUNCTIONS.values(), scores.unbind(), strict=True))
+
+
+class Every(torch.nn.Module):
+    def forward(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return every(scores, labels)
+
+
+def through_export(way: Any) -> Callable[..., Any]:
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(way, (SCORES, LABELS)), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def through_trace(way: Any) -> Callable[..., Any]:
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(way, (SCORES, LABELS), check_trace=False), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+def in_thread(way: Any) -> Callable[..., Any]:
+    def call(*arguments: Tensor) -> Any:
+        results: list[Any] = []
+        threads = [threading.Thread(target=lambda: results.append(way(*arguments))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results[1]
+
+    return call
+
+
+def under_autocast(way: Any) -> Callable[..., Any]:
+    def call(*arguments: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return way(*arguments)
+
+    return call
+
+
+WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "compiled": lambda way: torch.compile(way, fullgraph=True, backend="aot_eager"),
+    "exported, saved and loaded": through_export,
+    "traced, saved and loaded": through_trace,
+    "as a graph": lambda way: make_fx(lambda scores, labels: way(scores, labels))(SCORES, LABELS),
+    "as a symbolic graph": lambda way: make_fx(lambda s, labels: way(s, labels), tracing_mode="symbolic")(SCORES, LABELS),
+    "checkpointed": lambda way: partial(checkpoint, way, use_reentrant=False),
+    "checkpointed by reentry": lambda way: partial(checkpoint, way, use_reentrant=True),
+    "batched": lambda way: (
+        lambda *arguments: tuple(y[0] for y in torch.func.vmap(way)(*(argument.unsqueeze(0) for argument in arguments)))
+    ),
+    "in a thread": in_thread,
+    "under autocast": under_autocast,
+}
+
+
+def assert_equal_to_eager(way: Callable[..., Any]) -> None:
+    scores, expected_scores = (OTHER_SCORES.clone().requires_grad_() for _ in range(2))
+    actual, expected = way(scores, LABELS), every(expected_scores, LABELS)
+    upstream = [normal(1, *y.shape, seed=3)[0] for y in expected]
+    torch.autograd.backward(actual, upstream)
+    torch.autograd.backward(expected, upstream)
+    for name, a, e, g, h in zip(FUNCTIONS, actual, expected, scores.grad, expected_scores.grad, strict=True):
+        torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(g, h, msg=lambda text, name=name: f"the gradient of {name}: {text}")
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_what_an_eager_call_does(way: str):
+    torch._dynamo.reset()
+    assert_equal_to_eager(WAYS[way](Every()))
+
+
+def test_the_general_path_gives_what_the_fast_path_does():
+    assert_equal_to_eager(lambda scores, labels: every(scores.unsqueeze(-1).expand(*scores.shape, 2)[..., 0], labels))
+
+
+def test_torch_alone_gives_what_the_kernels_do(monkeypatch: pytest.MonkeyPatch):
+    scores = SCORES.clone().requires_grad_()
+    with_kernels = every(scores, LABELS)
+    upstream = [normal(1, *y.shape, seed=3)[0] for y in with_kernels]
+    expected = torch.autograd.grad(with_kernels, scores, upstream)[0]
+    for module in (_devices, _operations):
+        monkeypatch.setattr(module, "library", lambda device_type: None)
+    monkeypatch.setattr(_kernels, "AVAILABLE", False)
+    without = every(scores, LABELS)
+    for name, a, e in zip(FUNCTIONS, without, with_kernels, strict=True):
+        torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name}: {text}")
+    for name, g, h in zip(FUNCTIONS, torch.autograd.grad(without, scores, upstream)[0], expected, strict=True):
+        torch.testing.assert_close(g, h, msg=lambda text, name=name: f"the gradient of {name}: {text}")
+
+
+def test_forward_mode_gives_the_product_with_the_gradient():
+    tangents = normal(*SCORES.shape, seed=4)
+    scores = SCORES.clone().requires_grad_()
+    values = every(scores, LABELS)
+    upstream = [normal(1, *y.shape, seed=3)[0] for y in values]
+    gradients = torch.autograd.grad(values, scores, upstream)[0]
+    primals, pushed = torch.func.jvp(lambda scores: every(scores, LABELS), (SCORES,), (tangents,))
+    for name, primal, value, p, u, g, t in zip(FUNCTIONS, primals, values, pushed, upstream, gradients, tangents, strict=True):
+        torch.testing.assert_close(primal, value, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close((p * u).sum(), (g * t).sum(), msg=lambda text, name=name: f"the tangent of {name}: {text}")
+
+
+def test_meta_and_fake_tensors_have_the_shapes_of_results():
+    for name, function in FUNCTIONS.items():
+        if "masked" in name or "temperatures" in name or "both" in name or "weight" in name or "option" in name:
+            continue  # tensors with memory of their own
+        expected, actual = function(SCORES[0], LABELS), function(SCORES[0].to("meta"), LABELS.to("meta"))
+        assert (actual.shape, actual.dtype, actual.is_meta) == (expected.shape, expected.dtype, True), name
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        results = every(mode.from_tensor(SCORES), mode.from_tensor(LABELS))
+    assert [y.shape for y in results] == [y.shape for y in every(SCORES, LABELS)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_gives_the_same():
+    expected = torch.cat([y.flatten() for y in every(SCORES, LABELS)]).numpy()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(write, torch.cat([y.flatten() for y in every(SCORES, LABELS)]).numpy().tobytes())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        actual = np.frombuffer(pipe.read())
+    os.waitpid(child, 0)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_data_parallel_training_gives_the_same(tmp_path):
+    class Learning(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = torch.nn.Parameter(OTHER_SCORES.clone())
+
+        def forward(self, labels: Tensor) -> tuple[Tensor, ...]:
+            return every(self.scores, labels)
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(Learning())
+        sum(y.sum() for y in model(LABELS)).backward()
+        alone = OTHER_SCORES.clone().requires_grad_()
+        sum(y.sum() for y in every(alone, LABELS)).backward()
+        torch.testing.assert_close(model.module.scores.grad, alone.grad)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_traced_map_takes_another_batch_and_differentiates_twice(name: str):
+    map = REGISTRY[name]
+    traced = torch.jit.trace(lambda x: map(x), normal(2, CLASSES), check_trace=False)
+    x = normal(7, CLASSES, seed=5)
+    torch.testing.assert_close(traced(x), map(x))
+    row = normal(CLASSES, seed=6)
+    second = lambda f: torch.autograd.functional.hessian(lambda x: finite(f(x.unsqueeze(0))).square().sum(), row)
+    torch.testing.assert_close(second(traced), second(map))
