@@ -15,20 +15,16 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from softmaxima._arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
 from softmaxima._fused import fused, is_fusible
-from softmaxima._map import (
-    Map,
-    as_tensor,
-    check_scores,
-    is_concrete,
-    kernels,
-    like_input,
-    transforming,
-    without_mask,
-)
+from softmaxima._map import Map, is_native, kernels, without_mask
 from softmaxima._module import OptionsModule
+from softmaxima._tracing import is_concrete, transforming
 
 REDUCTIONS = ("mean", "sum", "none")
+
+# (rows, target, class_weight=, smoothing=, scale=, gradient=) → (the loss of each row in double, `scale` times its gradient)
+RowLosses = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,6 @@ class Batch:
     def class_axis(self) -> int:
         return 0 if self.given.ndim == 1 else 1
 
-    @property
-    def wide_dtype(self) -> torch.dtype:
-        """A dtype wider than that of the given scores."""
-        half = as_tensor(self.name, "scores", self.given).dtype in (torch.bfloat16, torch.float16)
-        return torch.float32 if half else torch.float64
-
     def target_distribution(self) -> Tensor:
         """y [rows…, classes], smoothed; [classes], any one-hot, for hard targets."""
         classes = self.scores.shape[-1]
@@ -70,7 +60,7 @@ class Batch:
             y = torch.zeros(classes, dtype=self.scores.dtype, device=self.scores.device)
             return torch.cat((torch.ones_like(y[:1]), y[1:]))
         else:
-            y = torch.nn.functional.one_hot(self.labels, classes).to(self.scores.dtype)
+            y = (self.labels.unsqueeze(-1) == torch.arange(classes, device=self.labels.device)).to(self.scores.dtype)
         return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / classes
 
     def expectation(self, values: Tensor, class_weight: Tensor | None = None) -> Tensor:
@@ -91,6 +81,10 @@ class Batch:
         """The expectation with the class weights inside, Σ_c w_c y_c values_c, as in cross-entropy."""
         return self.expectation(values, self.class_weight)
 
+    def cost(self, log_p: Tensor) -> Tensor:
+        """The cross-entropy −Σ_c w_c y_c log p_c; 0 − 0 is 0, where −0 would be −0."""
+        return 0.0 - self.weighted_expectation(log_p)
+
     def weigh(self, rows: Tensor) -> Tensor:
         """One weight a row, w_t, or Σ_c w_c y_c for soft targets; a weight of 0 leaves out a row, also one of +∞."""
         if self.class_weight is None:
@@ -106,7 +100,8 @@ class Batch:
         if self.reduction != "none":
             rows = rows.sum()
         if self.reduction == "mean":
-            rows = rows / self._normaliser()
+            weight = self._normaliser()
+            rows = rows / (weight.where(weight != 0, math.nan) if isinstance(weight, Tensor) else weight)
         return rows.to(self.rows.dtype)
 
     def result(self, loss: Tensor) -> Any:
@@ -115,20 +110,19 @@ class Batch:
 
     def evaluate(
         self,
-        map: Map,
-        theta: float | Tensor,
+        losses: RowLosses | None,
         composite: Callable[[Batch], Tensor],
         others: tuple[Any, ...] = (),
-        fenchel: bool = False,
+        wide: bool = False,
     ) -> Any:
-        """The reduced loss whose gradient is the map less the target: by a kernel, or by `composite(batch)`.
+        """The reduced loss: by a kernel, where there is one, or by `composite(batch)`.
 
-        `theta` is the kernel's parameter, and `others` what the loss depends on beside the scores.
+        `others` are what it depends on beside the scores; a kernel that is `wide` takes half precision as float32.
         """
         target: Tensor = self.soft if self.labels is None else self.labels  # type: ignore[assignment]
-        if map.kernel is None or not is_fusible(self.rows, target, self.class_weight, *others):
+        if losses is None or not is_fusible(self.rows, target, self.class_weight, *others):
             return self.result(composite(self))
-        kernel, compiling, dtype = map.kernel, is_compiling(), self.rows.dtype
+        compiling, dtype = is_compiling(), self.rows.dtype
         # A compiler has no number to scale the gradient by, and reduces the rows itself.
         normaliser = self._normaliser() if self.reduction == "mean" and not compiling else 1.0
         if is_concrete(self.rows):
@@ -143,17 +137,8 @@ class Batch:
             target = target.masked_fill(self.ignored, -1)
 
         def evaluate(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
-            return kernels(x).loss(
-                kernel.loss,
-                x,
-                target,
-                theta=theta,
-                class_weight=self.class_weight,
-                smoothing=self.smoothing,
-                scale=scale,
-                fenchel=fenchel,
-                gradient=gradient,
-            )
+            account = {"class_weight": self.class_weight, "smoothing": self.smoothing, "scale": scale}
+            return losses(x, target, **account, gradient=gradient)
 
         def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
             values, slope = evaluate(x, gradient)
@@ -170,7 +155,7 @@ class Batch:
             return value, pull, () if slope is None else (slope,)
 
         # Probabilities are not rounded to the scores' dtype.
-        rows = self.rows if self.soft is None else self.rows.to(self.soft.dtype)
+        rows = self.rows if self.soft is None and not wide else _wide(self.rows)
         loss = fused(native, lambda rows: composite(replace(self, rows=rows)).to(dtype), rows)
         return self.result(self.reduce(loss) if compiling else loss)
 
@@ -183,6 +168,19 @@ class Batch:
             else torch.ones(self.labels.shape, device=self.labels.device)
         )
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
+
+
+def losses_of(map: Map, theta: float | Tensor, fenchel: bool = False) -> RowLosses | None:
+    """The losses whose gradient is the map less the target, by its kernel; `theta` is the map's parameter as that has it."""
+    kernel = map.kernel
+    if kernel is None:
+        return None
+    return lambda x, target, **account: kernels(x).loss(kernel.loss, x, target, theta=theta, fenchel=fenchel, **account)
+
+
+def native_only(batch: Batch, losses: RowLosses) -> RowLosses | None:
+    """Losses that only the native library has, and no compiler takes."""
+    return losses if is_native(batch.rows) and not is_compiling() else None
 
 
 class _InPlace:
@@ -201,9 +199,12 @@ class _InPlace:
 
 
 def _scaled(g: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """g · slope, and the slope itself where g is the 1 that backward() starts from."""
+    """g · slope, and the slope itself where g is the 1 that backward() starts from.
+
+    Whoever gets it may change it in place, so it is a copy while the graph, and the slope with it, stays for another backward().
+    """
     if g.ndim == 0 and not is_compiling() and float(g) == 1.0:
-        return slope
+        return slope.clone() if torch._C._autograd._get_current_graph_task_keep_graph() else slope  # type: ignore[attr-defined]
     return slope * g.to(slope.dtype).unsqueeze(-1)
 
 
@@ -224,13 +225,10 @@ def prepare(
     label_smoothing: float,
 ) -> Batch:
     """Validate the arguments that all losses share, and move the classes last."""
-    scores = check_scores(name, as_tensor(name, "scores", x))
+    scores = as_scores(name, x)
     if scores.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"{name}: label_smoothing must be in [0, 1], got {label_smoothing}")
+    ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
     class_axis = 0 if scores.ndim == 1 else 1
     classes = scores.shape[class_axis]
     targets = as_tensor(name, "target", target)
@@ -248,17 +246,36 @@ def prepare(
     rows = scores if class_axis == scores.ndim - 1 else scores.movedim(class_axis, -1)
     class_weight = None
     if weight is not None:
-        class_weight = as_tensor(name, "weight", weight)
-        if tuple(class_weight.shape) != (classes,) or not class_weight.is_floating_point():
-            raise ValueError(
-                f"{name}: weight must hold one floating-point number for each of the {classes} classes, "
-                f"got {class_weight.dtype} of shape {tuple(class_weight.shape)}"
-            )
-        class_weight = class_weight.to(_wide(scores).dtype)
+        class_weight = check_class_weight(name, weight, classes).to(_wide(scores).dtype)
     ignored = None
     if labels is not None:
         labels, ignored = _check_labels(name, labels, classes, ignore_index)
-    return Batch(name, rows, labels, soft, ignored, class_weight, float(label_smoothing), reduction, x)
+    return Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x)
+
+
+def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: Any) -> tuple[int, str, float]:
+    """The options that all losses have."""
+    return (
+        check_int(name, "ignore_index", ignore_index),
+        check_choice(name, "reduction", reduction, REDUCTIONS),
+        check_number(name, "label_smoothing", label_smoothing, lambda share: 0.0 <= share <= 1.0, "in [0, 1]"),
+    )
+
+
+def check_class_weight(name: str, weight: Any, classes: int | None) -> Tensor:
+    """Finite floating-point numbers [classes], none of them negative; any number of them where that is not known."""
+    values = as_tensor(name, "weight", weight)
+    if values.ndim != 1 or classes not in (None, len(values)) or not values.is_floating_point():
+        of = "class" if classes is None else f"of the {classes} classes"
+        raise ValueError(
+            f"{name}: weight must hold one floating-point number for each {of}, got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    if is_concrete(values):
+        wrong = ~((values >= 0) & (values < math.inf))  # True for NaN
+        if bool(wrong.any()):
+            place = int(wrong.nonzero()[0])
+            raise ValueError(f"{name}: weight must be finite and not negative, got {float(values[place])} for class {place}")
+    return values
 
 
 @torch.library.custom_op("softmaxima::labels_in_range", mutates_args=())
@@ -314,8 +331,8 @@ def _check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -
 class LossModule(OptionsModule):
     """A loss as a module. Subclasses name the function that they mirror.
 
-    `weight` is a buffer; parameters of the loss may be numbers, tensors or `nn.Parameter`. An option that the loss does not take
-    raises TypeError.
+    `weight` is a buffer; parameters of the loss may be numbers, tensors or `nn.Parameter`. Raises TypeError or ValueError at once
+    for an option that the loss does not take, or a value that it would refuse.
 
     >>> import torch, softmaxima as sm
     >>> sm.SparsemaxLoss(weight=torch.ones(3), reduction="sum")
@@ -333,11 +350,15 @@ class LossModule(OptionsModule):
         label_smoothing: float = 0.0,
         **options: Any,
     ) -> None:
+        name = type(self).__name__
         inspect.signature(type(self).function).bind(None, None, **options)  # an option that the loss does not take raises here
+        if weight is not None:
+            weight = check_class_weight(name, weight, None)
+        ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, **options)
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return type(self).function(x, target, **self.options)
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return type(self).function(input, target, **self.options)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._map import Array
-from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
+from softmaxima._arguments import Array
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 
 
 def cross_entropy(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
@@ -24,9 +24,9 @@ def cross_entropy(
     """Cross-entropy of softmax, `LSE(x) − x_t` for a label t and `−Σ_c y_c log p_c` for probabilities y, in nats.
 
     Args:
-        x: scores (C), (N, C) or (N, C, d…), float64, float32, bfloat16 or float16.
+        input: scores x, (C), (N, C) or (N, C, d…), float64, float32, bfloat16 or float16.
         target: class indices () , (N) or (N, d…), or probabilities of x's shape. Probabilities may require grad.
-        weight: one weight a class (C).
+        weight: one weight a class (C), finite and not negative.
         ignore_index: class indices of this value add nothing, and their scores get no gradient.
         reduction: "mean" (over the weights of the rows that are not ignored; over all rows for probabilities), "sum" or "none".
         label_smoothing: ε in [0, 1]; the target becomes (1 − ε) y + ε/C.
@@ -44,12 +44,12 @@ def cross_entropy(
     >>> sm.cross_entropy(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.1809)
     """
-    batch = prepare("cross_entropy", x, target, weight, ignore_index, reduction, label_smoothing)
-    return batch.evaluate(SOFTMAX, 0.0, composite)
+    batch = prepare("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
+    return batch.evaluate(losses_of(SOFTMAX, 0.0), composite)
 
 
 def composite(batch: Batch) -> Tensor:
-    return batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(batch.scores)))
+    return batch.reduce(batch.cost(LOG_SOFTMAX(batch.scores)))
 
 
 class CrossEntropyLoss(LossModule):

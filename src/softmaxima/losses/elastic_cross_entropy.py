@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, check_params
-from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
+from softmaxima._arguments import Array, as_tensor
+from softmaxima._map import check_params
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
 
 def elastic_cross_entropy(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
@@ -34,8 +35,9 @@ def elastic_cross_entropy(
     >>> sm.elastic_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), beta=0.0)  # log 3
     tensor(1.0986)
     """
-    batch = prepare("elastic_cross_entropy", x, target, weight, ignore_index, reduction, label_smoothing)
-    (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, as_tensor("elastic_cross_entropy", "scores", x), batch.class_axis)
+    batch = prepare("elastic_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
+    scores = as_tensor(batch.name, "scores", input)
+    (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, scores, batch.class_axis, batch.name)
     if isinstance(level, Tensor):
         level = level.movedim(batch.class_axis, -1)
 
@@ -43,9 +45,9 @@ def elastic_cross_entropy(
         scores = batch.scores
         column = torch.as_tensor(level, dtype=scores.dtype, device=scores.device).expand(*scores.shape[:-1], 1)
         log_p = LOG_SOFTMAX(torch.cat((scores, column), -1))[..., :-1]
-        return batch.reduce(-batch.weighted_expectation(log_p))
+        return batch.reduce(batch.cost(log_p))
 
-    return batch.evaluate(ELASTIC_SOFTMAX, level, composite, (level,))
+    return batch.evaluate(losses_of(ELASTIC_SOFTMAX, level), composite, (level,))
 
 
 class ElasticCrossEntropyLoss(LossModule):
@@ -59,7 +61,8 @@ class ElasticCrossEntropyLoss(LossModule):
     function = elastic_cross_entropy
 
     def __init__(self, beta: float | Tensor = 0.0, weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, beta=beta, **options)
+        (parameter,) = ELASTIC_SOFTMAX.params
+        super().__init__(weight, beta=parameter.check(type(self).__name__, beta), **options)
 
 
 register(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._map import Array
+from softmaxima._arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, prepare, register
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.entmax import ENTMAX
@@ -14,7 +14,7 @@ from softmaxima.maps.entmax15 import ENTMAX15
 
 
 def entmax_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
@@ -36,7 +36,7 @@ def entmax_loss(
     >>> sm.entmax_loss(torch.tensor([[4.0, 0.0]]), torch.tensor([0]), alpha=1.25)
     tensor(0.)
     """
-    batch = prepare("entmax_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("entmax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     return fenchel_young(batch, ENTMAX, {"alpha": alpha})
 
 
@@ -51,11 +51,12 @@ class EntmaxLoss(LossModule):
     function = entmax_loss
 
     def __init__(self, alpha: float | Tensor = 1.5, weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, alpha=alpha, **options)
+        (parameter,) = ENTMAX.params
+        super().__init__(weight, alpha=parameter.check(type(self).__name__, alpha), **options)
 
 
 def entmax15_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
@@ -71,7 +72,7 @@ def entmax15_loss(
     >>> sm.entmax15_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.3905])
     """
-    batch = prepare("entmax15_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("entmax15_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     return fenchel_young(batch, ENTMAX15, {})
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, Map
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
-from softmaxima.losses.fenchel_young import class_params, probability_map
+from softmaxima._arguments import Array, check_number
+from softmaxima._map import AnyMap
+from softmaxima.losses._classification import Loss, prepare, register
+from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 
 
 def eps_cross_entropy(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
-    map: str | Map = "sparsemax",
+    map: AnyMap = "sparsemax",
     eps: float = 1e-6,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -29,9 +29,10 @@ def eps_cross_entropy(
     """Cross-entropy of any map with ε added to each probability, `−log((p_t + ε)/(1 + nε))`, in nats, at most log(1/ε + n).
 
     Args:
-        map: a registered name or a `Map`.
+        map: a registered name, the function of a map or a `Map`.
         eps: ε ≥ 0. With 0 it is −log p_t, and +∞ without gradient where p_t = 0.
-        **params: the map's parameters (`order=4`).
+        **params: the map's parameters (`order=4`). One whose name is an option here is called `map_…`: `map_eps=0.5` is the ε
+            of `map="eps_softmax"`.
         The others, errors: as for `cross_entropy`. Cost: the map, and one more read.
 
     It is not convex, and a target far outside the support gets no gradient: where the map has a Fenchel–Young loss, prefer that.
@@ -40,17 +41,30 @@ def eps_cross_entropy(
     >>> sm.eps_cross_entropy(torch.tensor([[2.0, 0.0]]), torch.tensor([1]), eps=1e-3)
     tensor(6.9098)
     """
-    batch = prepare("eps_cross_entropy", x, target, weight, ignore_index, reduction, label_smoothing)
-    if not isinstance(eps, (int, float, np.number)) or not 0 <= eps < math.inf:
-        raise ValueError(f"{batch.name}: eps must be a finite number of at least 0, got {eps!r}")
+    batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
+    eps = _check_eps(batch.name, eps)
     found = probability_map(batch.name, map)
-    p = found(batch.scores, **class_params(batch, found, params)) + eps
-    positive = p != 0  # True for NaN
-    log_p = torch.where(positive, torch.where(positive, p, 1.0).log(), -math.inf) - math.log1p(p.shape[-1] * eps)
-    return batch.result(batch.reduce(-batch.weighted_expectation(log_p)))
+    p = found(batch.scores, **class_params(batch, found, params))
+    return batch.result(batch.reduce(batch.cost(log_share(p, float(eps)))))
 
 
-class EpsCrossEntropyLoss(LossModule):
+def log_share(p: Tensor, eps: float) -> Tensor:
+    """log((p + ε)/(1 + nε)) ≤ 0; from p = ½ as log1p of −((1 − p) + (n − 1)ε)/(1 + nε), no part of which has another sign."""
+    n = p.shape[-1]
+    likely = p >= 0.5
+    low = torch.where(likely, 1.0, p + eps)
+    possible = low != 0  # also NaN
+    unlikely = torch.where(possible, torch.where(possible, low, 1.0).log(), -math.inf) - math.log1p(n * eps)
+    missing = 1 - torch.where(likely, p, 1.0)
+    missing = missing - missing.detach().clamp_max(0.0)  # where p was rounded above 1
+    return torch.where(likely, torch.log1p(-(missing + (n - 1) * eps) / (1 + n * eps)), unlikely)
+
+
+def _check_eps(name: str, eps: Any) -> float:
+    return check_number(name, "eps", eps, lambda eps: 0 <= eps < math.inf, "a finite number of at least 0")
+
+
+class EpsCrossEntropyLoss(MapLossModule):
     """`eps_cross_entropy` as a module.
 
     >>> import torch, softmaxima as sm
@@ -60,8 +74,8 @@ class EpsCrossEntropyLoss(LossModule):
 
     function = eps_cross_entropy
 
-    def __init__(self, map: str | Map = "sparsemax", eps: float = 1e-6, weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, map=map, eps=eps, **options)
+    def __init__(self, map: AnyMap = "sparsemax", eps: float = 1e-6, weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(map, weight, {"eps": _check_eps(type(self).__name__, eps)}, **options)
 
 
 register(
@@ -69,6 +83,11 @@ register(
         "eps_cross_entropy",
         eps_cross_entropy,
         EpsCrossEntropyLoss,
-        examples=({"map": "sparsemax"}, {"map": "taylor_softmax", "eps": 0.0}, {"map": "softmax", "eps": 0.01}),
+        examples=(
+            {"map": "sparsemax"},
+            {"map": "taylor_softmax", "eps": 0.0},
+            {"map": "softmax", "eps": 0.01},
+            {"map": "eps_softmax", "map_eps": 0.5},
+        ),
     )
 )

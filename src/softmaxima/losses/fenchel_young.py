@@ -6,39 +6,76 @@ case Ω = ½(‖p‖² − 1), in closed form ½ − x_t + ½ Σ_{p_i>0} (x_i² 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array, as_tensor
 from softmaxima._envelope import envelope
-from softmaxima._map import Array, Map, as_tensor, check_params, find_map, is_concrete, without_mask
+from softmaxima._map import AnyMap, Map, check_params, find_map, without_mask
 from softmaxima._rows import row_maximum
-from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
+from softmaxima._tracing import is_concrete
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 
 
-def probability_map(name: str, map: str | Map) -> Map:
+def probability_map(name: str, map: AnyMap) -> Map:
     """The map of that name, which must return probabilities."""
-    found = find_map(map)
+    found = find_map(map, name)
     if found.properties.logarithmic:
         raise ValueError(f"{name}: {found.name} returns logarithms, not probabilities; take another map")
     return found
 
 
+def of_map(name: str, map: Map, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters by the map's own names, without the prefix `map_`."""
+    own = {parameter.name for parameter in map.params}
+    named = {key if key in own else key.removeprefix("map_"): value for key, value in params.items()}
+    if len(named) < len(params):
+        raise TypeError(f"{name}: a parameter of {map.name} was given twice, got {', '.join(params)}")
+    return named
+
+
 def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, Any]:
-    """The map's parameters, validated against the scores as they came, with the classes last."""
+    """The map's parameters, validated against the scores as they came, with the classes last.
+
+    Each may be called `map_…`, as one must be whose own name is an option of the loss.
+    """
     scores = as_tensor(batch.name, "scores", batch.given)
-    values = check_params(map, map.complete(params), scores, batch.class_axis)
+    values = check_params(map, map.complete(of_map(batch.name, map, params)), scores, batch.class_axis, batch.name)
     moved = (v.movedim(batch.class_axis, -1) if isinstance(v, Tensor) else v for v in values)
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
 
 
+def regularised_map(name: str, map: AnyMap) -> Map:
+    """The map of that name, which must have a regulariser."""
+    found = probability_map(name, map)
+    if found.regulariser is None:
+        raise ValueError(
+            f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss; use surrogate_loss or eps_cross_entropy"
+        )
+    return found
+
+
+class MapLossModule(LossModule):
+    """A loss that takes `map=`, and its parameters, as a module."""
+
+    find: Callable[[str, AnyMap], Map] = staticmethod(probability_map)
+
+    def __init__(self, map: AnyMap, weight: Tensor | None = None, own: dict[str, Any] | None = None, **options: Any) -> None:
+        name = type(self).__name__
+        found = type(self).find(name, map)
+        shared = {key: options.pop(key) for key in ("ignore_index", "reduction", "label_smoothing") if key in options}
+        named = of_map(name, found, options)
+        found.complete(named)  # a parameter that the map does not have raises here
+        checked = {p.name: p.check(name, named[p.name]) for p in found.params if p.name in named}
+        given = {key: checked[next(iter(of_map(name, found, {key: None})))] for key in options}
+        super().__init__(weight, map=map, **shared, **(own or {}), **given)
+
+
 def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
     """The reduced loss."""
-    if map.regulariser is None:
-        raise ValueError(
-            f"{batch.name}: {map.name} has no regulariser, so no Fenchel–Young loss; use surrogate_loss or eps_cross_entropy"
-        )
     if batch.soft is not None and is_concrete(batch.soft):
         mass = batch.soft.sum(-1)
         if bool(((mass - 1).abs() > 1e-2).any()):
@@ -47,30 +84,42 @@ def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
             )
     values = class_params(batch, map, params)
     theta = map.kernel.theta(*values.values()) if map.kernel is not None and values else 0.0
-    return batch.evaluate(map, theta, lambda batch: composite(batch, map, values), tuple(values.values()), fenchel=True)
+    losses = losses_of(map, theta, fenchel=True)
+    return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
 
 
 def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
-    """The same by differentiable operations, in a wider dtype: near the loss's zero the terms cancel."""
-    params: dict[str, Any] = {name: v.to(batch.wide_dtype) if isinstance(v, Tensor) else v for name, v in values.items()}
-    z = batch.scores.to(batch.wide_dtype)
+    """The same by differentiable operations, in float64: near the loss's zero the terms cancel."""
+    params: dict[str, Any] = {name: v.to(torch.float64) if isinstance(v, Tensor) else v for name, v in values.items()}
+    z = batch.scores.to(torch.float64)
+    top = row_maximum(z)
     if map.properties.shift_invariant:
-        z = z - row_maximum(z)
+        z, top = z - top, torch.zeros_like(top)
     p = map(z, **params)
     y = batch.target_distribution().to(z.dtype)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
     conjugate = envelope(map, value, z, p, params).squeeze(-1)
-    rows = conjugate + map.regulariser(y, **params) - batch.expectation(z)  # type: ignore[misc]
-    return batch.reduce(batch.weigh(rows))
+    # All less the row's maximum, which what y lacks of 1, the share of a sink, does not take off.
+    missing = (1 - y.sum(-1)).clamp_min(0.0) * top.squeeze(-1)
+    terms = (conjugate - top.squeeze(-1), map.regulariser(y, **params) + missing, -batch.expectation(z - top))  # type: ignore[misc]
+    rows = terms[0] + terms[1] + terms[2]
+    return batch.reduce(batch.weigh(rows + _rounded_below(rows, terms, y).detach()))
+
+
+def _rounded_below(rows: Tensor, terms: tuple[Tensor, ...], y: Tensor) -> Tensor:
+    """What a loss lacks of 0 where rounding, of its terms or of a target that sums to 1 no better, may have taken it below."""
+    rounding = (1 - y.sum(-1)).abs() + 16 * torch.finfo(rows.dtype).eps
+    largest = rounding * (1 + terms[0].abs() + terms[1].abs() + terms[2].abs())
+    return torch.where((rows < 0) & (rows >= -largest), -rows, 0.0)
 
 
 def fenchel_young_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
-    map: str | Map = "softmax",
+    map: AnyMap = "softmax",
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -81,9 +130,9 @@ def fenchel_young_loss(
     For softmax it is KL(y ‖ p): cross-entropy less the target's entropy, the same for labels.
 
     Args:
-        map: a registered name or a `Map`; it must have a regulariser.
+        map: a registered name, the function of a map or a `Map`; it must have a regulariser.
         weight: one weight a class; a row counts w_t, or Σ_c w_c y_c for probabilities y.
-        **params: the map's parameters (`alpha=1.3`); tensors may require grad.
+        **params: the map's parameters (`alpha=1.3`, or `map_alpha=1.3`); tensors may require grad.
         The others: as for `cross_entropy`. Rows of target probabilities must sum to 1.
 
     Returns and raises as `cross_entropy`. Cost: the map, and one more read.
@@ -93,11 +142,11 @@ def fenchel_young_loss(
     >>> sm.fenchel_young_loss(x, torch.tensor([0]), map="entmax", alpha=1.3)
     tensor(0.0135)
     """
-    batch = prepare("fenchel_young_loss", x, target, weight, ignore_index, reduction, label_smoothing)
-    return fenchel_young(batch, probability_map(batch.name, map), params)
+    batch = prepare("fenchel_young_loss", input, target, weight, ignore_index, reduction, label_smoothing)
+    return fenchel_young(batch, regularised_map(batch.name, map), params)
 
 
-class FenchelYoungLoss(LossModule):
+class FenchelYoungLoss(MapLossModule):
     """`fenchel_young_loss` as a module.
 
     >>> import torch, softmaxima as sm
@@ -106,9 +155,10 @@ class FenchelYoungLoss(LossModule):
     """
 
     function = fenchel_young_loss
+    find = staticmethod(regularised_map)
 
-    def __init__(self, map: str | Map = "softmax", weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, map=map, **options)
+    def __init__(self, map: AnyMap = "softmax", weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(map, weight, **options)
 
 
 register(

@@ -9,19 +9,19 @@ decreasing in θ throughout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._map import Array, as_tensor, is_concrete, like_input
-from softmaxima.losses._classification import Batch, Loss, LossModule, prepare, register
+from softmaxima import _kernels
+from softmaxima._arguments import Array, as_scores, check_number, check_positive, like_input
+from softmaxima._tracing import is_concrete
+from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
-Margin = Callable[[Tensor, Any], Tensor]  # (cosines, margin of each) → cosines with the margin
+COSINES, ANGLES = 2.0, math.pi  # a margin is below the largest difference of two of them
 
 
 def additive_cosine(cosine: Tensor, margin: Any) -> Tensor:
@@ -44,10 +44,10 @@ def additive_angle(cosine: Tensor, margin: Any) -> Tensor:
 
 def margin_loss(
     name: str,
-    margin_function: Margin,
+    angular: bool,
     margin: float,
     scale: float,
-    x: Any,
+    input: Any,
     target: Any,
     class_vectors: Any,
     weight: Any,
@@ -56,26 +56,29 @@ def margin_loss(
     label_smoothing: float,
 ) -> Any:
     """The cross-entropy of scale · cosines, the target's with its margin."""
-    cosines = as_tensor(name, "scores", x)
+    cosines = as_scores(name, input)
     if class_vectors is not None:
-        cosines = _cosines(name, cosines, as_tensor(name, "class_vectors", class_vectors))
-    elif is_concrete(cosines) and cosines.is_floating_point():
-        tolerance = 4 * torch.finfo(cosines.dtype).eps
-        if bool((cosines.abs() > 1 + tolerance).any()):
+        cosines = _cosines(name, cosines, as_scores(name, class_vectors, "class_vectors"))
+    elif is_concrete(cosines) and cosines.numel() > 0:
+        limit = 1 + 4 * torch.finfo(cosines.dtype).eps
+        lowest, highest = cosines.detach().aminmax()  # NaN where one is
+        if not (float(lowest) >= -limit and float(highest) <= limit):
             largest = float(cosines.detach().abs().nan_to_num(0.0).max())
-            raise ValueError(f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well")
-    batch = prepare(name, like_input(cosines, x), target, weight, ignore_index, reduction, label_smoothing)
-    scores = scale * _with_margin(batch, margin_function, margin)
-    return batch.result(batch.reduce(-batch.weighted_expectation(LOG_SOFTMAX(scores))))
+            if largest > limit:
+                raise ValueError(
+                    f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well"
+                )
+    batch = prepare(name, like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
+
+    def composite(batch: Batch) -> Tensor:
+        return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
+
+    losses = native_only(batch, partial(_kernels.margin_loss, margin=margin, angular=angular, cosine_scale=scale))
+    return batch.evaluate(losses, composite, wide=True)
 
 
-def _within(name: str, what: str, value: float, low: float, high: float) -> float:
-    """A number in [low, high), or in (0, ∞) where low is 0 and high ∞."""
-    positive = high == math.inf
-    if not isinstance(value, (int, float, np.number)) or not low <= value < high or (positive and value == 0):
-        domain = "a positive finite number" if positive else f"a number in [{low:g}, {high:.4g})"
-        raise ValueError(f"{name}: {what} must be {domain}, got {value!r}")
-    return float(value)
+def _check_margin(name: str, margin: Any, highest: float) -> float:
+    return check_number(name, "margin", margin, lambda margin: 0 <= margin < highest, f"a number in [0, {highest:.4g})")
 
 
 def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
@@ -90,16 +93,17 @@ def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
     return torch.matmul(unit(features, dim=axis).movedim(axis, -1), unit(vectors, dim=-1).to(features.dtype).T).movedim(-1, axis)
 
 
-def _with_margin(batch: Batch, margin_function: Margin, margin: float) -> Tensor:
+def _with_margin(batch: Batch, angular: bool, margin: float) -> Tensor:
     """The margin on the target's cosine; on each cosine in proportion to its probability for soft targets."""
-    if batch.labels is None:
-        return margin_function(batch.scores, margin * replace(batch, smoothing=0.0).target_distribution())
-    index = batch.labels.unsqueeze(-1)
-    return batch.scores.scatter(-1, index, margin_function(batch.scores.gather(-1, index), margin))
+    with_margin = additive_angle if angular else additive_cosine
+    if batch.soft is not None:
+        return with_margin(batch.scores, margin * batch.soft)
+    index = batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+    return batch.scores.scatter(-1, index, with_margin(batch.scores.gather(-1, index), margin))
 
 
 def am_softmax_loss(
-    x: Array,
+    input: Array,
     target: Any,
     class_vectors: Any = None,
     *,
@@ -113,7 +117,7 @@ def am_softmax_loss(
     """AM-softmax, `−log(e^{(c_t−m)/τ} / (e^{(c_t−m)/τ} + Σ_{j≠t} e^{c_j/τ}))`: the target must win by a margin in cosine.
 
     Args:
-        x: cosines (N, C, d…), in [−1, 1] up to rounding; or, with class_vectors, features (N, D, d…).
+        input: cosines (N, C, d…), in [−1, 1] up to rounding; or, with class_vectors, features (N, D, d…).
         class_vectors: (C, D), one vector a class (the last layer's weight); the cosines are then taken here.
         margin: m in [0, 2).
         temperature: τ > 0; cosines alone span too little for a confident softmax.
@@ -126,15 +130,13 @@ def am_softmax_loss(
     tensor(0.1269)
     """
     name = "am_softmax_loss"
-    margin = _within(name, "margin", margin, 0.0, 2.0)
-    scale = 1 / _within(name, "temperature", temperature, 0.0, math.inf)
-    return margin_loss(
-        name, additive_cosine, margin, scale, x, target, class_vectors, weight, ignore_index, reduction, label_smoothing
-    )
+    margin = _check_margin(name, margin, COSINES)
+    scale = 1 / check_positive(name, "temperature", temperature)
+    return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
 
 def cosface(
-    x: Array,
+    input: Array,
     target: Any,
     class_vectors: Any = None,
     *,
@@ -154,15 +156,13 @@ def cosface(
     tensor(0.1269)
     """
     name = "cosface"
-    margin = _within(name, "margin", margin, 0.0, 2.0)
-    scale = _within(name, "scale", scale, 0.0, math.inf)
-    return margin_loss(
-        name, additive_cosine, margin, scale, x, target, class_vectors, weight, ignore_index, reduction, label_smoothing
-    )
+    margin = _check_margin(name, margin, COSINES)
+    scale = check_positive(name, "scale", scale)
+    return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
 
 def arcface(
-    x: Array,
+    input: Array,
     target: Any,
     class_vectors: Any = None,
     *,
@@ -190,18 +190,16 @@ def arcface(
     tensor(0.0219)
     """
     name = "arcface"
-    margin = _within(name, "margin", margin, 0.0, math.pi)
-    scale = _within(name, "scale", scale, 0.0, math.inf)
-    return margin_loss(
-        name, additive_angle, margin, scale, x, target, class_vectors, weight, ignore_index, reduction, label_smoothing
-    )
+    margin = _check_margin(name, margin, ANGLES)
+    scale = check_positive(name, "scale", scale)
+    return margin_loss(name, True, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
 
 class _MarginModule(LossModule):
     """Shared by the margin modules: `forward` takes class vectors as well."""
 
-    def forward(self, x: Tensor, target: Tensor, class_vectors: Tensor | None = None) -> Tensor:
-        return type(self).function(x, target, class_vectors, **self.options)
+    def forward(self, input: Tensor, target: Tensor, class_vectors: Tensor | None = None) -> Tensor:
+        return type(self).function(input, target, class_vectors, **self.options)
 
 
 class AMSoftmaxLoss(_MarginModule):
@@ -215,6 +213,8 @@ class AMSoftmaxLoss(_MarginModule):
     function = am_softmax_loss
 
     def __init__(self, margin: float = 0.35, temperature: float = 1 / 30, weight: Tensor | None = None, **options: Any) -> None:
+        name = type(self).__name__
+        margin, temperature = _check_margin(name, margin, COSINES), check_positive(name, "temperature", temperature)
         super().__init__(weight, margin=margin, temperature=temperature, **options)
 
 
@@ -229,7 +229,8 @@ class CosFace(_MarginModule):
     function = cosface
 
     def __init__(self, margin: float = 0.35, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, margin=margin, scale=scale, **options)
+        name = type(self).__name__
+        super().__init__(weight, margin=_check_margin(name, margin, COSINES), scale=check_positive(name, "scale", scale), **options)
 
 
 class ArcFace(_MarginModule):
@@ -243,7 +244,8 @@ class ArcFace(_MarginModule):
     function = arcface
 
     def __init__(self, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, margin=margin, scale=scale, **options)
+        name = type(self).__name__
+        super().__init__(weight, margin=_check_margin(name, margin, ANGLES), scale=check_positive(name, "scale", scale), **options)
 
 
 register(Loss("am_softmax_loss", am_softmax_loss, AMSoftmaxLoss, examples=({"temperature": 0.2},), on_cosines=True))

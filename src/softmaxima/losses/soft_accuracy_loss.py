@@ -6,17 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._map import Array, Map
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
-from softmaxima.losses.fenchel_young import class_params, probability_map
+from softmaxima._arguments import Array
+from softmaxima._map import AnyMap
+from softmaxima.losses._classification import Loss, prepare, register
+from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 
 
 def soft_accuracy_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
-    map: str | Map = "softmax",
+    map: AnyMap = "softmax",
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -27,14 +28,14 @@ def soft_accuracy_loss(
     Its gradient vanishes with p_t, so a row that is badly wrong does not learn: use it to fine-tune, not from scratch.
 
     Args:
-        map: a registered name or a `Map`; **params are its parameters.
+        map: a registered name, the function of a map or a `Map`; **params are its parameters (`k=3`, or `map_k=3`).
         The others, errors: as for `cross_entropy`. Cost: the map.
 
     >>> import torch, softmaxima as sm
     >>> sm.soft_accuracy_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(-0.8808)
     """
-    batch = prepare("soft_accuracy_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("soft_accuracy_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     found = probability_map(batch.name, map)
     p = found(batch.scores, **class_params(batch, found, params))
     if batch.labels is None or batch.smoothing > 0:
@@ -44,7 +45,7 @@ def soft_accuracy_loss(
     return batch.result(batch.reduce(-rows))
 
 
-class SoftAccuracyLoss(LossModule):
+class SoftAccuracyLoss(MapLossModule):
     """`soft_accuracy_loss` as a module.
 
     >>> import torch, softmaxima as sm
@@ -54,8 +55,8 @@ class SoftAccuracyLoss(LossModule):
 
     function = soft_accuracy_loss
 
-    def __init__(self, map: str | Map = "softmax", weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, map=map, **options)
+    def __init__(self, map: AnyMap = "softmax", weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(map, weight, **options)
 
 
 register(

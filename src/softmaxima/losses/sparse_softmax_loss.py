@@ -3,20 +3,22 @@ r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from softmaxima._map import Array
+from softmaxima import _kernels
+from softmaxima._arguments import Array
 from softmaxima._rows import row_maximum
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
 from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
 
 
 def sparse_softmax_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
@@ -42,17 +44,26 @@ def sparse_softmax_loss(
     >>> sm.sparse_softmax_loss(torch.tensor([[3.0, 2.0, 0.0]]), torch.tensor([2]), k=1)
     tensor(3.)
     """
-    batch = prepare("sparse_softmax_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("sparse_softmax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
+    k, p = _check_choice(batch.name, k, p)
+    name, theta = ("topk_softmax", k) if k is not None else ("topp_softmax", p)
+
+    def composite(batch: Batch) -> Tensor:
+        z = batch.scores - row_maximum(batch.scores)
+        kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
+        log_sum = logsumexp(z, keepdim=True, where=kept)
+        return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
+
+    losses = native_only(batch, partial(_kernels.selected_loss, name, theta=float(theta)))  # type: ignore[arg-type]
+    return batch.evaluate(losses, composite, wide=True)
+
+
+def _check_choice(name: str, k: Any, p: Any) -> tuple[int | None, float | None]:
+    """(k, p), of which one is None."""
     if (k is None) == (p is None):
-        raise ValueError(f"{batch.name}: give exactly one of k and p, got k={k} and p={p}")
-    for map, value in ((TOPK_SOFTMAX, k), (TOPP_SOFTMAX, p)):
-        (parameter,) = map.params
-        if value is not None and not parameter.valid(value):
-            raise ValueError(f"{batch.name}: {parameter.name} must be {parameter.domain}, got {value!r}")
-    z = batch.scores - row_maximum(batch.scores)
-    kept = topk_mask(z.detach(), k) if k is not None else topp_mask(z.detach(), p)  # type: ignore[arg-type]
-    log_sum = logsumexp(z, keepdim=True, where=kept)
-    return batch.result(batch.reduce(-batch.weighted_expectation(z - log_sum.masked_fill(log_sum == -math.inf, 0.0))))
+        raise ValueError(f"{name}: give exactly one of k and p, got k={k} and p={p}")
+    of_k, of_p = TOPK_SOFTMAX.params[0], TOPP_SOFTMAX.params[0]
+    return None if k is None else of_k.check(name, k), None if p is None else of_p.check(name, p)
 
 
 class SparseSoftmaxLoss(LossModule):
@@ -66,6 +77,7 @@ class SparseSoftmaxLoss(LossModule):
     function = sparse_softmax_loss
 
     def __init__(self, k: int | None = None, p: float | None = None, weight: Tensor | None = None, **options: Any) -> None:
+        k, p = _check_choice(type(self).__name__, k, p)
         super().__init__(weight, k=k, p=p, **options)
 
 

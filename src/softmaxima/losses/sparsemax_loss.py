@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from softmaxima._map import Array
+from softmaxima._arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, prepare, register
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.sparsemax import SPARSEMAX
 
 
 def sparsemax_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
@@ -28,7 +28,7 @@ def sparsemax_loss(
     >>> sm.sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.2500])
     """
-    batch = prepare("sparsemax_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("sparsemax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     return fenchel_young(batch, SPARSEMAX, {})
 
 

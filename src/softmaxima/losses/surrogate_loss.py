@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softmaxima._arguments import Array
 from softmaxima._envelope import envelope
-from softmaxima._map import Array, Map, without_mask
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
-from softmaxima.losses.fenchel_young import class_params, probability_map
+from softmaxima._map import AnyMap, without_mask
+from softmaxima.losses._classification import Loss, prepare, register
+from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 
 
 def surrogate_loss(
-    x: Array,
+    input: Array,
     target: Any,
     weight: Any = None,
     *,
-    map: str | Map = "softmax",
+    map: AnyMap = "softmax",
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -34,7 +35,7 @@ def surrogate_loss(
     map's parameters get no gradient.
 
     Args:
-        map: a registered name or a `Map`; **params are its parameters.
+        map: a registered name, the function of a map or a `Map`; **params are its parameters (`k=3`, or `map_k=3`).
         weight: as for `fenchel_young_loss`.
         The others, errors: as for `cross_entropy`. Cost: the map.
 
@@ -44,7 +45,7 @@ def surrogate_loss(
     >>> x.grad
     tensor([[ 1.,  0., -1.]])
     """
-    batch = prepare("surrogate_loss", x, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("surrogate_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     found = probability_map(batch.name, map)
     fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in class_params(batch, found, params).items()}
     z = batch.scores
@@ -55,7 +56,7 @@ def surrogate_loss(
     return batch.result(batch.reduce(batch.weigh(rows)))
 
 
-class SurrogateLoss(LossModule):
+class SurrogateLoss(MapLossModule):
     """`surrogate_loss` as a module.
 
     >>> import torch, softmaxima as sm
@@ -65,8 +66,8 @@ class SurrogateLoss(LossModule):
 
     function = surrogate_loss
 
-    def __init__(self, map: str | Map = "softmax", weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, map=map, **options)
+    def __init__(self, map: AnyMap = "softmax", weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__(map, weight, **options)
 
 
 register(
