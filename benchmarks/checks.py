@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.subjects import IGNORED, Computed, Problem, Subject, Variant, call, checked, problem, variants
 from benchmarks.workers import describe
+from softmaxima._jacobian import jacobian_of
 from softmaxima.experiments.check import GRADIENT_SLACK, TOLERANCE
 from softmaxima.experiments.subjects import DIRECTIONS, Direction
 from softmaxima.maps import Map
@@ -81,15 +82,14 @@ def _expect_map(map: Map, chosen: Tensor, z: Tensor, g: Tensor, tau: Any, params
     nothing = -math.inf if map.properties.logarithmic else 0.0
     empty = (z == -math.inf).all(-1, keepdim=True)
     p = map.reference(z.masked_fill(empty, 0.0), **params).masked_fill(empty, nothing)
-    s, q, *rest = map.sensitivity(p, z if map.uses_scores else None, **params)
-    r = rest[0] if rest else s
-    pulled = (q * g).sum(-1, keepdim=True)
+    local = jacobian_of(map.sensitivity(p, z if map.uses_scores else None, **params))
+    pulled = (local.q * g).sum(-1, keepdim=True)
     size = _without_infinities(p).abs().clamp_min(1.0) if map.properties.logarithmic else _largest(p)
     # The two terms of the gradient may cancel, so what they are before that is the size of its error.
-    slope = _largest(s * g) + _largest(r * pulled)
+    slope = _largest(local.s * g) + _largest(local.r * pulled)
     decided = _decided(map, z, p, params)
     of_value = None if map.properties.continuous else decided
-    return Expected(chosen, p, size, (s * g - r * pulled) / tau, slope / tau, decided=decided, value_decided=of_value)
+    return Expected(chosen, p, size, local.pull(g) / tau, slope / tau, decided=decided, value_decided=of_value)
 
 
 def _decided(map: Map, z: Tensor, p: Tensor, params: Mapping[str, Any]) -> Tensor | None:

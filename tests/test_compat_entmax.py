@@ -582,11 +582,15 @@ def test_shapes_and_strides(name: str):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ours.sparsemax(X, k=0), ValueError, "k must be at least 1, got 0"),
-        (lambda: ours.entmax15(X, -1, 1.5), TypeError, "k must be an int or None, got float"),
-        (lambda: ours.Entmax15(k=-3)(X), ValueError, "k must be at least 1, got -3"),
-        (lambda: ours.entmax_bisect(X, n_iter=0), ValueError, "n_iter must be at least 1"),
-        (lambda: ours.SparsemaxBisectLoss("50")(X, TARGET), TypeError, "n_iter must be an int or None, got str"),
+        (lambda: ours.sparsemax(X, k=0), ValueError, "k must be an int of at least 1, or None, got 0"),
+        (lambda: ours.entmax15(X, -1, 1.5), TypeError, "k must be an int of at least 1, or None, got 1.5; pass an int"),
+        (lambda: ours.Entmax15(k=-3)(X), ValueError, "k must be an int of at least 1, or None, got -3"),
+        (lambda: ours.entmax_bisect(X, n_iter=0), ValueError, "n_iter must be an int of at least 1, or None, got 0"),
+        (
+            lambda: ours.SparsemaxBisectLoss("50")(X, TARGET),
+            TypeError,
+            "n_iter must be an int of at least 1, or None, got the string '50'",
+        ),
         (lambda: ours.entmax_bisect(X, 0.0), ValueError, "entmax_bisect: alpha must be positive and finite, got 0.0"),
         (lambda: ours.entmax_bisect(X, -torch.ones(())), ValueError, "alpha must be positive and finite"),
         (lambda: ours.entmax_bisect_loss(X, TARGET, -0.5), ValueError, "alpha must be positive and finite"),

@@ -211,7 +211,7 @@ def _hessian(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_wrong_precision_raises():
-    with pytest.raises(ValueError, match=r"precision must be 'native' or 'compensated', got 'exact'"):
+    with pytest.raises(ValueError, match=r"precision must be one of native, compensated, got 'exact'"):
         sm.logsumexp(torch.zeros(2), precision="exact")
     with pytest.raises(TypeError, match=r"scores must be real, got torch.complex64; precision='native' takes complex scores"):
         sm.logsumexp(torch.zeros(2, dtype=torch.complex64), precision="compensated")

@@ -13,8 +13,13 @@ X = torch.zeros(2, 3)
 
 
 def test_maps_take_floating_point_scores_only(case: Case):
-    for bad in (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.complex64)):
-        with pytest.raises(TypeError, match=rf"{case.map.name}: scores must be float64.*got torch\..*call x\.float\(\)"):
+    for bad, repair in (
+        (torch.zeros(2, 3, dtype=torch.int64), r"call x\.float\(\)"),
+        (torch.zeros(2, dtype=torch.bool), r"call x\.float\(\)"),
+        (np.zeros(3, np.int64), r"call x\.astype\(float\)"),
+        (torch.zeros(2, dtype=torch.complex64), r"take x\.real"),
+    ):
+        with pytest.raises(TypeError, match=rf"{case.map.name}: scores must be float64.*got torch\..*{repair}"):
             case(bad)
     with pytest.raises(TypeError, match=r"must be a torch.Tensor or a numpy.ndarray, got list"):
         case([1.0, 2.0])
@@ -27,16 +32,16 @@ def test_maps_take_floating_point_scores_only(case: Case):
     [
         ({"dim": 2}, IndexError, r"dim must be in \[-2, 1\] for scores of 2 dimensions, got 2"),
         ({"dim": -3}, IndexError, r"dim must be in \[-2, 1\]"),
-        ({"dim": 0.5}, TypeError, r"dim must be an int, got float"),
+        ({"dim": 0.5}, TypeError, r"dim must be an int, got 0.5; pass an int"),
         ({"temperature": 0.0}, ValueError, r"temperature must be positive and finite, got 0.0"),
         ({"temperature": -1}, ValueError, r"temperature must be positive and finite, got -1"),
         ({"temperature": float("nan")}, ValueError, r"temperature must be positive and finite, got nan"),
         ({"temperature": float("inf")}, ValueError, r"temperature must be positive and finite, got inf"),
         ({"temperature": torch.tensor([[1.0], [0.0]])}, ValueError, r"positive and finite, got a tensor with 0.0"),
-        ({"temperature": torch.ones(3)}, ValueError, r"size 1 along dim 1, got shape \(1, 3\).*temperature.unsqueeze\(1\)"),
+        ({"temperature": torch.ones(3)}, ValueError, r"size 1 along dim 1, got shape \(3,\).*temperature.unsqueeze\(1\)"),
         ({"temperature": torch.ones(3, 1)}, ValueError, r"must broadcast against scores of shape \(2, 3\)"),
         ({"temperature": torch.ones(1, 2, 1)}, ValueError, r"must broadcast against scores of shape \(2, 3\)"),
-        ({"temperature": "hot"}, TypeError, r"temperature must be a torch.Tensor or a numpy.ndarray, got str"),
+        ({"temperature": "hot"}, TypeError, r"temperature must be positive and finite, got the string 'hot'; pass a number"),
         ({"temperature": torch.ones(2, 1, dtype=torch.bool)}, TypeError, r"temperature must be real, got torch.bool"),
         ({"where": torch.ones(2, 3)}, TypeError, r"where must be boolean.*got torch.float32; call where.bool\(\)"),
         ({"where": torch.ones(4, 3).bool()}, ValueError, r"where must broadcast to the scores' shape \(2, 3\), got \(4, 3\)"),
@@ -69,7 +74,11 @@ def test_wrong_options_of_maps_raise(case: Case, options: dict, error: type[Exce
         (lambda: sm.normalize(X, f=torch.sin), None),
         (lambda: sm.normalize(X - 1, f=torch.sin), r"f must not be negative, got -0.8"),
         (lambda: sm.normalize(X, f="sigmoid"), r"f must be a function"),
-        (lambda: sm.jacobian("sofmax", X), r"unknown map 'sofmax'; registered are: "),
+        (lambda: sm.jacobian("sofmax", X), r"jacobian: unknown map 'sofmax'; did you mean 'softmax'\?; registered are: "),
+        (lambda: sm.normalize(X, f=lambda z: z.exp().sum()), r"f must work elementwise: .* shape \(2, 3\) it returned \(\)"),
+        (lambda: sm.normalize(X, temperature=2.0, f=lambda z: z[..., :1].exp()), r"of shape \(2, 3\) it returned \(2, 1\)"),
+        (lambda: sm.normalize(X, f=lambda z: z > 0), r"f must return a floating-point tensor, .* got torch.bool"),
+        (lambda: sm.normalize(X, f=lambda z: None), r"f must return a floating-point tensor, .* got NoneType"),
         (lambda: sm.MapModule("sofmax"), r"unknown map 'sofmax'"),
         (lambda: sm.hessian_vector_product(torch.sum, X, X[0]), r"x and v must have one shape and dtype"),
         (lambda: sm.softmin([1.0]), r"softmin: scores must be a torch.Tensor or a numpy.ndarray, got list"),

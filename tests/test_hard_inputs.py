@@ -289,3 +289,21 @@ def test_losses_of_rows_do_not_depend_on_how_many_there_are(
         slopes.append(torch.autograd.grad(few[-1].sum(), part)[0])
     torch.testing.assert_close(value, torch.cat(few), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
     torch.testing.assert_close(gradient, torch.cat(slopes), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the GPU's thresholds are those of sums in float32")
+@pytest.mark.parametrize(
+    ("alpha", "count"), [(1.25, 16), (1.5, 16), (1.5, 64), (1.5, 256), (1.5, 1024), (2.0, 8), (2.0, 64), (3.0, 4)]
+)
+@pytest.mark.parametrize("offset", [0.0, 1.0, -16.0])
+def test_score_at_the_edge_of_the_support_gets_zero(alpha: float, count: int, offset: float, dtype: torch.dtype):
+    """Of `count` equal scores the edge is count^−β/β below them, here a number of few bits."""
+    beta = alpha - 1
+    x = torch.tensor([[0.0] * count + [-(count**-beta) / beta] * 3], dtype=torch.float64).repeat(3, 1) + offset
+    if bool((x.to(dtype).double() != x).any()):
+        return
+    of_order = {1.5: REGISTRY["entmax15"], 2.0: REGISTRY["sparsemax"]}.get(alpha)
+    for case in (Case(REGISTRY["entmax"], {"alpha": alpha}), *([Case(of_order, {})] if of_order else [])):
+        for p in (case(x.to(dtype)), case(x.to(dtype).T.contiguous(), 0).T, case.map.forward(x.to(dtype), **case.params)):
+            assert bool((p[:, count:] == 0).all()), (str(case), p)
+            assert bool((p[:, :count] > 0).all())

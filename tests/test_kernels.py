@@ -23,6 +23,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, LossCase, normal
 from softmaxima import _devices, _kernels
+from softmaxima._jacobian import jacobian_of
 from softmaxima.lse._weighted import _composed as composed_weighted
 from softmaxima.maps import REGISTRY
 
@@ -343,9 +344,13 @@ class Draw:
         address = _kernels._address
         return (
             _kernels.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride,
-            self.tau_number, 1 / self.tau_number, address(self.taus),
+            self.tau_number, address(self.taus),
             theta, address(thetas), address(self.mask), address(self.blocks),
         )  # fmt: skip
+
+    def sum_of(self, states: Tensor) -> Tensor:
+        """LSE(x/τ) in float64, from the largest x and what it is above that over τ."""
+        return states[0] / self.tau.double() + states[1]
 
     def as_rows(self, values: Tensor) -> Tensor:
         """[outer, n or 1, inner] → [rows, n or 1] in float64."""
@@ -472,18 +477,19 @@ def test_logsumexp_kernels_on_random_calls():
     for seed in range(100):
         draw = Draw(seed)
         outer, _, inner = draw.shape
-        out, values = (
+        out, states = (
             draw.memory.output(outer, 1, inner, dtype=draw.dtype),
-            draw.memory.output(outer, 1, inner, dtype=torch.float64),
+            draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
         )
-        pack = lambda threads, draw=draw, out=out, values=values: _kernels._FORWARD(
-            *draw.fields(threads, 0.0), out.data_ptr(), values.data_ptr()
+        pack = lambda threads, draw=draw, out=out, states=states: _kernels._FORWARD(
+            *draw.fields(threads, 0.0), out.data_ptr(), states.data_ptr()
         )
-        result, wide = run_on_threads("logsumexp", pack, draw, [out, values])
-        torch.testing.assert_close(result, wide.to(draw.dtype), rtol=0, atol=0, equal_nan=True)
-        _kernels._run("logsumexp", _kernels._FORWARD(*draw.fields(1, 0.0), out.data_ptr(), 0))  # without the values in double
+        result, wide = run_on_threads("logsumexp", pack, draw, [out, states])
+        together = draw.sum_of(wide)
+        torch.testing.assert_close(result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=0, equal_nan=True)
+        _kernels._run("logsumexp", _kernels._FORWARD(*draw.fields(1, 0.0), out.data_ptr(), 0))  # without the states
         torch.testing.assert_close(out, result, rtol=0, atol=0, equal_nan=True)
-        value = draw.as_rows(wide)[:, 0]
+        value = draw.as_rows(together)[:, 0]
         expected = torch.logsumexp(draw.z, -1)
         # Before rounding to the dtype: the sum has the rounding of float32 terms, except in float64.
         digits = TOLERANCE[torch.float64] if draw.dtype == torch.float64 else TOLERANCE[torch.float32]
@@ -521,24 +527,28 @@ def test_state_kernel_on_random_calls():
         torch.testing.assert_close(maximum, expected, rtol=0, atol=0, equal_nan=True)
         counts = (draw.raw == expected.unsqueeze(-1)).sum(-1)
         torch.testing.assert_close(count.long(), counts.masked_fill(draw.wrong | (expected == -INF), 0))
-        digits = TOLERANCE[torch.float64] if draw.dtype == torch.float64 else TOLERANCE[torch.float32]
-        rtol = 1e-6 if draw.dtype != torch.float64 else 0
-        torch.testing.assert_close(value, torch.logsumexp(draw.z, -1), atol=digits, rtol=rtol, equal_nan=True)
+        top = (expected / draw.as_rows(draw.tau.expand(outer, 1, inner))[:, 0]).masked_fill(expected == -INF, 0.0)
+        above = torch.logsumexp(draw.z - top.unsqueeze(-1), -1)
+        above = torch.where(expected.abs() == INF, 0.0, above)
+        torch.testing.assert_close(value, above, atol=1e-11, rtol=1e-11, equal_nan=True)
 
 
 @needs_library
 def test_cumulative_kernels_on_random_calls():
     for seed in range(100):
         draw = Draw(seed)
-        out, values = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(*draw.shape, dtype=torch.float64)
-        pack = lambda threads, draw=draw, out=out, values=values: _kernels._FORWARD(
-            *draw.fields(threads, 0.0), out.data_ptr(), values.data_ptr()
+        out, states = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(2, *draw.shape, dtype=torch.float64)
+        pack = lambda threads, draw=draw, out=out, states=states: _kernels._FORWARD(
+            *draw.fields(threads, 0.0), out.data_ptr(), states.data_ptr()
         )
-        result, wide = run_on_threads("logcumsumexp", pack, draw, [out, values])
-        torch.testing.assert_close(result, wide.to(draw.dtype), rtol=0, atol=0, equal_nan=True)
+        result, wide = run_on_threads("logcumsumexp", pack, draw, [out, states])
+        together = draw.sum_of(wide)
+        torch.testing.assert_close(
+            result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=1e-15, equal_nan=True
+        )
         expected = torch.logcumsumexp(draw.z, -1)
         infinite = (draw.z == INF).cumsum(-1)
-        torch.testing.assert_close(draw.as_rows(wide), expected, atol=1e-12, rtol=1e-14, equal_nan=True)
+        torch.testing.assert_close(draw.as_rows(together), expected, atol=1e-12, rtol=1e-14, equal_nan=True)
 
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
@@ -598,9 +608,8 @@ def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch
                     top = row.double().amax()
                     torch.testing.assert_close(maximum, top, rtol=0, atol=0, equal_nan=True)
                     assert int(found) == (int((row == top).sum()) if top > -INF else 0)
-                    torch.testing.assert_close(
-                        value, torch.logsumexp(row.double() / tau, -1), rtol=2**-52, atol=2**-23, equal_nan=True
-                    )
+                    above = torch.where(top.abs() == INF, 0.0, torch.logsumexp((row.double() - top) / tau, -1))
+                    torch.testing.assert_close(value, above, rtol=1e-14, atol=0, equal_nan=True)
     finally:
         torch.set_num_threads(threads)
 
@@ -626,13 +635,11 @@ def test_backward_kernel_on_random_calls(name: str):
         assert bool((actual[draw.nothing] == 0).all())
         wide, upstream, z = draw.as_rows(p)[rows], draw.as_rows(g)[rows], draw.z[rows]
         tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))[rows]
-        s, q, *r = REGISTRY[map].sensitivity(wide, z, **params)
-        r = r[0] if r else s
-        mean = (q * upstream).sum(-1, keepdim=True)
-        expected = (s * upstream - r * mean) / tau
+        local = jacobian_of(REGISTRY[map].sensitivity(wide, z, **params))
+        expected = local.pull(upstream) / tau
         # What rounding in the compute dtype can do: 2⁵ additions in a row, and a power of p with an exponent of up to 70.
         eps = torch.finfo(torch.float64 if draw.dtype == torch.float64 else torch.float32).eps
-        size = (s.abs() * upstream.abs() + r.abs() * (q * upstream).abs().sum(-1, keepdim=True)) / tau
+        size = (local.s.abs() * upstream.abs() + local.r.abs() * (local.q * upstream).abs().sum(-1, keepdim=True)) / tau
         bound = 128 * eps * size + torch.finfo(draw.dtype).eps * expected.abs() + torch.finfo(draw.dtype).smallest_normal
         excess = (actual[rows] - expected).abs() - bound
         fits = expected.abs() < torch.finfo(draw.dtype).max / 2
@@ -744,7 +751,7 @@ def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
                 memory = Memory()
                 out = memory.output(1 if name == "logsumexp" else n, dtype=dtype)
                 out.view(torch.uint8).fill_(before)
-                fields = _kernels.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 1.0, 0, theta, 0, 0, 0
+                fields = _kernels.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 0, theta, 0, 0, 0
                 _kernels._run(name, _kernels._FORWARD(*fields, out.data_ptr(), 0))
                 memory.assert_guards_hold()
                 results.append(out.clone())
@@ -807,6 +814,9 @@ def test_the_interface_is_what_the_header_says():
         "Weighted": _kernels._WEIGHTED,
         "Quantized": _kernels._QUANTIZED,
         "Elementwise": _kernels._ELEMENTWISE,
+        "Pairs": _kernels._PAIRS,
+        "SelectedLoss": _kernels._SELECTED_LOSS,
+        "MarginLoss": _kernels._MARGIN_LOSS,
     }
     assert structures["Rows"] == _kernels._ROWS
     for name, pack in packers.items():
@@ -823,7 +833,18 @@ def test_the_interface_is_what_the_header_says():
     sums = {"logsumexp_backward", "logcumsumexp_backward"}
     assert {kernel.backward for kernel in kernels} | sums == {name for name, kind in declared.items() if kind == "Backward"}
     assert {kernel.loss for kernel in kernels if kernel.loss} == {name for name, kind in declared.items() if kind == "Loss"}
-    others = {"logsumexp", "logsumexp_state", "logcumsumexp", "weighted", "quantized", "exp", "log"}
+    others = {
+        "selected_loss",
+        "margin_loss",
+        "logaddexp",
+        "logsumexp",
+        "logsumexp_state",
+        "logcumsumexp",
+        "weighted",
+        "quantized",
+        "exp",
+        "log",
+    }
     assert {*FORWARD, *BACKWARD, *LOSSES, *sums, *others} == declared.keys()
     if _kernels.AVAILABLE:
         names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}

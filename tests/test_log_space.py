@@ -57,6 +57,49 @@ def test_logaddexp_gradients():
     assert gradgradcheck(sm.logaddexp, (x, y))
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 40.0])
+def test_logaddexp_is_exact_to_the_last_places(dtype: torch.dtype, scale: float):
+    x, y = normal(300, scale=scale, dtype=dtype), normal(300, seed=1, scale=scale, dtype=dtype)
+    x[:100], y[:100] = -math.log(2) + x[:100], -math.log(2) + y[:100]  # results near 0
+    smallest = torch.finfo(dtype).smallest_normal
+    for first, second, value in zip(x.tolist(), y.tolist(), sm.logaddexp(x, y).tolist(), strict=True):
+        with mpmath.workdps(60):
+            exact = mpmath.log(mpmath.exp(mpmath.mpf(first)) + mpmath.exp(mpmath.mpf(second)))
+            unit = torch.finfo(dtype).eps * mpmath.mpf(2) ** mpmath.floor(mpmath.log(max(abs(exact), smallest), 2))
+            # An eighth of a double term is what may be left of it; smaller results are those of long double.
+            allowed = 12 * unit + mpmath.mpf(2) ** -63 if dtype == torch.float64 else unit
+            assert abs(value - exact) <= allowed
+
+
+@given(x=st.floats(-800, 800, width=32), y=st.floats(-800, 800, width=32))
+def test_logaddexp_gradient_is_the_softmax_of_the_pair(x: float, y: float):
+    for offset in (0.0, 1e10):
+        pair = torch.tensor([x + offset, y + offset], dtype=torch.float64)
+        first, second = (v.requires_grad_() for v in pair.clone().unbind())
+        gradients = torch.autograd.grad(sm.logaddexp(first, second), (first, second))
+        torch.testing.assert_close(torch.stack(gradients), torch.softmax(pair, -1), rtol=1e-13, atol=0)
+
+
+def test_logaddexp_gradient_of_infinities():
+    x = torch.tensor([INF, INF, -INF, -INF, INF, 1.0, NAN], requires_grad=True)
+    y = torch.tensor([INF, 0.0, -INF, 0.0, -INF, 1.0, 0.0], requires_grad=True)
+    first, second = torch.autograd.grad(sm.logaddexp(x, y).sum(), (x, y))
+    assert first[:6].tolist() == [0.5, 1, 0, 0, 1, 0.5]
+    assert second[:6].tolist() == [0.5, 0, 0, 1, 0, 0.5]
+    assert bool((first[6] + second[6]).isnan())
+
+
+def test_logaddexp_of_any_layout(dtype: torch.dtype):
+    x, y = normal(6, 4, dtype=dtype), normal(4, 6, seed=1, dtype=dtype)
+    expected = sm.logaddexp(x, y.T.contiguous())
+    for first, second in ((x, y.T), (x.T.contiguous().T, y.T), (x.flip(0).flip(0), y.T)):
+        assert torch.equal(sm.logaddexp(first, second), expected)
+    column = x[:, :1].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(sm.logaddexp(column, y.T).sum(), column)
+    each = torch.autograd.grad(sm.logaddexp(full := column.detach().expand(6, 4).clone().requires_grad_(), y.T).sum(), full)[0]
+    torch.testing.assert_close(gradient, each.sum(1, keepdim=True))
+
+
 # log1mexp --------------------------------------------------------------------------------------------------------------------
 
 
@@ -213,8 +256,8 @@ X = torch.zeros(2, 3)
     [
         (lambda: sm.logaddexp(X, torch.zeros(2)), ValueError, r"logaddexp: x and y must broadcast.*\(2, 3\) and \(2,\)"),
         (lambda: sm.logaddexp(X, X.numpy()), TypeError, r"logaddexp: x and y must be of one kind, got Tensor and ndarray"),
-        (lambda: sm.logaddexp(X, X.long()), TypeError, r"logaddexp: scores must be float64.*got torch.int64"),
-        (lambda: sm.log1mexp(X.long()), TypeError, r"log1mexp: scores must be float64.*got torch.int64"),
+        (lambda: sm.logaddexp(X, X.long()), TypeError, r"logaddexp: y must be float64.*got torch.int64"),
+        (lambda: sm.log1mexp(X.long()), TypeError, r"log1mexp: x must be float64.*got torch.int64"),
         (lambda: sm.log_mean_exp(X.cfloat()), TypeError, r"log_mean_exp: scores must be real, got torch.complex64"),
         (lambda: sm.log_mean_exp(X, ()), ValueError, r"log_mean_exp: dim must name each axis"),
         (lambda: sm.log_mean_exp(X, temperature=0.0), ValueError, r"log_mean_exp: temperature must be positive"),

@@ -124,6 +124,13 @@ def test_real_softmax_is_strictly_above_the_maximum_where_it_can_be():
     assert sm.real_softmax(np.array([3.0, 1.0]), sharpness=1e6) == 3.0
 
 
+def test_softplus_is_not_negative(dtype: torch.dtype):
+    """Nor is it −0, which prints as a negative number."""
+    x = torch.tensor([-math.inf, -6e4, -800.0, -100.0, -1.0, 0.0, 5.0], dtype=dtype)
+    for beta in (0.5, 1.0, 20.0):
+        assert not bool(torch.signbit(sm.softplus(x, beta)).any())
+
+
 @given(x=st.floats(-700, 700), beta=st.floats(0.05, 20))
 def test_softplus_lies_above_relu_by_at_most_log_2_over_beta(x: float, beta: float):
     value = sm.softplus(np.array(x), beta)

@@ -237,6 +237,30 @@ def test_complex_sums_of_nothing():
     assert gradient.tolist() == [[0, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("kind", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(0,), (3, 0)], ids=str)
+def test_complex_sums_without_scores_are_those_of_nothing(kind: torch.dtype, shape: tuple[int, ...]):
+    value, phase = sm.logsumexp(torch.zeros(shape, dtype=kind), return_sign=True)
+    assert bool((value == -INF).all())
+    assert bool((phase == 0).all())
+    value = sm.logsumexp(torch.zeros(shape, dtype=kind))
+    assert bool(((value.real == -INF) & (value.imag == 0)).all())
+
+
+@given(x=st.floats(-300, 300), rest=st.lists(st.floats(-300, 300), max_size=3), kind=st.sampled_from(["real", "complex"]))
+def test_a_sum_of_exactly_zero_has_gradient_zero(x: float, rest: list[float], kind: str):
+    """Its terms cancel, or there are none: log 0 = −∞ of either is a constant."""
+    scores = torch.tensor([x, *rest, x], dtype=torch.float64)
+    weights = torch.tensor([1.0, *[0.0 for _ in rest], -1.0], dtype=torch.float64)
+    arguments = [scores.to(torch.complex128) if kind == "complex" else scores, weights]
+    scores, weights = (v.requires_grad_() for v in arguments)
+    value, sign = sm.logsumexp(scores, weights=weights, return_sign=True)
+    assert float(value.detach().real) == -INF
+    assert complex(sign.detach()) == 0
+    for gradient in torch.autograd.grad(value.real, (scores, weights)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 @pytest.mark.parametrize("name_a", ["float16", "float32", "float64", "int32", "int64", "bool", "complex64", "complex128"])
 @pytest.mark.parametrize("name_b", [None, "float32", "float64", "int32", "int64", "complex64", "complex128"])
 def test_scipy_signature_has_the_dtypes_of_scipy(name_a: str, name_b: str | None):
