@@ -44,7 +44,8 @@ from softmaxima._arguments import (
 )
 from softmaxima._jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narrowed
 from softmaxima._kernels import Kernel
-from softmaxima._rows import row_maximum
+from softmaxima._rows import without_mask
+from softmaxima._temperature import anchored, is_one, tempered
 from softmaxima._tracing import is_eager, is_exporting_to_onnx, is_recorded, is_recording, may_differentiate, transforming
 
 
@@ -374,32 +375,10 @@ def primal(x: Tensor) -> Tensor:
 # The one autograd function ---------------------------------------------------------------------------------------------------
 
 
-def tempered(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """z = x/τ, −∞ where masked: in the compute dtype, and in double where τ is not 1."""
-    z = x.to(COMPUTE_DTYPE[x.dtype]) if _is_one(tau) else _quotient(x.double(), tau)
-    return z if where is None else z.masked_fill(~where, -math.inf)
-
-
-def _quotient(x: Tensor, tau: float | Tensor) -> Tensor:
-    if not isinstance(tau, Tensor):
-        return x / tau
-    return (without_mask(x) / tau.to(x.dtype)).masked_fill(x == -math.inf, -math.inf)  # ∂z/∂τ is 0, not −∞·0, at a mask
-
-
 def _arguments_of(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """The scores that the map's functions are given: x/τ, up to a constant of the row where that changes nothing.
-
-    A large x/τ has no digits left for the differences: (x − max x)/τ keeps them.
-    """
-    if _is_one(tau) or not map.properties.shift_invariant:
-        return tempered(x, tau, where)
-    wide = x.double() if where is None else x.double().masked_fill(~where, -math.inf)
-    return _quotient(wide - row_maximum(wide), tau)
-
-
-def without_mask(z: Tensor) -> Tensor:
-    """z with 0 for −∞, so that a product with an exact zero is zero."""
-    return z.masked_fill(z == -math.inf, 0.0)
+    """The scores that the map's functions are given: x/τ, up to a constant of the row where that changes nothing."""
+    plain = is_one(tau) or not map.properties.shift_invariant
+    return tempered(x, tau, where) if plain else anchored(x, tau, where)[1]
 
 
 def batch_first(in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -575,11 +554,7 @@ def _jacobian(map: Map, p: Tensor, z: Tensor | None, params: dict[str, Any]) -> 
 
 
 def _over(g: Tensor, tau: float | Tensor) -> Tensor:
-    return g if _is_one(tau) else g / tau
-
-
-def _is_one(tau: float | Tensor) -> bool:
-    return not isinstance(tau, Tensor) and tau == 1.0
+    return g if is_one(tau) else g / tau
 
 
 def _to_shape(gradient: Tensor, value: Tensor) -> Tensor:

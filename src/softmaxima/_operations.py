@@ -13,16 +13,6 @@ from torch import Tensor
 from softmaxima._devices import library
 
 
-def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
-    return _forward(name, x, *_split(tau), where, *_split(theta))
-
-
-def backward(
-    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
-) -> Tensor:
-    return _backward(name, p, g, x, *_split(tau), where, *_split(theta))
-
-
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
     return _logsumexp(x, *_split(tau), where)
 
@@ -45,38 +35,6 @@ def _split(value: float | Tensor) -> tuple[Tensor | None, float]:
 
 def _join(tensor: Tensor | None, number: float) -> float | Tensor:
     return number if tensor is None else tensor
-
-
-@torch.library.custom_op("softmaxima::forward", mutates_args=())
-def _forward(
-    name: str, x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None, thetas: Tensor | None, theta: float
-) -> Tensor:
-    return library(x.device.type).forward(name, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
-
-
-@_forward.register_fake
-def _(name: str, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("softmaxima::backward", mutates_args=())
-def _backward(
-    name: str,
-    p: Tensor,
-    g: Tensor,
-    x: Tensor | None,
-    taus: Tensor | None,
-    tau: float,
-    where: Tensor | None,
-    thetas: Tensor | None,
-    theta: float,
-) -> Tensor:
-    return library(p.device.type).backward(name, p, g, x, _join(taus, tau), where, _join(thetas, theta)).contiguous()
-
-
-@_backward.register_fake
-def _(name: str, p: Tensor, *_: Any) -> Tensor:
-    return p.new_empty(p.shape)
 
 
 @torch.library.custom_op("softmaxima::logsumexp", mutates_args=())

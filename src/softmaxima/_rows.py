@@ -16,6 +16,11 @@ def row_maximum(z: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -math.inf, 0.0)
 
 
+def without_mask(z: Tensor) -> Tensor:
+    """z with 0 for −∞, so that a product with an exact zero is zero."""
+    return z.masked_fill(z == -math.inf, 0.0)
+
+
 def divisor(mass: Tensor) -> Tensor:
     """The mass, and 1 where it is 0, so that a division leaves a row of zeros as it is."""
     return mass.masked_fill(mass == 0, 1.0)

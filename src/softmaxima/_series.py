@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._onnx import expm1
+
 # Below |t| = 1/2 the series is used: its 16th term is below 2^-53; above, the plain form loses at most two bits.
 _RADIUS = 0.5
 _TERMS = 16
@@ -24,14 +26,14 @@ def expm1_ratio(t: Tensor) -> Tensor:
     """φ₁(t) = (eᵗ − 1)/t, and 1 at 0."""
     small = t.abs() < _RADIUS
     plain = torch.where(small, 1.0, t)
-    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 1), torch.expm1(plain) / plain)
+    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 1), expm1(plain) / plain)
 
 
 def expm1_remainder(t: Tensor) -> Tensor:
     """φ₂(t) = (eᵗ − 1 − t)/t², and 1/2 at 0."""
     small = t.abs() < _RADIUS
     plain = torch.where(small, 1.0, t)
-    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 2), (torch.expm1(plain) / plain - 1) / plain)
+    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 2), (expm1(plain) / plain - 1) / plain)
 
 
 def scaled_expm1_remainder(t: Tensor, c: Tensor) -> Tensor:
@@ -47,4 +49,4 @@ def expm1_ratio_slope(t: Tensor) -> Tensor:
     small = t.abs() < _RADIUS
     plain = torch.where(small, 1.0, t)
     near = t.clamp(-_RADIUS, _RADIUS)
-    return torch.where(small, _series(near, 1) - _series(near, 2), (plain.exp() - torch.expm1(plain) / plain) / plain)
+    return torch.where(small, _series(near, 1) - _series(near, 2), (plain.exp() - expm1(plain) / plain) / plain)

@@ -36,11 +36,7 @@ def reference(x: Tensor, budget: float) -> Tensor:
 
 
 def forward(z: Tensor, budget: float | Tensor) -> Tensor:
-    amount = torch.as_tensor(budget, dtype=torch.float64, device=z.device)
-    return _budget_rows(z, amount) if torch.compiler.is_compiling() else _solve(z, amount)
-
-
-def _solve(z: Tensor, budget: Tensor) -> Tensor:
+    budget = torch.as_tensor(budget, dtype=torch.float64, device=z.device)
     budget = torch.minimum(budget, (z > -math.inf).sum(-1, keepdim=True).double())
     rank = budget.ceil().long().clamp_min(1)
     if rank.numel() == 0:
@@ -64,17 +60,6 @@ def _solve(z: Tensor, budget: Tensor) -> Tensor:
         accept = (newton >= low) & (newton <= high) & (step < 15 or step % 3 != 2)
         level = torch.where(moving, torch.where(accept, newton, (low + high) / 2), level)
     return (y - level).clamp(0, 1).to(z.dtype)
-
-
-@torch.library.custom_op("softmaxima::budget_rows", mutates_args=())
-def _budget_rows(z: Tensor, budget: Tensor) -> Tensor:
-    """The solver as one operation, for its number of steps depends on the data, which torch.compile cannot trace."""
-    return _solve(z, budget)
-
-
-@_budget_rows.register_fake
-def _(z: Tensor, budget: Tensor) -> Tensor:
-    return torch.empty_like(z)
 
 
 def sensitivity(p: Tensor, z: None, budget: float | Tensor) -> tuple[Tensor, Tensor]:

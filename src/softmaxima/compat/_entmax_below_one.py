@@ -36,11 +36,7 @@ def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
-    order = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
-    return _positive_entmax_rows(z, order) if torch.compiler.is_compiling() else _solve(z, order)
-
-
-def _solve(z: Tensor, alpha: Tensor) -> Tensor:
+    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
     below = alpha < 1
     dense = _below_one(z, torch.where(below, alpha, 0.5) - 1).to(z.dtype)
     return dense if below.all() else torch.where(below, dense, ENTMAX.forward(z, alpha.clamp_min(1.0)))
@@ -59,17 +55,6 @@ def _below_one(z: Tensor, beta: Tensor) -> Tensor:
         if not moving.any():
             return p / total(p)
         level = torch.where(moving, higher, level)
-
-
-@torch.library.custom_op("softmaxima::positive_entmax_rows", mutates_args=())
-def _positive_entmax_rows(z: Tensor, alpha: Tensor) -> Tensor:
-    """The solver as one operation, for its number of steps depends on the data, which torch.compile cannot trace."""
-    return _solve(z, alpha)
-
-
-@_positive_entmax_rows.register_fake
-def _(z: Tensor, alpha: Tensor) -> Tensor:
-    return torch.empty_like(z)
 
 
 # The derivatives and the regulariser of entmax hold for every α > 0.

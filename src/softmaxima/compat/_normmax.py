@@ -23,8 +23,8 @@ from torch import Tensor
 
 from softmaxima._arguments import as_scores, like_input
 from softmaxima._envelope import envelope
-from softmaxima._map import Map, Parameter, without_mask
-from softmaxima._rows import divisor, row_maximum, total
+from softmaxima._map import Map, Parameter
+from softmaxima._rows import divisor, row_maximum, total, without_mask
 from softmaxima.losses._classification import prepare
 from softmaxima.losses.fenchel_young import class_params
 from softmaxima.maps.entmax import log_on_support
@@ -42,11 +42,7 @@ def reference(x: Tensor, alpha: float) -> Tensor:
 
 
 def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
-    order = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
-    return _normmax_rows(z, order) if torch.compiler.is_compiling() else _solve(z, order)
-
-
-def _solve(z: Tensor, alpha: Tensor) -> Tensor:
+    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=z.device)
     x = z.double() - row_maximum(z).double()
     beta = alpha - 1
     level = torch.ones_like(x[..., :1])
@@ -59,17 +55,6 @@ def _solve(z: Tensor, alpha: Tensor) -> Tensor:
         if not moving.any():
             return u.to(z.dtype)
         level = torch.where(moving, level - step, level)
-
-
-@torch.library.custom_op("softmaxima::normmax_rows", mutates_args=())
-def _normmax_rows(z: Tensor, alpha: Tensor) -> Tensor:
-    """The solver as one operation, for its number of steps depends on the data, which torch.compile cannot trace."""
-    return _solve(z, alpha)
-
-
-@_normmax_rows.register_fake
-def _(z: Tensor, alpha: Tensor) -> Tensor:
-    return torch.empty_like(z)
 
 
 def _per_beta(values: Tensor, alpha: float | Tensor) -> Tensor:
@@ -148,7 +133,7 @@ def normmax_loss(x: Any, target: Any, alpha: float | Tensor, *, ignore_index: in
     z = batch.scores.double()
     z = z - row_maximum(z)
     p = normmax(z, -1, **params)
-    y = batch.target_distribution().to(z.dtype)
+    y = batch.target_distribution(z.dtype)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - norm(p, **params).unsqueeze(-1)
     conjugate = envelope(NORMMAX, value, z, p, params).squeeze(-1)

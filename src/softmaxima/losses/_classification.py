@@ -17,9 +17,10 @@ from torch.compiler import is_compiling
 
 from softmaxima._arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
 from softmaxima._fused import fused, is_fusible
-from softmaxima._map import Map, is_native, kernels, without_mask
+from softmaxima._map import Map, is_native, kernels
 from softmaxima._module import OptionsModule
-from softmaxima._tracing import is_concrete, transforming
+from softmaxima._rows import without_mask
+from softmaxima._tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -51,22 +52,22 @@ class Batch:
     def class_axis(self) -> int:
         return 0 if self.given.ndim == 1 else 1
 
-    def target_distribution(self) -> Tensor:
+    def target_distribution(self, dtype: torch.dtype) -> Tensor:
         """y [rows…, classes], smoothed; [classes], any one-hot, for hard targets."""
-        classes = self.scores.shape[-1]
+        classes = self.rows.shape[-1]
         if self.labels is None:
-            y: Tensor = self.soft  # type: ignore[assignment]
+            y = self.soft.to(dtype)  # type: ignore[union-attr]
         elif self.smoothing == 0:
-            y = torch.zeros(classes, dtype=self.scores.dtype, device=self.scores.device)
+            y = torch.zeros(classes, dtype=dtype, device=self.rows.device)
             return torch.cat((torch.ones_like(y[:1]), y[1:]))
         else:
-            y = (self.labels.unsqueeze(-1) == torch.arange(classes, device=self.labels.device)).to(self.scores.dtype)
+            y = (self.labels.unsqueeze(-1) == torch.arange(classes, device=self.labels.device)).to(dtype)
         return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / classes
 
     def expectation(self, values: Tensor, class_weight: Tensor | None = None) -> Tensor:
         """Σ_c w_c y_c values_c [rows…]; values of −∞ count only where y_c > 0, and get no gradient."""
         if self.labels is None:
-            y = self.target_distribution().to(values.dtype)
+            y = self.target_distribution(values.dtype)
             return _weighted_sum(y if class_weight is None else y * class_weight, values)
         one = values.new_ones(())
         share = (1 - self.smoothing) * (one if class_weight is None else class_weight[self.labels])
@@ -90,7 +91,11 @@ class Batch:
         if self.class_weight is None:
             return rows
         hard = self.labels is not None
-        weight = self.class_weight[self.labels] if hard else (self.target_distribution() * self.class_weight).sum(-1)
+        weight = (
+            self.class_weight[self.labels]
+            if hard
+            else (self.target_distribution(self.class_weight.dtype) * self.class_weight).sum(-1)
+        )
         return rows.masked_fill(weight == 0, 0.0) * weight
 
     def reduce(self, rows: Tensor) -> Tensor:
@@ -230,13 +235,14 @@ def prepare(
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
     ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
     class_axis = 0 if scores.ndim == 1 else 1
-    classes = scores.shape[class_axis]
+    shape = sizes(scores)
+    classes = shape[class_axis]
     targets = as_tensor(name, "target", target)
-    hard_shape = (*scores.shape[:class_axis], *scores.shape[class_axis + 1 :])
+    hard_shape = shape[:class_axis] + shape[class_axis + 1 :]
     if targets.dtype.is_floating_point:
         _check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
-    elif targets.dtype == torch.bool or targets.is_complex() or tuple(targets.shape) != hard_shape:
+    elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
         raise ValueError(
             f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
             f"got {targets.dtype} of shape {tuple(targets.shape)}"
@@ -307,7 +313,7 @@ def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) ->
     if is_concrete(labels):
         _refuse_others(name, labels, classes)
         return labels, ignored if bool(ignored.any()) else None
-    if is_compiling() and labels.is_cpu and not transforming():
+    if is_compiling() and labels.is_cpu and not (transforming() or is_exporting_to_onnx()):
         labels = _labels_in_range(name, labels, classes)  # which the kernels rely on
     return labels, ignored
 
@@ -317,7 +323,7 @@ def _wide(scores: Tensor) -> Tensor:
 
 
 def _check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -> None:
-    if targets.shape != scores.shape:
+    if sizes(targets) != sizes(scores):
         raise ValueError(
             f"{name}: target probabilities must have the scores' shape {tuple(scores.shape)}, got {tuple(targets.shape)}; "
             "class indices must be integers"

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from softmaxima._arguments import Array, as_tensor
 from softmaxima._envelope import envelope
-from softmaxima._map import AnyMap, Map, check_params, find_map, without_mask
-from softmaxima._rows import row_maximum
+from softmaxima._map import AnyMap, Map, check_params, find_map
+from softmaxima._rows import row_maximum, without_mask
 from softmaxima._tracing import is_concrete
 from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 
@@ -96,7 +96,7 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
     if map.properties.shift_invariant:
         z, top = z - top, torch.zeros_like(top)
     p = map(z, **params)
-    y = batch.target_distribution().to(z.dtype)
+    y = batch.target_distribution(z.dtype)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
     conjugate = envelope(map, value, z, p, params).squeeze(-1)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from softmaxima._arguments import Array
 from softmaxima._envelope import envelope
-from softmaxima._map import AnyMap, without_mask
+from softmaxima._map import AnyMap
+from softmaxima._rows import without_mask
 from softmaxima.losses._classification import Loss, prepare, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 

@@ -19,8 +19,9 @@ from softmaxima import _kernels
 from softmaxima._envelope import with_slope
 from softmaxima._fused import is_fusible
 from softmaxima._map import is_native
+from softmaxima._onnx import exponent
+from softmaxima._temperature import anchored
 from softmaxima._tracing import may_differentiate
-from softmaxima.lse._scores import anchored
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite
 UNDECIDED = 2.0  # the sign that the native kernel gives rows with +∞, NaN, or weights of unusual size
@@ -50,9 +51,9 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         origin = z.gather(-1, first).masked_fill(nothing | overflows, 0.0)
         relative = torch.where(used, z - origin, (z - origin).clamp_max(LARGEST_GAP)).masked_fill(~used & ~z.isfinite(), -math.inf)
         relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
-        exponent = torch.frexp(weights.gather(-1, first)).exponent.to(z.dtype)
-        exponent = torch.where((exponent.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (exponent / 2).floor(), 0.0)
-        scale = torch.exp2(-exponent / 2)
+        power = exponent(weights.gather(-1, first))
+        power = torch.where((power.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (power / 2).floor(), 0.0)
+        scale = 2.0 ** (-power / 2)
     # In this order no product overflows: where exp is large, its weight is small.
     half = (with_gradient_of(z, relative) / 2).exp()
     terms = weights * half * scale * half * scale
@@ -63,7 +64,7 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         r = terms.masked_fill(at_origin, 0.0).sum(-1, keepdim=True)
         share = r / m
         log_sum = torch.where(share.abs() <= 0.5, m.abs().log() + torch.log1p(share), (m + r).abs().log())
-        value = origin + (log_sum + exponent * math.log(2))
+        value = origin + (log_sum + power * math.log(2))
         opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)
         value = torch.where(overflows & ~value.isnan(), math.inf, value).masked_fill(opposed, math.nan)
         sign = (m + r).sign().masked_fill(value.isnan(), math.nan)

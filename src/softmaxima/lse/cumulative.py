@@ -21,7 +21,8 @@ from torch.compiler import is_compiling
 from softmaxima import _kernels
 from softmaxima._arguments import Array, as_tensor, check_dim, like_input
 from softmaxima._fused import Native, fused, is_fusible
-from softmaxima._map import is_native, without_mask
+from softmaxima._map import is_native
+from softmaxima._rows import without_mask
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
@@ -59,7 +60,7 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     check_real(name, rows)
     native = is_native(rows) and is_fusible(rows, tau, mask) and rows.numel() > 0 and not is_compiling()
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
-    y = (fused(_native(tau, mask), composite, rows) if native else composite(rows)).movedim(-1, dim)
+    y = (fused(_native(tau, mask), composite, rows) if native else composite(rows)).movedim(rows.ndim - 1, dim)
     return like_input(y if ndim else y.reshape(()), x)
 
 

@@ -10,6 +10,7 @@ import math
 import torch
 
 from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima._onnx import expm1
 
 
 def log1mexp(x: Array) -> Array:
@@ -34,6 +35,6 @@ def log1mexp(x: Array) -> Array:
     wide = scores.to(COMPUTE_DTYPE[scores.dtype])
     near = wide > -math.log(2)
     # Each form sees only what it is for, so that the derivative of the other is no NaN.
-    from_one = (0 - torch.expm1(torch.where(near, wide, -1.0))).log()  # 0 − 0 is 0, and −0 has another derivative
+    from_one = (0 - expm1(torch.where(near, wide, -1.0))).log()  # 0 − 0 is 0, and −0 has another derivative
     from_zero = torch.log1p(-torch.where(near, -1.0, wide).exp())
     return like_input(torch.where(near, from_one, from_zero).to(scores.dtype), x)

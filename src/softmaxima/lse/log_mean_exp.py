@@ -16,9 +16,10 @@ from softmaxima._arguments import Array, like_input
 from softmaxima._envelope import envelope
 from softmaxima._fused import is_fusible
 from softmaxima._map import is_native, kernels
+from softmaxima._onnx import expm1
 from softmaxima._rows import row_maximum
+from softmaxima._temperature import anchored
 from softmaxima._tracing import may_differentiate
-from softmaxima.lse._scores import anchored
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
 
@@ -88,7 +89,7 @@ def _careful(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
         allowed = torch.ones_like(z, dtype=torch.bool) if where is None else where
         count = allowed.sum(-1, keepdim=True)
         relative = (z - maximum).masked_fill(z == maximum, 0.0)  # also of +∞
-        excess = torch.expm1(relative).masked_fill(~allowed, 0.0).sum(-1, keepdim=True) / count
+        excess = expm1(relative).masked_fill(~allowed, 0.0).sum(-1, keepdim=True) / count
         mean = relative.exp().sum(-1, keepdim=True) / count
         value = maximum + torch.where(excess > -0.5, torch.log1p(excess), mean.log())
         value = value.masked_fill(maximum == math.inf, math.inf).masked_fill(count == 0, -math.inf)

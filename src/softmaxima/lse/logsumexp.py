@@ -31,10 +31,11 @@ from softmaxima._arguments import (
 from softmaxima._envelope import envelope
 from softmaxima._fused import Composite, Native, fused, is_fusible
 from softmaxima._map import is_plain, kernels
+from softmaxima._onnx import refuse_export
 from softmaxima._rows import normalise_exp, shifted_logsumexp
+from softmaxima._temperature import anchored
 from softmaxima.lse._compensated import compensated_logsumexp
 from softmaxima.lse._complex import complex_logsumexp
-from softmaxima.lse._scores import anchored
 from softmaxima.lse._weighted import weighted_logsumexp, with_gradient_of
 from softmaxima.maps.softmax import SOFTMAX
 
@@ -207,6 +208,7 @@ def row_signed_logsumexp(
         nothing = x.sum(-1)
         return nothing.masked_fill(nothing == 0, -math.inf), nothing.detach()
     if x.is_complex():
+        refuse_export("logsumexp", "complex numbers")
         z = torch.complex(x.real / tau, x.imag / tau)  # a complex division makes NaN of infinities
         return complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
     if weights is None:
@@ -216,6 +218,7 @@ def row_signed_logsumexp(
     else:
         value, sign = weighted_logsumexp(x, weights, tau, where)
     if precision == "compensated":
+        refuse_export("logsumexp", "compensated sums; take precision='native'")
         wide, factors = x.to(torch.float64), None if weights is None else weights.to(torch.float64)
         exact, its_sign = compensated_logsumexp(wide if where is None else wide.masked_fill(~where, -math.inf), tau, factors)
         known = ~exact.isnan()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._arguments import Array, as_tensor, check_temperature, like_input
+from softmaxima._onnx import refuse_export
 from softmaxima._tracing import is_concrete
 from softmaxima.lse.density import log_trace_exp
 from softmaxima.lse.lanczos import TraceEstimate, estimate_log_trace
@@ -96,6 +97,7 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
 
 def _of_matrix(name: str, X: Any, temperature: Any) -> Any:
     matrix = as_tensor(name, "X", X)
+    refuse_export(name, "eigenvalues")
     if matrix.dtype not in WIDE:
         raise TypeError(f"{name}: X must be real or complex floating point, got {matrix.dtype}; call X.double() first")
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:

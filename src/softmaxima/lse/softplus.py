@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, check_positive, like_input
+from softmaxima._onnx import expm1
 
 
 def softplus(x: Array, beta: float = 1.0) -> Array:
@@ -43,7 +44,7 @@ def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
     """
     values, beta = _check("inverse_softplus", "y", y, beta)
     wide = values.to(COMPUTE_DTYPE[values.dtype])
-    return like_input((wide + torch.log(-torch.expm1(-beta * wide)) / beta).to(values.dtype), y)
+    return like_input((wide + torch.log(-expm1(-beta * wide)) / beta).to(values.dtype), y)
 
 
 def _check(name: str, what: str, x: Array, beta: float) -> tuple[Tensor, float]:

@@ -25,9 +25,9 @@ from torch import Tensor
 from softmaxima import _kernels
 from softmaxima._arguments import Array, as_floating, as_tensor, check_dim, check_positive, check_scores, check_where, like_input
 from softmaxima._envelope import envelope
+from softmaxima._temperature import anchored
 from softmaxima._tracing import is_concrete
 from softmaxima.lse._scaled import WIDE, Scaled, exponential, nothing
-from softmaxima.lse._scores import anchored
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
 
 LONG = 4096  # float64 scores of a row from which the native kernel sums it

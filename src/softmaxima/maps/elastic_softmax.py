@@ -14,6 +14,7 @@ from torch import Tensor
 from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
 from softmaxima._map import Cost, Map, Parameter, Properties, register
+from softmaxima._onnx import xlogx
 from softmaxima._rows import row_maximum, total
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
@@ -56,7 +57,7 @@ def regulariser(p: Tensor, beta: float | Tensor) -> Tensor:
     level = torch.as_tensor(beta, dtype=p.dtype, device=p.device)
     level = level.squeeze(-1) if level.ndim else level
     missing = missing.masked_fill(level == -math.inf, 0.0)  # there is no sink
-    return torch.xlogy(p, p).sum(-1) + torch.xlogy(missing, missing) - torch.where(missing > 0, level * missing, 0.0)
+    return xlogx(p).sum(-1) + xlogx(missing) - torch.where(missing > 0, level * missing, 0.0)
 
 
 def beta_regulariser_gradient(p: Tensor, beta: float | Tensor) -> Tensor:

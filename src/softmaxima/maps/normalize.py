@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from softmaxima._arguments import Array
-from softmaxima._map import Cost, Map, Parameter, Properties, is_plain, register, without_mask
-from softmaxima._tracing import is_concrete
+from softmaxima._map import Cost, Map, Parameter, Properties, is_plain, register
+from softmaxima._rows import without_mask
+from softmaxima._tracing import is_concrete, is_exporting_to_onnx
 from softmaxima.maps._module import MapModule
 
 
@@ -39,7 +40,7 @@ def careful(z: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, ...]]) -> tupl
             if float(lowest) >= VANISHING and float(highest) < math.inf:
                 return (*values, mass)
     masked, infinite = z == -math.inf, z == math.inf
-    values = tuple(v.masked_fill(masked, 0.0) for v in evaluate(without_mask(z.double())))
+    values = tuple(v.masked_fill(masked, 0.0) for v in evaluate(without_mask(z.float() if is_exporting_to_onnx() else z.double())))
     y = values[0].masked_fill(infinite, math.nan)  # as every map, also where f is bounded
     return y, *values[1:], y.sum(-1, keepdim=True)
 

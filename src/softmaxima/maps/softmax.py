@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from softmaxima._arguments import Array, as_scores
 from softmaxima._kernels import Kernel
 from softmaxima._map import Cost, Map, register
+from softmaxima._onnx import xlogx
 from softmaxima._rows import normalise_exp
 from softmaxima.maps._module import MapModule
 
@@ -25,7 +25,7 @@ def sensitivity(p: Tensor, z: None, /, **params: object) -> tuple[Tensor, Tensor
 
 def shannon(p: Tensor) -> Tensor:
     """Ω(p) = Σ p log p."""
-    return torch.xlogy(p, p).sum(-1)
+    return xlogx(p).sum(-1)
 
 
 SOFTMAX = register(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register, without_mask
-from softmaxima._rows import total
+from softmaxima._map import Cost, Map, Parameter, Properties, register
+from softmaxima._rows import total, without_mask
 from softmaxima.maps._module import MapModule
 
 
