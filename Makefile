@@ -42,6 +42,9 @@ test: $(INSTALLED)-test
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
 	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
+ifeq ($(wildcard /dev/nvidia0),)
+	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/test_triton_compiles.py
+endif
 
 sanitize:
 	cmake -S tests/native -B build/sanitize

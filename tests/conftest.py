@@ -67,8 +67,8 @@ elif os.environ.get("SOFTMAXIMA_BACKEND") == "triton":
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60 if not INTERPRETED else 5, derandomize=True)
 hypothesis.settings.load_profile("default")
 
-# The interpreter is slow, and the kernels know float16 only where they read and write.
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)[: 3 if INTERPRETED else 4]
+# The interpreter is slow, and the GPU kernels know half precision only where they read and write.
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)[: 2 if INTERPRETED else 4]
 
 # How far a probability may be from the float64 reference, in absolute terms.
 TOLERANCE = {
@@ -112,8 +112,8 @@ class Case:
 
 
 def chosen(examples: Sequence[Any]) -> Sequence[Any]:
-    """All, or three of them in the interpreter."""
-    return examples if not INTERPRETED or len(examples) <= 3 else (examples[0], examples[len(examples) // 2], examples[-1])
+    """All, or two of them in the interpreter."""
+    return examples if not INTERPRETED else (examples[0], examples[-1])[: len(examples)]
 
 
 def cases(map: Map) -> Iterator[Case]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
 Wide = np.longdouble
-SETS = ("baseline", "v3", "v4")
 
 pytestmark = [
     pytest.mark.skipif(not _kernels.AVAILABLE, reason="there is no native library"),
@@ -369,22 +364,3 @@ def test_a_hundred_million_scores_sum_to_1():
 
 
 # Instruction sets ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif("SOFTMAXIMA_ISA" in os.environ, reason="this is such a run")
-@pytest.mark.parametrize(
-    "isa", [name for name in SETS if _kernels.AVAILABLE and SETS.index(name) < SETS.index(_kernels.instruction_set())]
-)
-def test_all_holds_in_smaller_instruction_sets(isa: str):
-    here = Path(__file__)
-    program = f"""
-import sys, pytest
-from softmaxima import _kernels
-assert _kernels.instruction_set() == {isa!r}
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not hundred_million and not library and not by_torch", *sys.argv[1:]]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(here), str(here.with_name("test_kernels.py"))],
-        env=os.environ | {"SOFTMAXIMA_ISA": isa}, cwd=here.parents[1], capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -36,27 +37,39 @@ def functions() -> dict[str, Function]:
     """Functions of scores [ROWS, CLASSES] and labels [ROWS]."""
     found: dict[str, Function] = {}
     allowed = torch.tensor([[True], [False], [True], [True]])
-    tau = torch.tensor([[0.7], [1.0], [2.0], [0.1]], dtype=torch.float64)
     for map in REGISTRY.values():
         for case in cases(map):
             found[str(case)] = lambda x, _, case=case: case(x)
+            found[f"{case} at its scores' temperature"] = lambda x, _, case=case: case(x, temperature=x[:, :1].exp())
         found[f"{map.name} along 0, masked"] = lambda x, _, case=case: finite(case(x, 0, where=allowed))
-        found[f"{map.name} at temperatures"] = lambda x, _, case=case: case(x, temperature=tau)
+        for name, value in ((parameter.name, case.params[parameter.name]) for parameter in map.params if parameter.gradient):
+            found[f"{map.name} of its scores' {name}"] = lambda x, _, case=case, name=name, value=value: case.map(
+                x, **{name: value + 0.01 * x[:, :1].square()}
+            )
+    weight = torch.linspace(0.5, 2.0, CLASSES, dtype=torch.float64)
+    weighed = {"weight": weight, "label_smoothing": 0.1}
+    soft = torch.softmax(normal(ROWS, CLASSES, seed=4), -1)
     for loss in LOSSES.values():
         bounded = torch.tanh if loss.on_cosines else lambda x: x
         for options in loss.examples:
-            found[str(LossCase(loss, options))] = lambda x, labels, loss=loss, options=options, bounded=bounded: loss.function(
-                bounded(x), labels, **options
+            of = lambda x, target, loss=loss, options=options, bounded=bounded, **more: loss.function(
+                bounded(x), target, **options, **more
             )
-        weighed = {"weight": torch.linspace(0.5, 2.0, CLASSES, dtype=torch.float64), "label_smoothing": 0.1, "reduction": "none"}
-        found[f"{loss.name} with every option"] = lambda x, labels, loss=loss, options=options, bounded=bounded, weighed=weighed: (
-            loss.function(bounded(x), labels, **weighed, **options)
-        )
+            found[str(LossCase(loss, options))] = of
+        found[f"{loss.name} with every option"] = partial(of, **weighed, reduction="none")
+        if loss.map is not None:
+            found[f"{loss.name} with weights"] = partial(of, **weighed)
+            found[f"{loss.name}, summed"] = partial(of, reduction="sum")
+            found[f"{loss.name}, but of class 4"] = lambda x, labels, of=of: of(x, labels.clamp_min(0), ignore_index=4)
+            found[f"{loss.name} of nothing"] = lambda x, labels, of=of: of(x, labels.clamp(-100, -100)).nan_to_num()
+            found[f"{loss.name} of probabilities"] = lambda x, _, of=of: of(x, soft, weight=weight)
+            found[f"{loss.name} of pixels"] = lambda x, labels, of=of: of(x.T.unsqueeze(0), labels.unsqueeze(0), weight=weight)
     weights = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0], dtype=torch.float64)
     sums: dict[str, Callable[[Tensor], Tensor]] = {
         "logsumexp": sm.logsumexp,
+        "logsumexp along 0": partial(sm.logsumexp, dim=0),
         "logsumexp along both": partial(sm.logsumexp, dim=(0, 1), temperature=0.7, where=allowed),
-        "logsumexp at temperatures": partial(sm.logsumexp, temperature=tau),
+        "logsumexp at its scores' temperature": lambda x: sm.logsumexp(x, temperature=x[:, :1].exp()),
         "weighted logsumexp": partial(sm.logsumexp, weights=weights),
         "compensated logsumexp": partial(sm.logsumexp, precision="compensated"),
         "complex logsumexp": lambda x: sm.logsumexp(torch.complex(x, x)).real,
@@ -126,10 +139,13 @@ def under_autocast(way: Any) -> Callable[..., Any]:
 
 WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "compiled": lambda way: torch.compile(way, fullgraph=True, backend="aot_eager"),
+    "compiled for every size": lambda way: torch.compile(way, fullgraph=True, backend="aot_eager", dynamic=True),
     "exported, saved and loaded": through_export,
     "traced, saved and loaded": through_trace,
     "as a graph": lambda way: make_fx(lambda scores, labels: way(scores, labels))(SCORES, LABELS),
-    "as a symbolic graph": lambda way: make_fx(lambda s, labels: way(s, labels), tracing_mode="symbolic")(SCORES, LABELS),
+    "as a symbolic graph": lambda way: make_fx(
+        lambda s, labels: way(s, labels), tracing_mode="symbolic", _allow_non_fake_inputs=True
+    )(SCORES, LABELS),
     "checkpointed": lambda way: partial(checkpoint, way, use_reentrant=False),
     "checkpointed by reentry": lambda way: partial(checkpoint, way, use_reentrant=True),
     "batched": lambda way: (
@@ -192,7 +208,7 @@ def test_forward_mode_gives_the_product_with_the_gradient():
 
 def test_meta_and_fake_tensors_have_the_shapes_of_results():
     for name, function in FUNCTIONS.items():
-        if "masked" in name or "temperatures" in name or "both" in name or "weight" in name or "option" in name:
+        if any(word in name for word in ("masked", "both", "weight", "option", "probabilities", "pixels")):
             continue  # tensors with memory of their own
         expected, actual = function(SCORES[0], LABELS), function(SCORES[0].to("meta"), LABELS.to("meta"))
         assert (actual.shape, actual.dtype, actual.is_meta) == (expected.shape, expected.dtype, True), name
@@ -208,6 +224,8 @@ def test_a_forked_process_gives_the_same():
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
+            signal.alarm(60)  # rather than to wait for ever
+            torch.set_num_threads(1)  # as torch's own workers do: no thread lives on in a forked process
             os.write(write, torch.cat([y.flatten() for y in every(SCORES, LABELS)]).numpy().tobytes())
         finally:
             os._exit(0)

@@ -98,7 +98,7 @@ def test_wrong_options_of_maps_raise(case: Case, options: dict, error: type[Exce
         (lambda: sm.eps_cross_entropy(X, X.long()[:, 0], eps=-1.0), r"eps must be a finite number of at least 0"),
         (lambda: sm.sparsemax_loss(X, torch.ones(2, 3)), r"each row of target probabilities must sum to 1"),
         (lambda: sm.arcface(X + 2, X.long()[:, 0]), r"cosines must lie in \[−1, 1\], got 2; for features, give class_vectors"),
-        (lambda: sm.arcface(X, X.long()[:, 0], margin=4.0), r"margin must be a number in \[0, 3.142\), got 4.0"),
+        (lambda: sm.arcface(X, X.long()[:, 0], margin=4.0), r"margin must be a number in \[0, π\), got 4.0"),
         (lambda: sm.cosface(X, X.long()[:, 0], scale=0.0), r"scale must be a positive finite number, got 0.0"),
         (lambda: sm.am_softmax_loss(X, X.long()[:, 0], temperature=0.0), r"temperature must be a positive finite number"),
         (lambda: sm.am_softmax_loss(X, X.long()[:, 0], torch.zeros(5, 4)), r"class_vectors must be \(classes, 3\)"),

@@ -287,8 +287,9 @@ def test_losses_of_rows_do_not_depend_on_how_many_there_are(
         part = x.detach()[begin : begin + 8].clone().requires_grad_()
         few.append(loss(part, target[begin : begin + 8], **options))
         slopes.append(torch.autograd.grad(few[-1].sum(), part)[0])
-    torch.testing.assert_close(value, torch.cat(few), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
-    torch.testing.assert_close(gradient, torch.cat(slopes), equal_nan=True, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    unit = {"atol": 4 * TOLERANCE[dtype], "rtol": 4 * TOLERANCE[dtype]}  # what lies between two numbers may be rounded to either
+    torch.testing.assert_close(value, torch.cat(few), equal_nan=True, **unit)
+    torch.testing.assert_close(gradient, torch.cat(slopes), equal_nan=True, **unit)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the GPU's thresholds are those of sums in float32")

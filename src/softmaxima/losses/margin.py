@@ -9,6 +9,7 @@ decreasing in θ throughout.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,9 @@ from softmaxima._tracing import is_concrete
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
-COSINES, ANGLES = 2.0, math.pi  # a margin is below the largest difference of two of them
+# A margin is below the largest difference of two cosines, or of two angles.
+COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, "a number in [0, 2)")
+ANGLES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < math.pi, "a number in [0, π)")
 
 
 def additive_cosine(cosine: Tensor, margin: Any) -> Tensor:
@@ -77,10 +80,6 @@ def margin_loss(
     return batch.evaluate(losses, composite, wide=True)
 
 
-def _check_margin(name: str, margin: Any, highest: float) -> float:
-    return check_number(name, "margin", margin, lambda margin: 0 <= margin < highest, f"a number in [0, {highest:.4g})")
-
-
 def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
     """Cosines (N, C, d…) of features (N, D, d…), or (C) of (D), with class vectors (C, D)."""
     axis = 0 if features.ndim == 1 else 1
@@ -130,7 +129,7 @@ def am_softmax_loss(
     tensor(0.1269)
     """
     name = "am_softmax_loss"
-    margin = _check_margin(name, margin, COSINES)
+    margin = check_number(name, "margin", margin, *COSINES)
     scale = 1 / check_positive(name, "temperature", temperature)
     return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
@@ -156,7 +155,7 @@ def cosface(
     tensor(0.1269)
     """
     name = "cosface"
-    margin = _check_margin(name, margin, COSINES)
+    margin = check_number(name, "margin", margin, *COSINES)
     scale = check_positive(name, "scale", scale)
     return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
@@ -190,7 +189,7 @@ def arcface(
     tensor(0.0219)
     """
     name = "arcface"
-    margin = _check_margin(name, margin, ANGLES)
+    margin = check_number(name, "margin", margin, *ANGLES)
     scale = check_positive(name, "scale", scale)
     return margin_loss(name, True, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
@@ -214,7 +213,7 @@ class AMSoftmaxLoss(_MarginModule):
 
     def __init__(self, margin: float = 0.35, temperature: float = 1 / 30, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        margin, temperature = _check_margin(name, margin, COSINES), check_positive(name, "temperature", temperature)
+        margin, temperature = check_number(name, "margin", margin, *COSINES), check_positive(name, "temperature", temperature)
         super().__init__(weight, margin=margin, temperature=temperature, **options)
 
 
@@ -230,7 +229,9 @@ class CosFace(_MarginModule):
 
     def __init__(self, margin: float = 0.35, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        super().__init__(weight, margin=_check_margin(name, margin, COSINES), scale=check_positive(name, "scale", scale), **options)
+        super().__init__(
+            weight, margin=check_number(name, "margin", margin, *COSINES), scale=check_positive(name, "scale", scale), **options
+        )
 
 
 class ArcFace(_MarginModule):
@@ -245,7 +246,9 @@ class ArcFace(_MarginModule):
 
     def __init__(self, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        super().__init__(weight, margin=_check_margin(name, margin, ANGLES), scale=check_positive(name, "scale", scale), **options)
+        super().__init__(
+            weight, margin=check_number(name, "margin", margin, *ANGLES), scale=check_positive(name, "scale", scale), **options
+        )
 
 
 register(Loss("am_softmax_loss", am_softmax_loss, AMSoftmaxLoss, examples=({"temperature": 0.2},), on_cosines=True))

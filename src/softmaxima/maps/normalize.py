@@ -12,7 +12,7 @@ from torch import Tensor
 from softmaxima._arguments import Array
 from softmaxima._map import Cost, Map, Parameter, Properties, is_plain, register
 from softmaxima._rows import without_mask
-from softmaxima._tracing import is_concrete, is_exporting_to_onnx
+from softmaxima._tracing import is_concrete, is_exporting_to_onnx, sizes
 from softmaxima.maps._module import MapModule
 
 
@@ -56,7 +56,7 @@ def checked(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     if not isinstance(y, Tensor) or not y.is_floating_point():
         kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(f"normalize: f must return a floating-point tensor, as torch.sigmoid does, got {kind}")
-    if y.shape != z.shape:
+    if sizes(y) != sizes(z):
         raise ValueError(f"normalize: f must work elementwise: for scores of shape {tuple(z.shape)} it returned {tuple(y.shape)}")
     return y.to(z.dtype)
 

@@ -96,7 +96,8 @@ def probability(z, beta, b, c):
     level = tl.where(at_edge, -tl.log(largest) / tl.where(at_edge, beta, 1.0), level_of(b, c))
     u, below_one = power(z, beta, level)
     u = tl.where(at_edge, beta.to(z.dtype) * gap(z, b) + of_edge.to(z.dtype), u)
-    return root(z, beta, level, u, tl.where(at_edge, u - 1.0, below_one))
+    p = root(z, beta, level, u, tl.where(at_edge, u - 1.0, below_one))
+    return tl.where(level == level, p, level.to(z.dtype))  # NaN in a row with +∞
 
 
 @triton.jit

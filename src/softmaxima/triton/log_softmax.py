@@ -25,7 +25,8 @@ def log_mass(count, rest):
 
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return over(gap(x, a), tau, TEMPERED) - log_mass(b, c).to(x.dtype)
+    log_p = over(gap(x, a), tau, TEMPERED) - log_mass(b, c).to(x.dtype)
+    return tl.where(a == INFINITY, float("nan"), log_p)
 
 
 FORWARD = RowFunctions(begin, merge, finish)
