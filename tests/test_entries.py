@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def functions() -> dict[str, Function]:
     for map in REGISTRY.values():
         for case in cases(map):
             found[str(case)] = lambda x, _, case=case: case(x)
-            found[f"{case} at its scores' temperature"] = lambda x, _, case=case: case(x, temperature=x[:, :1].exp())
+        found[f"{map.name} at its scores' temperature"] = lambda x, _, case=case: case(x, temperature=x[:, :1].exp())
         found[f"{map.name} along 0, masked"] = lambda x, _, case=case: finite(case(x, 0, where=allowed))
         for name, value in ((parameter.name, case.params[parameter.name]) for parameter in map.params if parameter.gradient):
             found[f"{map.name} of its scores' {name}"] = lambda x, _, case=case, name=name, value=value: case.map(
@@ -57,11 +58,11 @@ def functions() -> dict[str, Function]:
             )
             found[str(LossCase(loss, options))] = of
         found[f"{loss.name} with every option"] = partial(of, **weighed, reduction="none")
-        if loss.map is not None:
+        if loss.map in ("softmax", "entmax"):  # losses by a kernel take other ways
             found[f"{loss.name} with weights"] = partial(of, **weighed)
             found[f"{loss.name}, summed"] = partial(of, reduction="sum")
             found[f"{loss.name}, but of class 4"] = lambda x, labels, of=of: of(x, labels.clamp_min(0), ignore_index=4)
-            found[f"{loss.name} of nothing"] = lambda x, labels, of=of: of(x, labels.clamp(-100, -100)).nan_to_num()
+            found[f"{loss.name} of nothing"] = lambda x, labels, of=of: of(x, labels.clamp(-100, -100), reduction="sum")
             found[f"{loss.name} of probabilities"] = lambda x, _, of=of: of(x, soft, weight=weight)
             found[f"{loss.name} of pixels"] = lambda x, labels, of=of: of(x.T.unsqueeze(0), labels.unsqueeze(0), weight=weight)
     weights = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0], dtype=torch.float64)
@@ -88,35 +89,55 @@ def functions() -> dict[str, Function]:
 
 
 FUNCTIONS = functions()
+FEW = {name: function for name, function in FUNCTIONS.items() if "(" not in name}  # every map, loss and sum, with its options
+FEWER = {
+    name: FEW[name]
+    for name in (
+        "softmax at its scores' temperature",
+        "entmax of its scores' alpha",
+        "normalize along 0, masked",
+        "cross_entropy of pixels",
+        "entmax_loss with every option",
+        "surrogate_loss with every option",
+        "arcface with every option",
+        "logsumexp along both",
+        "log_mean_exp",
+        "logaddexp",
+    )
+}
 SCORES = normal(len(FUNCTIONS), ROWS, CLASSES, seed=1, scale=1.5)
 OTHER_SCORES = normal(len(FUNCTIONS), ROWS, CLASSES, seed=2, scale=1.5)
 
 
 def every(scores: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """Each function of scores of its own, so that a gradient tells whose it is."""
-    return tuple(function(x, labels) for function, x in zip(FUNCTIONS.values(), scores.unbind(), strict=True))
+    return Every(FUNCTIONS)(scores, labels)
 
 
 class Every(torch.nn.Module):
+    def __init__(self, functions: dict[str, Function]) -> None:
+        super().__init__()
+        self.functions = functions
+
     def forward(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return every(scores, labels)
+        return tuple(function(x, labels) for function, x in zip(self.functions.values(), scores.unbind(), strict=True))
 
 
-def through_export(way: Any) -> Callable[..., Any]:
+def through_export(way: Any, *example: Tensor) -> Callable[..., Any]:
     file = io.BytesIO()
-    torch.export.save(torch.export.export(way, (SCORES, LABELS)), file)
+    torch.export.save(torch.export.export(way, example), file)
     file.seek(0)
     return torch.export.load(file).module()
 
 
-def through_trace(way: Any) -> Callable[..., Any]:
+def through_trace(way: Any, *example: Tensor) -> Callable[..., Any]:
     file = io.BytesIO()
-    torch.jit.save(torch.jit.trace(way, (SCORES, LABELS), check_trace=False), file)
+    torch.jit.save(torch.jit.trace(way, example, check_trace=False), file)
     file.seek(0)
     return torch.jit.load(file)
 
 
-def in_thread(way: Any) -> Callable[..., Any]:
+def in_thread(way: Any, *_: Tensor) -> Callable[..., Any]:
     def call(*arguments: Tensor) -> Any:
         results: list[Any] = []
         threads = [threading.Thread(target=lambda: results.append(way(*arguments))) for _ in range(2)]
@@ -129,7 +150,7 @@ def in_thread(way: Any) -> Callable[..., Any]:
     return call
 
 
-def under_autocast(way: Any) -> Callable[..., Any]:
+def under_autocast(way: Any, *_: Tensor) -> Callable[..., Any]:
     def call(*arguments: Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return way(*arguments)
@@ -137,32 +158,40 @@ def under_autocast(way: Any) -> Callable[..., Any]:
     return call
 
 
-WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "compiled": lambda way: torch.compile(way, fullgraph=True, backend="aot_eager"),
-    "compiled for every size": lambda way: torch.compile(way, fullgraph=True, backend="aot_eager", dynamic=True),
+def batched(way: Any, *_: Tensor) -> Callable[..., Any]:
+    one = torch.func.vmap(way)
+    return lambda *arguments: tuple(y[0] for y in one(*(argument.unsqueeze(0) for argument in arguments)))
+
+
+def as_graph(mode: str, way: Any, *example: Tensor) -> Callable[..., Any]:
+    return make_fx(lambda scores, labels: way(scores, labels), tracing_mode=mode, _allow_non_fake_inputs=True)(*example)
+
+
+compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+# From a function and examples of its arguments.
+WAYS: dict[str, Callable[..., Callable[..., Any]]] = {
+    "compiled": lambda way, *_: compiled(way),
+    "compiled for every size": lambda way, *_: compiled(way, dynamic=True),
     "exported, saved and loaded": through_export,
     "traced, saved and loaded": through_trace,
-    "as a graph": lambda way: make_fx(lambda scores, labels: way(scores, labels))(SCORES, LABELS),
-    "as a symbolic graph": lambda way: make_fx(
-        lambda s, labels: way(s, labels), tracing_mode="symbolic", _allow_non_fake_inputs=True
-    )(SCORES, LABELS),
-    "checkpointed": lambda way: partial(checkpoint, way, use_reentrant=False),
-    "checkpointed by reentry": lambda way: partial(checkpoint, way, use_reentrant=True),
-    "batched": lambda way: (
-        lambda *arguments: tuple(y[0] for y in torch.func.vmap(way)(*(argument.unsqueeze(0) for argument in arguments)))
-    ),
+    "as a graph": partial(as_graph, "real"),
+    "as a symbolic graph": partial(as_graph, "symbolic"),
+    "checkpointed": lambda way, *_: partial(checkpoint, way, use_reentrant=False),
+    "checkpointed by reentry": lambda way, *_: partial(checkpoint, way, use_reentrant=True),
+    "batched": batched,
     "in a thread": in_thread,
     "under autocast": under_autocast,
 }
+SLOW = {"compiled for every size": FEWER, "as a symbolic graph": FEW, "exported, saved and loaded": FEW}
 
 
-def assert_equal_to_eager(way: Callable[..., Any]) -> None:
-    scores, expected_scores = (OTHER_SCORES.clone().requires_grad_() for _ in range(2))
-    actual, expected = way(scores, LABELS), every(expected_scores, LABELS)
+def assert_equal_to_eager(way: Callable[..., Any], functions: dict[str, Function] = FUNCTIONS) -> None:
+    scores, expected_scores = (OTHER_SCORES[: len(functions)].clone().requires_grad_() for _ in range(2))
+    actual, expected = way(scores, LABELS), Every(functions)(expected_scores, LABELS)
     upstream = [normal(1, *y.shape, seed=3)[0] for y in expected]
     torch.autograd.backward(actual, upstream)
     torch.autograd.backward(expected, upstream)
-    for name, a, e, g, h in zip(FUNCTIONS, actual, expected, scores.grad, expected_scores.grad, strict=True):
+    for name, a, e, g, h in zip(functions, actual, expected, scores.grad, expected_scores.grad, strict=True):
         torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name}: {text}")
         torch.testing.assert_close(g, h, msg=lambda text, name=name: f"the gradient of {name}: {text}")
 
@@ -172,7 +201,8 @@ def assert_equal_to_eager(way: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_what_an_eager_call_does(way: str):
     torch._dynamo.reset()
-    assert_equal_to_eager(WAYS[way](Every()))
+    functions = SLOW.get(way, FUNCTIONS)
+    assert_equal_to_eager(WAYS[way](Every(functions), SCORES[: len(functions)], LABELS), functions)
 
 
 def test_the_general_path_gives_what_the_fast_path_does():
@@ -254,6 +284,54 @@ def test_data_parallel_training_gives_the_same(tmp_path):
         torch.testing.assert_close(model.module.scores.grad, alone.grad)
     finally:
         torch.distributed.destroy_process_group()
+
+
+NOT_IN_ONNX = {
+    "complex logsumexp": "complex numbers",
+    "compensated logsumexp": "compensated sums; take precision='native'",
+    "matrix_logsumexp": "eigenvalues",
+}
+IN_ONNX = {name: function for name, function in FUNCTIONS.items() if name not in NOT_IN_ONNX}
+
+
+ONE_OF_EACH = re.compile("masked$|every option$|^[^( ]*$|^weighted|both$")  # map, loss and sum
+
+
+def to_onnx(functions: dict[str, Function], scores: Tensor, *, dynamo: bool) -> bytes:
+    file = io.BytesIO()
+    options = {"input_names": ["scores", "labels"], "opset_version": 18}
+    if not dynamo:
+        torch.onnx.export(Every(functions), (scores, LABELS), file, dynamo=False, **options)
+    else:
+        program = torch.onnx.export(Every(functions), (scores, LABELS), dynamo=True, verbose=False, **options)
+        file.write(program.model_proto.SerializeToString())
+    return file.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporters warn of themselves
+@pytest.mark.parametrize("dynamo", [False, True], ids=["by trace", "by export"])
+def test_exported_to_onnx_all_gives_what_an_eager_call_does(dynamo: bool):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    # The exporter without a trace takes seconds a function.
+    functions = IN_ONNX if not dynamo else {name: f for name, f in IN_ONNX.items() if ONE_OF_EACH.search(name)}
+    scores = OTHER_SCORES[: len(functions)].float()
+    model = to_onnx(functions, scores, dynamo=dynamo)
+    assert {node.domain for node in onnx.load_from_string(model).graph.node} <= {""}  # standard operators
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    actual = session.run(None, {"scores": scores.numpy(), "labels": LABELS.numpy()})
+    for (name, function), x, y in zip(functions.items(), scores, actual, strict=True):
+        expected = function(x, LABELS)
+        torch.testing.assert_close(
+            torch.from_numpy(y), expected, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporters warn of themselves
+@pytest.mark.parametrize("dynamo", [False, True], ids=["by trace", "by export"])
+@pytest.mark.parametrize(("name", "lacking"), NOT_IN_ONNX.items())
+def test_what_onnx_cannot_express_is_refused(name: str, lacking: str, dynamo: bool):
+    with pytest.raises(Exception, match=f"cannot be exported to ONNX, which has no {lacking}"):
+        to_onnx({name: FUNCTIONS[name]}, SCORES[:1], dynamo=dynamo)
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -859,19 +859,21 @@ def test_the_interface_is_what_the_header_says():
 # As operations ---------------------------------------------------------------------------------------------------------------
 
 
-@needs_library
-def test_operations_are_well_behaved(case: Case):
-    kernel = case.map.kernel
-    if kernel is None:
-        pytest.skip("this map has no kernel")
-    theta = kernel.theta(*case.params.values()) if case.params else 0.0
-    x, tau = normal(2, 3, 4), normal(2, 1, 4, seed=1).exp().movedim(1, -1)
-    p = case(x)
-    for where, taus in ((None, None), (x > -1, None), (None, tau.expand(2, 4, 1).movedim(1, 1)[:, :3])):
-        torch.library.opcheck(torch.ops.softmaxima.forward.default, (kernel.forward, x, taus, 1.5, where, None, float(theta)))
-        scores = x if case.map.uses_scores else None
-        arguments = (kernel.backward, p, normal(2, 3, 4, seed=2), scores, taus, 1.5, where, None, float(theta))
-        torch.library.opcheck(torch.ops.softmaxima.backward.default, arguments)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_operations_are_well_behaved(name: str):
+    map = REGISTRY[name]
+    values = [float(parameter.default) if parameter.kind in (int, float) else parameter.default for parameter in map.params]
+    if any(callable(value) for value in values):
+        pytest.skip("a parameter that is a function makes no operation")
+    params = [float(p.examples.index(v)) if isinstance(v, str) else v for p, v in zip(map.params, values, strict=True)]
+    x, tau = normal(2, 3, 4).requires_grad_(), normal(2, 3, 1, seed=1).exp()
+    for where, tensors, number in ((None, [], 1.5), (x > -1, [], 1.0), (None, [tau], math.nan)):
+        numbers = [number, *params]
+        torch.library.opcheck(torch.ops.softmaxima.map.default, (map.key, x, where, tensors, numbers))
+        p = torch.ops.softmaxima.map(map.key, x, where, tensors, numbers).detach()
+        scores = x.detach() if map.uses_scores else None
+        arguments = (map.key, p, normal(2, 3, 4, seed=2), scores, where, tensors, numbers)
+        torch.library.opcheck(torch.ops.softmaxima.map_backward.default, arguments)
 
 
 @needs_library
