@@ -19,10 +19,10 @@ from conftest import INTERPRETED, TOLERANCE, Case, LossCase, normal
 pytestmark = pytest.mark.gpu
 
 INF = math.inf
-TEMPERATURES = (1e-38, 0.01, 0.7, 1.0, 3.0, 1e38)
+TEMPERATURES = (1e-38, 1e-30, 0.01, 0.7, 1.0, 3.0, 1e38)
 SIZES = (0.0, 1e-3, -0.3, 1e4, 671119.5625, -1e12, 1e30)
-# Beyond 88 nats float32 has no numbers for p; here they are compared as numbers of [0, 1].
-LAYOUTS = ((3, 2), (2, 3), (40, 7), (7, 40), (3, 300), (300, 3))  # one row after the other, side by side, short, long
+# One row after the other, side by side, short, long, and of several blocks.
+LAYOUTS = ((3, 2), (2, 3), (40, 7), (7, 40), (3, 300), (300, 3), (2, 5000))
 SHAPES = LAYOUTS[:2] if INTERPRETED else LAYOUTS
 
 
