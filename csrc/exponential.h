@@ -131,13 +131,14 @@ struct ExpSum {
     double sum() const { return total.value(); }
 
     // Adds a block, whose largest z is returned, and stores its terms relative to the origin as it then is. Most rows have their
-    // maximum near enough to 0 to need no other origin, and no pass to find it.
+    // maximum near enough to 0 to need no other origin, and no pass to find it; in a row with an anchor it is 0.
     template <bool Store>
-    C add(Scores<C> z, int64_t length, C* out) {
+    C add(Scores<C> z, int64_t length, C* out, bool has_anchor) {
         const bool first = sum() == 0;
         if (first) *this = {nothing, 0, {}, {}};
         BlockSum<C> block = terms<Store>(z, length, out);
-        if (__builtin_expect(block.maximum > base + HEADROOM<C> || (first && !(block.maximum > -DEPTH<C>)), 0)) {
+        const bool is_far = block.maximum > base + HEADROOM<C> || (first && !(block.maximum > -DEPTH<C>));
+        if (__builtin_expect(is_far && !has_anchor, 0)) {
             const double before = origin.value();
             base = highest(z.high, length);
             origin = Origin<C>::at(base);
@@ -319,7 +320,7 @@ struct LogSumExp {
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             const Scores<C> z = row.scores(i, length, scratch);
-            part.sum.template add<false>(z, length, nullptr);
+            part.sum.template add<false>(z, length, nullptr, row.tau != 1.0);
         }
         return true;
     }
@@ -396,9 +397,9 @@ struct Softmax {
             const int64_t length = minimum(BLOCK, end - i);
             const Scores<C> z = load(row, i, length, scratch);
             if (keep) {
-                part.sum.template add<true>(z, length, reinterpret_cast<C*>(row.out + i));
+                part.sum.template add<true>(z, length, reinterpret_cast<C*>(row.out + i), row.tau != 1.0);
             } else {
-                part.sum.template add<false>(z, length, nullptr);
+                part.sum.template add<false>(z, length, nullptr, row.tau != 1.0);
             }
             if (origins) origins[(i - begin) / BLOCK] = part.sum.sum() == 0 ? NOTHING : part.sum.origin.value();
         }

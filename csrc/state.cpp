@@ -23,7 +23,7 @@ struct State : LogSumExp<T, double> {
         part = {{}, -std::numeric_limits<C>::infinity(), 0};
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
-            part.sum.template add<false>(row.template scores<false, double>(i, length, terms), length, nullptr);
+            part.sum.template add<false>(row.template scores<false, double>(i, length, terms), length, nullptr, row.tau != 1.0);
             const C* values = row.raw(i, length, scratch.high);
             const C top = highest(values, length);
             // Few blocks of a row raise the maximum, and this one is still in cache.

@@ -35,6 +35,9 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaForward>> forward;
     std::vector<Kernel<SoftmaximaBackward>> backward;
     std::vector<Kernel<SoftmaximaLoss>> loss;
+    std::vector<Kernel<SoftmaximaSelectedLoss>> selected;
+    std::vector<Kernel<SoftmaximaMarginLoss>> margin;
+    std::vector<Kernel<SoftmaximaPairs>> pairs;
     std::vector<Kernel<SoftmaximaState>> state;
     std::vector<Kernel<SoftmaximaWeighted>> weighted;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
@@ -43,6 +46,9 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaForward*)) { forward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLoss*)) { loss.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaSelectedLoss*)) { selected.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaMarginLoss*)) { margin.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaPairs*)) { pairs.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaState*)) { state.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaWeighted*)) { weighted.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
@@ -164,8 +170,8 @@ struct Problem {
 };
 
 void fail(const std::string& name, const Problem& problem, const char* what) {
-    std::fprintf(stderr, "%s: %s; dtype %d, [%d, %d, %d], stride %d\n", name.c_str(), what, int(problem.dtype), int(problem.outer),
-                 int(problem.n), int(problem.inner), int(problem.stride));
+    std::fprintf(stderr, "%s: %s; dtype %d, [%d, %d, %d], stride %d, tau %g\n", name.c_str(), what, int(problem.dtype), int(problem.outer),
+                 int(problem.n), int(problem.inner), int(problem.stride), problem.taus.empty() ? problem.tau : -1.0);
     std::exit(1);
 }
 
@@ -242,13 +248,14 @@ void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
     });
 }
 
-void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
-    Problem problem(false);
+// Calls run(loss) of random targets and weights.
+template <class Run>
+void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     problem.mask.clear();
     problem.blocks.clear();
     problem.taus.clear();
     problem.tau = 1;
-    const double theta = theta_of(kernel.name, problem), smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
+    const double theta = theta_of(name, problem), smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
     const bool hard = chance(0.6), with_gradient = chance(0.7), weighted = chance(0.5), fenchel = chance(0.7);
     std::vector<int64_t> labels(size_t(hard ? problem.rows_count() : 0));
     for (int64_t& each : labels) each = below(problem.n + 1) - 1;
@@ -259,16 +266,65 @@ void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
     std::vector<Bytes> outputs(2);
     outputs[0].resize(size_t(problem.rows_count() * 8));
     outputs[1].resize(size_t(with_gradient ? problem.scores() * SIZE[problem.dtype] : 0));
+    twice(name, problem, outputs, [&](int64_t threads) {
+        return run(SoftmaximaLoss{problem.rows(threads, theta),
+                                  hard ? labels.data() : nullptr,
+                                  hard ? nullptr : soft.data(),
+                                  weighted ? weight.data() : nullptr,
+                                  smoothing,
+                                  scale,
+                                  fenchel,
+                                  reinterpret_cast<double*>(outputs[0].data()),
+                                  with_gradient ? outputs[1].data() : nullptr});
+    });
+}
+
+Problem wide_problem() {
+    Problem problem(false);
+    while (problem.dtype > 1) problem = Problem(false);
+    return problem;
+}
+
+void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
+    Problem problem(false);
+    call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) { return kernel.run(&loss); });
+}
+
+void call_selected_loss(const Kernel<SoftmaximaSelectedLoss>& kernel) {
+    Problem problem = wide_problem();
+    Bytes p(size_t(problem.scores() * SIZE[problem.dtype]));
+    for (int64_t i = 0; i < problem.scores(); ++i) put(p, problem.dtype, i, chance(0.5) ? 0.0 : 1.0 / double(problem.n));
+    const bool in_place = chance(0.5);
+    call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) {
+        if (in_place && loss.out && !p.empty()) std::memcpy(loss.out, p.data(), p.size());
+        const SoftmaximaSelectedLoss call = {loss, in_place && loss.out ? loss.out : p.data()};
+        return kernel.run(&call);
+    });
+}
+
+void call_margin_loss(const Kernel<SoftmaximaMarginLoss>& kernel) {
+    Problem problem = wide_problem();
+    const int64_t size = int64_t(problem.x.size()) / SIZE[problem.dtype];
+    for (int64_t i = 0; !problem.hard && i < size; ++i) put(problem.x, problem.dtype, i, std::cos(get(problem.x, problem.dtype, i)));
+    const double margin = choose({0.0, 0.35, 1.9}), scale = choose({1.0, 30.0});
+    const bool angular = chance(0.5);
+    call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) {
+        const SoftmaximaMarginLoss call = {loss, margin, scale, angular};
+        return kernel.run(&call);
+    });
+}
+
+void call_pairs(const Kernel<SoftmaximaPairs>& kernel) {
+    Problem problem(false);
+    const int64_t n = int64_t(problem.x.size()) / SIZE[problem.dtype];
+    Bytes y(problem.x.rbegin(), problem.x.rend());
+    const Bytes g = problem.random_numbers(chance(0.5) ? n : 0, 1.0);
+    std::vector<Bytes> outputs(2);
+    outputs[0].resize(problem.x.size());
+    outputs[1].resize(g.size());
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaLoss call = {problem.rows(threads, theta),
-                                     hard ? labels.data() : nullptr,
-                                     hard ? nullptr : soft.data(),
-                                     weighted ? weight.data() : nullptr,
-                                     smoothing,
-                                     scale,
-                                     fenchel,
-                                     reinterpret_cast<double*>(outputs[0].data()),
-                                     with_gradient ? outputs[1].data() : nullptr};
+        const SoftmaximaPairs call = {problem.dtype, n, threads, problem.x.data(), y.data(), g.empty() ? nullptr : g.data(),
+                                      outputs[0].data(), outputs[1].empty() ? nullptr : outputs[1].data()};
         return kernel.run(&call);
     });
 }
@@ -359,6 +415,9 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.backward) call_backward(kernel);
         for (const auto& kernel : kernels.loss) call_loss(kernel);
+        for (const auto& kernel : kernels.selected) call_selected_loss(kernel);
+        for (const auto& kernel : kernels.margin) call_margin_loss(kernel);
+        for (const auto& kernel : kernels.pairs) call_pairs(kernel);
         for (const auto& kernel : kernels.state) call_state(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.weighted) call_weighted(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
