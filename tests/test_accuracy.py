@@ -361,6 +361,3 @@ def test_a_hundred_million_scores_sum_to_1():
     p = sm.softmax(x)
     del x
     assert float(p.sum(dtype=torch.float64)) == pytest.approx(1.0, abs=1e-6)
-
-
-# Instruction sets ------------------------------------------------------------------------------------------------------------

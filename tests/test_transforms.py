@@ -111,6 +111,18 @@ def test_compiled_by_the_default_backend_equals_eager():
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(function(x), x))
 
 
+@pytest.mark.parametrize("function", [sm.softmax, sm.entmax, sm.logsumexp, lambda x: sm.cross_entropy(x, torch.tensor(2))])
+def test_transforms_inside_a_compiled_function_are_left_out_of_its_graph(function):
+    x, v = normal(5), normal(5, seed=1)
+    transforms = (lambda x: grad(lambda x: function(x).square().sum())(x), lambda x: jvp(function, (x,), (v,))[1])
+    for transformed in transforms:
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(transformed, backend="aot_eager")(x), transformed(x))
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="fullgraph"):
+            torch.compile(transformed, backend="aot_eager", fullgraph=True)(x)
+
+
 @pytest.mark.gpu
 def test_under_autocast_half_scores_give_float32_as_torch_does_on_a_gpu(case: Case):
     x = normal(3, 4, dtype=torch.bfloat16)

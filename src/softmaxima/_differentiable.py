@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._tracing import is_recorded, transforming
+from softmaxima._tracing import is_recorded, outside_compilers, transforming
 
 
 def differentiable(name: str, function: Any) -> Callable[..., Tensor]:
@@ -22,8 +22,8 @@ def differentiable(name: str, function: Any) -> Callable[..., Tensor]:
     operation.register_vmap(function.vmap)
 
     def call(*tensors: Tensor) -> Tensor:
-        if is_recorded(tensors[0]) and (torch.compiler.is_compiling() or not transforming()):
+        if is_recorded(tensors[0]) and not transforming():
             return operation(*tensors)
-        return function.apply(*tensors)
+        return outside_compilers(function.apply)(*tensors)
 
     return call

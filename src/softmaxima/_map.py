@@ -46,7 +46,15 @@ from softmaxima._jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narr
 from softmaxima._kernels import Kernel
 from softmaxima._rows import without_mask
 from softmaxima._temperature import anchored, is_one, tempered
-from softmaxima._tracing import is_eager, is_exporting_to_onnx, is_recorded, is_recording, may_differentiate, transforming
+from softmaxima._tracing import (
+    is_eager,
+    is_exporting_to_onnx,
+    is_recorded,
+    is_recording,
+    may_differentiate,
+    outside_compilers,
+    transforming,
+)
 
 
 @dataclass(frozen=True)
@@ -323,8 +331,8 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
 
 
 def _apply(map: Map, *arguments: Any) -> Tensor:
-    if transforming() and not is_compiling():
-        return _EagerMapFunction.apply(map, *arguments)  # type: ignore[return-value]
+    if transforming():
+        return outside_compilers(_EagerMapFunction.apply)(map, *arguments)
     if not is_recorded(arguments[0]) and may_differentiate(arguments):
         return _apply_reverse(map, *arguments)
     return _MapFunction.forward(map, *arguments)
@@ -356,7 +364,7 @@ def linearise(
 ) -> tuple[Jacobian, float | Tensor]:
     """(∂p/∂z, τ) at x, rows last and in the compute dtype, τ with two trailing axes."""
     _, (rows, tau, mask, *values) = _rows_last(map, check_scores(map.name, x), dim, temperature, where, map.complete(params))
-    z = tempered(rows, tau, mask)
+    z = _arguments_of(map, rows, tau, mask)
     named = _named(map, [v.to(z.dtype) if isinstance(v, Tensor) else v for v in values])
     found = _jacobian(map, map.forward(z, **named), z, named)
     return found, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau

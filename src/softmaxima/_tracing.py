@@ -7,7 +7,7 @@ torch alone. What a kernel does to memory it must see as a registered operation,
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -67,6 +67,13 @@ def is_concrete(x: Tensor) -> bool:
 def transforming() -> bool:
     """Whether torch.func or forward mode is at work."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def outside_compilers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which torch.compile calls and does not look into: an autograd function inside torch.func it cannot."""
+    if not is_compiling():
+        return function
+    return torch.compiler.disable(function, reason="torch.func over softmaxima is not compiled: leave out fullgraph=True")
 
 
 def may_differentiate(arguments: Iterable[Any]) -> bool:

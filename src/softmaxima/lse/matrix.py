@@ -15,8 +15,8 @@ from softmaxima._tracing import is_concrete
 from softmaxima.lse.density import log_trace_exp
 from softmaxima.lse.lanczos import TraceEstimate, estimate_log_trace
 
-# The dtype of the eigenvalues: their error, eps·‖X‖, is absolute in the exponent, so narrower dtypes are solved in double.
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+# The dtype of the eigenvalues: their error, eps·‖X‖, is absolute in the exponent, so narrower dtypes are solved in double.
 WIDE = {
     torch.float64: torch.float64,
     torch.float32: torch.float64,
