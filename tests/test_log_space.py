@@ -271,3 +271,13 @@ X = torch.zeros(2, 3)
 def test_wrong_use_in_log_space_raises(call, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-1, 1.0, 10.0])
+def test_a_mean_near_0_of_narrow_scores_has_all_their_digits(dtype: torch.dtype, scale: float):
+    x = normal(200, 9, scale=scale).to(dtype)
+    info = torch.finfo(dtype)
+    for tau in (1.0, 1e3):
+        exact = sm.log_mean_exp(x.double(), temperature=tau)
+        actual = sm.log_mean_exp(x, temperature=tau).double()
+        torch.testing.assert_close(actual, exact, rtol=info.eps, atol=max(info.smallest_normal * info.eps, 1e-16))

@@ -307,3 +307,15 @@ def test_scipy_signature_gives_what_scipy_gives(a, options: dict):
     for value, its in zip(ours, expected, strict=True) if options.get("return_sign") else [(ours, expected)]:
         assert np.shape(value) == np.shape(its)
         np.testing.assert_allclose(value, its, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("size", [-math.inf, -2000.0, 0.0, 2000.0, 1e300])
+def test_a_score_of_weight_0_changes_no_gradient(size: float):
+    for scale in (1e-5, 1.0, 1e5):
+        x = torch.tensor([size, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+        weights = torch.tensor([0.0, 1.0, -0.5], dtype=torch.float64) * scale
+        (gradient,) = torch.autograd.grad(sm.logsumexp(x, weights=weights), x)
+        others = x.detach()[1:].requires_grad_()
+        (expected,) = torch.autograd.grad(sm.logsumexp(others, weights=weights[1:]), others)
+        assert float(gradient[0]) == 0
+        torch.testing.assert_close(gradient[1:], expected, rtol=1e-14, atol=0)

@@ -56,6 +56,7 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         scale = 2.0 ** (-power / 2)
     # In this order no product overflows: where exp is large, its weight is small.
     half = (with_gradient_of(z, relative) / 2).exp()
+    half = torch.where(used, half, half.detach())  # of a score without weight, however large, by the weight alone
     terms = weights * half * scale * half * scale
     total = terms.sum(-1, keepdim=True)
     with torch.no_grad():

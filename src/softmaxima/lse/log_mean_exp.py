@@ -23,7 +23,7 @@ from softmaxima._tracing import may_differentiate
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
 
-CANCELLED = 2.0**-26  # of log n, below which float32 would show the rounding of double
+NEAR = 1.0  # nats: below, the rounding of float32 exponentials is more than that of the result
 
 
 def log_mean_exp(
@@ -73,11 +73,11 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     log_sum = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau) + above
     count = torch.tensor(x.shape[-1]).double() if where is None else where.expand(x.shape).sum(-1).double()
     value = (log_sum - count.log()).masked_fill(count == 0, -math.inf)
-    cancelled = value.abs() < CANCELLED * log_sum.abs()
-    if bool(cancelled.any()):
-        of = lambda v: v.expand(*x.shape[:-1], v.shape[-1])[cancelled] if isinstance(v, Tensor) else v
+    near = value.abs() < NEAR
+    if bool(near.any()):
+        of = lambda v: v.expand(*x.shape[:-1], v.shape[-1])[near] if isinstance(v, Tensor) else v
         with torch.no_grad():
-            value[cancelled] = _careful(of(x.double()), of(tau), of(where))
+            value[near] = _careful(of(x.double()), of(tau), of(where))
     return with_gradient_of(row_logsumexp(x, tau, where), value.to(x.dtype)) if may_differentiate((x,)) else value.to(x.dtype)
 
 
