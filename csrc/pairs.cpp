@@ -55,7 +55,7 @@ void pull(const T* x, const T* y, const T* g, int64_t length, T* of_x, T* of_y) 
         const double a = double(widen(x[i])), b = double(widen(y[i])), pulled = double(widen(g[i]));
         double e = exp(apart<T>(a, b, lost));
         e += e * lost;
-        const double nothing = (a == -infinity) & (b == -infinity) ? 0.0 : 1.0;
+        const double nothing = ((a == -infinity) & (b == -infinity)) ? 0.0 : 1.0;
         const double larger = nothing / (1 + e), smaller = e * larger;
         narrow(pulled * (a > b ? larger : smaller), of_x[i]);
         narrow(pulled * (a > b ? smaller : larger), of_y[i]);
