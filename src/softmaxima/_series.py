@@ -29,13 +29,6 @@ def expm1_ratio(t: Tensor) -> Tensor:
     return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 1), expm1(plain) / plain)
 
 
-def expm1_remainder(t: Tensor) -> Tensor:
-    """φ₂(t) = (eᵗ − 1 − t)/t², and 1/2 at 0."""
-    small = t.abs() < _RADIUS
-    plain = torch.where(small, 1.0, t)
-    return torch.where(small, _series(t.clamp(-_RADIUS, _RADIUS), 2), (expm1(plain) / plain - 1) / plain)
-
-
 def scaled_expm1_remainder(t: Tensor, c: Tensor) -> Tensor:
     """e^{−c} φ₂(t) for c ≥ 0, finite where eᵗ is not but e^{t−c} is."""
     small = t.abs() < _RADIUS

@@ -46,7 +46,7 @@ def eps_cross_entropy(
     eps = _check_eps(batch.name, eps)
     found = probability_map(batch.name, map)
     p = found(batch.scores, **class_params(batch, found, params))
-    return batch.result(batch.reduce(batch.cost(log_share(p, float(eps)))))
+    return batch.result(batch.reduce(batch.cost(log_share(p, eps))))
 
 
 def log_share(p: Tensor, eps: float) -> Tensor:

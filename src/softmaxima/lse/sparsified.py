@@ -63,7 +63,7 @@ def sparsified_logsumexp(
     name = "sparsified_logsumexp"
     eps = check_number(name, "eps", eps, lambda eps: 0 < eps < 1, "a number in (0, 1)")
     rows = read_rows(name, x, dim, temperature, where)
-    found = [_sparsified(block, float(eps)) for block in rows.blocks()]
+    found = [_sparsified(block, eps) for block in rows.blocks()]
     interval = interval_of(rows, "sparsified", [ends for ends, *_ in found])
     value, share = (like_input(torch.cat(parts).reshape(rows.scores.shape[:-1]), x) for parts in list(zip(*found, strict=True))[1:])
     return Sparsified(value, interval, share)
