@@ -6,6 +6,7 @@
 //
 // Of entmax with α > 2 the largest w may be huge, and the two terms of its difference cancel: see Steep.
 
+#include <algorithm>
 #include <type_traits>
 
 #include "rows.h"
@@ -81,21 +82,6 @@ const C* widened(const T* from, int64_t length, C* buffer) {
     }
 }
 
-template <class T>
-constexpr double largest = double(std::numeric_limits<T>::max());
-
-template <>
-constexpr double largest<bfloat16> = 0x1.fep127;
-
-template <>
-constexpr double largest<float16> = 65504;
-
-// The value, or the largest number of T beyond which it is.
-template <class T>
-inline double bounded(double value) {
-    return value > largest<T> ? largest<T> : value < -largest<T> ? -largest<T> : value;
-}
-
 // α > 2, where w grows as p falls. Let k have the smallest p > 0, and e^a be the second largest w. Less g_k, which changes nothing,
 //
 //   ∂⟨g, p⟩/∂z_i = e^a (h_i − q_i Σh),   h = e^{−a} w (g − g_k) with h_k = 0,   q = w / Σw,
@@ -128,8 +114,11 @@ struct Steep {
         reference = upstream(least);
     }
 
-    // Of a second derivative g may have been beyond T.
-    double upstream(int64_t i) const { return bounded<T>(double(widen(g[i]))); }
+    // Of a second derivative g may have been beyond T; differences and sums of it have room in double.
+    double upstream(int64_t i) const {
+        constexpr double most = LARGEST_NUMBER<T> < 0x1p900 ? LARGEST_NUMBER<T> : 0x1p900;
+        return std::clamp(double(widen(g[i])), -most, most);
+    }
 
     // e^{−a} w of the others; 0 of k and outside the support.
     void weigh(int64_t begin, int64_t length, double log_next, double* w) const {
@@ -194,17 +183,19 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(p + i, length, p_block), *upstream = widened(g + i, length, g_block);
-            const C center = C(mean), lost = C(mean - double(center)), scale = C(row.scale);
+            const C center = C(mean), lost = C(mean - double(center));
             T* to = row.out + i;
-            if constexpr (with_scores) {
-                const C* scores = row.raw(i, length, scratch.high);
-                for (int64_t j = 0; j < length; ++j) {
-                    const C s = scores[j] < 0 ? C(0) : values[j];
-                    narrow(s * ((upstream[j] - center) - lost) * scale, to[j]);
+            with_scale<C>(row.scale, [&](auto scale) {
+                if constexpr (with_scores) {
+                    const C* scores = row.raw(i, length, scratch.high);
+                    for (int64_t j = 0; j < length; ++j) {
+                        const C s = scores[j] < 0 ? C(0) : values[j];
+                        put(s * ((upstream[j] - center) - lost) * scale, to[j]);
+                    }
+                } else {
+                    for (int64_t j = 0; j < length; ++j) put(weigh(values[j]) * ((upstream[j] - center) - lost) * scale, to[j]);
                 }
-            } else {
-                for (int64_t j = 0; j < length; ++j) narrow(weigh(values[j]) * ((upstream[j] - center) - lost) * scale, to[j]);
-            }
+            });
         }
         return true;
     });
@@ -226,14 +217,16 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
             for (int64_t j = 0; j < length; ++j) allowed[j] = values[j] == nothing ? C(0) : C(1);
             sums.add(allowed, widened(g + i, length, g_block), length);
         }
-        const C total = C(sums.products), scale = C(row.scale);
+        const C total = C(sums.products);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(log_p + i, length, l_block), *upstream = widened(g + i, length, g_block);
-            for (int64_t j = 0; j < length; ++j) {
-                const C own = values[j] == nothing ? C(0) : upstream[j];
-                narrow((own - exp(values[j]) * total) * scale, row.out[i + j]);
-            }
+            with_scale<C>(row.scale, [&](auto scale) {
+                for (int64_t j = 0; j < length; ++j) {
+                    const C own = values[j] == nothing ? C(0) : upstream[j];
+                    put((own - exp(values[j]) * total) * scale, row.out[i + j]);
+                }
+            });
         }
         return true;
     });

@@ -110,7 +110,8 @@ bool logsumexp_backward(const SoftmaximaBackward* call, T*) {
     const double *maxima = call->states, *log_sums = call->states + rows.outer * rows.inner;
     return for_each_whole_row<T>(rows, nullptr, 0, call->out, 1.0, [=](Row<T> row, const T* const*, Scratch<C>& scratch) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
-        const double maximum = maxima[row.index], log_sum = log_sums[row.index], upstream = double(widen(g[row.index])) / row.tau;
+        const double maximum = maxima[row.index], log_sum = log_sums[row.index];
+        const double upstream = bounded<double>(double(widen(g[row.index])) / row.tau);
         if (std::fabs(maximum) == infinity && log_sum == log_sum) {  // several +∞ have equal shares, and −∞ none
             int64_t shares = 0;
             for (int64_t i = 0; i < row.n; ++i) shares += row.score(i) == infinity;

@@ -490,9 +490,11 @@ struct Softmax {
         emit_exp(load(row, begin, length, scratch), length, part.sum.origin, {part.weight, part.mass == 0 ? 1.0 : part.mass}, to);
     }
 
-    // Of one class.
+    // Of one class, from the conjugate: near 1 it keeps the digits of what it lacks of that.
     double probability(const Row<T>& row, int64_t c, const Part& part) const {
-        return part.mass == 0 ? 0.0 : std::exp(row.gap_above(c, part.top) - part.sum.origin.above(part.top - row.anchor)) / part.mass;
+        if (part.mass == 0) return 0;
+        if (part.mass != part.mass || part.top == -NOTHING) return std::numeric_limits<double>::quiet_NaN();
+        return std::exp(row.gap_above(c, part.top) - part.conjugate);
     }
 };
 

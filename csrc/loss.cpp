@@ -166,7 +166,7 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
     double value = mass * conjugate + regulariser + sums.distance;
     if (target.fenchel && value < 0) {
         // No less than 0 for a distribution: only rounding, here and of a target that sums to 1 no better, may have taken it there.
-        const double rounding = std::fabs(1 - sums.total) + 16 * std::numeric_limits<double>::epsilon();
+        const double rounding = std::fabs(1 - sums.total) + 0x1p-40;
         if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
     }
     value = sums.weight == 0 ? 0.0 : sums.weight * value;

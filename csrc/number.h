@@ -78,4 +78,20 @@ inline void narrow(double value, T& to) {
     narrow(float(value), to);
 }
 
+template <class T>
+inline constexpr double LARGEST_NUMBER = double(std::numeric_limits<T>::max());
+
+template <>
+inline constexpr double LARGEST_NUMBER<bfloat16> = 0x1.fep127;
+
+template <>
+inline constexpr double LARGEST_NUMBER<float16> = 65504;
+
+// The value, or the largest number of T beyond which it is.
+template <class T, class C>
+inline C bounded(C value) {
+    constexpr C most = C(LARGEST_NUMBER<T>);
+    return value > most ? most : value < -most ? -most : value;
+}
+
 }  // namespace SOFTMAXIMA_ISA

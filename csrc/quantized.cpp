@@ -115,9 +115,10 @@ struct ByteSum {
         return sum;
     }
 
-    double value(double scale, double zero) const {
+    // Bytes that ascend are those that are meant plus `flip`.
+    double value(double scale, double zero, int flip) const {
         if (maximum < 0) return -std::numeric_limits<double>::infinity();
-        return scale * (double(maximum) - zero) + ((count == 1 ? 0.0 : std::log(count)) + std::log1p(rest / count));
+        return scale * (double(maximum - flip) - zero) + ((count == 1 ? 0.0 : std::log(count)) + std::log1p(rest / count));
     }
 };
 
@@ -175,8 +176,9 @@ struct Scales {
 
     double scale(int64_t index) const { return call.scales ? call.scales[index] : call.scale; }
 
-    // In bytes that ascend.
-    double zero(int64_t index) const { return (call.zeros ? call.zeros[index] : call.zero) + flip; }
+    double zero(int64_t index) const { return call.zeros ? call.zeros[index] : call.zero; }
+
+    double value(const ByteSum& sum, int64_t index) const { return sum.value(scale(index), zero(index), flip); }
 
     const Terms& terms(int64_t index, Terms& own) const {
         if (!call.scales) return common;
@@ -197,7 +199,7 @@ void whole_row(const Scales& scales, const ByteRow& row, int64_t index, T* out) 
         counts.add(row, 0, row.n);
         sum = ByteSum::of(counts, terms);
     }
-    scales.call.values[index] = sum.value(scales.scale(index), scales.zero(index));
+    scales.call.values[index] = scales.value(sum, index);
     if (!out) return;
     if (row.n <= BINS && !row.mask) {
         write_looked_up(row, sum, terms, out);
@@ -221,7 +223,7 @@ void split_row(const Scales& scales, const ByteRow& row, int64_t index, T* out, 
     Terms own;
     const Terms& terms = scales.terms(index, own);
     const ByteSum sum = ByteSum::of(counts, terms);
-    scales.call.values[index] = sum.value(scales.scale(index), scales.zero(index));
+    scales.call.values[index] = scales.value(sum, index);
     if (!out) return;
     const Probabilities<T> p(sum, terms, row.flip);
 #pragma omp parallel for num_threads(team)

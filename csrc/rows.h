@@ -112,6 +112,26 @@ inline double inverse(double tau) {
     return value < 0x1p1022 ? value : 0x1p1022;
 }
 
+// body(1/τ), in C, or in double where that may be beyond C.
+template <class C, class Body>
+void with_scale(double scale, const Body& body) {
+    if (scale > 0x1p-64 && scale < 0x1p64) {
+        body(C(scale));
+    } else {
+        body(scale);
+    }
+}
+
+// A product with that 1/τ in T: the largest number of T where only T is too narrow for it.
+template <class T, class Product>
+inline void put(Product product, T& to) {
+    if constexpr (sizeof(Product) == sizeof(T)) {
+        narrow(product, to);
+    } else {
+        narrow(bounded<T>(product), to);
+    }
+}
+
 // Doubles are halved before they are subtracted, for two of them may be further apart than any is from 0.
 template <class C>
 constexpr double HALF = sizeof(C) == sizeof(double) ? 0.5 : 1.0;

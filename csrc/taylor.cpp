@@ -228,14 +228,16 @@ struct Taylor {
             add<C>(length, product, [&](int64_t j) { return double(share[j]) * double(upstream[j]); });
         }
         const double mean = product.value();
-        const Quotient<C, W> ratio(row.scale, part.mass == 0 ? 1.0 : part.mass);
+        const Quotient<C, W> ratio(1, part.mass == 0 ? 1.0 : part.mass);
         const W center = W(mean), lost = W(mean - double(center));
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             f.derivative()(row.raw(i, length, scratch.high), length, values);
             const C* upstream = widened(g + i, length, scratch.low);
             T* to = row.out + i;
-            for (int64_t j = 0; j < length; ++j) narrow(ratio(values[j]) * ((W(upstream[j]) - center) - lost), to[j]);
+            with_scale<W>(row.scale, [&](auto scale) {
+                for (int64_t j = 0; j < length; ++j) put(ratio(values[j]) * ((W(upstream[j]) - center) - lost) * scale, to[j]);
+            });
         }
         return true;
     }

@@ -121,7 +121,7 @@ struct Problem {
     Bytes x, mask;
     std::vector<double> taus, thetas;
     std::vector<int64_t> blocks;
-    double tau = choose({1.0, 1.0, 0.25, 7.0, 1e-320, 1e-30, 1e308});
+    double tau = choose({1.0, 1.0, 0.25, 7.0, 1e-307, 1e-30, 1e308});
     bool hard = chance(0.3);
 
     explicit Problem(bool long_row) {
