@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -10,12 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
 
 import softmaxima
+from softmaxima import _writing
 from softmaxima.cli import main, show
+from softmaxima.experiments import bench
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()",)
@@ -43,6 +47,11 @@ def table(tmp_path: Path) -> str:
     rows = [f"{i % 2}.{i},{'red' if i % 3 else 'blue'},{'ab'[i % 2]}" for i in range(12)]
     path.write_text("\n".join(["length,colour,species", *rows]))
     return str(path)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    ended = subprocess.run([sys.executable, "-m", "softmaxima", "--version"], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{softmaxima.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("compare", "--help")])
@@ -78,7 +87,11 @@ def test_every_option_has_a_help_text(run: Callable) -> None:
         (("compare", "--model", "forest"), "forest"),
         (("compare", "--maps", "hardmax"), "'hardmax'; choose among: softmax"),
         (("compare", "--target", "age"), "'age'"),
-        (("compare", "one.csv", "two.csv"), "two.csv"),
+        (("compare", "one.csv", "two.csv"), "compare take one file, and bench none; got 'two.csv' besides"),
+        (
+            ("lse", "one.npy", "two.npy", "three.npy"),
+            "compare take one file, and bench none; got 'two.npy', 'three.npy' besides",
+        ),
     ],
 )
 def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Callable, tmp_path: Path, monkeypatch) -> None:
@@ -97,6 +110,68 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_training(run: Calla
     assert "choose another directory" in err
 
 
+class Unwritable(io.RawIOBase):
+    """Takes so many writes, and then no more."""
+
+    def __init__(self, writes: int, error: OSError) -> None:
+        self.writes, self.error = writes, error
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.writes -= 1
+        if self.writes < 0:
+            raise self.error
+        return len(data)
+
+
+COMMANDS = {  # what they say before their work is done, and the files that are written
+    "--help": (0, ()),
+    "--version": (0, ()),
+    "lse x.txt": (0, ()),
+    "lse x.txt --json": (0, ()),
+    f"compare flowers.csv --out=out {' '.join(FAST)}": (2, ("out/report.html", "out/results.csv", "out/results.json")),
+    "bench --maps=softmax --shapes=4x8 --threads=1 --peers=torch --json=b.json": (0, ("b.json",)),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_output_that_cannot_be_written_is_one_line_and_loses_no_file(
+    command: str, run: Callable, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    (tmp_path / "x.txt").write_text("1 2 3")
+    writes, files = COMMANDS[command]
+    for error in (OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(Unwritable(writes, error)))
+            code, _, err = run(*command.split())
+        assert (code, err.count("\n")) == (1, 1)
+        assert f"softmaxima: standard output cannot be written ({error.strerror})" in err
+        for file in files:
+            assert (tmp_path / file).stat().st_size > 0
+            (tmp_path / file).unlink()
+
+
+@pytest.mark.parametrize("command", [command for command, (_, files) in COMMANDS.items() if files])
+def test_a_disk_that_is_full_at_the_end_leaves_the_table(
+    command: str, run: Callable, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setattr(_writing.os, "fsync", full)
+    code, out, err = run(*command.split())
+    assert (code, err.count("\n")) == (1, 1)
+    assert "(No space left on device); what was measured is in the table alone" in err
+    assert "softmax" in out
+    assert not [path for path in tmp_path.rglob("*") if path.name not in ("out", "flowers.csv")]
+
+
 @pytest.mark.parametrize(("module", "package"), [("polars", "polars"), ("sklearn.datasets", "scikit-learn"), ("plotly", "plotly")])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str, package: str, run: Callable, monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("softmaxima.experiments.", "softmaxima.report.", f"{module}."))]:
@@ -105,7 +180,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str,
     code, out, err = run("compare")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"needs {package}" in err
-    assert 'pip install "softmaxima[report]"' in err
+    assert 'pip install ".[report]"' in err
 
 
 def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Callable, table: str, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_estimate_reads_few_scores_and_says_what_it_is_worth(path: Path, scor
     assert again == out
     highest = str(float(scores.max()))
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.1", "--maximum", highest, "--confidence", "0.99", "--seed", "1")
-    assert "finite-sample: the sum is inside with 99 % confidence, whatever the scores are" in out
+    assert "finite-sample: the sum is inside with 99 % confidence, if no score exceeds --maximum" in out
 
 
 def test_raw_memory_can_be_estimated(scores: np.ndarray, softmaxima_lse: Callable, tmp_path: Path):
@@ -72,6 +72,7 @@ def test_raw_memory_can_be_estimated(scores: np.ndarray, softmaxima_lse: Callabl
         (("--estimate", "0.1", "--effective-size"), "--effective-size needs all scores"),
         (("--estimate", "0.1", "--checkpoint", "c"), "--checkpoint needs all scores"),
         (("--estimate", "0.1", "--confidence", "95"), "--confidence must be a number between 0 and 1, got 95.0"),
+        (("--estimate", "0.1", "--seed", "-1"), "--seed must be an int of at least 0, got -1"),
         (("--estimate", "0.1", "--maximum", "-9"), "--maximum must be at least every score"),
         (("--maximum", "9"), "--maximum is about an estimate; add --estimate NATS"),
         (("--confidence", "0.9"), "--confidence is about an estimate"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import math
@@ -11,6 +12,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -22,7 +24,7 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.lse import checkpoint as checkpoint_module
+from softmaxima import _writing
 from softmaxima.lse import files, formats
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
 from softmaxima.lse.formats import FileError, open_scores
@@ -82,7 +84,7 @@ def csv_bytes(x: np.ndarray) -> bytes:
 
 def bare_csv_bytes(x: np.ndarray) -> bytes:
     pytest.importorskip("pyarrow")
-    return b"".join(b"%r,%r\n" % (first, second) for first, second in x.reshape(-1, 2).tolist())
+    return b"".join(b"%r\n" % score for score in x.ravel().tolist())
 
 
 def text_bytes(x: np.ndarray) -> bytes:
@@ -233,7 +235,8 @@ def test_hard_scores_are_told_as_they_are(softmaxima_lse: Callable, tmp_path: Pa
     for x, value in (([-math.inf] * 2, "-inf"), ([math.inf, 0], "inf"), ([math.nan, 0], "nan"), ([], "-inf")):
         np.save(path, np.array(x))
         assert json.loads(softmaxima_lse(str(path), "--json")[1])["logsumexp"] == value
-        assert f"logsumexp       {value} nats" in softmaxima_lse(str(path))[1]
+        assert f"logsumexp       {value} nats" in (out := softmaxima_lse(str(path))[1])
+        assert ("of which at least one is NaN" in out) == (value == "nan")
     np.save(path, np.array([0.0, -40.0]))
     assert json.loads(softmaxima_lse(str(path), "--json")[1])["logsumexp"] == 4.248354255291589e-18
     np.save(path, np.array([2.0, 2.0]))
@@ -272,9 +275,70 @@ def test_standard_input_is_npy_raw_or_text(content: Callable, options: tuple[str
     assert json.loads(out)["scores"] == 3000
 
 
+@pytest.mark.parametrize("name", ["pipe", "pipe.npy", "pipe.csv", "pipe.gz"])
+def test_a_named_pipe_is_read_as_standard_input_is(name: str, softmaxima_lse: Callable, tmp_path: Path):
+    pipe, x = tmp_path / name, scores(3000, dtype=np.float64)
+    os.mkfifo(pipe)
+    for content, options in ((npy_bytes(x), ()), (x.tobytes(), ("--dtype=float64",)), (text_bytes(x), ())):
+        threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True).start()
+        code, out, err = softmaxima_lse(str(pipe), "--json", *options)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["logsumexp"] == pytest.approx(of_all(x), rel=1e-14)
+    threading.Thread(target=pipe.write_bytes, args=(b"one two",), daemon=True).start()
+    assert f"{name}: 'one' is no number" in softmaxima_lse(str(pipe))[2]
+    code, _, err = softmaxima_lse(str(pipe), f"--checkpoint={tmp_path / 'here'}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{pipe} cannot be read again from where it stopped; give a file" in err
+
+
+def test_what_the_system_does_not_let_us_read_is_told(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
+    place, options = tmp_path / "here", {"raw": ("--dtype=float32",)}
+    for kind in (".npy", ".npz", ".txt", ".gz", ".npy.zst", ".csv", ".parquet", ".arrow", ".feather", ".h5", "raw"):
+        (tmp_path / f"x{kind}").write_bytes(b"some")
+    np.save(tmp_path / "x.npy", scores(10))
+    with pytest.raises(Stop):
+        sm.file_logsumexp(tmp_path / "x.npy", checkpoint=place, progress=stop_after(0))
+
+    def denied(self: Path, *_: Any, **__: Any) -> Any:
+        if self.name.startswith(secret):
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *_, **__)
+
+    opened, secret = Path.open, "x"
+    monkeypatch.setattr(Path, "open", denied)
+    for module, name in (("pyarrow", "memory_map"), ("pyarrow.parquet", "ParquetFile"), ("h5py", "File"), ("zipfile", "ZipFile")):
+        monkeypatch.setattr(importlib.import_module(module), name, lambda *_, **__: denied(Path("x")))
+    monkeypatch.setattr(np, "memmap", lambda *_, **__: denied(Path("x")))
+    for path in sorted(tmp_path.glob("x*")):
+        for asked in ((), ("--estimate=0.1",))[: 2 if path.name in ("x.npy", "xraw") else 1]:
+            code, out, err = softmaxima_lse(str(path), *options.get(path.name[1:], ()), *asked)
+            assert (code, out, err.count("\n")) == (2, "", 1), path
+            assert f"{path.name} cannot be read (Permission denied); permit it to this user" in err
+    secret = "here"
+    code, _, err = softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={place}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"--checkpoint: cannot read {place} (Permission denied); give another path, or permit it" in err
+    assert place.stat().st_size > 0
+
+
+def test_a_device_is_no_file(softmaxima_lse: Callable, tmp_path: Path):
+    for name in ("device", "device.npy", "device.gz"):
+        (tmp_path / name).symlink_to("/dev/zero")
+        for options in ((), ("--dtype=float32",), ("--estimate=0.1",)):
+            code, out, err = softmaxima_lse(str(tmp_path / name), *options)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert f"{tmp_path / name} is a device or a socket; give a file" in err
+
+
 def test_a_stream_of_half_precision_and_an_empty_one(softmaxima_lse: Callable, monkeypatch):
     half = torch.ones(10, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
-    for content, options, value in ((half, ("--dtype=bfloat16",), 1 + math.log(10)), (b" ", (), "-inf"), (b"7", (), 7.0)):
+    for content, options, value in (
+        (half, ("--dtype=bfloat16",), 1 + math.log(10)),
+        (b" ", (), "-inf"),
+        (b"7", (), 7.0),
+        ("\ufeff7".encode(), (), 7.0),
+        ("\ufeff7\n-inf".encode(), (), 7.0),
+    ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert json.loads(softmaxima_lse("-", "--json", *options)[1])["logsumexp"] == value
 
@@ -307,7 +371,7 @@ def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
         "odd.raw   ": (("--dtype=int8", "--column=a"), "has no columns; leave --column a out"),
         "whole.npy": (("--dtype=float32",), "states its own dtype; leave --dtype out"),
         "whole.npy ": (("--column=a",), "has no columns"),
-        "whole.npy  ": (("--temperature=0",), "--temperature must be a positive finite number, got 0.0"),
+        "whole.npy  ": (("--temperature=0",), "--temperature must be positive and finite, at least 2.3e-308, got 0.0"),
         "cut.npy": ((), "is cut off: its header states 100 scores, and it holds 98"),
         "cut.npz": ((), "is cut off: it ends in the middle of its data"),
         "no.npy": ((), "no.npy cannot be read (the magic string is not correct"),
@@ -339,7 +403,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f'needs {module}, which is not installed: pip install "softmaxima[files]"' in err
+    assert f'needs {module}, which is not installed: pip install ".[files]"' in err
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather", ".h5", ".zarr", ".gz", ".npy.zst"])
@@ -366,12 +430,17 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
     for content, options, part in (
         ("a,b\n1,2\n3,\n", ("--column=b",), "1 values are missing; fill them in"),
         ("a,b\n1,2\n3,NA\n", ("--column=b",), "1 values are missing"),
-        ("1,2\n3,\n", (), "1 values are missing"),
-        (
-            "a,b\n1,x\n",
-            ("--column=b",),
-            "x.csv cannot be read (In CSV column #1: CSV conversion error to double: invalid",
-        ),
+        ("1,2\n3,\n", ("--column=f1",), "1 values are missing"),
+        ("a,cls\n1,a\n", ("--column=cls",), "column 'cls' is not numeric: row 2 holds 'a'; name another column"),
+        ("a,b\n" + "1,2\n" * 999 + "1,\x01\n", ("--column=b",), "column 'b' is not numeric: row 1001 holds '\\x01'"),
+        ("1\nx\n", (), "column 'f0' is not numeric: row 2 holds 'x'"),
+        ("a,b\n1,2\n3\n", ("--column=b",), "row 3 has 1 columns, and the first row 2; give every row as many"),
+        ("a;b\n1;2\n", (), "its columns seem to be separated by ';'; save it with commas"),
+        ("1\t2\n", ("--column=f1",), "its columns seem to be separated by '\\t'"),
+        ("1,x\n2,y\n", (), "with --column: '1', 'x'; its first line was taken for the header"),
+        ("1,2\n3,4\n", (), "name one of its columns with --column: 'f0', 'f1'"),
+        ("a,a\n1,2\n", ("--column=a",), "2 columns are called 'a'; rename all but one"),
+        ("a\x1b,b\n1,2\n", (), "its first line is no text in UTF-8"),
         ("a,b\n1,2\n", (), "name one of its columns with --column: 'a', 'b'"),
         ("a,b\n1,2\n", ("--column=c",), "there is no column 'c'; choose --column among: 'a', 'b'"),
     ):
@@ -379,11 +448,16 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
         code, out, err = softmaxima_lse(str(path), *options)
         assert (code, out, err.count("\n")) == (2, "", 1), content
         assert part in err
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        path.write_text("a,b\n1,2\n", encoding=encoding)
+        assert "x.csv: its first line is no text in UTF-8; save it" in softmaxima_lse(str(path))[2]
     for content, options, scores in (
         ("a\n1\n2.5\n-inf\n", (), [1, 2.5]),
         ("\ufeffa,b\n1,2\n3,4\n", ("--column=a",), [1, 3]),
         ('"a","b"\n1,"4"\n', ("--column=b",), [4]),
-        ("1,2\n3,nan\n", (), [math.nan]),
+        ("1,2\n3,nan\n", ("--column=f1",), [math.nan]),
+        ("\n\n7\n", (), [7]),
+        ("a\xa0b,c\n1,2\n", ("--column=a\xa0b",), [1]),
         ("1,2\n3,4\n", ("--column=f1",), [2, 4]),
     ):
         path.write_text(content, encoding="utf-8")
@@ -496,7 +570,7 @@ def test_a_scale_is_of_eight_bits_and_belongs_to_the_checkpoint(softmaxima_lse: 
 @pytest.mark.parametrize("wrong", [{"scale": "1"}, {"scale": True}, {"scale": -1.0}, {"zero_point": "0"}, {"temperature": "1"}])
 def test_numbers_of_a_file_sum_are_numbers(wrong: dict[str, Any], tmp_path: Path):
     np.save(tmp_path / "q.npy", np.arange(3, dtype=np.int8))
-    with pytest.raises((TypeError, ValueError), match=f"file_logsumexp: {next(iter(wrong))} must be a"):
+    with pytest.raises((TypeError, ValueError), match=f"file_logsumexp: {next(iter(wrong))} must be "):
         sm.file_logsumexp(tmp_path / "q.npy", **wrong)
 
 
@@ -655,6 +729,24 @@ def test_what_is_no_checkpoint_is_neither_used_nor_lost(content: str, softmaxima
     assert place.read_text(encoding="latin-1") == content
 
 
+def test_a_checkpoint_is_a_regular_file_of_a_few_bytes(softmaxima_lse: Callable, tmp_path: Path):
+    np.save(tmp_path / "x.npy", scores(10))
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("endless", "pipe", "folder"):
+        code, out, err = softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / name}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{tmp_path / name} is no regular file; give another path" in err
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)  # holes, more than any memory
+    assert "is no checkpoint of this command" in softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'huge'}")[2]
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    assert softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'link'}")[0] == 0
+    assert (tmp_path / "link").is_symlink()
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_checkpoint_needs_a_place_and_a_file(softmaxima_lse: Callable, tmp_path: Path):
     np.save(tmp_path / "x.npy", scores(10))
     assert "cannot write" in softmaxima_lse(str(tmp_path / "x.npy"), f"--checkpoint={tmp_path / 'none' / 'here'}")[2]
@@ -678,7 +770,7 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
     def fail(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_module.json, "dump", fail)
+    monkeypatch.setattr(_writing.os, "fsync", fail)
     with pytest.raises(KeyboardInterrupt):
         Checkpoint.load(place).save(place)
     assert place.read_bytes() == kept

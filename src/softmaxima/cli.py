@@ -7,15 +7,19 @@ torch and the experiments are imported inside the commands, so that help and ver
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import math
+import os
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -38,12 +42,35 @@ if TYPE_CHECKING:
     from softmaxima.experiments.compare import Comparison, Pair
     from softmaxima.lse.formats import Scores
 
-WRONG_RESULT, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, TERMINATED = 1, 1, 2, 130, 143
 REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
 WIDE = 116  # columns of a terminal that fit the table with its full headings
 
+
+class OutputError(Exception):
+    """Standard output cannot be written."""
+
+
+class Output(Console):
+    """Standard output, where a full disk and a pipe that nobody reads any more are an OutputError."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich prints."""
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or Python writes the rest at its end, and fails again
+            raise OutputError(error.strerror) from None
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Where rich would end the process, and what was measured would be lost."""
+        raise
+
+
 app = App(
     name="softmaxima",
+    console=Output(),
     help="Scores into probabilities: softmax, its alternatives, and their losses.",
     version=softmaxima.__version__,
     help_format="plaintext",
@@ -77,7 +104,7 @@ def compare(
     from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
     from softmaxima.experiments.compare import compare as run
     from softmaxima.experiments.tables import read_table
-    from softmaxima.report.compare import write
+    from softmaxima.report.compare import FILES, write
 
     try:
         settings = Settings(model, folds=(3 if quick else 5) if folds is None else folds, seed=seed, rows=1000 if quick else None)
@@ -106,8 +133,9 @@ def compare(
             progress.update(task, completed=next(done), description=escape(f"{pair.name}, fold {fold + 1} of {settings.folds}"))
 
         comparison = run(data, settings, chosen, starting)
-    show(comparison)
-    say("\nwritten: " + ", ".join(str(path) for path in write(comparison, out)))
+    with keeping("--out", out, lambda: write(comparison, out)):
+        show(comparison)
+    say("\nwritten: " + ", ".join(str(out / name) for name in FILES))
 
 
 @app.command
@@ -156,9 +184,7 @@ def bench(
     except InputError as error:
         fail(str(error))
     if json is not None:
-        prepare_directory(json.parent, "--json")
-        if json.is_dir():
-            fail(f"--json: {json} is a directory; give a file")
+        check_writable(json)
 
     left_out = [name for name in settings.peers if name not in settings.installed_peers]
     if left_out:
@@ -178,9 +204,11 @@ def bench(
         except InputError as error:
             progress.stop()
             fail(str(error))
-    show_benchmark(benchmark)
-    if json is not None:
-        write(benchmark, json)
+    if json is None:
+        show_benchmark(benchmark)
+    else:
+        with keeping("--json", json, lambda: write(benchmark, json)):
+            show_benchmark(benchmark)
         say(f"\nwritten: {json}")
     if benchmark.wrong:
         what = "; ".join(f"{row.title} on {row.shape}, {row.direction}: {row.problem}" for row in benchmark.wrong)
@@ -233,8 +261,8 @@ def lse(
     """
     if str(file).startswith("-") and str(file) != "-" and not file.exists():
         fail(f"Unknown option: {file}; see softmaxima lse --help")
-    if not 0 < temperature < float("inf"):
-        fail(f"--temperature must be a positive finite number, got {temperature}")
+    if not sys.float_info.min <= temperature < float("inf"):
+        fail(f"--temperature must be positive and finite, at least 2.3e-308, got {temperature}")
     if scale is not None and not 0 < scale < float("inf"):
         fail(f"--scale must be a positive finite number, got {scale}")
     if zero_point is not None and not abs(zero_point) < float("inf"):
@@ -343,7 +371,7 @@ def estimate_file(
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, seed=seed)
     except (FileError, TypeError, ValueError) as error:
         message = str(error).replace("estimate: target_nats ", "--estimate ")
-        for option in ("confidence", "maximum"):
+        for option in ("confidence", "maximum", "seed"):
             message = message.replace(f"estimate: {option} ", f"--{option} ")
         fail(message)
     except KeyboardInterrupt as interruption:
@@ -363,9 +391,9 @@ def estimate_file(
 
 CERTIFICATES = {
     "deterministic": "the sum is inside",
-    "finite-sample": "the sum is inside with {confidence:.4g} % confidence, whatever the scores are",
-    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless large scores are rare; --maximum guarantees it",
-    "none": "the draws may have missed the largest scores; --maximum would guarantee it",
+    "finite-sample": "the sum is inside with {confidence:.4g} % confidence, if no score exceeds --maximum",
+    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless large scores are rare; a --maximum guarantees it",
+    "none": "the draws may have missed the largest scores; a known --maximum would guarantee an interval",
 }
 
 
@@ -378,8 +406,10 @@ def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
         return
     of = "" if facts["temperature"] == 1.0 else f" of x/{facts['temperature']}"
     read = f", {facts['evaluations']} of them read" if "evaluations" in facts else ""
-    nothing = "" if facts["scores"] else ", and the sum of nothing is −∞"
-    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{nothing}")
+    odd = "" if facts["scores"] else ", and the sum of nothing is −∞"
+    if math.isnan(facts["logsumexp"]):
+        odd = ", of which at least one is NaN"
+    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{odd}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
         meaning = CERTIFICATES[facts["certificate"]].format(confidence=100 * facts["confidence"])
@@ -452,7 +482,7 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
     from softmaxima.report.compare import CAPTION, COLUMNS
 
-    console = console or Console()
+    console = console or Output()
     wide = console.width >= WIDE
     table = plain_table([column.heading if wide else column.short for column in COLUMNS], wide)
     for result in comparison.results:
@@ -474,7 +504,7 @@ def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None
     """A table for each shape, the overheads, and the caption."""
     from softmaxima.report.bench import CAPTION, OVERHEAD_COLUMNS, columns, made_with, of_ground
 
-    console = console or Console()
+    console = console or Output()
     wide = console.width >= WIDE
     for ground in benchmark.grounds:
         shown = [column for column in columns(benchmark, ground) if wide or column.short is not None]
@@ -505,24 +535,51 @@ def plain_table(headings: Sequence[str], wide: bool) -> RichTable:
     return table
 
 
-def prepare_directory(out: Path, option: str = "--out") -> None:
+def prepare_directory(out: Path) -> None:
     """Make sure that results can be written there, before anything is computed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        fail(f"{option}: cannot write to {out} ({error.strerror}); choose another directory")
+        fail(f"--out: cannot write to {out} ({error.strerror}); choose another directory")
+
+
+def check_writable(json: Path) -> None:
+    """Make sure that the file can be written, before anything is measured; a device or a pipe need only be open to us."""
+    try:
+        if json.is_dir():
+            fail(f"--json: {json} is a directory; give a file")
+        if json.is_file() or not json.exists():
+            with tempfile.TemporaryFile(dir=Path(os.path.realpath(json)).parent):
+                pass
+        elif not os.access(json, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        fail(f"--json: cannot write {json} ({error.strerror}); choose another path")
+
+
+@contextlib.contextmanager
+def keeping(option: str, path: Path, write: Callable[[], Any]) -> Iterator[None]:
+    """What is shown is written after it, so that neither a full disk nor a closed pipe loses both."""
+    try:
+        yield
+    finally:
+        try:
+            write()
+        except OSError as error:
+            fail(f"{option}: cannot write to {path} ({error.strerror}); what was measured is in the table alone", NOT_WRITTEN)
 
 
 def say(line: str) -> None:
     """A line on stdout, as it is."""
-    Console().print(Text(line), soft_wrap=True)
+    Output().print(Text(line), soft_wrap=True)
 
 
 def fail(message: str, code: int = WRONG_USE) -> NoReturn:
     """One line on stderr, and the exit code."""
-    Console(stderr=True).print(Text(f"softmaxima: {' '.join(message.split())}"), soft_wrap=True)
+    printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(message.split()))
+    Console(stderr=True).print(Text(f"softmaxima: {printed}"), soft_wrap=True)
     raise SystemExit(code)
 
 
@@ -530,12 +587,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     try:
         app(arguments, print_error=False, exit_on_error=False)
+    except UnusedCliTokensError as error:
+        besides = ", ".join(map(repr, error.unused_tokens or ()))
+        fail(f"lse and compare take one file, and bench none; got {besides} besides: leave that out, or see softmaxima --help")
     except CycloptsError as error:
         fail(f"{str(error).rstrip('.')}; see softmaxima --help")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in REPORT_EXTRA:
             raise
-        fail(f'compare needs {REPORT_EXTRA[missing]}, which is not installed: pip install "softmaxima[report]"')
+        fail(f'compare needs {REPORT_EXTRA[missing]}, which is not installed: pip install ".[report]"')
+    except OutputError as error:
+        fail(f"standard output cannot be written ({error}); free its disk, or write elsewhere", NOT_WRITTEN)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)

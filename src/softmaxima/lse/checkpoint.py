@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from softmaxima._writing import write_text
 from softmaxima.lse._scaled import Scaled
-from softmaxima.lse.formats import FileError
+from softmaxima.lse.formats import FileError, unreadable
 from softmaxima.lse.state import LogSumExpState
 
 KIND = "softmaxima lse checkpoint 1"
 ENDS = 2**16  # bytes at the beginning and at the end that are hashed
+MOST_BYTES = 2**16  # of a checkpoint, which has some thousand
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,14 @@ class Fingerprint:
 
     @staticmethod
     def of(path: Path) -> Fingerprint:
-        """The fingerprint of a file or directory as it is now."""
+        """The fingerprint of a file or directory as it is now. Raises FileError if it cannot be read."""
+        try:
+            return Fingerprint._of(path)
+        except OSError as error:
+            raise unreadable(path.name, error) from None
+
+    @staticmethod
+    def _of(path: Path) -> Fingerprint:
         if path.is_dir():
             files = {str(p.relative_to(path)): p.stat() for p in sorted(path.rglob("*")) if p.is_file()}
             names = hashlib.sha256("\n".join(files).encode()).hexdigest()
@@ -77,27 +85,23 @@ class Checkpoint:
             "options": self.options,
             "state": _written(self.state),
         }
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_text(path, json.dumps(content, indent=1))
 
     @staticmethod
     def load(path: Path) -> Checkpoint:
         """The checkpoint in a file. Raises FileError if it is none."""
+        if not path.is_file():
+            raise FileError(f"--checkpoint: {path} is no regular file; give another path")
         try:
-            content = json.loads(path.read_text())
+            with path.open("rb") as file:
+                content = json.loads(file.read(MOST_BYTES))
             if content["kind"] != KIND:
                 raise ValueError
             state = _read(content["state"])
             return Checkpoint(content["file"], Fingerprint(**content["fingerprint"]), content["options"], state)
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError as error:
+            raise FileError(f"--checkpoint: cannot read {path} ({error.strerror}); give another path, or permit it") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise FileError(f"--checkpoint: {path} is no checkpoint of this command; give another path, or remove it") from None
 
     def check(self, place: Path, path: Path, fingerprint: Fingerprint, options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,9 +16,9 @@ import numpy as np
 import torch
 
 from softmaxima import _kernels
-from softmaxima._arguments import as_number, check_number, check_positive
+from softmaxima._arguments import as_number, check_number, check_one_temperature, check_positive
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, piece_length, unreadable
+from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, piece_length, read_once, unreadable
 from softmaxima.lse.state import LogSumExpState, of_codes, of_pieces
 
 CHECKPOINT_SECONDS = 5.0
@@ -42,9 +43,9 @@ def file_logsumexp(
 
     Args:
         path: .npy or raw memory (which several threads read at once), .npz, .parquet, .arrow (files and streams), .feather, .h5,
-            .hdf5, .zarr, .csv (a first line of numbers is no header, and all columns count), .txt with numbers between spaces,
-            commas or line ends, or "-" for standard input. Arrays may have any shape. Of these .npy, .csv, .txt, Arrow streams and
-            raw memory may be compressed: .npy.gz, .csv.zst and so on.
+            .hdf5, .zarr, .csv (a first line of numbers is no header, and its columns are f0, f1, …), .txt with numbers between
+            spaces, commas or line ends, or "-" for standard input; a named pipe is read as standard input is. Arrays may have any
+            shape. Of these .npy, .csv, .txt, Arrow streams and raw memory may be compressed: .npy.gz, .csv.zst and so on.
         column: the array of an .npz, the column of a table, the dataset of an HDF5 or Zarr file, the field of a structured .npy;
             where there is only one it may be left out.
         dtype: for raw memory: float64, float32, bfloat16, float16, int64, int32, int16, int8 or uint8, in the machine's byte order.
@@ -72,30 +73,32 @@ def file_logsumexp(
     """
     path = Path(path)
     name = "file_logsumexp"
-    tau = check_positive(name, "temperature", temperature)
+    tau = check_one_temperature(name, temperature)
     quantised = None
     if scale is not None or as_number(zero_point) != 0.0:
         scale = 1.0 if scale is None else check_positive(name, "scale", scale)
         quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
     place = None if checkpoint is None else Path(checkpoint)
-    if place is not None and path == STANDARD_INPUT:
-        raise FileError("--checkpoint: standard input cannot be read again from where it stopped; give a file")
     if place is not None and observe is not None:
         raise FileError("--checkpoint keeps the sum alone; leave it out, or ask for nothing beside the sum")
+    once = read_once(path)
+    if place is not None and once:
+        pipe = "standard input" if path == STANDARD_INPUT else path
+        raise FileError(f"--checkpoint: {pipe} cannot be read again from where it stopped; give a file")
     scores = open_scores(path, column, dtype)
     counted = scores.dtype in EIGHT_BITS
     if quantised is not None and not counted:
         raise FileError(f"--scale and --zero-point are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
     reading = Reading(tau, effective_size, (quantised or (1.0, 0.0)) if counted else None)
     state = LogSumExpState() if effective_size else LogSumExpState(squares=None)
-    if path == STANDARD_INPUT:
+    if once:
         return _summed(scores, state, reading, progress, observe, lambda state: None)
 
     fingerprint = Fingerprint.of(path)
     options: dict[str, Any] = {"column": column, "dtype": dtype, "temperature": tau, "effective size": effective_size}
     if quantised is not None:
         options["scale"], options["zero point"] = quantised
-    if place is not None and place.exists():
+    if place is not None and os.path.exists(place):  # not Path.exists, which raises in a folder that may not be read
         found = Checkpoint.load(place)
         found.check(place, path, fingerprint, options)
         state = found.state
@@ -113,7 +116,7 @@ def file_logsumexp(
     if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
         raise FileError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
     if place is not None:
-        place.unlink()
+        Path(os.path.realpath(place)).unlink()
     return state
 
 

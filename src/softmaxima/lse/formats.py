@@ -6,6 +6,7 @@ places at once.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import gzip
@@ -13,6 +14,7 @@ import importlib
 import io
 import itertools
 import math
+import re
 import sys
 import warnings
 import zipfile
@@ -71,8 +73,8 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
     `column` names the array of an NPZ, the field of a structured NPY, the column of a table, the dataset of an HDF5 or Zarr file;
-    it may be left out where there is only one. "-" is standard input. A suffix .gz or .zst is of the compression, and the suffix
-    before it of the format. Raises FileError.
+    it may be left out where there is only one. "-" is standard input, and a named pipe is read as it is. A suffix .gz or .zst is of
+    the compression, and the suffix before it of the format. Raises FileError.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,12 +87,31 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
     if dtype is not None and dtype not in RAW_DTYPES:
         raise FileError(f"--dtype: raw memory is of {', '.join(RAW_DTYPES)}; got {dtype!r}")
     if path == STANDARD_INPUT:
-        return _standard_input(column, dtype)
+        return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
+    try:
+        return _from_file(path, column, dtype)
+    except OSError as error:
+        raise unreadable(path.name, error) from None
+
+
+def read_once(path: Path) -> bool:
+    """Whether it is standard input or a pipe, which cannot be read again."""
+    try:
+        return path == STANDARD_INPUT or path.is_fifo()
+    except OSError as error:
+        raise unreadable(path.name, error) from None
+
+
+def _from_file(path: Path, column: str | None, dtype: str | None) -> Scores:
     suffix = path.suffix.lower()
     if not path.exists():
         raise FileError(f"there is no file {path}; give a path to an existing file, or - for standard input")
     if path.is_dir() and suffix != ".zarr":
         raise FileError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with --dtype")
+    if path.is_fifo():
+        return _named_pipe(path, column, dtype)
+    if not path.is_file() and not path.is_dir():
+        raise FileError(f"{path} is a device or a socket; give a file, or - for standard input")
     if path.is_file() and path.stat().st_size == 0:
         raise FileError(f"{path.name} is empty: it has 0 bytes, and holds no scores; write it again")
     if suffix in COMPRESSIONS:
@@ -101,15 +122,14 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
         )
     if dtype is not None and suffix in READERS:
         raise FileError(f"{path.name}: a file with the suffix {suffix} states its own dtype; leave --dtype out")
-    try:
-        return _raw(path, column, dtype) if dtype is not None else READERS[suffix](path, column)
-    except OSError as error:
-        raise unreadable(path.name, error) from None
+    return _raw(path, column, dtype) if dtype is not None else READERS[suffix](path, column)
 
 
 def unreadable(name: str, error: Exception) -> FileError:
-    """What a library said, in one line."""
+    """What the system or a library said, in one line."""
     said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, PermissionError):
+        return FileError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
     return FileError(f"{name} cannot be read ({said}); check that it is whole, and write it again")
 
 
@@ -160,7 +180,10 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
     def mapped() -> Block:
         if not count:
             return np.empty(0)
-        items = np.memmap(path, dtype, "r", offset, (count,))
+        try:
+            items = np.memmap(path, dtype, "r", offset, (count,))
+        except OSError as error:
+            raise unreadable(path.name, error) from None
         if bfloat16:
             return as_tensor("lse", "scores", items).view(torch.bfloat16)
         return items if field is None else items[field]
@@ -218,6 +241,8 @@ def _choose(name: str, what: str, names: Any, column: str | None) -> str:
         raise FileError(f"{name}: name one of its {what}s with --column: {listed}")
     if column is not None and column not in found:
         raise FileError(f"{name}: there is no {what} {column!r}; choose --column among: {listed}")
+    if column is not None and found.count(column) > 1:
+        raise FileError(f"{name}: {found.count(column)} {what}s are called {column!r}; rename all but one")
     return found[0] if column is None else column
 
 
@@ -246,15 +271,13 @@ def _npz(path: Path, column: str | None) -> Scores:
     return Scores(path.name, dtype.name, dtype.itemsize, count, blocks)
 
 
-def _standard_input(column: str | None, dtype: str | None) -> Scores:
+def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> Scores:
     """NPY if it begins like one, raw memory with a `dtype`, or else numbers as text."""
-    name = "standard input"
-    file: Any = sys.stdin.buffer
     start = b""
     while len(start) < len(_MAGIC) and (more := file.read(len(_MAGIC) - len(start))):
         start += more
     if not start:
-        raise FileError("standard input is empty: it holds no scores; look at the command that writes to it")
+        raise FileError(f"{name} is empty: it holds no scores; look at the command that writes to it")
     file = _Rejoined(start, file)
     if dtype is not None:
         _no_column(name, column)
@@ -268,6 +291,21 @@ def _standard_input(column: str | None, dtype: str | None) -> Scores:
         return Scores(name, stated.name, stated.itemsize, count, lambda start: _skip(scores, start))
     _no_column(name, column)
     return Scores(name, "text", 1, None, lambda start: _skip(_numbers(file, name), start))
+
+
+def _named_pipe(path: Path, column: str | None, dtype: str | None) -> Scores:
+    file = path.open("rb")
+    try:
+        scores = _from_pipe(path.name, file, column, dtype)
+    except BaseException:
+        file.close()
+        raise
+
+    def blocks(start: int) -> Iterator[Block]:
+        with file:
+            yield from scores.blocks(start)
+
+    return replace(scores, blocks=blocks)
 
 
 class _Rejoined(io.RawIOBase):
@@ -367,8 +405,9 @@ def _text(path: Path, column: str | None) -> Scores:
 
 def _numbers(file: Any, name: str) -> Iterator[Block]:
     """Numbers between white space or commas."""
-    rest = b""
+    rest, mark = b"", codecs.BOM_UTF8  # some editors begin a text with it
     while text := file.read(8 * PIECE):
+        text, mark = text.removeprefix(mark), b""
         words = (rest + text).replace(b",", b" ").split()
         rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""
         if words:
@@ -433,7 +472,7 @@ def _library(module: str, kind: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         package = module.partition(".")[0]
-        raise FileError(f'{kind} needs {package}, which is not installed: pip install "softmaxima[files]"') from None
+        raise FileError(f'{kind} needs {package}, which is not installed: pip install ".[files]"') from None
 
 
 def _parquet(path: Path, column: str | None) -> Scores:
@@ -514,24 +553,60 @@ def _csv(path: Path, column: str | None) -> Scores:
 
 
 def _csv_stream(stream: Stream, column: str | None) -> Scores:
-    """A column, or all columns of a table whose first line is numbers."""
+    """A column of a table. A first line of numbers is no header."""
     pyarrow, reader = _library("pyarrow", "CSV"), _library("pyarrow.csv", "CSV")
-    with stream.open() as file:
-        first = (file.read(8 * PIECE).decode("utf-8-sig", errors="replace").splitlines() or [""])[0]
-    names = next(csv.reader([first]), [])
-    bare = all(not name.strip() or _is_number(name.encode()) for name in names)
+    names = _first_line(stream)
+    numbers = [not name.strip() or _is_number(name.encode()) for name in names]
+    bare = all(numbers)
     if bare:
         names = [f"f{i}" for i in range(len(names))]  # as pyarrow calls them
-    chosen = names if bare and column is None else [_choose(stream.name, "column", names, column)]
-    reading = lambda: reader.ReadOptions(block_size=8 * PIECE, autogenerate_column_names=bare)
-    types = {name: pyarrow.float64() for name in chosen}
-    converting = reader.ConvertOptions(include_columns=chosen, column_types=types, null_values=["", "NA", "N/A", "null", "NULL"])
+    try:
+        chosen = _choose(stream.name, "column", names, column)
+    except FileError as error:
+        taken = "; its first line was taken for the header: give it one, if that is a row" if any(numbers) and not bare else ""
+        raise FileError(f"{error}{taken}") from None
+    # Threads read one column no faster, and lose the number of a row that is wrong.
+    reading = lambda: reader.ReadOptions(block_size=8 * PIECE, autogenerate_column_names=bare, use_threads=False)
+    converting = reader.ConvertOptions(
+        include_columns=[chosen], column_types={chosen: pyarrow.float64()}, null_values=["", "NA", "N/A", "null", "NULL"]
+    )
 
     def columns(file: Any) -> Iterator[Any]:
-        for batch in reader.open_csv(file, read_options=reading(), convert_options=converting):
-            yield from batch.columns
+        try:
+            for batch in reader.open_csv(file, read_options=reading(), convert_options=converting):
+                yield batch.column(0)
+        except pyarrow.ArrowInvalid as error:
+            raise _wrong_row(stream.name, chosen, error) from None
 
     return stream.scores("text", lambda file: _decoded(stream.name, columns(file), pyarrow))
+
+
+def _first_line(stream: Stream) -> list[str]:
+    """What is between the commas of the first line."""
+    with stream.open() as file:
+        lines = file.read(8 * PIECE).removeprefix(codecs.BOM_UTF8).splitlines()
+    try:
+        first = next((line for line in lines if line), b"").decode()  # pyarrow passes over empty lines too
+    except UnicodeDecodeError:
+        first = "\0"
+    if re.search(r"[\x00-\x08\x0e-\x1f\x7f]", first):
+        raise FileError(f"{stream.name}: its first line is no text in UTF-8; save it as CSV in UTF-8")
+    names = next(csv.reader([first]), [])
+    separator = next((mark for mark in ";\t|" if mark in first), None)
+    if len(names) == 1 and separator is not None:
+        raise FileError(f"{stream.name}: its columns seem to be separated by {separator!r}; save it with commas between them")
+    return names
+
+
+def _wrong_row(name: str, column: str, error: Exception) -> FileError:
+    """What pyarrow said of a row; the header is row 1."""
+    if found := re.search(r"Row #(\d+): CSV conversion error to \w+: invalid value '(.*)'", str(error), re.DOTALL):
+        row, cell = found.groups()
+        return FileError(f"{name}: column {column!r} is not numeric: row {row} holds {cell[:40]!r}; name another column")
+    if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
+        row, columns, got = found.groups()
+        return FileError(f"{name}: row {row} has {got} columns, and the first row {columns}; give every row as many")
+    return unreadable(name, error)
 
 
 def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype]:

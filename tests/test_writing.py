@@ -1,0 +1,69 @@
+"""Files that are written: whole or not at all, through links, and into what is no regular file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from softmaxima import _writing
+from softmaxima._writing import write_text
+from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
+from softmaxima.lse.state import LogSumExpState
+
+
+def save_checkpoint(path: Path) -> None:
+    Checkpoint("x.npy", Fingerprint(0, 0, "", ""), {}, LogSumExpState()).save(path)
+
+
+def write_benchmark(path: Path) -> None:
+    from softmaxima.experiments.bench import Settings, bench
+    from softmaxima.experiments.subjects import choose, read_shape
+    from softmaxima.report.bench import write
+
+    write(bench(Settings((read_shape("4x8"),), (), threads=1, seconds=0.0), choose(["softmax"])), path)
+
+
+WRITERS = [save_checkpoint, write_benchmark, lambda path: write_text(path, "scores")]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_link_stays_and_its_file_is_written(write: Callable, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "file", tmp_path / "link"
+    link.symlink_to(file)
+    for _ in range(2):  # of a file that is not there yet, and of one that is
+        write(link)
+        assert link.readlink() == file
+        assert file.stat().st_size > 0
+        assert not file.is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "link", "there"]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_is_no_regular_file_is_written_to_and_stays(write: Callable, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write(pipe)
+    reader.join(10)
+    assert len(read[0]) > 5
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_full_disk_leaves_what_was_there(write: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_writing.os, "fsync", full)
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "file")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
