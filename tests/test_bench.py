@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -149,6 +150,13 @@ def test_a_wrong_map_is_called_wrong_and_not_timed(doubled: str) -> None:
         assert row.peers == ()
 
 
+@pytest.mark.parametrize(("end", "distance"), [("upper", -1e-12), ("lower", 1e-12), ("upper", math.inf)])
+def test_an_interval_beside_the_truth_is_called_wrong(end: str, distance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = lambda x, axis: replace(sm.bounds(x, axis), **{end: sm.logsumexp(x, axis) + distance})
+    monkeypatch.setitem(SUMS, "bounds", replace(SUMS["bounds"], function=bounds))
+    assert {row.verdict for row in measure(names="bounds", dtype="float64").rows} == {"wrong"}
+
+
 def test_a_wrong_map_makes_the_command_fail_at_the_end(doubled: str, run: Callable, tmp_path: Path) -> None:
     code, out, err = run("--maps=softmax,doubled", *TINY, f"--json={tmp_path / 'b.json'}")
     assert (code, err.count("\n")) == (1, 1)
@@ -265,7 +273,7 @@ def test_every_part_is_announced() -> None:
 
 
 def test_json_holds_everything_and_comes_back(run: Callable, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "bench.json"
+    path = tmp_path / "bench.json"
     code, out, err = run("--maps=softmax,sparsemax,entmax_loss", *TINY, f"--json={path}")
     assert (code, err) == (0, "")
     assert f"written: {path}" in out
@@ -398,9 +406,11 @@ def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, 
 
 def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(run: Callable, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    code, out, err = run(f"--json={tmp_path / 'file' / 'b.json'}", *TINY)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--json: cannot write to" in err
+    for directory in ("file", "absent"):
+        code, out, err = run(f"--json={tmp_path / directory / 'b.json'}", *TINY)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "--json: cannot write" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_peers_that_are_not_installed_are_left_out_and_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.experiments import lse_bounds
+from softmaxima.experiments import InputError, lse_bounds
 from softmaxima.experiments.lse_bounds import EPS, Narrowing, Placed, Result, Sparsity
 from softmaxima.report.lse_bounds import narrowing_table, picture, sparsity_table, verdict
 from softmaxima.report.signed_log import signed_log
@@ -23,6 +24,13 @@ def test_every_kind_of_rows_meets_every_bound(result: Result):
     kinds = [(kind, x.shape[-1]) for kind, x in lse_bounds.subjects()]
     assert [(each.rows, each.n) for each in result.narrowings if each.bound == "adaptive"] == kinds
     assert {each.bound for each in result.narrowings} == lse_bounds.BOUNDS.keys()
+
+
+def test_an_interval_beside_the_truth_is_refused(monkeypatch: pytest.MonkeyPatch):
+    empty = lambda x: replace(found := sm.adaptive_bounds(x), upper=found.lower)
+    monkeypatch.setattr(lse_bounds, "BOUNDS", {"adaptive": empty})
+    with pytest.raises(InputError, match="an interval does not hold the exact logsumexp"):
+        lse_bounds.run()
 
 
 def test_a_narrowing_is_the_median_of_its_rows(result: Result):

@@ -18,7 +18,8 @@ def works() -> list[Work]:
 
 
 def work(evaluations: float, upper: float, claim: str, source: str = "s") -> Work:
-    return Work(source, "uniform", 0.1, None, evaluations, -0.5, upper, 0.1, 0.5, {claim: 2})
+    bounded = 2 if upper < math.inf else 0
+    return Work(source, "uniform", 0.1, None, evaluations, -0.5, upper, 0.1, 0.5, bounded, bounded // 2, {claim: 2})
 
 
 def test_no_method_reads_more_than_its_budget(works: list[Work]):
@@ -45,7 +46,7 @@ def test_the_table_counts_intervals_that_hold_the_truth():
     assert coverage_table(works).splitlines() == [
         "| source | uniform |",
         "|---|---:|",
-        "| s | 2 of 4 |",
+        "| s | 1 of 2, 2 open |",
         f"| s{MAXIMUM_KNOWN} | 1 of 2 |",
     ]
 

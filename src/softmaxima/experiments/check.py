@@ -182,16 +182,23 @@ def deviation(expected: Expected, run: Callable[[], Any], direction: Direction, 
     spacing = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # of the numbers next to 0
     result = run()
     value, gradient = result if direction == "forward+backward" else (result, None)
-    if isinstance(value, Interval):  # is right where it holds the value
-        value = expected.value.clamp(expected.pick(value.lower), expected.pick(value.upper))
-    else:
-        value = torch.as_tensor(value).detach()
-        value = expected.pick(value) if expected.value.ndim else value.double()
+    if isinstance(value, Interval):
+        return _deviation_of_interval(expected, value)
+    value = torch.as_tensor(value).detach()
+    value = expected.pick(value) if expected.value.ndim else value.double()
     found = [_worst(value, expected.value, expected.value_size, spacing)]
     if gradient is not None:
         allowed = spacing + expected.rounding
         found.append(_worst(expected.pick(gradient), expected.gradient, expected.gradient_size, allowed) / GRADIENT_SLACK)
     return max(found, key=_nan_last) / TOLERANCE[dtype]
+
+
+def _deviation_of_interval(expected: Expected, found: Interval) -> float:
+    """0 for ends that hold the value, up to the rounding of that, and are numbers; else +∞."""
+    lower, upper = expected.pick(found.lower), expected.pick(found.upper)
+    slack = 8 * torch.finfo(torch.float64).eps * expected.value_size
+    right = (lower <= expected.value + slack) & (upper >= expected.value - slack) & (upper - lower).isfinite()
+    return 0.0 if bool(right.all()) else math.inf
 
 
 def _nan_last(number: float) -> float:

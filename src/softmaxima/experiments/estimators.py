@@ -34,7 +34,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Work:
-    """One method on one source at one target and budget, over several seeds: medians in nats, with signs relative to the truth."""
+    """One method on one source at one target and budget, over several seeds: medians in nats, with signs relative to the truth.
+
+    `coverage` is the share of the intervals that hold the truth; of those whose upper end is a number, `bounded`, `held` do.
+    """
 
     source: str
     method: str
@@ -45,6 +48,8 @@ class Work:
     upper: float
     error: float
     coverage: float
+    bounded: int
+    held: int
     certificates: dict[str, int]
 
 
@@ -165,5 +170,7 @@ def _work(name: str, subject: Subject, method: str, target: float, budget: int |
         upper=float(np.median([e.upper for e in found])) - subject.truth,
         error=float(np.median([abs(float(e.value) - subject.truth) for e in found])),
         coverage=float(np.mean([e.lower <= subject.truth <= e.upper for e in found])),
+        bounded=sum(e.upper < math.inf for e in found),
+        held=sum(e.lower <= subject.truth <= e.upper < math.inf for e in found),
         certificates=dict(Counter(e.certificate for e in found)),
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
+from softmaxima.experiments import InputError
 from softmaxima.experiments.bench import take_turns
 from softmaxima.experiments.tables import read_table
 
@@ -85,11 +86,20 @@ def run(seed: int = 0) -> Result:
     """Measures every bound on every kind of rows."""
     found = []
     for kind, x in subjects(seed):
-        n = x.shape[-1]
+        n, exact = x.shape[-1], sm.logsumexp(x)
         for bound, function in BOUNDS.items():
-            narrowing = 1 - function(x).width / math.log(n)
+            interval = function(x)
+            check_holds(f"{bound} bounds of {kind} rows of {n}", interval, exact)
+            narrowing = 1 - interval.width / math.log(n)
             found.append(Narrowing(kind, n, bound, float(narrowing.median()), float(narrowing.min())))
     return Result(tuple(found))
+
+
+def check_holds(what: str, interval: sm.lse.Interval, exact: Tensor) -> None:
+    """Raise InputError for an interval that does not hold the truth, which is within a unit in the last place of `exact`."""
+    above, below = (exact.nextafter(torch.full_like(exact, end)) for end in (math.inf, -math.inf))
+    if bool((interval.lower > above).any() or (interval.upper < below).any()):
+        raise InputError(f"{what}: an interval does not hold the exact logsumexp; nothing was written")
 
 
 # Every bound on one row -----------------------------------------------------------------------------------------------------
@@ -134,6 +144,7 @@ def place(seed: int = 0) -> list[Placed]:
         exact = sm.logsumexp(x, precision="compensated")
         for bound, function in _every_bound().items():
             interval = function(x, y)
+            check_holds(f"{bound} of a {kind} row of {n}", interval, exact)
             found.append(Placed(kind, n, bound, float(interval.lower - exact), float(interval.upper - exact)))
     return found
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from softmaxima._writing import write_text
 from softmaxima.experiments.bench import OVERHEAD_SCORES, Benchmark, Ground, Overhead, PeerResult, Row, Timing
 from softmaxima.experiments.peers import PARTIAL_SORT
 from softmaxima.experiments.subjects import DIRECTIONS
@@ -161,9 +161,7 @@ def _restore(kind: type, record: Mapping[str, Any]) -> Any:
 
 def write(benchmark: Benchmark, path: Path) -> None:
     """Write the JSON. The file appears complete or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(as_json(benchmark), indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(as_json(benchmark), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> Benchmark:

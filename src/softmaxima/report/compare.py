@@ -7,7 +7,6 @@ import html
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
@@ -21,6 +20,7 @@ from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 from torch import Tensor
 
+from softmaxima._writing import write_text
 from softmaxima.experiments.compare import BATCH, BINS, EPS, HIDDEN, LEARNING_RATE, Comparison, Pair, Result
 from softmaxima.maps import REGISTRY, find_map
 
@@ -609,8 +609,6 @@ def write(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     """Write the page and the numbers. A file appears complete or not at all."""
     paths = []
     for name, text in FILES.items():
-        partial = directory / f".{name}.partial"
-        partial.write_text(text(comparison), encoding="utf-8")
-        os.replace(partial, directory / name)
+        write_text(directory / name, text(comparison))
         paths.append(directory / name)
     return tuple(paths)

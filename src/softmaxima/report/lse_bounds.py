@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.experiments.lse_bounds import CLAIMED, Placed, Result, Sparsity
+from softmaxima.experiments.lse_bounds import CLAIMED, SIZES, Placed, Result, Sparsity
 from softmaxima.report.bench import number
 from softmaxima.report.signed_log import axis, signed_log
 
@@ -41,7 +41,7 @@ def verdict(result: Result) -> str:
     low, high = (f"{100 * share:.0f}" for share in CLAIMED)
     return (
         f"Claimed for adaptive bounds on sparse rows: {low} to {high} %. Found: {100 * min(found):.0f} to "
-        f"{100 * max(found):.0f} %, the less the longer the row ({result.verdict})."
+        f"{100 * max(found):.0f} % at these lengths, {', '.join(str(size) for size in SIZES)} ({result.verdict})."
     )
 
 
