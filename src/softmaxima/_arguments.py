@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name}: {what} must not be a masked array; call .filled(), and leave scores out by where=")
     array = np.asarray(x)
-    if array.dtype.byteorder not in "=|" or any(stride < 0 for stride in array.strides):
+    if array.dtype.byteorder not in "=|" or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable:
         array = np.asarray(_Writeable(array))
@@ -118,7 +119,16 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
 
 def check_axis(name: str, dim: Any) -> int:
     """`dim` as an int, whatever the number of axes."""
+    if isinstance(dim, float):
+        raise TypeError(f"{name}: dim must be an int, got {dim}; pass an int, and other arguments by name")
     return check_int(name, "dim", dim)
+
+
+def check_flag(name: str, what: str, value: Any) -> bool:
+    """A bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {what} must be True or False, got {value!r}")
+    return bool(value)
 
 
 # Numbers: Python's, NumPy's, or an array of no axes; an int may be a tensor. A bool is none, and neither is a string. ------------
@@ -231,9 +241,19 @@ def check_per_row(
     if not _broadcasts(tensor, rows_shape):
         raise ValueError(
             f"{name}: {what} must broadcast against scores of shape {shape} with size 1 along dim {dim}, "
-            f"got shape {sizes(tensor)}; one value a row needs {what}.unsqueeze({dim})"
+            f"got shape {sizes(tensor)}; {_reshaping(what, sizes(tensor), rows_shape)}"
         )
     return _of_rank(tensor, x.ndim)
+
+
+def _reshaping(what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """What makes an argument of a shape that broadcasts to the rows' of it."""
+    if math.prod(own) == math.prod(shape):
+        return f"one value a row needs {what}.reshape{shape}"
+    axis = next((a for a, size in enumerate(shape) if own == (size,)), None)
+    if axis is None:
+        return f"give it a shape that broadcasts to {shape}"
+    return f"one value for each index of axis {axis} needs {what}.reshape{own + (1,) * (len(shape) - axis - 1)}"
 
 
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
@@ -246,8 +266,17 @@ def _of_rank(tensor: Tensor, rank: int) -> Tensor:
     return tensor[(None,) * (rank - tensor.ndim)] if tensor.ndim < rank else tensor
 
 
+SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double; 0 in a comparison with float32
 # (valid, domain) of a temperature.
-TEMPERATURE: tuple[Callable[[Any], Any], str] = (lambda tau: (tau > 0) & (tau < math.inf), "positive and finite")
+TEMPERATURE: tuple[Callable[[Any], Any], str] = (
+    lambda tau: (tau > 0) & (tau >= SMALLEST_TEMPERATURE) & (tau < math.inf),
+    "positive and finite, at least 2.3e-308",
+)
+
+
+def check_one_temperature(name: str, value: Any) -> float:
+    """A positive number."""
+    return check_number(name, "temperature", value, *TEMPERATURE)
 
 
 def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:

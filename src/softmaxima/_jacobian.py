@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._rows import normalise_exp
+from softmaxima._temperature import over
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,24 @@ class DiagonalAndProduct:
 
     def matrix(self, tau: float | Tensor) -> Tensor:
         """J/τ."""
-        return (torch.diag_embed(self.s) - self.q.unsqueeze(-1) * self.r.unsqueeze(-2)) / tau
+        return over(torch.diag_embed(self.s) - self.q.unsqueeze(-1) * self.r.unsqueeze(-2), tau)
+
+
+# Of s and of g, with room in double for their products and sums.
+_LARGEST_LOGARITHM = 700.0
+_LARGEST_SLOPE = 2.0**900
 
 
 @dataclass(frozen=True)
 class Balanced:
     r"""J = diag(s) − s sᵀ/Σs, from log s in double, −∞ where s is 0.
 
-    Let k have the largest s, and e^a be the second largest. A constant added to g changes nothing, so g_k may be taken off, and
-    then s_k appears in q alone:
+    Let k have the largest s, and e^a be the second largest. A constant added to g changes nothing, so γ = g − g_k may stand for it:
 
-        J g = e^a (h − q Σh),    h = e^{ℓ − a} ⊙ (g − g_k) with h_k = 0,    q = softmax(ℓ),    ℓ = log s
+        (J g)_i = s_i (γ_i − c)    (J g)_k = −e^a C    C = Σ_{j≠k} w_j γ_j / (1 + ρ Σ_{j≠k} w_j)    c = ρC = ⟨q, γ⟩
 
-    Here e^{ℓ − a} ≤ 1, and nothing cancels more than g itself does. Results beyond the dtype become its largest number.
+    with w_j = e^{ℓ_j − a} ≤ 1, ρ = e^{a − ℓ_k} ≤ 1 and ℓ = log s, where nothing cancels more than g itself does. Results beyond the
+    dtype become its largest number.
     """
 
     log_s: Tensor
@@ -65,22 +71,28 @@ class Balanced:
         return self.s
 
     def pull(self, g: Tensor) -> Tensor:
-        constant = self.log_s.detach()
-        top, index = constant.topk(min(2, constant.shape[-1]), -1)
-        scale = top[..., -1:]
-        scale = scale.masked_fill(scale == -math.inf, 0.0)
-        largest = torch.finfo(g.dtype).max
-        wide = g.clamp(-largest, largest).to(constant.dtype)  # of a second derivative g may have been beyond its dtype
-        gaps = wide - torch.take_along_dim(wide, index[..., :1], -1)
-        h = (self.log_s - scale).clamp_max(0.0).exp() * gaps
-        return _times_exp(h - self.q * h.sum(-1, keepdim=True), scale, g.dtype)
+        top, order = self.log_s.detach().topk(min(2, self.log_s.shape[-1]), -1)
+        second = top[..., -1:]
+        second = second.masked_fill(second == -math.inf, 0.0)
+        largest = order[..., :1]
+        is_largest = torch.arange(self.log_s.shape[-1], device=g.device) == largest
+        bound = torch.finfo(g.dtype).max
+        most = min(bound, _LARGEST_SLOPE)  # of a second derivative g may have been beyond its dtype
+        wide = g.clamp(-most, most).to(self.log_s.dtype)
+        gaps = wide - torch.take_along_dim(wide, largest, -1)
+        weights = (self.log_s - second).masked_fill(is_largest, -math.inf).exp()
+        ratio = (second - torch.take_along_dim(self.log_s, largest, -1)).clamp_max(0.0).exp()
+        moved = (weights * gaps).sum(-1, keepdim=True) / (1 + ratio * weights.sum(-1, keepdim=True))
+        others = self.log_s.clamp_max(_LARGEST_LOGARITHM).exp() * (gaps - ratio * moved)
+        v = torch.where(is_largest, -second.clamp_max(_LARGEST_LOGARITHM).exp() * moved, others)
+        return v.clamp(-bound, bound).to(g.dtype)
 
     push = pull
 
     def matrix(self, tau: float | Tensor) -> Tensor:
         n = self.log_s.shape[-1]
-        each = (torch.eye(n, dtype=self.log_s.dtype, device=self.log_s.device) / tau).expand(*self.log_s.shape, n)
-        return Balanced(self.log_s.unsqueeze(-2)).pull(each)
+        each = torch.eye(n, dtype=self.log_s.dtype, device=self.log_s.device).expand(*self.log_s.shape, n)
+        return over(Balanced(self.log_s.unsqueeze(-2)).pull(each), tau)
 
 
 Jacobian = DiagonalAndProduct | Balanced
@@ -92,13 +104,6 @@ def jacobian_of(sensitivity: tuple[Tensor, ...] | Jacobian) -> Jacobian:
         return sensitivity
     s, q, *r = sensitivity
     return DiagonalAndProduct(s, q, r[0] if r else s)
-
-
-def _times_exp(u: Tensor, a: Tensor, dtype: torch.dtype) -> Tensor:
-    """u eᵃ in the dtype."""
-    half = (a / 2).clamp_max(math.floor(math.log(torch.finfo(u.dtype).max))).exp()  # in two factors, for eᵃ may be beyond u's dtype
-    largest = torch.finfo(dtype).max
-    return (u * half * half).clamp(-largest, largest).to(dtype)
 
 
 def narrowed(v: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ and axes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import pickle
@@ -28,6 +29,7 @@ from torch.compiler import is_compiling, is_exporting
 from softmaxima import _devices, _kernels, _operations
 from softmaxima._arguments import (
     COMPUTE_DTYPE,
+    SMALLEST_TEMPERATURE,
     Array,
     as_number,
     as_scores,
@@ -44,14 +46,15 @@ from softmaxima._arguments import (
 )
 from softmaxima._jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narrowed
 from softmaxima._kernels import Kernel
-from softmaxima._rows import without_mask
-from softmaxima._temperature import anchored, is_one, tempered
+from softmaxima._rows import row_maximum, without_mask
+from softmaxima._temperature import anchored, is_one, over, tempered
 from softmaxima._tracing import (
     is_eager,
     is_exporting_to_onnx,
     is_recorded,
     is_recording,
     may_differentiate,
+    operation,
     outside_compilers,
     transforming,
 )
@@ -104,6 +107,7 @@ class Properties:
 
     mass: str = "one"  # what Σp is on a row with an allowed score: "one" | "at most one" | "zero or one"
     shift_invariant: bool = True  # map(x + c) = map(x)
+    locally_shift_invariant: bool = False  # so for a small c, where it is not so for every c
     order_preserving: bool = True  # x_i > x_j ⇒ p_i ≥ p_j
     sparse: bool = False  # finite scores can get exactly zero
     continuous: bool = True  # p moves continuously with x
@@ -154,9 +158,10 @@ class Map:
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map
 
     def __post_init__(self) -> None:
-        key, n = self.name, 1
+        key = place = f"{self.reference.__module__}:{self.name}"
+        n = 1
         while key in _BY_KEY:
-            key, n = f"{self.name} #{n + 1}", n + 1
+            key, n = f"{place} #{n + 1}", n + 1
         object.__setattr__(self, "key", key)
         _BY_KEY[key] = self
 
@@ -211,13 +216,15 @@ _BY_KEY: WeakValueDictionary[str, Map] = WeakValueDictionary()  # registered or 
 def register(map: Map) -> Map:
     """Add a map to `REGISTRY`, which tests, benchmarks, docs and the command line iterate.
 
-    Raises ValueError if the name is taken.
+    Raises TypeError for anything else, and ValueError if the name is taken.
 
     >>> import softmaxima as sm
     >>> sm.register(sm.find_map("softmax"))
     Traceback (most recent call last):
     ValueError: register: a map named 'softmax' exists already; choose another name
     """
+    if not isinstance(map, Map):
+        raise TypeError(f"register: map must be a Map, got {type(map).__name__}; see CONTRIBUTING.md for an example")
     if map.name in REGISTRY:
         raise ValueError(f"register: a map named {map.name!r} exists already; choose another name")
     REGISTRY[map.name] = map
@@ -290,7 +297,9 @@ def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
     """Whether a kernel takes the scores as they are, with nothing to prepare or to refuse; on a few scores that costs more than
     the kernel.
     """
-    if where is not None or type(x) is not Tensor or type(temperature) is not float or not 0.0 < temperature < math.inf:
+    if where is not None or type(x) is not Tensor or type(temperature) is not float:
+        return False
+    if not SMALLEST_TEMPERATURE <= temperature < math.inf:
         return False
     if is_recording() or transforming():
         return False
@@ -468,10 +477,10 @@ class _EagerMapFunction(_MapFunction):
         _, dx, dtau, _, *dparams = tangents
         with forward_mode():
             p, z, tau, params = _recall(ctx, [None if t is None else primal(t) for t in ctx.saved_tensors])
-            dz = torch.zeros_like(p) if dx is None else dx.to(p.dtype) / tau
+            moved = torch.zeros_like(p) if dx is None else dx.to(p.dtype)  # τ ∂z
             if dtau is not None:
-                dz = dz - without_mask(z) * dtau / tau
-            dp = _jacobian(ctx.map, p, z, params).push(dz)
+                moved = moved - _centred(ctx.map, z) * dtau
+            dp = over(_jacobian(ctx.map, p, z, params).push(moved), tau)
             for parameter, tangent in zip(ctx.map.params, dparams, strict=True):
                 if tangent is not None and parameter.gradient is not None:
                     dp = dp + parameter.gradient(p, z, **params) * tangent
@@ -516,12 +525,14 @@ def _gradients(ctx: Any, g: Tensor | None, tau_needs: bool, params_need: Sequenc
         pulled = _pull(map, p, g, x, tau, where, params) if coded is None else _recorded_pull(map.key, p, g, x, where, *coded)
         return [pulled, *[None] * (1 + len(params))]
     p, z, tau, named = _recall(ctx, saved)
-    v = _jacobian(map, p, z, named).pull(_over(g.to(p.dtype), tau))
+    v = over(_jacobian(map, p, z, named).pull(g.to(p.dtype)), tau)
     grads: list[Tensor | None] = [narrowed(v, ctx.dtype)]
-    grads.append(_to_shape(-without_mask(z) * v, tau) if isinstance(tau, Tensor) and tau_needs else None)
+    grads.append(_to_shape(-_centred(map, z) * v, tau) if isinstance(tau, Tensor) and tau_needs else None)
     for parameter, needs in zip(map.params, params_need, strict=True):
         if needs and parameter.gradient is not None:
-            grads.append(_to_shape(g.to(p.dtype) * parameter.gradient(p, z, **named), named[parameter.name]))
+            largest = torch.finfo(p.dtype).max  # of a second derivative g may be beyond its dtype, and sums of infinities are NaN
+            slopes = g.double().clamp(-largest, largest) * parameter.gradient(p, z, **named)
+            grads.append(_to_shape(slopes, named[parameter.name]))
         else:
             grads.append(None)
     return grads
@@ -538,8 +549,8 @@ def _pull(
     dtype = COMPUTE_DTYPE[p.dtype]
     values = [v.to(dtype) if isinstance(v, Tensor) else v for v in params]
     z = None if x is None else _arguments_of(map, x, tau, where)
-    v = _jacobian(map, p.to(dtype), z, _named(map, values)).pull(_over(g.to(dtype), tau))
-    return narrowed(v, p.dtype)
+    v = _jacobian(map, p.to(dtype), z, _named(map, values)).pull(g.to(dtype))
+    return narrowed(over(v, tau), p.dtype)
 
 
 def _named(map: Map, values: Sequence[Any]) -> dict[str, Any]:
@@ -550,7 +561,8 @@ def _recall(ctx: Any, saved: Sequence[Tensor | None]) -> tuple[Tensor, Any, floa
     """(p, z, τ, parameters) in the compute dtype, differentiable where the saved tensors are."""
     p, x, where, *tensors = saved
     dtype = COMPUTE_DTYPE[ctx.dtype]
-    tau, *values = (n if t is None else t.to(dtype) for t, n in zip(tensors, ctx.numbers, strict=True))
+    tau, *values = (n if t is None else t.double() for t, n in zip(tensors, ctx.numbers, strict=True))
+    values = [v.to(dtype) if isinstance(v, Tensor) else v for v in values]
     z = None if x is None else _arguments_of(ctx.map, x, tau, where)
     return p.to(dtype), z, tau, _named(ctx.map, values)  # type: ignore[union-attr]
 
@@ -561,8 +573,9 @@ def _jacobian(map: Map, p: Tensor, z: Tensor | None, params: dict[str, Any]) -> 
     return jacobian_of(map.sensitivity(p, z, **params))
 
 
-def _over(g: Tensor, tau: float | Tensor) -> Tensor:
-    return g if is_one(tau) else g / tau
+def _centred(map: Map, z: Tensor) -> Tensor:
+    """z, less its largest where the slopes v of a row add up to 0: a constant adds nothing but its rounding to ⟨z, v⟩."""
+    return without_mask(z - row_maximum(z) if map.properties.locally_shift_invariant else z)
 
 
 def _to_shape(gradient: Tensor, value: Tensor) -> Tensor:
@@ -575,7 +588,7 @@ def _to_shape(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def _record(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
-    """p as an operation that a recorder keeps; by torch's own for ONNX, and where a parameter is a function."""
+    """p as an operation that a recorder keeps; by torch's own for ONNX, and where a parameter is no number and no word."""
     coded = None if is_exporting_to_onnx() else _encode(map, tau, params)
     return _compose(map, x, tau, where, params) if coded is None else _recorded(map.key, x, where, *coded)
 
@@ -588,12 +601,12 @@ def _encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[
         if isinstance(value, Tensor):
             tensors.append(value)
             numbers.append(math.nan)
-        elif parameter is not None and isinstance(parameter.default, str):
-            numbers.append(float(parameter.examples.index(value)))
-        elif callable(value):
-            return None
-        else:
+        elif parameter is None or parameter.kind in (float, int):
             numbers.append(float(value))
+        elif parameter.kind is str and value in parameter.examples:
+            numbers.append(float(parameter.examples.index(value)))
+        else:
+            return None
     return tensors, numbers
 
 
@@ -602,20 +615,24 @@ def _decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> li
     rest = iter(tensors)
     values: list[Any] = [next(rest) if number != number else number for number in numbers]
     for i, parameter in enumerate(map.params, 1):
-        if isinstance(parameter.default, str):
+        if parameter.kind is str:
             values[i] = parameter.examples[int(values[i])]
-        elif isinstance(parameter.default, int) and not isinstance(values[i], Tensor) and values[i].is_integer():
+        elif parameter.kind is int:
             values[i] = int(values[i])
     return values
 
 
 def _keyed(key: str) -> Map:
+    """The map, also in a new process that has loaded a graph."""
     if key not in _BY_KEY:
-        raise KeyError(f"there is no map {key!r}; import the module that registers it")
+        with contextlib.suppress(ImportError):
+            importlib.import_module(key.partition(":")[0])
+    if key not in _BY_KEY:
+        raise KeyError(f"there is no map {key!r}; define it before the graph that has it runs")
     return _BY_KEY[key]
 
 
-@torch.library.custom_op("softmaxima::map", mutates_args=())
+@operation("map")
 def _recorded(key: str, x: Tensor, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Tensor:
     map = _keyed(key)
     tau, *params = _decode(map, tensors, numbers)
@@ -651,7 +668,7 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     return _recorded(key, x.expand(info.batch_size, *x.shape[1:]), where, tensors, numbers), 0
 
 
-@torch.library.custom_op("softmaxima::map_backward", mutates_args=())
+@operation("map_backward")
 def _recorded_pull(
     key: str, p: Tensor, g: Tensor, x: Tensor | None, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]
 ) -> Tensor:
@@ -663,3 +680,11 @@ def _recorded_pull(
 @_recorded_pull.register_fake
 def _(key: str, p: Tensor, *_: Any) -> Tensor:
     return p.new_empty(p.shape)
+
+
+@_recorded_pull.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    key, *rows, tensors, numbers = args
+    p, g, x, where, *tensors = batch_first((*in_dims[1:5], *in_dims[5]), (*rows, *tensors))
+    p, g, x = (None if v is None else v.expand(info.batch_size, *v.shape[1:]) for v in (p, g, x))
+    return _recorded_pull(key, p, g, x, where, tensors, numbers), 0

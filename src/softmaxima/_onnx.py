@@ -21,11 +21,6 @@ def xlogx(p: Tensor) -> Tensor:
     return p * torch.where(p > 0, p, 1.0).log() if is_exporting_to_onnx() else torch.xlogy(p, p)
 
 
-def exponent(x: Tensor) -> Tensor:
-    """The k of |x| = m·2ᵏ with ½ ≤ m < 1; 0, as of numbers of ordinary size, in ONNX."""
-    return torch.zeros_like(x) if is_exporting_to_onnx() else torch.frexp(x).exponent.to(x.dtype)
-
-
 def refuse_export(name: str, lacking: str) -> None:
     """Raise where an exporter to ONNX looks on."""
     if is_exporting_to_onnx():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._devices import library
+from softmaxima._tracing import operation
 
 
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
@@ -37,7 +38,7 @@ def _join(tensor: Tensor | None, number: float) -> float | Tensor:
     return number if tensor is None else tensor
 
 
-@torch.library.custom_op("softmaxima::logsumexp", mutates_args=())
+@operation("logsumexp")
 def _logsumexp(x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> tuple[Tensor, Tensor]:
     return library(x.device.type).logsumexp(x, _join(taus, tau), where, wide=True)  # type: ignore[return-value]
 
@@ -47,7 +48,7 @@ def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[:-1]), x.new_empty((2, *x.shape[:-1]), dtype=torch.float64)
 
 
-@torch.library.custom_op("softmaxima::logsumexp_backward", mutates_args=())
+@operation("logsumexp_backward")
 def _logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
     return library(x.device.type).logsumexp_backward(x, states, g, _join(taus, tau), where).contiguous()
 
@@ -57,7 +58,7 @@ def _(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("softmaxima::loss", mutates_args=())
+@operation("loss")
 def _loss(
     name: str,
     x: Tensor,

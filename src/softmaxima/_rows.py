@@ -7,10 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima._tracing import sizes
+
 
 def row_maximum(z: Tensor) -> Tensor:
     """The maximum of each row as a constant, and 0 for a row of −∞, so that `z - row_maximum(z)` is −∞ there and not NaN."""
-    if z.shape[-1] == 0:
+    if sizes(z)[-1] == 0:
         return z.new_zeros((*z.shape[:-1], 1))
     maximum = z.detach().amax(-1, keepdim=True)
     return maximum.masked_fill(maximum == -math.inf, 0.0)

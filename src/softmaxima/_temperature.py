@@ -29,6 +29,11 @@ def anchored(x: Tensor, tau: float | Tensor, where: Tensor | None, used: Tensor 
     return _quotient(anchor, tau), _quotient(scores - anchor, tau)
 
 
+def over(v: Tensor, tau: float | Tensor) -> Tensor:
+    """A derivative by z as one by x = τz: v/τ, in double, for 1/τ may be beyond narrower dtypes where v/τ is 0."""
+    return v if is_one(tau) else v.double() / tau
+
+
 def _quotient(x: Tensor, tau: float | Tensor) -> Tensor:
     if not isinstance(tau, Tensor):
         return x / tau

@@ -6,6 +6,7 @@ torch alone. What a kernel does to memory it must see as a registered operation,
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -74,6 +75,27 @@ def outside_compilers(function: Callable[..., Any]) -> Callable[..., Any]:
     if not is_compiling():
         return function
     return torch.compiler.disable(function, reason="torch.func over softmaxima is not compiled: leave out fullgraph=True")
+
+
+def operation(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Registers a function of tensors as the operation `softmaxima::name`.
+
+    torch has no place for forward mode in such an operation, and would drop the tangents in silence: they are refused.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def evaluate(*arguments: Any, **named: Any) -> Any:
+            if torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+                raise NotImplementedError(
+                    f"softmaxima::{name}: an operation in a recorded graph has no forward mode; use reverse mode"
+                )
+            return function(*arguments, **named)
+
+        schema = torch.library.infer_schema(function, mutates_args=())
+        return torch.library.custom_op(f"softmaxima::{name}", evaluate, mutates_args=(), schema=schema)
+
+    return register
 
 
 def may_differentiate(arguments: Iterable[Any]) -> bool:

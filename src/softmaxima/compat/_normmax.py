@@ -16,17 +16,17 @@ step has g′/g + s′/s ≤ 1, by convexity: g·s falls at least fourfold, and 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from softmaxima._arguments import as_scores, like_input
-from softmaxima._envelope import envelope
 from softmaxima._map import Map, Parameter
-from softmaxima._rows import divisor, row_maximum, total, without_mask
+from softmaxima._rows import divisor, row_maximum, total
 from softmaxima.losses._classification import prepare
-from softmaxima.losses.fenchel_young import class_params
+from softmaxima.losses.fenchel_young import class_params, composite
 from softmaxima.maps.entmax import log_on_support
 
 
@@ -129,12 +129,4 @@ def normmax_loss(x: Any, target: Any, alpha: float | Tensor, *, ignore_index: in
     """The Fenchel–Young loss L = max_p (⟨p, x⟩ − ‖p‖_α) + ‖y‖_α − ⟨y, x⟩; ∂L/∂x = p − y."""
     batch = prepare("normmax_bisect_loss", x, target, None, ignore_index, reduction, 0.0)
     params = class_params(batch, NORMMAX, {"alpha": alpha})
-    params = {name: v.double() if isinstance(v, Tensor) else v for name, v in params.items()}
-    z = batch.scores.double()
-    z = z - row_maximum(z)
-    p = normmax(z, -1, **params)
-    y = batch.target_distribution(z.dtype)
-    with torch.no_grad():
-        value = (p * without_mask(z)).sum(-1, keepdim=True) - norm(p, **params).unsqueeze(-1)
-    conjugate = envelope(NORMMAX, value, z, p, params).squeeze(-1)
-    return batch.result(batch.reduce(conjugate + norm(y, **params) - batch.expectation(z)))
+    return batch.result(composite(batch, NORMMAX, params, probabilities=partial(normmax, dim=-1)))

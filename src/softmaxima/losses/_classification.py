@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -53,13 +54,10 @@ class Batch:
         return 0 if self.given.ndim == 1 else 1
 
     def target_distribution(self, dtype: torch.dtype) -> Tensor:
-        """y [rows…, classes], smoothed; [classes], any one-hot, for hard targets."""
+        """y [rows…, classes], smoothed."""
         classes = self.rows.shape[-1]
         if self.labels is None:
             y = self.soft.to(dtype)  # type: ignore[union-attr]
-        elif self.smoothing == 0:
-            y = torch.zeros(classes, dtype=dtype, device=self.rows.device)
-            return torch.cat((torch.ones_like(y[:1]), y[1:]))
         else:
             y = (self.labels.unsqueeze(-1) == torch.arange(classes, device=self.labels.device)).to(dtype)
         return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / classes
@@ -166,7 +164,7 @@ class Batch:
 
     def _normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
-            return math.prod(self.rows.shape[:-1]) or math.nan
+            return math.prod(sizes(self.rows)[:-1]) or math.nan
         weights = (
             self.class_weight[self.labels]
             if self.class_weight is not None
@@ -178,7 +176,7 @@ class Batch:
 def losses_of(map: Map, theta: float | Tensor, fenchel: bool = False) -> RowLosses | None:
     """The losses whose gradient is the map less the target, by its kernel; `theta` is the map's parameter as that has it."""
     kernel = map.kernel
-    if kernel is None:
+    if kernel is None or kernel.loss is None:
         return None
     return lambda x, target, **account: kernels(x).loss(kernel.loss, x, target, theta=theta, fenchel=fenchel, **account)
 
@@ -243,9 +241,10 @@ def prepare(
         _check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
     elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
+        one_hot = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
         raise ValueError(
             f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
-            f"got {targets.dtype} of shape {tuple(targets.shape)}"
+            f"got {targets.dtype} of shape {tuple(targets.shape)}{one_hot}"
         )
     else:
         labels, soft = targets.long(), None
@@ -270,8 +269,10 @@ def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: 
 
 def check_class_weight(name: str, weight: Any, classes: int | None) -> Tensor:
     """Finite floating-point numbers [classes], none of them negative; any number of them where that is not known."""
+    if isinstance(weight, (str, Real)):
+        raise TypeError(f"{name}: weight must hold one number for each class, got {weight!r}; pass other options by name")
     values = as_tensor(name, "weight", weight)
-    if values.ndim != 1 or classes not in (None, len(values)) or not values.is_floating_point():
+    if values.ndim != 1 or classes not in (None, *sizes(values)) or not values.is_floating_point():
         of = "class" if classes is None else f"of the {classes} classes"
         raise ValueError(
             f"{name}: weight must hold one floating-point number for each {of}, got {values.dtype} of shape {tuple(values.shape)}"
@@ -357,7 +358,11 @@ class LossModule(OptionsModule):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        inspect.signature(type(self).function).bind(None, None, **options)  # an option that the loss does not take raises here
+        known = inspect.signature(type(self).function)
+        try:
+            known.bind(None, None, **options)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}; its options are {', '.join(list(known.parameters)[2:])}") from None
         if weight is not None:
             weight = check_class_weight(name, weight, None)
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)

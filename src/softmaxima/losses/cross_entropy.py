@@ -38,7 +38,8 @@ def cross_entropy(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Where p_t rounds to 1 the loss keeps its digits. Cost: two reads, and one write for the gradient.
+    Where p_t rounds to 1 the loss keeps its digits, and its gradient is 0. Probabilities of another dtype do not change that of the
+    result. Cost: two reads, and one write for the gradient.
 
     >>> import torch, softmaxima as sm
     >>> sm.cross_entropy(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([1, 0]))

@@ -43,7 +43,8 @@ def elastic_cross_entropy(
 
     def composite(batch: Batch) -> Tensor:
         scores = batch.scores
-        column = torch.as_tensor(level, dtype=scores.dtype, device=scores.device).expand(*scores.shape[:-1], 1)
+        column = level.to(scores) if isinstance(level, Tensor) else scores.new_full((), level)
+        column = column.expand(*scores.shape[:-1], 1)
         log_p = LOG_SOFTMAX(torch.cat((scores, column), -1))[..., :-1]
         return batch.reduce(batch.cost(log_p))
 

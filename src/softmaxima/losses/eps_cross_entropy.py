@@ -10,7 +10,7 @@ from torch import Tensor
 
 from softmaxima._arguments import Array, check_number
 from softmaxima._map import AnyMap
-from softmaxima._tracing import is_exporting_to_onnx
+from softmaxima._tracing import is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Loss, prepare, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 
@@ -51,7 +51,7 @@ def eps_cross_entropy(
 
 def log_share(p: Tensor, eps: float) -> Tensor:
     """log((p + ε)/(1 + nε)) ≤ 0; from p = ½ as log1p of −((1 − p) + (n − 1)ε)/(1 + nε), no part of which has another sign."""
-    n = p.shape[-1]
+    n = sizes(p)[-1]
     # An optimiser of ONNX takes 1 + nε for 1, and does not divide by it.
     likely = torch.zeros_like(p, dtype=torch.bool) if is_exporting_to_onnx() else p >= 0.5
     low = torch.where(likely, 1.0, p + eps)

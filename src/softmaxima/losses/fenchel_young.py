@@ -88,14 +88,17 @@ def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
     return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
 
 
-def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
-    """The same by differentiable operations, in float64: near the loss's zero the terms cancel."""
+def composite(batch: Batch, map: Map, values: dict[str, Any], probabilities: Callable[..., Any] | None = None) -> Tensor:
+    """The same by differentiable operations, in float64: near the loss's zero the terms cancel.
+
+    `probabilities(z, **params)` makes p where the map itself has another mass.
+    """
     params: dict[str, Any] = {name: v.to(torch.float64) if isinstance(v, Tensor) else v for name, v in values.items()}
     z = batch.scores.to(torch.float64)
     top = row_maximum(z)
     if map.properties.shift_invariant:
         z, top = z - top, torch.zeros_like(top)
-    p = map(z, **params)
+    p = (probabilities or map)(z, **params)
     y = batch.target_distribution(z.dtype)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
@@ -109,7 +112,7 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
 
 def _rounded_below(rows: Tensor, terms: tuple[Tensor, ...], y: Tensor) -> Tensor:
     """What a loss lacks of 0 where rounding, of its terms or of a target that sums to 1 no better, may have taken it below."""
-    rounding = (1 - y.sum(-1)).abs() + 16 * torch.finfo(rows.dtype).eps
+    rounding = (1 - y.sum(-1)).abs() + 2.0**-40
     largest = rounding * (1 + terms[0].abs() + terms[1].abs() + terms[2].abs())
     return torch.where((rows < 0) & (rows >= -largest), -rows, 0.0)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softmaxima import _kernels
-from softmaxima._arguments import Array, as_scores, check_number, check_positive, like_input
+from softmaxima._arguments import Array, as_scores, check_number, check_one_temperature, check_positive, like_input
 from softmaxima._tracing import is_concrete
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
@@ -27,11 +27,11 @@ COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, 
 ANGLES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < math.pi, "a number in [0, π)")
 
 
-def additive_cosine(cosine: Tensor, margin: Any) -> Tensor:
+def additive_cosine(cosine: Tensor, margin: Tensor) -> Tensor:
     return cosine - margin
 
 
-def additive_angle(cosine: Tensor, margin: Any) -> Tensor:
+def additive_angle(cosine: Tensor, margin: Tensor) -> Tensor:
     """cos(arccos(c) + m), decreasing for every angle.
 
     Its derivative grows without bound towards |c| = 1; at ±1 it is that of the nearest cosine inside.
@@ -40,7 +40,7 @@ def additive_angle(cosine: Tensor, margin: Any) -> Tensor:
     squared_sine = (1 - cosine) * (1 + cosine)
     pad = torch.where(squared_sine > 0, 0.0, torch.finfo(cosine.dtype).eps)
     sine = (squared_sine + pad).sqrt() - pad.sqrt()
-    cos_margin, sin_margin = (f(torch.as_tensor(margin, dtype=cosine.dtype, device=cosine.device)) for f in (torch.cos, torch.sin))
+    cos_margin, sin_margin = margin.cos(), margin.sin()
     moved = cosine * cos_margin - sine * sin_margin
     return torch.where(cosine >= -cos_margin, moved, -2 - moved)  # θ ≤ π − m iff cos θ ≥ −cos m
 
@@ -98,7 +98,8 @@ def _with_margin(batch: Batch, angular: bool, margin: float) -> Tensor:
     if batch.soft is not None:
         return with_margin(batch.scores, margin * batch.soft)
     index = batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-    return batch.scores.scatter(-1, index, with_margin(batch.scores.gather(-1, index), margin))
+    chosen = batch.scores.gather(-1, index)
+    return batch.scores.scatter(-1, index, with_margin(chosen, chosen.new_full((), margin)))
 
 
 def am_softmax_loss(
@@ -130,7 +131,7 @@ def am_softmax_loss(
     """
     name = "am_softmax_loss"
     margin = check_number(name, "margin", margin, *COSINES)
-    scale = 1 / check_positive(name, "temperature", temperature)
+    scale = 1 / check_one_temperature(name, temperature)
     return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
 
 
@@ -213,7 +214,7 @@ class AMSoftmaxLoss(_MarginModule):
 
     def __init__(self, margin: float = 0.35, temperature: float = 1 / 30, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        margin, temperature = check_number(name, "margin", margin, *COSINES), check_positive(name, "temperature", temperature)
+        margin, temperature = check_number(name, "margin", margin, *COSINES), check_one_temperature(name, temperature)
         super().__init__(weight, margin=margin, temperature=temperature, **options)
 
 

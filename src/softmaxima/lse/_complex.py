@@ -18,6 +18,7 @@ from softmaxima.lse._weighted import with_gradient_of
 
 def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """(log S, the phase S/|S|) [...] along the last axis of z [..., n], n > 0. Terms of −∞, or of weight 0, are left out."""
+    z = torch.complex(z.real, _turned(z.imag))
     with torch.no_grad():
         nil = z.real == -math.inf
         left_out = nil if weights is None else nil | (weights == 0)
@@ -59,6 +60,13 @@ def _log(z: Tensor) -> Tensor:
 def _log1p(s: Tensor) -> Tensor:
     a, b = s.real, s.imag
     return torch.complex(0.5 * torch.log1p(a * (2 + a) + b * b), torch.atan2(b, 1 + a))
+
+
+def _turned(angle: Tensor) -> Tensor:
+    """The angle in [−π, π], with its derivative 1: differences of large angles would have lost the phase."""
+    known = angle.detach()
+    turned = torch.atan2(known.sin(), known.cos()) + (angle - known)
+    return torch.where(known.isfinite() & (known.abs() > math.pi), turned, angle)
 
 
 def _wrapped(angle: Tensor) -> Tensor:

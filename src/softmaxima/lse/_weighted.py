@@ -19,7 +19,6 @@ from softmaxima import _kernels
 from softmaxima._envelope import with_slope
 from softmaxima._fused import is_fusible
 from softmaxima._map import is_native
-from softmaxima._onnx import exponent
 from softmaxima._temperature import anchored
 from softmaxima._tracing import may_differentiate
 
@@ -51,7 +50,8 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         origin = z.gather(-1, first).masked_fill(nothing | overflows, 0.0)
         relative = torch.where(used, z - origin, (z - origin).clamp_max(LARGEST_GAP)).masked_fill(~used & ~z.isfinite(), -math.inf)
         relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
-        power = exponent(weights.gather(-1, first))
+        size_of_weight = weights.gather(-1, first).abs()
+        power = torch.where((size_of_weight > 0) & (size_of_weight < math.inf), size_of_weight, 1.0).log2()
         power = torch.where((power.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (power / 2).floor(), 0.0)
         scale = 2.0 ** (-power / 2)
     # In this order no product overflows: where exp is large, its weight is small.

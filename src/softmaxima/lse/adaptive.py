@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from softmaxima._arguments import Array, check_number, check_positive
+from softmaxima._temperature import anchored
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax
@@ -36,8 +37,8 @@ def adaptive_logsumexp(
 ) -> Array:
     """AdaLSE, `α max(x/τ) + (1 − α) LSE(x/τ)`, in nats: the maximum of rows of low entropy, logsumexp of rows of high entropy.
 
-    `max ≤ AdaLSE ≤ LSE`, and a shift of all scores shifts the value. It is neither convex nor increasing in every score, because
-    α moves with the scores too; use `real_softmax` where that matters.
+    `max ≤ AdaLSE ≤ LSE` but for rounding, and a shift of all scores shifts the value. It is neither convex nor increasing in every
+    score, because α moves with the scores too; use `real_softmax` where that matters.
 
     Args:
         x: scores of any shape. Integers become torch's default dtype, or float64 for NumPy.
@@ -64,15 +65,16 @@ def adaptive_logsumexp(
     """
     name = "adaptive_logsumexp"
     gate = _gate(name, between, around, width)
-    z, finish = scores_last(name, x, dim, temperature, where)
-    if z.shape[-1] == 0:
-        return finish(logsumexp(z))
+    rows, tau, finish = scores_last(name, x, dim, temperature, where)
+    if rows.shape[-1] == 0:
+        return finish(logsumexp(rows))
+    top, z = anchored(rows, tau, None)
     maximum = z.amax(-1, keepdim=True)
     decided = maximum.isinf()  # rows of +∞, and of nothing, are their maximum
     below = z.masked_fill(decided, 0.0) - maximum.masked_fill(decided, 0.0)
     excess = logsumexp(below)  # LSE − max, with its digits near 0
     entropy = excess - (softmax(below) * below.masked_fill(below == -math.inf, 0.0)).sum(-1)
-    value = maximum.squeeze(-1) + (1 - gate(entropy)) * excess
+    value = (top + maximum).squeeze(-1) + (1 - gate(entropy)) * excess
     return finish(value.masked_fill(maximum.squeeze(-1) == -math.inf, -math.inf))
 
 

@@ -23,6 +23,7 @@ from softmaxima._arguments import Array, as_tensor, check_dim, like_input
 from softmaxima._fused import Native, fused, is_fusible
 from softmaxima._map import is_native
 from softmaxima._rows import without_mask
+from softmaxima._tracing import sizes
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
@@ -82,7 +83,7 @@ def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     nothing = maximum == -math.inf
     # 1, with the derivative of exp((x − M)/τ).
     mass = (with_gradient_of(x_wide, torch.zeros_like(maximum)) / tau).exp().masked_fill(nothing, 0.0)
-    if x.shape[-1] > 0:
+    if sizes(x)[-1] > 0:
         maximum, m, r = _scan((maximum, mass, torch.zeros_like(mass)), tau)
     else:
         m, r = mass, mass
@@ -94,7 +95,7 @@ def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
 
 def _scan(states: State, tau: float | Tensor) -> State:
     """The merged state of every prefix."""
-    n = states[0].shape[-1]
+    n = sizes(states[0])[-1]
     if n == 1:
         return states
     at_odd = _scan(_merge(_every(states, slice(0, n - n % 2, 2)), _every(states, slice(1, n, 2)), tau), tau)

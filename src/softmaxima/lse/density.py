@@ -18,13 +18,13 @@ from torch import Tensor
 
 from softmaxima._differentiable import differentiable
 from softmaxima._map import batch_first, forward_mode, primal
-from softmaxima._tracing import is_recorded, may_differentiate, transforming
+from softmaxima._tracing import is_recorded, may_differentiate, sizes, transforming
 from softmaxima.lse.logsumexp import logsumexp, shared_softmax
 
 
 def log_trace_exp(X: Tensor) -> Tensor:
     """log tr exp(X) of Hermitian X [..., d, d] in double → [...], differentiable twice."""
-    if X.shape[-1] == 0:
+    if sizes(X)[-1] == 0:
         return X.real.sum((-2, -1)) - math.inf
     finite, side, undefined = uncouple(X.detach())
     ends = side.sort(-1).values  # which eigenvalues are −∞, finite, +∞

@@ -24,7 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import check_choice, check_confidence, check_count, check_number, check_positive, like_input
+from softmaxima._arguments import (
+    check_choice,
+    check_confidence,
+    check_count,
+    check_number,
+    check_one_temperature,
+    check_positive,
+    like_input,
+)
 from softmaxima.lse._gaps import quotient
 from softmaxima.lse.confidence import (
     Moments,
@@ -47,6 +55,7 @@ PILOT = 2000  # draws at least, to know the variance and the skewness
 LARGEST_SKEWNESS = 0.5  # of the mean with an unseen draw; that of four equal draws that outweigh all others
 LARGEST_TAIL_INDEX = 0.6  # two standard errors of 100 draws above ½, where variances end
 FEWEST_DRAWS = 500  # for an asymptotic interval
+EQUAL = 1e-12  # relative: terms that differ by no more are rounded differently
 NORMAL_SHARE = 0.75  # of the error is spent on an asymptotic interval; the rest pays for stopping when it looks narrow
 GROWTH = 1.02  # between the sample sizes that are considered
 NEXT_LOOK = 1.03  # times as many draws, after an interval that was not quite narrow enough
@@ -63,8 +72,9 @@ class Estimate:
     value: the estimate, in float64; for tensors a tensor, which autograd can follow.
     lower, upper: the interval.
     evaluations: how many scores were read, or computed, by the estimator and its index.
-    certificate: "deterministic" (the truth is inside), "finite-sample" (it is inside with the asked confidence, whatever the scores
-        are), "asymptotic" (so if what was not drawn is about like what was: no guarantee), or "none" (the sample shows a tail too
+    certificate: "deterministic" (the truth is inside), "finite-sample" (it is inside with the asked confidence if no score exceeds
+        what bounds them: the `maximum`, or an exact head), "asymptotic" (so if what was not drawn is about like what was: no
+        guarantee, and where a few large scores were drawn by luck the interval is too high), or "none" (the sample shows a tail too
         heavy for that: the lower limit holds, and the upper one is +∞).
 
     >>> import numpy as np, softmaxima as sm
@@ -140,7 +150,7 @@ def estimate(
     ('finite-sample', True, True)
     """
     name = "estimate"
-    target, tau = check_positive(name, "target_nats", target_nats), check_positive(name, "temperature", temperature)
+    target, tau = check_positive(name, "target_nats", target_nats), check_one_temperature(name, temperature)
     confidence = check_confidence(name, confidence)
     check_choice(name, "method", method, METHODS)
     if maximum is not None:
@@ -576,7 +586,8 @@ class _Run:
     def _asymptotic(self, draws: Moments, m: Any) -> tuple[Any, Any, Any]:
         """(lower, upper, whether to claim them) for the mean of m draws with these moments."""
         low, high = extrapolated_interval(draws, m, NORMAL_SHARE * self.ask.delta, self.design.population)
-        light = tail_index(np.concatenate(self.terms)) <= LARGEST_TAIL_INDEX and draws.mean > 0.0
+        varied = draws.largest > EQUAL * draws.mean  # a sample of equal terms shows no tail, light or heavy
+        light = tail_index(np.concatenate(self.terms)) <= LARGEST_TAIL_INDEX and draws.mean > 0.0 and varied
         normal = np.abs(skewness_of_mean(with_unseen(draws, m), m)) <= LARGEST_SKEWNESS
         return low, high, light & normal & (m >= FEWEST_DRAWS)
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import as_tensor, check_choice, check_confidence, check_count, check_positive
+from softmaxima._arguments import as_tensor, check_choice, check_confidence, check_count, check_one_temperature, check_positive
 from softmaxima.lse.density import log_trace_exp
 
 Product = Callable[[Tensor], Tensor]
@@ -153,7 +153,7 @@ def _as_operator(name: str, operator: Any, size: int | None, dtype: Any, device:
 
 def _with_temperature(name: str, space: _Operator, temperature: Any) -> _Operator:
     if not isinstance(temperature, (Tensor, np.ndarray)):
-        tau: Any = check_positive(name, "temperature", temperature)
+        tau: Any = check_one_temperature(name, temperature)
     else:
         tau = as_tensor(name, "temperature", temperature)
         if tau.numel() != 1 or not bool(((tau > 0) & (tau < math.inf)).all()):

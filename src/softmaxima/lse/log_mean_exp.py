@@ -19,7 +19,7 @@ from softmaxima._map import is_native, kernels
 from softmaxima._onnx import expm1
 from softmaxima._rows import row_maximum
 from softmaxima._temperature import anchored
-from softmaxima._tracing import may_differentiate
+from softmaxima._tracing import may_differentiate, sizes
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
 
@@ -65,7 +65,7 @@ def log_mean_exp(
 
 def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """[..., n] → [...] in x's dtype."""
-    if x.shape[-1] == 0:
+    if sizes(x)[-1] == 0:
         return x.sum(-1) - math.inf
     if x.dtype == torch.float64 or is_compiling() or not (is_native(x) and is_fusible(x, tau, where)):
         return _careful(x, tau, where)

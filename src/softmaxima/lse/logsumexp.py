@@ -22,6 +22,7 @@ from softmaxima._arguments import (
     as_tensor,
     check_choice,
     check_dim,
+    check_flag,
     check_positive,
     check_scores,
     check_temperature,
@@ -34,6 +35,7 @@ from softmaxima._map import is_plain, kernels
 from softmaxima._onnx import refuse_export
 from softmaxima._rows import normalise_exp, shifted_logsumexp
 from softmaxima._temperature import anchored
+from softmaxima._tracing import sizes
 from softmaxima.lse._compensated import compensated_logsumexp
 from softmaxima.lse._complex import complex_logsumexp
 from softmaxima.lse._weighted import weighted_logsumexp, with_gradient_of
@@ -119,6 +121,7 @@ def logsumexp(
             value, _ = _kernels.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value
     check_choice("logsumexp", "precision", precision, get_args(Precision))
+    keepdim, return_sign = check_flag("logsumexp", "keepdim", keepdim), check_flag("logsumexp", "return_sign", return_sign)
     rows, tau, mask, factors, shape = prepare("logsumexp", x, dim, keepdim, where, temperature, weights)
     if precision == "compensated":
         check_real("logsumexp", rows, "precision='native' takes complex scores")
@@ -139,6 +142,8 @@ def prepare(
     scores = as_floating(name, x)
     factors = None if weights is None else check_weights(name, weights, scores)
     scores = _promoted(name, scores, factors)
+    if dim is None or isinstance(dim, str):
+        raise TypeError(f"{name}: dim must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) sums over all")
     dims = tuple(check_dim(name, d, scores.ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
     if not dims or len(set(dims)) < len(dims):
         raise ValueError(f"{name}: dim must name each axis to sum over once, and at least one; got {dim}")
@@ -162,8 +167,8 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor:
     factors = as_tensor(name, "weights", weights)
     if factors.dtype == torch.bool:
         raise TypeError(f"{name}: weights must be numbers, got {factors.dtype}; leave scores out by where")
-    shape = x.shape if x.ndim else (1,)
-    if factors.ndim > len(shape) or any(b not in (1, n) for b, n in zip(reversed(factors.shape), reversed(shape), strict=False)):
+    shape = sizes(x) if x.ndim else (1,)
+    if factors.ndim > len(shape) or any(b not in (1, n) for b, n in zip(reversed(sizes(factors)), reversed(shape), strict=False)):
         raise ValueError(f"{name}: weights must broadcast to the scores' shape {tuple(x.shape)}, got {tuple(factors.shape)}")
     return factors
 
@@ -194,7 +199,7 @@ def _per_row(name: str, temperature: Any, x: Tensor, dims: tuple[int, ...]) -> A
 
 def row_logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """LSE of each row [..., n] → [...] in x's dtype, differentiable."""
-    if x.shape[-1] == 0:
+    if sizes(x)[-1] == 0:
         return x.sum(-1) - math.inf
     native, composite = _evaluations(tau, where)
     return fused(native, composite, x) if is_fusible(x, tau, where) else composite(x)
@@ -204,7 +209,7 @@ def row_signed_logsumexp(
     x: Tensor, tau: float | Tensor, where: Tensor | None, weights: Tensor | None, precision: Precision
 ) -> tuple[Tensor, Tensor]:
     """(log|S|, sign) of each row [..., n] → [...] in x's dtype; of complex rows (log S, S/|S|)."""
-    if x.shape[-1] == 0:
+    if sizes(x)[-1] == 0:
         nothing = x.sum(-1)
         return nothing.masked_fill(nothing == 0, -math.inf), nothing.detach()
     if x.is_complex():
@@ -250,7 +255,9 @@ GRADIENT = replace(SOFTMAX, name="logsumexp", forward=shared_softmax, kernel=Non
 
 
 def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
-    """The smooth maximum, `log(Σ_i exp(λ x_i)) / λ` with sharpness λ > 0: in (max x, max x + log(n)/λ], and max x as λ → ∞.
+    """The smooth maximum, `log(Σ_i exp(λ x_i)) / λ` with sharpness λ > 0.
+
+    It is in [max x, max x + log(n)/λ] but for rounding, and max x as λ → ∞.
 
     (Softmax is a smooth argmax; this is the smooth max, and `real_softmin` the smooth min.) Shapes, errors and cost
     as for `logsumexp`; the gradient is softmax(λx).
@@ -259,12 +266,13 @@ def real_softmax(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Arra
     >>> sm.real_softmax(np.array([1.0, 2.0]), sharpness=100.0)
     np.float64(2.0)
     """
-    sharpness = check_positive("real_softmax", "sharpness", sharpness)
-    return logsumexp(x, dim, temperature=1.0 / sharpness, where=where) / sharpness
+    return _smooth_maximum("real_softmax", as_floating("real_softmax", x), sharpness, dim, where, x)
 
 
 def real_softmin(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Array | None = None) -> Array:
-    """The smooth minimum, `−log(Σ_i exp(−λ x_i)) / λ` with sharpness λ > 0: in [min x − log(n)/λ, min x), and min x as λ → ∞.
+    """The smooth minimum, `−log(Σ_i exp(−λ x_i)) / λ` with sharpness λ > 0.
+
+    It is in [min x − log(n)/λ, min x] but for rounding, and min x as λ → ∞.
 
     Here +∞ is the score that counts for nothing, and the minimum of nothing is +∞. (`softmin` is the smooth argmin: its
     probabilities, at temperature 1/λ, are the gradient.) Shapes, errors and cost as for `logsumexp`, and those of −x.
@@ -273,7 +281,11 @@ def real_softmin(x: Array, sharpness: float = 1.0, dim: int = -1, *, where: Arra
     >>> sm.real_softmin(np.array([1.0, 2.0]), sharpness=100.0)
     np.float64(1.0)
     """
-    sharpness = check_positive("real_softmin", "sharpness", sharpness)
-    scores: Any = -as_floating("real_softmin", x)
-    value: Any = logsumexp(scores, dim, temperature=1.0 / sharpness, where=where)
-    return like_input(-value / sharpness, x)
+    return -_smooth_maximum("real_softmin", -as_floating("real_softmin", x), sharpness, dim, where, x)
+
+
+def _smooth_maximum(name: str, scores: Tensor, sharpness: Any, dim: int, where: Any, x: Any) -> Any:
+    sharpness = check_positive(name, "sharpness", sharpness)
+    rows, tau, mask, _, shape = prepare(name, scores, dim, False, where, 1.0 / sharpness)
+    check_real(name, rows)
+    return like_input(row_logsumexp(rows, tau, mask).reshape(shape) / sharpness, x)

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_tensor, check_temperature, like_input
+from softmaxima._arguments import Array, as_tensor, check_temperature, like_input, nearest
 from softmaxima._onnx import refuse_export
-from softmaxima._tracing import is_concrete
+from softmaxima._tracing import is_concrete, sizes
 from softmaxima.lse.density import log_trace_exp
 from softmaxima.lse.lanczos import TraceEstimate, estimate_log_trace
 
@@ -85,6 +86,10 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     np.float64(1.1269)
     """
     name = "matrix_logsumexp"
+    known = list(inspect.signature(estimate_log_trace).parameters)[3:]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"{name}: unknown option {option}{nearest(option, known)}; operators take: {', '.join(known)}")
     if isinstance(X, np.ndarray) or (isinstance(X, Tensor) and X.layout not in SPARSE):
         if options:
             raise TypeError(
@@ -100,7 +105,7 @@ def _of_matrix(name: str, X: Any, temperature: Any) -> Any:
     refuse_export(name, "eigenvalues")
     if matrix.dtype not in WIDE:
         raise TypeError(f"{name}: X must be real or complex floating point, got {matrix.dtype}; call X.double() first")
-    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+    if matrix.ndim < 2 or sizes(matrix)[-1] != sizes(matrix)[-2]:
         raise ValueError(f"{name}: X must be square, [..., d, d], got shape {tuple(matrix.shape)}")
     tau = check_temperature(name, temperature, matrix, matrix.ndim - 1)
     if isinstance(tau, Tensor) and tau.shape[-2] != 1:

@@ -52,14 +52,14 @@ def multimodal_logsumexp(
     masks = [None] * len(scores) if where is None else _one_each(name, "where", where, len(scores))
     if len({isinstance(x, Tensor) for x in scores}) > 1:
         raise TypeError(f"{name}: scores must be all tensors or all arrays, got both; call torch.from_numpy() on the arrays")
-    rows = [scores_last(name, x, dim, tau, mask)[0] for x, tau, mask in zip(scores, taus, masks, strict=True)]
-    shapes = [tuple(z.shape[:-1]) for z in rows]
+    rows = [scores_last(name, x, dim, tau, mask) for x, tau, mask in zip(scores, taus, masks, strict=True)]
+    shapes = [tuple(x.shape[:-1]) for x, _, _ in rows]
     try:
         torch.broadcast_shapes(*shapes)
     except RuntimeError:
         raise ValueError(f"{name}: the modalities' axes other than dim must broadcast, got shapes {shapes} without it") from None
-    wide = functools.reduce(torch.promote_types, (z.dtype for z in rows))
-    value = logsumexp(torch.stack(torch.broadcast_tensors(*(logsumexp(z.to(wide)) for z in rows)), -1))
+    values = torch.broadcast_tensors(*(logsumexp(x, temperature=tau) for x, tau, _ in rows))
+    value = logsumexp(torch.stack(values, -1))
     return _promoted(scores, value)
 
 

@@ -166,23 +166,26 @@ def median_of_means_logsumexp(
     """
     name = "median_of_means_logsumexp"
     blocks = check_count(name, "blocks", blocks)
-    z, finish = scores_last(name, x, dim, temperature, where)
-    n = z.shape[-1]
+    rows, tau, finish = scores_last(name, x, dim, temperature, where)
+    n = rows.shape[-1]
     if blocks > max(n, 1):
         raise ValueError(f"{name}: blocks must be at most the number of scores, {n}, got {blocks}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"{name}: generator must be a torch.Generator, got {type(generator).__name__}")
     if generator is not None:
-        z = z[..., torch.randperm(n, generator=generator, device=generator.device).to(z.device)]
-    absent = z == -math.inf
-    z = z.gather(-1, absent.to(torch.uint8).sort(dim=-1, stable=True).indices)  # what is left out comes last, in no block
+        rows = rows[..., torch.randperm(n, generator=generator, device=generator.device).to(rows.device)]
+    absent = rows == -math.inf
+    rows = rows.gather(-1, absent.to(torch.uint8).sort(dim=-1, stable=True).indices)  # what is left out comes last, in no block
     count = (~absent).sum(-1, keepdim=True)
-    padded = torch.nn.functional.pad(z, (0, -n % blocks), value=-math.inf).unflatten(-1, (-1, blocks))
-    sizes = (count + blocks - 1 - torch.arange(blocks, device=z.device)) // blocks
-    log_means = logsumexp(padded, -2) - sizes.clamp_min(1).to(z.dtype).log()
+    padded = torch.nn.functional.pad(rows, (0, -n % blocks), value=-math.inf).unflatten(-1, (-1, blocks))
+    sizes = (count + blocks - 1 - torch.arange(blocks, device=rows.device)) // blocks
+    of_blocks = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    log_means = logsumexp(padded, -2, temperature=of_blocks) - sizes.clamp_min(1).to(rows.dtype).log()
     occupied = count.clamp_max(blocks)
     ranked = log_means.sort(-1, descending=True).values
     middle = torch.cat([(occupied - 1) // 2, occupied // 2], -1).clamp(0, blocks - 1)
-    value = logsumexp(ranked.gather(-1, middle)) + (count.squeeze(-1).to(z.dtype) / 2).log()
-    return finish(value.masked_fill(z.isnan().any(-1), math.nan))
+    value = logsumexp(ranked.gather(-1, middle)) + (count.squeeze(-1).to(rows.dtype) / 2).log()
+    return finish(value.masked_fill(rows.isnan().any(-1), math.nan))
 
 
 def _check_proportion(name: str, proportion: Any) -> float:
@@ -191,12 +194,12 @@ def _check_proportion(name: str, proportion: Any) -> float:
 
 def _of_window(window: Window, name: str, x: Any, proportion: Any, dim: int, temperature: Any, where: Any) -> Any:
     proportion = _check_proportion(name, proportion)
-    z, finish = scores_last(name, x, dim, temperature, where)
-    return finish(logsumexp(window(*_ranked(z, proportion), 0)))
+    rows, tau, finish = scores_last(name, x, dim, temperature, where)
+    return finish(logsumexp(window(*_ranked(rows, proportion), 0), temperature=tau))
 
 
 def _ranked(z: Tensor, proportion: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(z in descending order with −∞ last, n counted without them [..., 1], k [..., 1])."""
+    """(scores in descending order with −∞ last, n counted without them [..., 1], k [..., 1])."""
     count = (z != -math.inf).sum(-1, keepdim=True)
     return z.sort(-1, descending=True).values, count, (proportion * count).long()
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_floating, check_choice, check_positive, check_scores
+from softmaxima._arguments import Array, as_floating, check_choice, check_one_temperature, check_scores
 from softmaxima.lse._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
 from softmaxima.lse.bounds import BOUNDS, Interval
 
@@ -57,7 +57,7 @@ class ScoreSummary:
     _counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS + 1, np.int64))  # from bin _top down; the last is all below
 
     def __post_init__(self) -> None:
-        check_positive("ScoreSummary", "temperature", self.temperature)
+        check_one_temperature("ScoreSummary", self.temperature)
 
     def update(self, x: Array) -> ScoreSummary:
         """The summary with more scores, of any shape; integers are taken as float64.

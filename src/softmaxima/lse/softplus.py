@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, check_positive, like_input
+from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, check_number, like_input
 from softmaxima._onnx import expm1
 
 
@@ -17,7 +17,7 @@ def softplus(x: Array, beta: float = 1.0) -> Array:
 
     Args:
         x: any shape, float64, float32, bfloat16 or float16.
-        beta: β > 0, the sharpness.
+        beta: β in [1e-30, 1e30], the sharpness.
 
     Raises:
         TypeError for another dtype, ValueError for another β.
@@ -28,7 +28,7 @@ def softplus(x: Array, beta: float = 1.0) -> Array:
     """
     scores, beta = _check("softplus", "x", x, beta)
     # max(x, 0) + log1p(exp(−|x|)) is −log σ(−x), of which torch has exact first and second derivatives also at 0 and ±∞.
-    wide = scores.to(COMPUTE_DTYPE[scores.dtype])
+    wide = _wide(scores, beta)
     # 0 − 0 is 0, where −0 would be −0.
     return like_input(((0.0 - torch.nn.functional.logsigmoid(-beta * wide)) / beta).to(scores.dtype), x)
 
@@ -43,9 +43,14 @@ def inverse_softplus(y: Array, beta: float = 1.0) -> Array:
     tensor([1.0000e-08, 1.0000e+00, 5.0000e+01])
     """
     values, beta = _check("inverse_softplus", "y", y, beta)
-    wide = values.to(COMPUTE_DTYPE[values.dtype])
+    wide = _wide(values, beta)
     return like_input((wide + torch.log(-expm1(-beta * wide)) / beta).to(values.dtype), y)
 
 
 def _check(name: str, what: str, x: Array, beta: float) -> tuple[Tensor, float]:
-    return as_scores(name, x, what), check_positive(name, "beta", beta)
+    return as_scores(name, x, what), check_number(name, "beta", beta, lambda beta: 1e-30 <= beta <= 1e30, "between 1e-30 and 1e30")
+
+
+def _wide(x: Tensor, beta: float) -> Tensor:
+    """In double where β may take x beyond float32."""
+    return x.to(COMPUTE_DTYPE[x.dtype]) if beta == 1.0 else x.double()

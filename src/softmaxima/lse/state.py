@@ -23,7 +23,16 @@ import torch
 from torch import Tensor
 
 from softmaxima import _kernels
-from softmaxima._arguments import Array, as_floating, as_tensor, check_dim, check_positive, check_scores, check_where, like_input
+from softmaxima._arguments import (
+    Array,
+    as_floating,
+    as_tensor,
+    check_dim,
+    check_one_temperature,
+    check_scores,
+    check_where,
+    like_input,
+)
 from softmaxima._envelope import envelope
 from softmaxima._temperature import anchored
 from softmaxima._tracing import is_concrete
@@ -53,7 +62,7 @@ class LogSumExpState:
     Merging rounds nothing that shows: whatever the order and the grouping of updates and merges, the value is the same to 1 ulp,
     over 10⁹ updates as over two (where M and log Σ exp(x − M) nearly cancel, to 2⁻⁶² M, on processors with 64-bit mantissas).
     Sums are in float64, whatever the dtype of the scores. Rows of fewer than 4096 float64 scores, or 128 narrower ones, have one
-    rounding a term; longer ones are summed by the native kernel, within 2 ulp.
+    rounding a term; longer ones are summed by the native kernel, within 2 ulp. Where τ is not 1, x/τ is rounded to float64 before.
 
     >>> import numpy as np, softmaxima as sm
     >>> morning = sm.LogSumExpState().update(np.array([0.0, 1.0]))
@@ -171,7 +180,7 @@ def _rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Te
     scores = check_scores(name, as_floating(name, x, torch.float64))
     dim = check_dim(name, dim, scores.ndim)
     scores = scores if scores.ndim else scores.reshape(1)
-    tau = check_positive(name, "temperature", temperature)
+    tau = check_one_temperature(name, temperature)
     mask = check_where(name, where, scores)
     return scores.movedim(dim, -1), None if mask is None else mask.movedim(dim, -1), tau
 
@@ -315,7 +324,8 @@ def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: fl
 
     Returns:
         what `logsumexp` returns for the blocks put together along `dim`, of the kind of the first of them: −∞ for no blocks. The
-        order of the blocks, and where they are cut, make no difference beyond 1 ulp.
+        order of the blocks, and where they are cut, make no difference beyond 1 ulp. Where τ is not 1, x/τ is rounded to float64
+        first.
 
     Raises TypeError or ValueError for a block that is none of these, and ValueError for a tensor that requires grad: keep the
     scores in one tensor, for `logsumexp`, where a gradient is wanted. Cost: as `LogSumExpState.update` without effective size.
@@ -326,7 +336,7 @@ def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: fl
     >>> sm.streaming_logsumexp([0.0, 0.0])
     np.float64(0.6931471805599453)
     """
-    check_positive("streaming_logsumexp", "temperature", temperature)
+    check_one_temperature("streaming_logsumexp", temperature)
     state, first, dtype = LogSumExpState(squares=None), None, None
     for block in _gathered(blocks):
         state = state.update(block, dim, temperature=temperature)

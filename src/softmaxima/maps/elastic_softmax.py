@@ -30,7 +30,7 @@ def weigh(z: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The shift covers β too: adding a constant after a shift by max(x) alone would be another function.
     """
-    level = torch.as_tensor(beta, dtype=z.dtype, device=z.device)
+    level = torch.as_tensor(beta, dtype=torch.float64, device=z.device).clamp_max(torch.finfo(z.dtype).max).to(z.dtype)
     shift = torch.maximum(row_maximum(z), level.detach())
     weights, of_sink = (z - shift).exp(), (level - shift).exp()
     return weights, of_sink, total(weights, of_sink)
@@ -54,8 +54,7 @@ def beta_gradient(p: Tensor, z: Tensor, beta: float | Tensor) -> Tensor:
 def regulariser(p: Tensor, beta: float | Tensor) -> Tensor:
     """Ω(p) = Σ p log p + p₀ log p₀ − β p₀, with p₀ = 1 − Σp the probability of the sink."""
     missing = (1 - p.sum(-1)).clamp_min(0.0)  # rounding can leave −1e-17
-    level = torch.as_tensor(beta, dtype=p.dtype, device=p.device)
-    level = level.squeeze(-1) if level.ndim else level
+    level = beta.to(p).squeeze(-1) if isinstance(beta, Tensor) else p.new_full((), beta)
     missing = missing.masked_fill(level == -math.inf, 0.0)  # there is no sink
     return xlogx(p).sum(-1) + xlogx(missing) - torch.where(missing > 0, level * missing, 0.0)
 

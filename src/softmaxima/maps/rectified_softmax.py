@@ -53,7 +53,9 @@ RECTIFIED_SOFTMAX = register(
                 kind=str,
             ),
         ),
-        properties=Properties(mass="zero or one", shift_invariant=False, sparse=True, continuous=False),
+        properties=Properties(
+            mass="zero or one", shift_invariant=False, locally_shift_invariant=True, sparse=True, continuous=False
+        ),
         cost=Cost(reads=2),
         kernel=Kernel("rectified_softmax", "rectified_backward", theta=lambda empty: float(empty == "uniform")),
         source="softmaxima: softmax over the scores that are not negative",

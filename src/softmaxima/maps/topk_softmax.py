@@ -11,6 +11,7 @@ from softmaxima._arguments import Array
 from softmaxima._kernels import Kernel
 from softmaxima._map import Cost, Map, Parameter, Properties, register
 from softmaxima._rows import normalise_exp
+from softmaxima._tracing import sizes
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 
@@ -29,7 +30,7 @@ def first_of_ties(ties: Tensor, count: Tensor) -> Tensor:
 
 def topk_mask(z: Tensor, k: int) -> Tensor:
     """True at exactly k scores of each row (fewer if the row is shorter), and at NaN."""
-    if k >= z.shape[-1]:
+    if k >= sizes(z)[-1]:
         return torch.ones_like(z, dtype=torch.bool)
     lowest = z.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above = z > lowest

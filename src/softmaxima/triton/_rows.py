@@ -103,8 +103,10 @@ def inverse(mass):
 
 @triton.jit
 def narrowed(value, tau, TEMPERED: tl.constexpr, dtype: tl.constexpr):
-    """value/τ, and the largest number of the dtype where that is more."""
-    quotient = over(value, tau, TEMPERED)
+    """value/τ, and the largest number of the dtype where that is more. In double, for τ may be beyond float32."""
+    quotient = value
+    if TEMPERED:
+        quotient = value.to(tl.float64) / tau
     if dtype == tl.float64:
         bound: tl.constexpr = LARGEST_FLOAT64
     elif dtype == tl.float32:

@@ -22,7 +22,6 @@ import triton.language as tl
 from softmaxima.triton._rows import (
     INFINITY,
     LARGEST_BFLOAT16,
-    LARGEST_FLOAT64,
     RowFunctions,
     divide,
     exp,
@@ -31,6 +30,8 @@ from softmaxima.triton._rows import (
     row_sum,
 )
 from softmaxima.triton._threshold import Threshold, begin_rows, finish_rows, level_of, minus
+
+LARGEST_SLOPE = tl.constexpr(2.0**900)
 
 
 @triton.jit
@@ -190,8 +191,8 @@ def power_of_ratio(p, reference, theta, offset):
 
 @triton.jit
 def finite(g):
-    """Of a second derivative g may have been beyond its dtype. NaN stays."""
-    largest: tl.constexpr = LARGEST_FLOAT64 if g.dtype == tl.float64 else LARGEST_BFLOAT16
+    """Of a second derivative g may have been beyond its dtype; differences of double have room. NaN stays."""
+    largest: tl.constexpr = LARGEST_SLOPE if g.dtype == tl.float64 else LARGEST_BFLOAT16
     return tl.where(g > largest, largest, tl.where(g < -largest, -largest, g))
 
 
