@@ -204,7 +204,7 @@ def test_softmax_and_its_relatives_keep_their_last_digits(kind: torch.dtype, tem
 
 @pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-@pytest.mark.parametrize("order", [2, 4, 10])
+@pytest.mark.parametrize("order", [2, 10])
 def test_taylor_softmax_keeps_its_last_digits(kind: torch.dtype, temperature: float, order: int):
     near_root = torch.linspace(-2.5, 0.5, 3001, dtype=torch.float64).to(kind)[None]  # f' is 0 at −1 for order 2
     huge = torch.tensor([[0.3, -1.0, 0.5], [-1.0, 0.7, -INF], [1e-3, 0.0, 1.0]], dtype=torch.float64) * torch.finfo(kind).max / 2

@@ -48,6 +48,9 @@ def test_order_is_kept_where_claimed(case: Case, x: torch.Tensor):
 def test_shift_does_not_matter_where_claimed(case: Case, x: torch.Tensor, shift: float):
     if case.claims.shift_invariant and case.claims.continuous:
         torch.testing.assert_close(case(x + shift), case(x), atol=1e-11, rtol=1e-12)
+    if case.claims.locally_shift_invariant:
+        away_from_0 = torch.where(x < 0, x - 20, x + 20)
+        torch.testing.assert_close(case(away_from_0 + shift), case(away_from_0), atol=1e-11, rtol=1e-12)
 
 
 def test_shift_matters_where_invariance_is_not_claimed(case: Case):

@@ -6,6 +6,8 @@ import io
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -150,17 +152,9 @@ def in_thread(way: Any, *_: Tensor) -> Callable[..., Any]:
     return call
 
 
-def under_autocast(way: Any, *_: Tensor) -> Callable[..., Any]:
-    def call(*arguments: Tensor) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return way(*arguments)
-
-    return call
-
-
 def batched(way: Any, *_: Tensor) -> Callable[..., Any]:
-    one = torch.func.vmap(way)
-    return lambda *arguments: tuple(y[0] for y in one(*(argument.unsqueeze(0) for argument in arguments)))
+    each = torch.func.vmap(way)
+    return lambda *arguments: tuple(y[1] for y in each(*(torch.stack((a.flip(0), a)) for a in arguments)))
 
 
 def as_graph(mode: str, way: Any, *example: Tensor) -> Callable[..., Any]:
@@ -180,9 +174,18 @@ WAYS: dict[str, Callable[..., Callable[..., Any]]] = {
     "checkpointed by reentry": lambda way, *_: partial(checkpoint, way, use_reentrant=True),
     "batched": batched,
     "in a thread": in_thread,
-    "under autocast": under_autocast,
 }
-SLOW = {"compiled for every size": FEWER, "as a symbolic graph": FEW, "exported, saved and loaded": FEW}
+# What each way is tried with in every run, and in an exhaustive one.
+SLOW = {
+    "compiled": (FEWER, FUNCTIONS),
+    "compiled for every size": (FEWER, FEW),
+    "as a graph": (FEW, FUNCTIONS),
+    "as a symbolic graph": (FEWER, FEW),
+    "exported, saved and loaded": (FEWER, FEW),
+}
+TRIES = [pytest.param(way, SLOW.get(way, [FUNCTIONS])[0], id=way) for way in WAYS] + [
+    pytest.param(way, functions, id=f"{way}, all", marks=pytest.mark.exhaustive) for way, (_, functions) in SLOW.items()
+]
 
 
 def assert_equal_to_eager(way: Callable[..., Any], functions: dict[str, Function] = FUNCTIONS) -> None:
@@ -196,12 +199,10 @@ def assert_equal_to_eager(way: Callable[..., Any], functions: dict[str, Function
         torch.testing.assert_close(g, h, msg=lambda text, name=name: f"the gradient of {name}: {text}")
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_gives_what_an_eager_call_does(way: str):
+@pytest.mark.parametrize(("way", "functions"), TRIES)
+def test_every_way_gives_what_an_eager_call_does(way: str, functions: dict[str, Function]):
     torch._dynamo.reset()
-    functions = SLOW.get(way, FUNCTIONS)
     assert_equal_to_eager(WAYS[way](Every(functions), SCORES[: len(functions)], LABELS), functions)
 
 
@@ -222,6 +223,47 @@ def test_torch_alone_gives_what_the_kernels_do(monkeypatch: pytest.MonkeyPatch):
         torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name}: {text}")
     for name, g, h in zip(FUNCTIONS, torch.autograd.grad(without, scores, upstream)[0], expected, strict=True):
         torch.testing.assert_close(g, h, msg=lambda text, name=name: f"the gradient of {name}: {text}")
+
+
+def test_under_autocast_half_precision_gives_what_float32_does():
+    for name, function in FUNCTIONS.items():
+        if re.search("scores'|softmax_loss|cosface|arcface|complex|matrix", name):
+            continue  # which compute something of the scores beforehand
+        half = SCORES[0].bfloat16().requires_grad_()
+        single = half.detach().float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = function(half, LABELS)
+        expected = function(single, LABELS)
+        assert actual.dtype == expected.dtype, name
+        torch.testing.assert_close(actual, expected, msg=lambda text, name=name: f"{name}: {text}")
+        gradients = (torch.autograd.grad(y.sum(), x)[0] for y, x in ((actual, half), (expected, single)))
+        torch.testing.assert_close(*gradients, check_dtype=False, rtol=1e-2, atol=1e-2)
+
+
+LOADING = """
+import sys, torch, softmaxima.losses, softmaxima.lse
+scores, labels = torch.load(sys.argv[2])
+torch.save(torch.export.load(sys.argv[1]).module()(scores, labels), sys.argv[2])
+"""
+
+
+def test_another_process_loads_what_was_saved(tmp_path):
+    graph, values = tmp_path / "graph.pt2", tmp_path / "values.pt"
+    way, scores = Every(FEWER), SCORES[: len(FEWER)]
+    torch.export.save(torch.export.export(way, (scores, LABELS)), graph)
+    torch.save((scores, LABELS), values)
+    subprocess.run([sys.executable, "-c", LOADING, graph, values], check=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    for name, a, e in zip(FEWER, torch.load(values), way(scores, LABELS), strict=True):
+        torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("function", [sm.sparsemax, sm.logsumexp, lambda x: sm.cross_entropy(x, LABELS), sm.log_mean_exp])
+def test_a_graph_refuses_forward_mode_rather_than_drop_tangents(function: Callable[[Tensor], Tensor]):
+    graph = make_fx(lambda x: function(x))(SCORES[0])
+    with pytest.raises(NotImplementedError, match="an operation in a recorded graph has no forward mode"):
+        torch.func.jvp(graph, (SCORES[0],), (OTHER_SCORES[0],))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward mode"):
+        graph(torch.autograd.forward_ad.make_dual(SCORES[0], OTHER_SCORES[0]))
 
 
 def test_forward_mode_gives_the_product_with_the_gradient():
@@ -295,6 +337,7 @@ IN_ONNX = {name: function for name, function in FUNCTIONS.items() if name not in
 
 
 ONE_OF_EACH = re.compile("masked$|every option$|^[^( ]*$|^weighted|both$")  # map, loss and sum
+MOST_IN_ONNX = {name: f for name, f in IN_ONNX.items() if ONE_OF_EACH.search(name)}  # by export each takes a second
 
 
 def to_onnx(functions: dict[str, Function], scores: Tensor, *, dynamo: bool) -> bytes:
@@ -309,11 +352,17 @@ def to_onnx(functions: dict[str, Function], scores: Tensor, *, dynamo: bool) -> 
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporters warn of themselves
-@pytest.mark.parametrize("dynamo", [False, True], ids=["by trace", "by export"])
-def test_exported_to_onnx_all_gives_what_an_eager_call_does(dynamo: bool):
+@pytest.mark.parametrize(
+    ("dynamo", "functions"),
+    [
+        pytest.param(False, FEWER, id="by trace"),
+        pytest.param(True, {name: FEWER[name] for name in ("logsumexp along both", "cross_entropy of pixels")}, id="by export"),
+        pytest.param(False, IN_ONNX, id="by trace, all", marks=pytest.mark.exhaustive),
+        pytest.param(True, MOST_IN_ONNX, id="by export, all", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_exported_to_onnx_it_gives_what_an_eager_call_does(dynamo: bool, functions: dict[str, Function]):
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    # The exporter without a trace takes seconds a function.
-    functions = IN_ONNX if not dynamo else {name: f for name, f in IN_ONNX.items() if ONE_OF_EACH.search(name)}
     scores = OTHER_SCORES[: len(functions)].float()
     model = to_onnx(functions, scores, dynamo=dynamo)
     assert {node.domain for node in onnx.load_from_string(model).graph.node} <= {""}  # standard operators

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal
+from softmaxima._arguments import SMALLEST_TEMPERATURE
 from softmaxima.lse.bounds import BOUNDS
 
 INF = math.inf
@@ -86,7 +87,7 @@ def magnitudes(draw: st.DrawFn, largest: int = 308) -> float:
 def hard_rows(draw: st.DrawFn) -> tuple[Tensor, float]:
     """(x [rows, n] of any dtype, τ): all magnitudes of both, ties, −∞, neighbouring numbers, and gaps of a few τ far from zero."""
     dtype = draw(st.sampled_from([torch.float64, torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16]))
-    tau = draw(st.one_of(st.just(1.0), magnitudes()))
+    tau = draw(st.one_of(st.just(1.0), magnitudes().map(lambda tau: max(tau, SMALLEST_TEMPERATURE))))
     offset = draw(st.one_of(st.just(0.0), magnitudes())) * draw(st.sampled_from([-1.0, 1.0]))
     step = draw(st.one_of(st.just(tau), magnitudes()))
     score = st.one_of(

@@ -270,7 +270,7 @@ def test_quantiles_of_student_are_those_of_scipy(confidence: float, freedom: int
         (lambda V: V, {"size": 2, "confidence": 1.0}, ValueError, r"confidence must be a number between 0 and 1, got 1.0"),
         (lambda V: V, {"size": 2, "deflation": -1}, ValueError, r"deflation must be an int of at least 0, got -1"),
         (lambda V: V, {"size": 2, "max_probes": 5}, ValueError, r"max_probes must be an int of at least 17, got 5"),
-        (lambda V: V, {"size": 2, "temperature": -1.0}, ValueError, r"temperature must be a positive finite number"),
+        (lambda V: V, {"size": 2, "temperature": -1.0}, ValueError, r"temperature must be positive and finite"),
         (lambda V: V, {"size": 2, "temperature": torch.ones(2)}, ValueError, r"must be one positive finite number"),
         (scipy.sparse.eye_array(3, 4), {}, ValueError, r"must be square, \[d, d\], got shape \(3, 4\)"),
         (scipy.sparse.eye_array(3), {"size": 3}, TypeError, r"size is for callables; dia_array knows its own"),

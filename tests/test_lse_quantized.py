@@ -80,7 +80,7 @@ def test_keeps_its_digits_near_zero(backend: str):
     assert sm.quantized_logsumexp(np.repeat(q, [1, 5000]), 0.5) == pytest.approx(5000 * 4.248354255291589e-18, rel=1e-12)
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+@pytest.mark.parametrize("dim", [0, -2, 2])
 def test_every_layout_mask_and_parameter_is_as_dequantised(backend: str, dim: int):
     q, shape = codes(5, 70, 67), [5, 70, 67]
     shape[dim] = 1

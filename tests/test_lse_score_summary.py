@@ -79,7 +79,7 @@ def test_nothing_infinities_and_nan():
 
 
 def test_wrong_use_is_told():
-    with pytest.raises(ValueError, match="temperature must be a positive finite number"):
+    with pytest.raises(ValueError, match="temperature must be positive and finite"):
         sm.ScoreSummary(temperature=-1.0)
     with pytest.raises(TypeError, match="complex"):
         sm.ScoreSummary().update(np.array([1j]))

@@ -239,7 +239,7 @@ def test_wrong_use_is_refused_before_any_work():
         sm.LogSumExpState().update([1.0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="scores must be float64"):
         sm.LogSumExpState().update(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="temperature must be a positive finite number, got 0"):
+    with pytest.raises(ValueError, match=r"temperature must be positive and finite.* got 0"):
         sm.LogSumExpState().update(np.zeros(3), temperature=0)
     with pytest.raises(IndexError, match="dim must be in"):
         sm.LogSumExpState().update(np.zeros(3), 1)

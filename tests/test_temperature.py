@@ -156,6 +156,33 @@ def test_gradients_agree_with_exact_differences(name: str, dtype: torch.dtype):
             torch.testing.assert_close(gradient.double() * tau, expected, atol=20 * TOLERANCE[dtype], rtol=20 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("tau", [1e-60, 3e-39, 1e-6, 1e41, 1e50][:: 2 if INTERPRETED else 1])
+def test_derivatives_at_any_temperature_are_those_of_the_scores_over_it(case: Case, dtype: torch.dtype, tau: float):
+    """Of equal scores 0, whose z is 0 at every temperature; what is beyond the dtype is its largest number."""
+    g = torch.tensor([[1.0, -0.5, 0.5]], dtype=dtype)
+    exact = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(case(exact), exact, g.double())
+    largest = torch.finfo(dtype).max
+    expected = (slope / tau).clamp(-largest, largest)
+    for temperature in (tau, torch.tensor(tau, dtype=torch.float64), torch.tensor(tau, dtype=torch.float64, requires_grad=True)):
+        x = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
+        learns = isinstance(temperature, torch.Tensor) and temperature.requires_grad
+        found, *of_tau = torch.autograd.grad(case(x, temperature=temperature), (x, temperature) if learns else x, g)
+        smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), expected, rtol=8 * torch.finfo(dtype).eps, atol=smallest)
+        assert of_tau == [] or float(of_tau[0]) == 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e8])
+def test_gradient_by_the_temperature_of_rectified_scores_knows_no_offset(offset: float):
+    g, tau = torch.tensor([1.0, 0.0, -2.0]), torch.tensor(10.4, requires_grad=True)
+    x = torch.tensor([16.0, 8.0, 24.0]) + offset
+    of_rectified, of_softmax = (
+        torch.autograd.grad(function(x, temperature=tau), tau, g)[0] for function in (sm.rectified_softmax, sm.softmax)
+    )
+    torch.testing.assert_close(of_rectified, of_softmax)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_of_masks_are_zero_for_any_sink(dtype: torch.dtype, shape: tuple[int, int]):
     nothing = torch.full(shape, -INF, dtype=dtype)
@@ -250,9 +277,9 @@ def test_one_score_has_all_the_mass(case: Case, dtype: torch.dtype):
             case.probabilities(masked, temperature=tau)[:, 1:2],
         ):
             assert bool((p == 1).all())
-        lone = x.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(sm.logsumexp(lone, temperature=1.0).sum(), lone)
-        torch.testing.assert_close(gradient, torch.ones_like(gradient), atol=torch.finfo(dtype).eps, rtol=0)
+    lone = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(sm.logsumexp(lone).sum(), lone)
+    torch.testing.assert_close(gradient, torch.ones_like(gradient), atol=torch.finfo(dtype).eps, rtol=0)
     long = torch.full((2, 3000), -INF, dtype=dtype)
     long[:, 1234] = x[:2, 0]
     assert bool((case.probabilities(long)[:, 1234] == 1).all())

@@ -319,3 +319,11 @@ def test_a_score_of_weight_0_changes_no_gradient(size: float):
         (expected,) = torch.autograd.grad(sm.logsumexp(others, weights=weights[1:]), others)
         assert float(gradient[0]) == 0
         torch.testing.assert_close(gradient[1:], expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("turns", [1.0, 1e8, 1e15])
+def test_complex_scores_keep_their_phase_at_large_angles(turns: float):
+    x = torch.complex(normal(20, 5), turns * normal(20, 5, seed=1))
+    with mpmath.workdps(60):
+        exact = [complex(mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpc(score)) for score in row))) for row in x.tolist()]
+    torch.testing.assert_close(sm.logsumexp(x), torch.tensor(exact, dtype=torch.complex128), rtol=1e-14, atol=1e-14)
