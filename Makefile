@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 # The build's tools stay, so that another extra does not compile everything again.
-BUILD_TOOLS := scikit-build-core ninja
+BUILD_TOOLS := scikit-build-core ninja cmake
 
 .PHONY: help compare bench test gpu-test sanitize lint format readme logsumexp clean
 
