@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -170,24 +171,49 @@ def test_gradients_of_scores_and_of_every_temperature():
     torch.testing.assert_close(total, torch.ones(3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: sm.adaptive_logsumexp(x, around=0.5),
-        lambda x: sm.adaptive_logsumexp(x, between=(0.5, 1.0)),
-        lambda x: sm.multimodal_logsumexp([x, 2 * x], [0.5, 1.0]),
-        lambda x: sm.trimmed_logsumexp(x, 0.2),
-        lambda x: sm.winsorized_logsumexp(x, 0.2),
-        lambda x: sm.median_of_means_logsumexp(x, 3),
-    ],
-    ids=["around", "between", "multimodal", "trimmed", "winsorized", "median of means"],
-)
+FUNCTIONS = {
+    "around": lambda x, tau: sm.adaptive_logsumexp(x, around=0.5, temperature=tau),
+    "between": lambda x, tau: sm.adaptive_logsumexp(x, between=(0.5, 1.0), temperature=tau),
+    "multimodal": lambda x, tau: sm.multimodal_logsumexp([x, 2 * x], [tau, 2 * tau]),
+    "trimmed": lambda x, tau: sm.trimmed_logsumexp(x, 0.2, temperature=tau),
+    "winsorized": lambda x, tau: sm.winsorized_logsumexp(x, 0.2, temperature=tau),
+    "median of means": lambda x, tau: sm.median_of_means_logsumexp(x, 4, temperature=tau),
+}
+EVERY = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+
+
+@EVERY
+@pytest.mark.parametrize("tau", [1.0, 0.37, 0.01])
+@pytest.mark.parametrize("offset", [2.0**10, -(2.0**30), 2.0**34])
+def test_a_shift_changes_no_gradient(function: Callable, tau: float, offset: float):
+    x = (normal(5, 12) * 2**10).round() / 2**12  # a shift of which rounds nothing
+    if tau == 1.0:
+        x = torch.cat([x, torch.full((5, 12), -INF)], -1)  # and few scores of many
+    slopes = [
+        torch.autograd.grad(function(z, tau).sum(), z)[0] for z in (x.clone().requires_grad_(), (x + offset).requires_grad_())
+    ]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("taus", [(1.0, 0.37), (0.01, 0.7), (1e-3, 3e5)])
+@pytest.mark.parametrize("offset", [1e3, -1e7, 1e12])
+def test_modalities_share_the_gradient_by_their_exact_quotients(taus: tuple[float, float], offset: float):
+    parts = [(offset * tau / taus[0] + tau * normal(5, seed=i)).requires_grad_() for i, tau in enumerate(taus)]
+    slopes = torch.autograd.grad(sm.multimodal_logsumexp(parts, taus), parts)
+    z = [Fraction(score) / Fraction(tau) for x, tau in zip(parts, taus, strict=True) for score in x.tolist()]
+    shares = torch.softmax(torch.tensor([float(score - max(z)) for score in z], dtype=torch.float64), 0).split(5)
+    for slope, share, tau in zip(slopes, shares, taus, strict=True):
+        torch.testing.assert_close(slope * tau, share, rtol=1e-12, atol=1e-15)
+
+
+@EVERY
 def test_compiles_without_a_graph_break(function: Callable):
     torch._dynamo.reset()
     x = normal(4, 9).requires_grad_()
-    value = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(value, function(x))
-    torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(function(x).sum(), x))
+    value = torch.compile(function, fullgraph=True, backend="aot_eager")(x, 0.5)
+    eager = function(x, 0.5)
+    torch.testing.assert_close(value, eager)
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(eager.sum(), x))
 
 
 X = torch.zeros(2, 3)

@@ -156,6 +156,17 @@ def test_gradients_of_rows_with_infinities_and_of_nothing():
     assert by_b.tolist() == [[0.25, 0.25, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
 
 
+@given(size=st.integers(-1070, 1018), sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5), seed=st.integers(0, 1000))
+def test_a_common_factor_of_the_weights_changes_no_gradient(size: int, sizes: list[int], seed: int):
+    z = 3 * normal(len(sizes), seed=seed)
+    plain = torch.tensor([2.0**k for k in sizes], dtype=torch.float64)
+    x = z.clone().requires_grad_()
+    value = sm.logsumexp(x, weights=torch.tensor([math.ldexp(1.0, k + size) for k in sizes], dtype=torch.float64))
+    (slope,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(slope, torch.softmax(z + plain.log(), 0), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(value.detach(), sm.logsumexp(z, weights=plain) + size * math.log(2), rtol=1e-14, atol=1e-13)
+
+
 def test_weighted_sums_under_transforms_and_compilation():
     x, b = normal(3, 4), normal(4, seed=1)
     function = lambda x: sm.logsumexp(x, weights=b, return_sign=True)[0]

@@ -25,8 +25,13 @@ def anchored(x: Tensor, tau: float | Tensor, where: Tensor | None, used: Tensor 
     """(A/τ [..., 1], (x − A)/τ [..., n], −∞ where masked) in float64, A the largest score used, or 0 where that is infinite."""
     scores = x.double() if where is None else x.double().masked_fill(~where, -math.inf)
     anchor = row_maximum(scores if used is None else scores.masked_fill(~used, -math.inf))
+    return anchored_at(anchor, scores, tau)
+
+
+def anchored_at(anchor: Tensor, x: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
+    """(A/τ, (x − A)/τ), with 0 for an anchor that is infinite."""
     anchor = anchor.masked_fill(~anchor.isfinite(), 0.0)
-    return _quotient(anchor, tau), _quotient(scores - anchor, tau)
+    return _quotient(anchor, tau), _quotient(x - anchor, tau)
 
 
 def over(v: Tensor, tau: float | Tensor) -> Tensor:

@@ -33,7 +33,8 @@ def cross_entropy(
 
     Returns:
         A scalar, or one value a row, of x's dtype and array kind. A score of −∞ never gives NaN: the loss is +∞ if the target
-        has that class, and does not know of it otherwise. The mean over no rows is NaN, as in torch.
+        has that class, with the gradient of the finite terms, and does not know of it otherwise. The mean over no rows is NaN, as
+        in torch.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.

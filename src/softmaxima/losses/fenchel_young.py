@@ -138,7 +138,8 @@ def fenchel_young_loss(
         **params: the map's parameters (`alpha=1.3`, or `map_alpha=1.3`); tensors may require grad.
         The others: as for `cross_entropy`. Rows of target probabilities must sum to 1.
 
-    Returns and raises as `cross_entropy`. Cost: the map, and one more read.
+    Returns and raises as `cross_entropy`; where a target's class has the score −∞, the loss is +∞ and its gradient p − y at the
+    other scores. Cost: the map, and one more read.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([[2.0, 0.0, -1.0]])

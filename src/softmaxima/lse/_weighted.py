@@ -22,7 +22,7 @@ from softmaxima._map import is_native
 from softmaxima._temperature import anchored
 from softmaxima._tracing import may_differentiate
 
-LARGEST_GAP = 1418.0  # e^(gap/2) is finite
+LARGEST_GAP = 1418.0  # e^(gap/2) is finite, times a scale above 1 that is taken off it
 UNDECIDED = 2.0  # the sign that the native kernel gives rows with +∞, NaN, or weights of unusual size
 ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights stay inside float64
 
@@ -48,16 +48,17 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         nothing, infinite = largest == -math.inf, size == math.inf
         overflows = infinite.any(-1, keepdim=True)
         origin = z.gather(-1, first).masked_fill(nothing | overflows, 0.0)
-        relative = torch.where(used, z - origin, (z - origin).clamp_max(LARGEST_GAP)).masked_fill(~used & ~z.isfinite(), -math.inf)
-        relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
         size_of_weight = weights.gather(-1, first).abs()
         power = torch.where((size_of_weight > 0) & (size_of_weight < math.inf), size_of_weight, 1.0).log2()
         power = torch.where((power.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (power / 2).floor(), 0.0)
         scale = 2.0 ** (-power / 2)
-    # In this order no product overflows: where exp is large, its weight is small.
-    half = (with_gradient_of(z, relative) / 2).exp()
-    half = torch.where(used, half, half.detach())  # of a score without weight, however large, by the weight alone
-    terms = weights * half * scale * half * scale
+        most = LARGEST_GAP + power.clamp_max(0.0) * math.log(2)
+        relative = torch.where(used, z - origin, torch.minimum(z - origin, most)).masked_fill(~used & ~z.isfinite(), -math.inf)
+        relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
+    # No product overflows, nor does its derivative: where a root is large, its weight is small.
+    root = (with_gradient_of(z, relative) / 2).exp() * scale
+    root = torch.where(used, root, root.detach())  # of a score without weight, however large, by the weight alone
+    terms = weights * root * root
     total = terms.sum(-1, keepdim=True)
     with torch.no_grad():
         at_origin = used & (relative == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 from softmaxima._arguments import Array
+from softmaxima._rows import row_maximum
+from softmaxima._temperature import anchored
+from softmaxima.lse._double_double import two_product
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 
@@ -58,9 +62,24 @@ def multimodal_logsumexp(
         torch.broadcast_shapes(*shapes)
     except RuntimeError:
         raise ValueError(f"{name}: the modalities' axes other than dim must broadcast, got shapes {shapes} without it") from None
-    values = torch.broadcast_tensors(*(logsumexp(x, temperature=tau) for x, tau, _ in rows))
-    value = logsumexp(torch.stack(values, -1))
-    return _promoted(scores, value)
+    tops, sums = [], []
+    for x, tau, _ in rows:
+        top, z = anchored(x, tau, None)
+        tops.append(top.squeeze(-1))
+        sums.append(logsumexp(z) + _lost(x, tau, top))
+    of_modalities, relative = (torch.stack(torch.broadcast_tensors(*values), -1) for values in (tops, sums))
+    top = row_maximum(of_modalities.masked_fill(relative == -math.inf, -math.inf))
+    return _promoted(scores, top.squeeze(-1) + logsumexp((of_modalities - top) + relative))
+
+
+def _lost(x: Tensor, tau: float | Tensor, quotient: Tensor) -> Tensor:
+    """What division rounded off A/τ, A the largest score [...]; 0 where A or A/τ is too large, or too small, to tell."""
+    with torch.no_grad():
+        divisor = torch.as_tensor(tau, dtype=x.dtype, device=x.device)
+        anchor = row_maximum(x)
+        product, error = two_product(quotient, divisor)
+        lost = ((anchor - product) - error) / divisor
+        return lost.masked_fill(~(lost.abs() <= quotient.abs() * 2.0**-52), 0.0).squeeze(-1)
 
 
 def _one_each(name: str, what: str, values: Any, count: int) -> list[Any]:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from softmaxima._arguments import Array, check_choice, check_count, check_number, like_input
+from softmaxima._rows import row_maximum
+from softmaxima._temperature import anchored_at
 from softmaxima.lse._gaps import ends, read_rows
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.bounds import exact_sum
@@ -177,14 +179,16 @@ def median_of_means_logsumexp(
     absent = rows == -math.inf
     rows = rows.gather(-1, absent.to(torch.uint8).sort(dim=-1, stable=True).indices)  # what is left out comes last, in no block
     count = (~absent).sum(-1, keepdim=True)
-    padded = torch.nn.functional.pad(rows, (0, -n % blocks), value=-math.inf).unflatten(-1, (-1, blocks))
-    sizes = (count + blocks - 1 - torch.arange(blocks, device=rows.device)) // blocks
-    of_blocks = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
-    log_means = logsumexp(padded, -2, temperature=of_blocks) - sizes.clamp_min(1).to(rows.dtype).log()
     occupied = count.clamp_max(blocks)
-    ranked = log_means.sort(-1, descending=True).values
     middle = torch.cat([(occupied - 1) // 2, occupied // 2], -1).clamp(0, blocks - 1)
-    value = logsumexp(ranked.gather(-1, middle)) + (count.squeeze(-1).to(rows.dtype) / 2).log()
+    of_block = torch.nn.functional.pad(rows, (0, -n % blocks), value=-math.inf).unflatten(-1, (-1, blocks)).mT
+    largest = row_maximum(of_block).squeeze(-1).masked_fill((of_block == -math.inf).all(-1), -math.inf)
+    anchor = largest.sort(-1, descending=True).values.gather(-1, middle[..., :1])  # which few bad blocks do not move
+    top, z = anchored_at(anchor.unsqueeze(-1), of_block, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau)
+    sizes = (count + blocks - 1 - torch.arange(blocks, device=rows.device)) // blocks
+    log_means = logsumexp(z) - sizes.clamp_min(1).to(rows.dtype).log()
+    ranked = log_means.sort(-1, descending=True).values
+    value = top.squeeze(-1).squeeze(-1) + logsumexp(ranked.gather(-1, middle)) + (count.squeeze(-1).to(rows.dtype) / 2).log()
     return finish(value.masked_fill(rows.isnan().any(-1), math.nan))
 
 
