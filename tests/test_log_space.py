@@ -149,10 +149,21 @@ def test_log_mean_exp_counts_what_is_allowed(dim, keepdim: bool):
 
 def test_log_mean_exp_keeps_its_digits():
     for n in (1, 2, 65_537):
-        assert sm.log_mean_exp(np.full(n, 0.1)) == 0.1
-        assert sm.log_mean_exp(np.full(n, -1e4, np.float32)) == -1e4
+        for value in (0.1, 1.5, -3.7, -1e4):
+            for dtype in (np.float64, np.float32):
+                assert sm.log_mean_exp(np.full(n, value, dtype)) == dtype(value)
     assert sm.log_mean_exp(np.array([2e-20, 0.0])) == pytest.approx(1e-20, rel=1e-15)
     assert float(sm.log_mean_exp(torch.zeros(100_000, dtype=torch.float16))) == 0.0
+
+
+@given(x=rows(), offset=st.sampled_from([0.0, -0.3, 1.0, 40.0]))
+def test_log_mean_exp_is_the_nearest_float32(x: torch.Tensor, offset: float):
+    x = (x.clamp(-50, 50) + offset).float()
+    for scores, value in zip(x.tolist(), sm.log_mean_exp(x), strict=True):
+        with mpmath.workdps(40):
+            exact = mpmath.log(mpmath.fsum(mpmath.exp(score) for score in scores) / len(scores))
+            largest = max(map(abs, scores))
+            assert abs(float(value) - exact) <= 0.6 * 2**-23 * abs(exact) + 2**-49 * largest + 2**-149
 
 
 def test_log_mean_exp_of_infinities_and_nothing(dtype: torch.dtype):

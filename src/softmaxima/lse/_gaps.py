@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -106,7 +106,7 @@ class GapsOfRows:
     @cached_property
     def highest(self) -> Tensor:
         """M [..., 1], not divided by τ."""
-        return most(self.wide)
+        return most(self.scores).double()
 
     @property
     def maximum(self) -> Tensor:
@@ -118,11 +118,16 @@ class GapsOfRows:
 
     @cached_property
     def _count(self) -> Tensor:
-        return (self.scores > -math.inf).sum(-1, keepdim=True).double()
+        return _how_many(self.scores > -math.inf)
 
     @property
     def count(self) -> Tensor:
         return self._count
+
+    @property
+    def is_highest(self) -> Tensor:
+        """Where scores equal M."""
+        return self.scores == self.highest.to(self.dtype)
 
     @cached_property
     def each(self) -> Tensor:
@@ -131,32 +136,46 @@ class GapsOfRows:
 
     @cached_property
     def _ties(self) -> Tensor:
-        return ((self.each == 0).sum(-1, keepdim=True).double() - 1).clamp_min(0)
+        return (_how_many(self.is_highest) - 1).clamp_min(0)
 
     def ties(self) -> Tensor:
         return self._ties
 
     def mean(self) -> tuple[Tensor, Tensor]:
-        everything = self.each.sum(-1, keepdim=True)
+        everything = self._by_blocks(lambda block: block.each.sum(-1, keepdim=True))
         if bool((everything == math.inf).any()):
-            everything = self.each.masked_fill(self.scores == -math.inf, 0.0).sum(-1, keepdim=True)
+            everything = self._by_blocks(lambda block: block.each.masked_fill(block.scores == -math.inf, 0.0).sum(-1, keepdim=True))
         mean = everything / self.count.clamp_min(1)
         return mean, 4 * UNIT * (self.n + 16) * mean
 
     def smallest(self, k: int) -> Tensor:
-        return self.each.topk(min(k, self.n), largest=False, sorted=True).values
+        return gaps_between(self.highest, self.scores.topk(min(k, self.n)).values.double(), self.tau)
 
     def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (self.each <= delta).sum(-1, keepdim=True).double(), delta, delta
+        # Scores are compared, and not their gaps, of which that of the score nearest to M − Δτ is then what all keep to.
+        edge = self.highest - delta * self.tau
+        scaled = self.highest * 2.0**-32 - delta * (self.tau * 2.0**-32)  # where Δτ is beyond float64
+        edge = torch.where(edge.isfinite(), edge, scaled * 2.0**32).to(self.dtype).clamp_min(torch.finfo(self.dtype).min)
+        gap = gaps_between(self.highest, edge.double(), self.tau)
+        return _how_many(self.scores >= edge), gap, gap
 
     def histogram(self, width: float, reach: float) -> Histogram:
         bins = math.ceil(reach / width)
         edges = width * torch.arange(bins + 1, dtype=torch.float64, device=self.scores.device)
-        index = (self.each / width).nan_to_num_(nan=math.inf, posinf=math.inf).clamp_max_(bins).long()
-        counts = self.each.new_zeros((*index.shape[:-1], bins + 1)).scatter_add_(-1, index, torch.ones_like(self.each))
+
+        def count(block: GapsOfRows) -> Tensor:
+            index = (block.each / width).nan_to_num_(nan=math.inf, posinf=math.inf).clamp_max_(bins).long()
+            return edges.new_zeros((*index.shape[:-1], bins + 1)).scatter_add_(-1, index, torch.ones_like(block.each))
+
+        counts = self._by_blocks(count)
         counts[..., :1] -= self.ties() + 1
         counts[..., -1:] -= self.n - self.count
         return Histogram(counts.clamp_min_(0), edges, with_nothing_beyond(edges[1:]))  # below 0 where no maximum is finite
+
+    def _by_blocks(self, measure: Callable[[GapsOfRows], Tensor]) -> Tensor:
+        """What `measure` makes of a few rows, [rows, m], of all of them, [..., m]."""
+        found = torch.cat([measure(block) for block in self.blocks()])
+        return found.reshape(*self.scores.shape[:-1], found.shape[-1])
 
     def blocks(self) -> Iterator[GapsOfRows]:
         """The same for a few rows at a time, [rows, n], so that what is computed of them stays in cache."""
@@ -206,14 +225,23 @@ def gaps_between(top: Any, x: Any, tau: Any) -> Any:
     A difference may overflow where its quotient does not, for τ > 1. All are therefore taken in units of a power of 2 that is about
     τ, which takes less than 10⁻³²³ from a gap.
     """
+    if not isinstance(tau, Tensor) and tau <= 1.0:
+        gaps = top - x
+        return gaps if tau == 1.0 else gaps / tau
     if isinstance(tau, Tensor):
         power = torch.ldexp(torch.ones_like(tau), (1 - torch.frexp(tau).exponent).clamp(-1022, 0))
     else:
-        power = 2.0 ** min(max(1 - math.frexp(tau)[1], -1022), 0)
+        power = 2.0 ** max(1 - math.frexp(tau)[1], -1022)
     gaps = x * -power
     gaps += top * power
     gaps /= tau * power
     return gaps
+
+
+def _how_many(chosen: Tensor) -> Tensor:
+    """How many of each row are True [..., 1], in double."""
+    few = chosen.shape[-1] < 2**31  # sums of bools as int64 take 16 times as long
+    return chosen.sum(-1, keepdim=True, dtype=torch.int32 if few else torch.int64).double()
 
 
 def most(values: Tensor) -> Tensor:

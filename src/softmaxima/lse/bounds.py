@@ -15,7 +15,7 @@ They hold for what is returned, not only on paper (`_gaps.py`). No gradient pass
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,9 +128,8 @@ def renyi_bounds(
     if not bool(((weights >= 0) & (weights < math.inf)).all()):
         raise ValueError(f"{name}: p must be finite and not negative; call abs() or softmax() on it first")
     weights = rows.blocks_of(weights.movedim(rows.dim, -1))
-    return interval_of(
-        rows, "renyi", [ends(block, *_renyi(block, p, order)) for block, p in zip(rows.blocks(), weights, strict=True)]
-    )
+    found = (ends(block, *_renyi(block, p, order)) for block, p in zip(rows.blocks(), weights, strict=True))
+    return interval_of(rows, "renyi", *in_order(found))
 
 
 def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
@@ -206,11 +205,8 @@ def lipschitz_bounds(
     rows, others = read_rows(name, x, dim, temperature, where), read_rows(name, y, dim, temperature, where)
     if rows.shape != others.shape:
         raise ValueError(f"{name}: y must have the scores' shape {tuple(rows.shape)}, got {tuple(others.shape)}")
-    return interval_of(
-        rows,
-        name.removesuffix("_bounds"),
-        [ends(x, *_lipschitz(x, y)) for x, y in zip(rows.blocks(), others.blocks(), strict=True)],
-    )
+    found = (ends(x, *_lipschitz(x, y)) for x, y in zip(rows.blocks(), others.blocks(), strict=True))
+    return interval_of(rows, name.removesuffix("_bounds"), *in_order(found))
 
 
 def bounds(
@@ -235,25 +231,28 @@ def bounds(
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
     rows = read_rows("bounds", x, dim, temperature, where)
-    found = [[ends(block, *BOUNDS[name](block)) for name in among] for block in rows.blocks()]
-    lower, upper = (
-        torch.cat([torch.stack([each[end] for each in block]) for block in found], -1) for end in (0, 1)
-    )  # [bounds, rows]
+    lower, upper = (torch.stack(end) for end in zip(*(ends(rows, *BOUNDS[name](rows)) for name in among), strict=True))
     names, shape = np.array(among), rows.scores.shape[:-1]
     named = lambda which: names[which.reshape(shape)] if shape else str(names[which.item()])
     first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
-    interval = interval_of(rows, "", [(lower.amax(0), upper.amin(0))])
+    interval = interval_of(rows, "", lower.amax(0), upper.amin(0))
     return replace(interval, lower_from=named(first_highest), upper_from=named(first_lowest))
 
 
-def interval_of(rows: GapsOfRows, name: str, found: Sequence[tuple[Tensor, Tensor]]) -> Interval:
-    """The interval of the ends of each block of rows."""
-    lower, upper = (torch.cat(end).reshape(rows.scores.shape[:-1]) for end in zip(*found, strict=True))
-    return Interval(like_input(lower, rows.given), like_input(upper, rows.given), name, name)
+def interval_of(rows: GapsOfRows, name: str, lower: Tensor, upper: Tensor) -> Interval:
+    """The interval of the ends of all rows, in order."""
+    shape = rows.scores.shape[:-1]
+    return Interval(like_input(lower.reshape(shape), rows.given), like_input(upper.reshape(shape), rows.given), name, name)
+
+
+def in_order(found: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The ends of blocks of rows as those of all rows."""
+    lower, upper = (torch.cat(end) for end in zip(*found, strict=True))
+    return lower, upper
 
 
 def _one(name: str, rows: GapsOfRows, **options: Any) -> Interval:
-    return interval_of(rows, name, [ends(block, *BOUNDS[name](block, **options)) for block in rows.blocks()])
+    return interval_of(rows, name, *ends(rows, *BOUNDS[name](rows, **options)))
 
 
 # The bounds: (lower − M, upper − M, error of each), [..., 1] ---------------------------------------------------------------------
@@ -275,7 +274,7 @@ def sums_between(lower: Tensor, upper: Tensor, count: Tensor, terms: int, reach:
 
 def exact_sum(rows: GapsOfRows) -> Parts:
     """All of the terms."""
-    rest = torch.where(rows.each == 0, 0.0, (-rows.each).exp()).sum(-1, keepdim=True) + rows.ties()
+    rest = torch.where(rows.is_highest, 0.0, (-rows.each).exp()).sum(-1, keepdim=True) + rows.ties()
     return sums_between(rest, rest, rows.count, rows.n, most(rows.each.masked_fill(rows.each == math.inf, 0.0)))
 
 

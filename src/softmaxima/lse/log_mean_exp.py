@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from softmaxima._tracing import may_differentiate, sizes
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
 
-NEAR = 1.0  # nats: below, the rounding of float32 exponentials is more than that of the result
+NEAR = 1.0  # nats: below, the rounding of exponentials in float32, or of the sum's logarithm, is more than that of the result
+BLOCK = 2**16  # scores that are widened at a time
 
 
 def log_mean_exp(
@@ -51,8 +53,8 @@ def log_mean_exp(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    The gradient, softmax(x/τ)/τ, is that of `logsumexp`. Cost: as for `logsumexp`; of float64 scores
-    several times as much, for results near 0.
+    The gradient, softmax(x/τ)/τ, is that of `logsumexp`. Cost: as for `logsumexp`; for results near 0 that of float64 scores, and
+    several times as much where the mean is no less than half of the largest term.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.log_mean_exp(np.array([1e4, 1e4, 1e4])), sm.log_mean_exp(np.array([1e-20, 0.0]))
@@ -67,18 +69,33 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     """[..., n] → [...] in x's dtype."""
     if sizes(x)[-1] == 0:
         return x.sum(-1) - math.inf
-    if x.dtype == torch.float64 or is_compiling() or not (is_native(x) and is_fusible(x, tau, where)):
+    if is_compiling() or not (is_native(x) and is_fusible(x, tau, where)):
         return _careful(x, tau, where)
-    maximum, above = kernels(x).logsumexp(x.detach(), tau, where, wide=True)[1]
-    log_sum = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau) + above
-    count = torch.tensor(x.shape[-1]).double() if where is None else where.expand(x.shape).sum(-1).double()
-    value = (log_sum - count.log()).masked_fill(count == 0, -math.inf)
-    near = value.abs() < NEAR
-    if bool(near.any()):
-        of = lambda v: v.expand(*x.shape[:-1], v.shape[-1])[near] if isinstance(v, Tensor) else v
-        with torch.no_grad():
-            value[near] = _careful(of(x.double()), of(tau), of(where))
+    with torch.no_grad():
+        value, flat = _from_states(x, tau, where)
+        if x.dtype != torch.float64:
+            flat &= value.abs() < NEAR
+            for near in (value.abs() < NEAR).nonzero().split(max(1, BLOCK // x.shape[-1])):
+                own = tuple(near.T)
+                value[own], flat[own] = _from_states(*_chosen(own, x, tau, where))
+        if bool(flat.any()):
+            value[flat] = _careful(*_chosen(flat, x, tau, where))
     return with_gradient_of(row_logsumexp(x, tau, where), value.to(x.dtype)) if may_differentiate((x,)) else value.to(x.dtype)
+
+
+def _from_states(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(M + (LSE − M − log n) in double, where the mean is more than half of the largest term, which may have cost it digits)."""
+    maximum, above = kernels(x).logsumexp(x.detach(), tau, where, wide=True)[1]
+    count = torch.tensor(x.shape[-1]).double() if where is None else where.expand(x.shape).sum(-1).double()
+    below = above - count.log()
+    value = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau) + below
+    return value.masked_fill(count == 0, -math.inf), below > -math.log(2)
+
+
+def _chosen(rows: Any, x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, float | Tensor, Tensor | None]:
+    """Some rows, in double."""
+    of = lambda v: v.expand(*x.shape[:-1], v.shape[-1])[rows] if isinstance(v, Tensor) else v
+    return of(x).double(), of(tau), of(where)  # type: ignore[return-value]
 
 
 def _careful(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:

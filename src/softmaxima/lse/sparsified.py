@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softmaxima._arguments import Array, check_number, like_input
 from softmaxima.lse._gaps import GapsOfRows, ends, read_rows
-from softmaxima.lse.bounds import Interval, interval_of, sums_between
+from softmaxima.lse.bounds import Interval, in_order, interval_of, sums_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def sparsified_logsumexp(
     eps = check_number(name, "eps", eps, lambda eps: 0 < eps < 1, "a number in (0, 1)")
     rows = read_rows(name, x, dim, temperature, where)
     found = [_sparsified(block, eps) for block in rows.blocks()]
-    interval = interval_of(rows, "sparsified", [ends for ends, *_ in found])
+    interval = interval_of(rows, "sparsified", *in_order(ends for ends, *_ in found))
     value, share = (like_input(torch.cat(parts).reshape(rows.scores.shape[:-1]), x) for parts in list(zip(*found, strict=True))[1:])
     return Sparsified(value, interval, share)
 
@@ -75,7 +75,7 @@ def _sparsified(rows: GapsOfRows, eps: float) -> tuple[tuple[Tensor, Tensor], Te
     kept = rows.each <= reach
     row, column = kept.nonzero(as_tuple=True)
     kept_gaps = rows.each[row, column]
-    terms = torch.where(kept_gaps == 0, 0.0, (-kept_gaps).exp())
+    terms = torch.where(rows.is_highest[row, column], 0.0, (-kept_gaps).exp())
     rest = torch.zeros_like(rows.count.squeeze(-1)).index_add(0, row, terms).unsqueeze(-1) + rows.ties()
     number = kept.sum(-1, keepdim=True).double()
     # A gap that rounding took for one within reach was kept; one that it took for one beyond may weigh that much more than eps.
