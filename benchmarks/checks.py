@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.subjects import IGNORED, Computed, Problem, Subject, Variant, call, checked, problem, variants
 from benchmarks.workers import describe
-from softmaxima._jacobian import jacobian_of
+from softmaxima.core.jacobian import jacobian_of
 from softmaxima.experiments.check import GRADIENT_SLACK, TOLERANCE
 from softmaxima.experiments.subjects import DIRECTIONS, Direction
 from softmaxima.maps import Map

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks.subjects import SUBJECTS, Problem, Subject
 from benchmarks.workers import describe
-from softmaxima import _kernels
 from softmaxima.experiments.peers import PARTIAL_SORT
 from softmaxima.experiments.peers import PEERS as CPU_PEERS
+from softmaxima.kernels import native
 
 EAGER, COMPILED, OUR_CPU = "torch eager", "torch.compile", "softmaxima CPU"
 LABELS = (EAGER, COMPILED, "entmax", f"entmax k={PARTIAL_SORT}", "Liger", "adasplash", OUR_CPU)
@@ -131,7 +131,7 @@ def peers_of(title: str, n: int, packages: Iterable[str], device: str, cpu: bool
             torch.compiler.reset()  # after some shapes a function would not be compiled again
             yield Peer(COMPILED, "torch", _of_problem(torch.compile(function, dynamic=False)))
     yield from (peer for peer in OTHERS.get(title, ()) if peer.package in packages and n > peer.above)
-    if cpu and device != "cpu" and _kernels.AVAILABLE:
+    if cpu and device != "cpu" and native.AVAILABLE:
         yield Peer(OUR_CPU, "softmaxima", subject, on_cpu=True)
 
 
@@ -159,7 +159,7 @@ def _install(wheel: Path, folder: str) -> Package | None:
 
 def packages(device: str) -> list[Package]:
     """Each package with its version, or why it is left out; our own CPU path too."""
-    ours = Package(OUR_CPU, problem="" if _kernels.AVAILABLE else "its native library is not there")
+    ours = Package(OUR_CPU, problem="" if native.AVAILABLE else "its native library is not there")
     return [*(_package(name, *MODULES[name], device) for name in MODULES), ours]
 
 

@@ -30,10 +30,10 @@ if INTERPRETED:
     from triton.language import standard
     from triton.runtime import interpreter
 
-    from softmaxima.triton import _rows
+    from softmaxima.kernels.triton import rows as row_kernels
 
     # Triton's interpreter replaces triton.language anew at each call of a function: three quarters of its time. Once is enough.
-    for jitted in (_rows.add, standard.sum):
+    for jitted in (row_kernels.add, standard.sum):
         interpreter._patch_lang(jitted.fn)
     interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
 
@@ -56,7 +56,7 @@ if INTERPRETED:
 
 elif os.environ.get("SOFTMAXIMA_BACKEND") == "triton":
     # On a GPU, where the tensors of the tests go and come back.
-    from softmaxima.triton import kernels
+    from softmaxima.kernels.triton import library
 
     def there_and_back(function: Callable[..., Any]) -> Callable[..., Any]:
         def moved(value: Any, device: str) -> Any:
@@ -65,7 +65,7 @@ elif os.environ.get("SOFTMAXIMA_BACKEND") == "triton":
         return lambda *arguments, **options: moved(function(*moved(arguments, "cuda"), **moved(options, "cuda")), "cpu")
 
     for kernel in ("forward", "backward", "logsumexp", "logsumexp_backward", "loss", "scale_rows"):
-        setattr(kernels, kernel, there_and_back(getattr(kernels, kernel)))
+        setattr(library, kernel, there_and_back(getattr(library, kernel)))
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60 if not INTERPRETED else 5, derandomize=True)
 hypothesis.settings.load_profile("default")

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal
-from softmaxima import _kernels
+from softmaxima.kernels import native
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
 Wide = np.longdouble
 
 pytestmark = [
-    pytest.mark.skipif(not _kernels.AVAILABLE, reason="there is no native library"),
+    pytest.mark.skipif(not native.AVAILABLE, reason="there is no native library"),
     pytest.mark.skipif(np.finfo(Wide).nmant < 63, reason="NumPy has no type with more digits than float64 here"),
 ]
 
@@ -94,7 +94,7 @@ def arguments_of_log(dtype: torch.dtype) -> Iterator[Tensor]:
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_exp_is_within_1_ulp(kind: torch.dtype):
     for x in arguments_of_exp(kind):
-        actual = _kernels.elementwise("exp", x.contiguous())
+        actual = native.elementwise("exp", x.contiguous())
         with np.errstate(over="ignore"):
             exact = np.exp(wide(x))
         # Above the largest number comes ∞; what rounds to it is below, by half a unit.
@@ -107,14 +107,14 @@ def test_exp_is_within_1_ulp(kind: torch.dtype):
 def test_log_is_within_1_ulp(kind: torch.dtype):
     for x in arguments_of_log(kind):
         x = x[(x > 0) & (x < INF)].contiguous()
-        assert_within(1.0, _kernels.elementwise("log", x), np.log(wide(x)))
+        assert_within(1.0, native.elementwise("log", x), np.log(wide(x)))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_exp_and_log_at_the_ends(kind: torch.dtype):
     info = torch.finfo(kind)
     for length in (1, 9):  # scalar code, and vectors
-        evaluate = lambda name, x, length=length: _kernels.elementwise(name, torch.full((length,), x, dtype=kind)).tolist()
+        evaluate = lambda name, x, length=length: native.elementwise(name, torch.full((length,), x, dtype=kind)).tolist()
         for x, expected in (
             (INF, INF),
             (-INF, 0.0),
@@ -135,7 +135,7 @@ def test_exp_and_log_at_the_ends(kind: torch.dtype):
 
 FAINT = 1e-30  # probabilities below are not promised any digits
 # Within 2 units of the exact value rounded; 3 where a processor has no fused multiply-add.
-FUSED = _kernels.AVAILABLE and _kernels.instruction_set() != "baseline"
+FUSED = native.AVAILABLE and native.instruction_set() != "baseline"
 LIMIT = {
     torch.float32: 2.5 if FUSED else 3.5,
     torch.bfloat16: 0.51,  # half a unit, and those of float32

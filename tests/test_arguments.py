@@ -18,7 +18,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
-from softmaxima._kernels import Kernel
+from softmaxima.kernels.native import Kernel
 from softmaxima.lse.lanczos import estimate_log_trace
 from softmaxima.maps import Parameter
 

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 import softmaxima
-from softmaxima import _writing
 from softmaxima.cli import main, show
+from softmaxima.core import writing
 from softmaxima.experiments import bench
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_table(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench, "SECONDS", 0.0)
-    monkeypatch.setattr(_writing.os, "fsync", full)
+    monkeypatch.setattr(writing.os, "fsync", full)
     code, out, err = run(*command.split())
     assert (code, err.count("\n")) == (1, 1)
     assert "(No space left on device); what was measured is in the table alone" in err

@@ -23,10 +23,10 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 import softmaxima as sm
 import softmaxima.compat.entmax as ours
 from conftest import DTYPES, TOLERANCE, normal, rows
-from softmaxima._map import Map
 from softmaxima.compat._budget import BUDGET
 from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
 from softmaxima.compat._normmax import NORMMAX
+from softmaxima.core.contract import Map
 
 INF, NAN = math.inf, math.nan
 BISECTION = 2e-9  # 1.3 bisects to rounding, which 1/(α − 1) multiplies; its entmax15 takes the difference of two mean squares

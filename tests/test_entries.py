@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import softmaxima as sm
 from conftest import LossCase, cases, normal
-from softmaxima import _devices, _kernels, _operations
+from softmaxima.kernels import devices, native, operations
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY
 
@@ -215,9 +215,9 @@ def test_torch_alone_gives_what_the_kernels_do(monkeypatch: pytest.MonkeyPatch):
     with_kernels = every(scores, LABELS)
     upstream = [normal(1, *y.shape, seed=3)[0] for y in with_kernels]
     expected = torch.autograd.grad(with_kernels, scores, upstream)[0]
-    for module in (_devices, _operations):
+    for module in (devices, operations):
         monkeypatch.setattr(module, "library", lambda device_type: None)
-    monkeypatch.setattr(_kernels, "AVAILABLE", False)
+    monkeypatch.setattr(native, "AVAILABLE", False)
     without = every(scores, LABELS)
     for name, a, e in zip(FUNCTIONS, without, with_kernels, strict=True):
         torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name}: {text}")

@@ -28,7 +28,7 @@ from benchmarks.rows import OURS, Place, Result, Row, RowTask, Verdict, check_ro
 from benchmarks.subjects import SUBJECTS, Subject, problem
 from benchmarks.timing import Times, Timing, measure
 from benchmarks.workers import LATE, Last, Lost, Workers
-from softmaxima._kernels import Kernel
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps import REGISTRY as MAPS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -545,7 +545,7 @@ def test_wheels_are_installed_for_the_time_of_the_run(tmp_path: Path) -> None:
 
 def test_package_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.MODULES, "entmax", ("no_such_module", "entmax"))
-    monkeypatch.setattr(peers._kernels, "AVAILABLE", False)
+    monkeypatch.setattr(peers.native, "AVAILABLE", False)
     found = {package.name: package for package in packages("cpu")}
     assert found["entmax"].problem == "ModuleNotFoundError: No module named 'no_such_module'"
     assert found[OUR_CPU].problem == "its native library is not there"

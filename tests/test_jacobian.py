@@ -15,9 +15,9 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import INTERPRETED, Case, chosen, normal
-from softmaxima._arguments import COMPUTE_DTYPE
-from softmaxima._jacobian import jacobian_of
-from softmaxima._map import has_kernel, kernels
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.jacobian import jacobian_of
+from softmaxima.core.routing import has_kernel, kernels
 from softmaxima.maps.entmax import ENTMAX
 
 pytestmark = pytest.mark.gpu

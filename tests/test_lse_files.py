@@ -24,7 +24,7 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima import _writing
+from softmaxima.core import writing
 from softmaxima.lse import files, formats
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
 from softmaxima.lse.formats import FileError, open_scores
@@ -770,7 +770,7 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
     def fail(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_writing.os, "fsync", fail)
+    monkeypatch.setattr(writing.os, "fsync", fail)
     with pytest.raises(KeyboardInterrupt):
         Checkpoint.load(place).save(place)
     assert place.read_bytes() == kept

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal
-from softmaxima._arguments import SMALLEST_TEMPERATURE
+from softmaxima.core.arguments import SMALLEST_TEMPERATURE
 from softmaxima.lse.bounds import BOUNDS
 
 INF = math.inf

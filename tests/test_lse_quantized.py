@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import TOLERANCE, normal
-from softmaxima import _kernels
+from softmaxima.kernels import native
 
 INF = math.inf
 CODES = (torch.int8, torch.uint8)
@@ -25,8 +25,8 @@ CODES = (torch.int8, torch.uint8)
 @pytest.fixture(params=["native", "torch"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(_kernels, "AVAILABLE", False)
-    elif not _kernels.AVAILABLE:
+        monkeypatch.setattr(native, "AVAILABLE", False)
+    elif not native.AVAILABLE:
         pytest.skip("there is no native library")
     return request.param
 

@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import normal
-from softmaxima import _kernels
+from softmaxima.kernels import native
 from softmaxima.lse import state as state_module
 from softmaxima.lse._scaled import exponential
 
@@ -180,7 +180,7 @@ def test_rows_of_every_length_agree_with_float64(n: int, offset: float, dtype: t
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_long_rows_merge_with_short_ones(backend: str, monkeypatch):
-    monkeypatch.setattr(_kernels, "AVAILABLE", _kernels.AVAILABLE and backend == "native")
+    monkeypatch.setattr(native, "AVAILABLE", native.AVAILABLE and backend == "native")
     x = normal(3, 9000)
     x[0, 17] = x[0, 8000] = 50.0  # the maximum of two parts
     x[1, 8000] = 50.0  # of the second only, so that the first falls

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from softmaxima import _kernels
+from softmaxima.kernels import native
 
 pytestmark = [
-    pytest.mark.skipif(not _kernels.AVAILABLE, reason="there is no native library"),
+    pytest.mark.skipif(not native.AVAILABLE, reason="there is no native library"),
     pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="the system does not list threads in /proc"),
 ]
 

@@ -8,7 +8,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
-from softmaxima import _kernels
+from softmaxima.kernels import native
 
 
 @pytest.mark.gpu
@@ -87,7 +87,7 @@ def test_compiled_loss_refuses_labels_out_of_range():
             compiled(normal(2, 5), torch.tensor([0, wrong]))
 
 
-@pytest.mark.skipif(not _kernels.AVAILABLE, reason="there is no native library")
+@pytest.mark.skipif(not native.AVAILABLE, reason="there is no native library")
 def test_compiled_functions_are_registered_operations():
     graphs = []
 

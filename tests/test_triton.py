@@ -13,15 +13,15 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import TOLERANCE, cases, normal
-from softmaxima._jacobian import jacobian_of
-from softmaxima._map import tempered
+from softmaxima.core.jacobian import jacobian_of
+from softmaxima.core.temperature import tempered
 from softmaxima.losses._classification import _InPlace
 from softmaxima.maps import REGISTRY
 
 if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":
     pytest.skip("set SOFTMAXIMA_BACKEND=triton and TRITON_INTERPRET=1", allow_module_level=True)
 
-from softmaxima.triton import _rows, _threshold, kernels
+from softmaxima.kernels.triton import library, rows, threshold
 
 pytestmark = pytest.mark.gpu
 
@@ -34,10 +34,10 @@ MAPS = [(case.map.name, case.params) for map in REGISTRY.values() if map.kernel 
 def rows_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "whole", on chip; or "shared" among programs of 16 columns."""
     if request.param == "shared":
-        monkeypatch.setattr(_rows, "ON_CHIP", 32)
-        monkeypatch.setattr(_rows, "PART", 16)
-        monkeypatch.setattr(_rows, "CACHED", 512)
-        monkeypatch.setattr(_threshold, "GATHERED", 8)
+        monkeypatch.setattr(rows, "ON_CHIP", 32)
+        monkeypatch.setattr(rows, "PART", 16)
+        monkeypatch.setattr(rows, "CACHED", 512)
+        monkeypatch.setattr(threshold, "GATHERED", 8)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def results_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
         made = empty(*arguments, **options)
         return made.fill_(math.nan) if made.is_floating_point() else made.fill_(-1)
 
-    monkeypatch.setattr(kernels.torch, "empty", spoilt)
+    monkeypatch.setattr(library.torch, "empty", spoilt)
 
 
 def scores(n: int, dtype: torch.dtype = torch.float32, height: int = 3) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str,
         p = map(x, temperature=tau, where=mask, **params)
         torch.testing.assert_close(p.double(), expected, atol=3e-6, rtol=1e-6, equal_nan=True)
         kernel, theta = map.kernel, map.kernel.theta(*params.values()) if params else 0.0  # type: ignore[union-attr]
-        gradient = kernels.backward(kernel.backward, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[union-attr]
+        gradient = library.backward(kernel.backward, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[union-attr]
         z = tempered(x.double(), tau, mask)
         vjp = jacobian_of(map.sensitivity(p.double(), z if map.uses_scores else None, **params)).pull(g.double()) / tau
         torch.testing.assert_close(gradient.double(), vjp, atol=2e-5, rtol=1e-5, equal_nan=True)
@@ -92,13 +92,13 @@ def test_logsumexp_and_its_gradient_at_every_boundary(n: int, offset: float):
     x, where = scores(n)
     x = x + offset
     for tau, mask in ((1.0, None), (0.7, where), (torch.tensor([[0.5], [1.0], [2.0]]), None)):
-        value, states = kernels.logsumexp(x, tau, mask, wide=True)
+        value, states = library.logsumexp(x, tau, mask, wide=True)
         z = tempered(x.double(), tau, mask)
         divisor = tau.squeeze(-1).double() if isinstance(tau, torch.Tensor) else tau
         torch.testing.assert_close(states[0] / divisor + states[1], z.logsumexp(-1), rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(value, z.logsumexp(-1).float())
         g = torch.tensor([1.0, -2.0, 0.5])
-        gradient = kernels.logsumexp_backward(x, states, g, tau, mask)
+        gradient = library.logsumexp_backward(x, states, g, tau, mask)
         expected = (z.softmax(-1) / tau * g.unsqueeze(-1)).nan_to_num(0.0)
         torch.testing.assert_close(gradient.double(), expected, atol=3e-6, rtol=1e-5)
 
@@ -110,11 +110,11 @@ def test_logsumexp_keeps_infinities_and_digits_near_zero():
     x[1, ::20] = math.inf
     x[2, 3] = math.nan
     x[3, :2] = torch.tensor([0.0, -17.0])
-    value, states = kernels.logsumexp(x, 1.0, None, wide=True)
+    value, states = library.logsumexp(x, 1.0, None, wide=True)
     assert value[:3].tolist()[:2] == [-math.inf, math.inf]
     assert value[2].isnan()
     assert float(states[:, 3].sum()) == pytest.approx(math.log1p(math.exp(-17.0)), rel=1e-6)
-    gradient = kernels.logsumexp_backward(x, states, torch.ones(4), 1.0, None)
+    gradient = library.logsumexp_backward(x, states, torch.ones(4), 1.0, None)
     assert gradient[0].tolist() == [0.0] * 40
     assert gradient[1].tolist() == [0.5 if i % 20 == 0 else 0.0 for i in range(40)]
 
@@ -152,7 +152,7 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
             value = loss(rows, target, reduction=reduction, **options, **more)
             (gradient,) = torch.autograd.grad(value.sum(), rows)
             with monkeypatch.context() as patch:
-                patch.setattr("softmaxima._map._devices.has_library", lambda device: False)
+                patch.setattr("softmaxima.core.routing.devices.has_library", lambda device: False)
                 wide = x.double().requires_grad_()
                 soft_or_label = target.double() if target.is_floating_point() else target
                 doubles = {key: v.double() if isinstance(v, Tensor) else v for key, v in more.items()}
@@ -195,7 +195,7 @@ def test_compilation_second_derivatives_and_batches(name: str):
 
 def test_a_label_of_no_class_makes_the_loss_nan():
     options: dict[str, Any] = {"theta": 0.0, "class_weight": None, "smoothing": 0.0, "fenchel": False, "gradient": True}
-    values, _ = kernels.loss("softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), scale=torch.tensor(0.5), **options)
+    values, _ = library.loss("softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), scale=torch.tensor(0.5), **options)
     assert values[0].isnan()
     assert values[1] == 0
 
@@ -215,7 +215,7 @@ def test_rows_are_scaled_in_place_and_a_second_time_anew():
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_the_steps_to_a_threshold_are_enough(name: str, monkeypatch: pytest.MonkeyPatch):
     """Rows that Newton's method takes longest for, with a fifth of the steps that a kernel may take."""
-    monkeypatch.setattr(_threshold, "STEPS", _threshold.tl.constexpr(21))
+    monkeypatch.setattr(threshold, "STEPS", threshold.tl.constexpr(21))
     dtype, k = getattr(torch, name), torch.arange(4096, dtype=torch.float64)
     edge = torch.where(k == 0, 0.0, -1 + 1e-6)
     rows = torch.stack([-(0.998**k), -k.sqrt() / 64, -k / 4096, -((k / 4096) ** 8), k * 0, -k.log1p() / 10, edge]).to(dtype)

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from softmaxima.triton import _rows, _threshold, kernels, logsumexp, loss
+from softmaxima.kernels.triton import library, logsumexp, loss, rows, threshold
 
 pytestmark = pytest.mark.compiles
 
@@ -49,68 +49,68 @@ EVERY = {"EACH_P": True, "EACH_G": True, "EACH_OUT": True, "DERIVATIVE": False}
 DERIVATIVE = {**EVERY, "DERIVATIVE": True}
 
 
-@pytest.mark.parametrize("name", kernels.FORWARD)
+@pytest.mark.parametrize("name", library.FORWARD)
 def test_whole_rows_of_every_map(name: str):
-    f = kernels.FORWARD[name]
+    f = library.FORWARD[name]
     options = {"BEGIN": f.begin, "FINISH": f.finish, "p": None, "g": None, "ROWS": 1, "WIDTH": 1024, **EVERY}
-    assert "ld.global" in compiled(_rows.whole_rows, 4, {**PLAIN, **options})
+    assert "ld.global" in compiled(rows.whole_rows, 4, {**PLAIN, **options})
 
 
-@pytest.mark.parametrize("name", kernels.FORWARD)
+@pytest.mark.parametrize("name", library.FORWARD)
 def test_masks_and_numbers_a_row(name: str):
-    f = kernels.FORWARD[name]
+    f = library.FORWARD[name]
     options = {"BEGIN": f.begin, "FINISH": f.finish, "p": None, "g": None, "ROWS": 1, "WIDTH": 1024, **EVERY}
-    assert "ld.global.b8" in compiled(_rows.whole_rows, 4, {**MASKED, **options}).replace("u8", "b8")
+    assert "ld.global.b8" in compiled(rows.whole_rows, 4, {**MASKED, **options}).replace("u8", "b8")
 
 
-@pytest.mark.parametrize("name", kernels.FORWARD)
+@pytest.mark.parametrize("name", library.FORWARD)
 @pytest.mark.parametrize(("kind", "compute"), [("fp64", tl.float64), ("bf16", tl.float32), ("fp16", tl.float32)])
 def test_scores_of_other_dtypes(name: str, kind: str, compute: Any):
-    f = kernels.FORWARD[name]
+    f = library.FORWARD[name]
     options = {"BEGIN": f.begin, "FINISH": f.finish, "p": None, "g": None, "ROWS": 1, "WIDTH": 1024, **EVERY}
-    compiled(_rows.whole_rows, 4, {**PLAIN, **options, "COMPUTE": compute}, x=f"*{kind}", out=f"*{kind}")
+    compiled(rows.whole_rows, 4, {**PLAIN, **options, "COMPUTE": compute}, x=f"*{kind}", out=f"*{kind}")
 
 
-@pytest.mark.parametrize("name", kernels.BACKWARD)
+@pytest.mark.parametrize("name", library.BACKWARD)
 def test_backward(name: str):
-    f = kernels.BACKWARD[name]
+    f = library.BACKWARD[name]
     own = {"WIDTH": 4096, **PLAIN}
-    compiled(_rows.whole_rows, 8, {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE})
-    compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
-    compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **DERIVATIVE})
+    compiled(rows.whole_rows, 8, {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE})
+    compiled(rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
+    compiled(rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **DERIVATIVE})
 
 
 @pytest.mark.parametrize(("kind", "compute"), [("fp64", tl.float64), ("bf16", tl.float32), ("fp16", tl.float32)])
 def test_backward_of_other_dtypes(kind: str, compute: Any):
-    f = kernels.BACKWARD["entmax_backward"]  # the one whose accumulators are double
+    f = library.BACKWARD["entmax_backward"]  # the one whose accumulators are double
     own = {"WIDTH": 4096, **PLAIN, "COMPUTE": compute}
     of_kind = dict.fromkeys(("p", "g"), f"*{kind}")
     whole = {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE}
-    compiled(_rows.whole_rows, 8, whole, out=f"*{kind}", **of_kind)
-    compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True}, partial="*fp64", **of_kind)
+    compiled(rows.whole_rows, 8, whole, out=f"*{kind}", **of_kind)
+    compiled(rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True}, partial="*fp64", **of_kind)
     finish = {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **DERIVATIVE}
-    compiled(_rows.finish_parts, 8, finish, partial="*fp64", out=f"*{kind}", **of_kind)
+    compiled(rows.finish_parts, 8, finish, partial="*fp64", out=f"*{kind}", **of_kind)
 
 
 def test_logsumexp():
     f, own = logsumexp.FORWARD, {"p": None, "g": None, "WIDTH": 4096, **PLAIN}
     each = {**EVERY, "EACH_OUT": False}
-    compiled(_rows.whole_rows, 8, {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **each}, out="*fp64")
-    compiled(_rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
-    compiled(_rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **each}, out="*fp64")
+    compiled(rows.whole_rows, 8, {**own, "BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **each}, out="*fp64")
+    compiled(rows.begin_parts, 8, {**own, "BEGIN": f.begin, "EACH_P": True, "EACH_G": True})
+    compiled(rows.finish_parts, 8, {**own, "MERGE": f.merge, "FINISH": f.finish, "PARTS": 64, **each}, out="*fp64")
     f = logsumexp.BACKWARD
     options = {"BEGIN": f.begin, "FINISH": f.finish, "ROWS": 1, **DERIVATIVE, "EACH_P": False, "EACH_G": False}
-    compiled(_rows.whole_rows, 8, {**PLAIN, "WIDTH": 4096, "thetas": None, **options})
+    compiled(rows.whole_rows, 8, {**PLAIN, "WIDTH": 4096, "thetas": None, **options})
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "entmax"])
 def test_thresholds_of_long_rows(name: str):
-    f: Any = kernels.FORWARD[name]
+    f: Any = library.FORWARD[name]
     own = {**PLAIN, "WIDTH": 8192, "PARTS": 512}
-    compiled(_threshold.count_candidates, 8, own)
-    compiled(_threshold.gather_candidates, 8, own)
+    compiled(threshold.count_candidates, 8, own)
+    compiled(threshold.gather_candidates, 8, own)
     functions = {"BRACKET": f.bracket, "SUMS": f.sums, "STEP": f.step, "PROBABILITY": f.probability, "EDGES": f.edges}
-    compiled(_threshold.solve_gathered, 8, {"thetas": None, "COMPUTE": tl.float32, "WIDTH": 4096, "PARTS": 512, **functions})
+    compiled(threshold.solve_gathered, 8, {"thetas": None, "COMPUTE": tl.float32, "WIDTH": 4096, "PARTS": 512, **functions})
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_losses(name: str, target: str):
 
 
 def test_scaling_in_place():
-    compiled(_rows.scale_parts, 4, {"WIDTH": 4096})
+    compiled(rows.scale_parts, 4, {"WIDTH": 4096})

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from softmaxima._map import tempered
+from softmaxima.core.temperature import tempered
 from softmaxima.maps import REGISTRY
 
 if os.environ.get("SOFTMAXIMA_BACKEND") != "triton":
     pytest.skip("set SOFTMAXIMA_BACKEND=triton and TRITON_INTERPRET=1", allow_module_level=True)
 
-from softmaxima.triton import _rows, _selection, kernels
+from softmaxima.kernels.triton import library, rows, selection
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +24,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-8, t
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rows, "ON_CHIP", 64)
-    monkeypatch.setattr(_rows, "PART", 32)
+    monkeypatch.setattr(rows, "ON_CHIP", 64)
+    monkeypatch.setattr(rows, "PART", 32)
 
 
 def hard_rows(n: int, dtype: torch.dtype) -> Tensor:
@@ -46,7 +46,7 @@ def hard_rows(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def check(name: str, theta: float, x: Tensor, tau: float | Tensor = 1.0, where: Tensor | None = None) -> None:
-    p = kernels.forward(name, x, tau, where, theta)
+    p = library.forward(name, x, tau, where, theta)
     parameter = REGISTRY[name].params[0].name
     value = int(theta) if parameter == "k" else theta
     expected = REGISTRY[name].forward(tempered(x.double(), tau, where), **{parameter: value}).to(x.dtype)
@@ -92,7 +92,7 @@ def test_keeps_all_in_parts() -> None:
 
 @pytest.mark.parametrize(("name", "theta"), [("topk_softmax", 150), ("topp_softmax", 0.7)])
 def test_spans_of_many_parts(name: str, theta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_selection, "SPANS", 2)
+    monkeypatch.setattr(selection, "SPANS", 2)
     check(name, theta, hard_rows(200, torch.float16)[3:4])
 
 
@@ -110,4 +110,4 @@ def test_reference(name: str) -> None:
         x = hard_rows(n, torch.float64)[:1]
         for theta in parameter.examples[:2]:
             expected = REGISTRY[name].reference(x, **{parameter.name: theta})
-            torch.testing.assert_close(kernels.forward(name, x, 1.0, None, theta), expected, atol=1e-12, rtol=0)
+            torch.testing.assert_close(library.forward(name, x, 1.0, None, theta), expected, atol=1e-12, rtol=0)

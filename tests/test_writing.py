@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from softmaxima import _writing
-from softmaxima._writing import write_text
+from softmaxima.core import writing
+from softmaxima.core.writing import write_text
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
 from softmaxima.lse.state import LogSumExpState
 
@@ -62,7 +62,7 @@ def test_a_full_disk_leaves_what_was_there(write: Callable, tmp_path: Path, monk
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_writing.os, "fsync", full)
+    monkeypatch.setattr(writing.os, "fsync", full)
     (tmp_path / "file").write_text("before")
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "file")

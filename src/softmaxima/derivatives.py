@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_scores, like_input
-from softmaxima._jacobian import narrowed
-from softmaxima._map import AnyMap, linearise
+from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.evaluation import linearise
+from softmaxima.core.jacobian import narrowed
 from softmaxima.maps import find_map
 
 __all__ = ["hessian_vector_product", "jacobian"]

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import as_scores, like_input
-from softmaxima._map import Map, Parameter
-from softmaxima._rows import row_maximum
+from softmaxima.core.arguments import as_scores, like_input
+from softmaxima.core.contract import Map, Parameter
+from softmaxima.core.rows import row_maximum
 
 
 def reference(x: Tensor, budget: float) -> Tensor:

@@ -17,9 +17,9 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima._map import Map
-from softmaxima._rows import row_maximum, total
-from softmaxima._series import expm1_ratio
+from softmaxima.core.contract import Map
+from softmaxima.core.rows import row_maximum, total
+from softmaxima.core.series import expm1_ratio
 from softmaxima.maps.entmax import ENTMAX
 
 

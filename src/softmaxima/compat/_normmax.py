@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import as_scores, like_input
-from softmaxima._map import Map, Parameter
-from softmaxima._rows import divisor, row_maximum, total
+from softmaxima.core.arguments import as_scores, like_input
+from softmaxima.core.contract import Map, Parameter
+from softmaxima.core.rows import divisor, row_maximum, total
 from softmaxima.losses._classification import prepare
 from softmaxima.losses.fenchel_young import class_params, composite
 from softmaxima.maps.entmax import log_on_support

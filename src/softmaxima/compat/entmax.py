@@ -50,12 +50,12 @@ from torch import Tensor, nn
 
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
-from softmaxima._arguments import as_scores, check_axis, check_choice, check_int
-from softmaxima._map import Map
-from softmaxima._tracing import is_traced
 from softmaxima.compat._budget import BUDGET, capped
 from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
 from softmaxima.compat._normmax import NORMMAX, normmax, normmax_loss
+from softmaxima.core.arguments import as_scores, check_axis, check_choice, check_int
+from softmaxima.core.contract import Map
+from softmaxima.core.tracing import is_traced
 
 __all__ = [
     "BudgetBisect",

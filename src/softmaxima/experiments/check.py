@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from softmaxima._jacobian import jacobian_of
+from softmaxima.core.jacobian import jacobian_of
 from softmaxima.experiments.subjects import OPTIONS, Direction, Problem, Subject, of_target
 from softmaxima.experiments.sums import Sum
 from softmaxima.lse.bounds import Interval

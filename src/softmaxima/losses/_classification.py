@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima._arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
-from softmaxima._fused import fused, is_fusible
-from softmaxima._map import Map, is_native, kernels
-from softmaxima._module import OptionsModule
-from softmaxima._rows import without_mask
-from softmaxima._tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
+from softmaxima.core.arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
+from softmaxima.core.contract import Map
+from softmaxima.core.fused import fused, is_fusible
+from softmaxima.core.modules import OptionsModule
+from softmaxima.core.routing import is_native, kernels
+from softmaxima.core.rows import without_mask
+from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 
 REDUCTIONS = ("mean", "sum", "none")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._arguments import Array
+from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_tensor
-from softmaxima._map import check_params
+from softmaxima.core.arguments import Array, as_tensor
+from softmaxima.core.evaluation import check_params
 from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._arguments import Array
+from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, prepare, register
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.entmax import ENTMAX

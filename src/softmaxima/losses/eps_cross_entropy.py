@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, check_number
-from softmaxima._map import AnyMap
-from softmaxima._tracing import is_exporting_to_onnx, sizes
+from softmaxima.core.arguments import Array, check_number
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.tracing import is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Loss, prepare, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 

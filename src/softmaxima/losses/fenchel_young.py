@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_tensor
-from softmaxima._envelope import envelope
-from softmaxima._map import AnyMap, Map, check_params, find_map
-from softmaxima._rows import row_maximum, without_mask
-from softmaxima._tracing import is_concrete
+from softmaxima.core.arguments import Array, as_tensor
+from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.envelope import envelope
+from softmaxima.core.evaluation import check_params
+from softmaxima.core.rows import row_maximum, without_mask
+from softmaxima.core.tracing import is_concrete
 from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
 
 

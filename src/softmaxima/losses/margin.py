@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima import _kernels
-from softmaxima._arguments import Array, as_scores, check_number, check_one_temperature, check_positive, like_input
-from softmaxima._tracing import is_concrete
+from softmaxima.core.arguments import Array, as_scores, check_number, check_one_temperature, check_positive, like_input
+from softmaxima.core.tracing import is_concrete
+from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
@@ -76,7 +76,7 @@ def margin_loss(
     def composite(batch: Batch) -> Tensor:
         return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
 
-    losses = native_only(batch, partial(_kernels.margin_loss, margin=margin, angular=angular, cosine_scale=scale))
+    losses = native_only(batch, partial(native.margin_loss, margin=margin, angular=angular, cosine_scale=scale))
     return batch.evaluate(losses, composite, wide=True)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._map import AnyMap
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import AnyMap
 from softmaxima.losses._classification import Loss, prepare, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima import _kernels
-from softmaxima._arguments import Array
-from softmaxima._rows import row_maximum
+from softmaxima.core.arguments import Array
+from softmaxima.core.rows import row_maximum
+from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
@@ -54,7 +54,7 @@ def sparse_softmax_loss(
         log_sum = logsumexp(z, keepdim=True, where=kept)
         return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
 
-    losses = native_only(batch, partial(_kernels.selected_loss, name, theta=float(theta)))  # type: ignore[arg-type]
+    losses = native_only(batch, partial(native.selected_loss, name, theta=float(theta)))  # type: ignore[arg-type]
     return batch.evaluate(losses, composite, wide=True)
 
 

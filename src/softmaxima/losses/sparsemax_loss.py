@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from softmaxima._arguments import Array
+from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, prepare, register
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.sparsemax import SPARSEMAX

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._envelope import envelope
-from softmaxima._map import AnyMap
-from softmaxima._rows import without_mask
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.envelope import envelope
+from softmaxima.core.rows import without_mask
 from softmaxima.losses._classification import Loss, prepare, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._map import batch_first
+from softmaxima.core.differentiable import batch_first
 from softmaxima.lse import _double_double as dd
 from softmaxima.lse._double_double import Pair
 

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
+from softmaxima.core.arguments import Array
 
 Pair = tuple[Tensor, Tensor]
 

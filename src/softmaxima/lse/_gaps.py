@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import as_floating, check_dim, check_scores, check_temperature, check_where
+from softmaxima.core.arguments import as_floating, check_dim, check_scores, check_temperature, check_where
 
 UNIT = 2.0**-53
 SUBNORMAL = 2.0**-1074  # twice what rounding takes from the smallest numbers

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._arguments import as_floating, check_dim, check_scores, check_temperature, check_where, like_input
+from softmaxima.core.arguments import as_floating, check_dim, check_scores, check_temperature, check_where, like_input
 
 
 def scores_last(

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima import _kernels
-from softmaxima._envelope import with_slope
-from softmaxima._fused import is_fusible
-from softmaxima._map import is_native
-from softmaxima._temperature import anchored
-from softmaxima._tracing import may_differentiate
+from softmaxima.core.envelope import with_slope
+from softmaxima.core.fused import is_fusible
+from softmaxima.core.routing import is_native
+from softmaxima.core.temperature import anchored
+from softmaxima.core.tracing import may_differentiate
+from softmaxima.kernels import native
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite, times a scale above 1 that is taken off it
 UNDECIDED = 2.0  # the sign that the native kernel gives rows with +∞, NaN, or weights of unusual size
@@ -31,7 +31,7 @@ def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: T
     """(log|S| [...], the sign of S [...]) of S = Σ b_i exp(x_i/τ) in float64, x and b [..., n], n > 0."""
     readable = is_native(x) and is_fusible(x, weights, tau, where) and not is_compiling() and not may_differentiate((x,))
     if readable and x.numel() > 0:
-        value, sign = _kernels.weighted(x, weights, tau, where)
+        value, sign = native.weighted(x, weights, tau, where)
         if not bool((sign == UNDECIDED).any()):
             return value, sign
     top, z = anchored(x, tau, where, used=weights != 0)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, check_number, check_positive
-from softmaxima._temperature import anchored
+from softmaxima.core.arguments import Array, check_number, check_positive
+from softmaxima.core.temperature import anchored
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import softmax

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
+from softmaxima.core.arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
 from softmaxima.lse._gaps import UNIT, Gaps, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima._writing import write_text
+from softmaxima.core.writing import write_text
 from softmaxima.lse._scaled import Scaled
 from softmaxima.lse.formats import FileError, unreadable
 from softmaxima.lse.state import LogSumExpState

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima import _kernels
-from softmaxima._arguments import Array, as_tensor, check_dim, like_input
-from softmaxima._fused import Native, fused, is_fusible
-from softmaxima._map import is_native
-from softmaxima._rows import without_mask
-from softmaxima._tracing import sizes
+from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
+from softmaxima.core.fused import Native, fused, is_fusible
+from softmaxima.core.routing import is_native
+from softmaxima.core.rows import without_mask
+from softmaxima.core.tracing import sizes
+from softmaxima.kernels import native
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
@@ -59,19 +59,19 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     dim = check_dim(name, dim, ndim)
     rows, tau, mask, _, _ = prepare(name, x, dim, True, where, temperature)
     check_real(name, rows)
-    native = is_native(rows) and is_fusible(rows, tau, mask) and rows.numel() > 0 and not is_compiling()
+    readable = is_native(rows) and is_fusible(rows, tau, mask) and rows.numel() > 0 and not is_compiling()
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
-    y = (fused(_native(tau, mask), composite, rows) if native else composite(rows)).movedim(rows.ndim - 1, dim)
+    y = (fused(_native(tau, mask), composite, rows) if readable else composite(rows)).movedim(rows.ndim - 1, dim)
     return like_input(y if ndim else y.reshape(()), x)
 
 
 def _native(tau: float | Tensor, where: Tensor | None) -> Native:
-    def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, states = _kernels.logcumsumexp(x, tau, where, wide=gradient)
-        pull = lambda g, x, states: _kernels.logcumsumexp_backward(x, states, g, tau, where)
+    def evaluate(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+        value, states = native.logcumsumexp(x, tau, where, wide=gradient)
+        pull = lambda g, x, states: native.logcumsumexp_backward(x, states, g, tau, where)
         return value, pull, () if states is None else (states,)
 
-    return native
+    return evaluate
 
 
 def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._differentiable import differentiable
-from softmaxima._map import batch_first, forward_mode, primal
-from softmaxima._tracing import is_recorded, may_differentiate, sizes, transforming
+from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
+from softmaxima.core.tracing import is_recorded, may_differentiate, sizes, transforming
 from softmaxima.lse.logsumexp import logsumexp, shared_softmax
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import (
+from softmaxima.core.arguments import (
     check_choice,
     check_confidence,
     check_count,

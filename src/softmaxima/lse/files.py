@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from softmaxima import _kernels
-from softmaxima._arguments import as_number, check_number, check_one_temperature, check_positive
+from softmaxima.core.arguments import as_number, check_number, check_one_temperature, check_positive
+from softmaxima.kernels import native
 from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
 from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, piece_length, read_once, unreadable
 from softmaxima.lse.state import LogSumExpState, of_codes, of_pieces
@@ -190,7 +190,7 @@ def _side_by_side(
     length = piece * max(1, math.ceil(pieces / max(1, threads * rounds)))
 
     def window(first: int) -> LogSumExpState:
-        with _kernels.one_thread():
+        with native.one_thread():
             return reading.state(part(first, min(first + length, stop)))
 
     pool = ThreadPoolExecutor(threads)

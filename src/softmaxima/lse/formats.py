@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import as_tensor
+from softmaxima.core.arguments import as_tensor
 
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time

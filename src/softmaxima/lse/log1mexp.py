@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, like_input
-from softmaxima._onnx import expm1
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.core.onnx import expm1
 
 
 def log1mexp(x: Array) -> Array:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima._arguments import Array, like_input
-from softmaxima._envelope import envelope
-from softmaxima._fused import is_fusible
-from softmaxima._map import is_native, kernels
-from softmaxima._onnx import expm1
-from softmaxima._rows import row_maximum
-from softmaxima._temperature import anchored
-from softmaxima._tracing import may_differentiate, sizes
+from softmaxima.core.arguments import Array, like_input
+from softmaxima.core.envelope import envelope
+from softmaxima.core.fused import is_fusible
+from softmaxima.core.onnx import expm1
+from softmaxima.core.routing import is_native, kernels
+from softmaxima.core.rows import row_maximum
+from softmaxima.core.temperature import anchored
+from softmaxima.core.tracing import may_differentiate, sizes
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
 

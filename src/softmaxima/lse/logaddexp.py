@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima import _kernels
-from softmaxima._arguments import Array, as_scores, like_input
-from softmaxima._fused import is_fusible
-from softmaxima._map import is_native, is_plain
-from softmaxima._tracing import is_eager, may_differentiate
+from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.fused import is_fusible
+from softmaxima.core.routing import is_native, is_plain
+from softmaxima.core.tracing import is_eager, may_differentiate
+from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import row_logsumexp
 
 
@@ -56,7 +56,7 @@ def logaddexp(x: Array, y: Array) -> Array:
 
 def _of_pairs(x: Tensor, y: Tensor) -> Tensor:
     """By the kernel, for tensors of one shape and dtype."""
-    return _apply(x, y) if may_differentiate((x, y)) else _kernels.logaddexp(x.contiguous(), y.contiguous())
+    return _apply(x, y) if may_differentiate((x, y)) else native.logaddexp(x.contiguous(), y.contiguous())
 
 
 def _composed(x: Tensor, y: Tensor) -> Tensor:
@@ -68,18 +68,18 @@ class _LogAddExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(x, y)
-        return _kernels.logaddexp(x.contiguous(), y.contiguous())
+        return native.logaddexp(x.contiguous(), y.contiguous())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,) = grad_outputs
         x, y = ctx.saved_tensors
         if is_eager(g) and not torch.is_grad_enabled():
-            return _kernels.logaddexp_backward(x.contiguous(), y.contiguous(), g.contiguous())
+            return native.logaddexp_backward(x.contiguous(), y.contiguous(), g.contiguous())
         with torch.enable_grad():
             # Views, so that the derivative is by what is given here, and goes on to x and y.
             pair = [v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in (x, y)]
             return torch.autograd.grad(_composed(*pair), pair, g, create_graph=True)
 
 
-_apply: Any = super(torch.autograd.Function, _LogAddExp).apply  # type: ignore[misc]  # as in _map.py
+_apply: Any = super(torch.autograd.Function, _LogAddExp).apply  # type: ignore[misc]  # as in autograd.py

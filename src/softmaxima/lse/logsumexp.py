@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima import _kernels
-from softmaxima._arguments import (
+from softmaxima.core.arguments import (
     Array,
     as_floating,
     as_tensor,
@@ -29,13 +28,14 @@ from softmaxima._arguments import (
     check_where,
     like_input,
 )
-from softmaxima._envelope import envelope
-from softmaxima._fused import Composite, Native, fused, is_fusible
-from softmaxima._map import is_plain, kernels
-from softmaxima._onnx import refuse_export
-from softmaxima._rows import normalise_exp, shifted_logsumexp
-from softmaxima._temperature import anchored
-from softmaxima._tracing import sizes
+from softmaxima.core.envelope import envelope
+from softmaxima.core.fused import Composite, Native, fused, is_fusible
+from softmaxima.core.onnx import refuse_export
+from softmaxima.core.routing import is_plain, kernels
+from softmaxima.core.rows import normalise_exp, shifted_logsumexp
+from softmaxima.core.temperature import anchored
+from softmaxima.core.tracing import sizes
+from softmaxima.kernels import native
 from softmaxima.lse._compensated import compensated_logsumexp
 from softmaxima.lse._complex import complex_logsumexp
 from softmaxima.lse._weighted import weighted_logsumexp, with_gradient_of
@@ -118,7 +118,7 @@ def logsumexp(
         if x.requires_grad and torch.is_grad_enabled():  # type: ignore[union-attr]
             value = fused(*_evaluations(temperature, None), x)  # type: ignore[arg-type]
         else:
-            value, _ = _kernels.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
+            value, _ = native.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value
     check_choice("logsumexp", "precision", precision, get_args(Precision))
     keepdim, return_sign = check_flag("logsumexp", "keepdim", keepdim), check_flag("logsumexp", "return_sign", return_sign)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_tensor, check_temperature, like_input, nearest
-from softmaxima._onnx import refuse_export
-from softmaxima._tracing import is_concrete, sizes
+from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input, nearest
+from softmaxima.core.onnx import refuse_export
+from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.lse.density import log_trace_exp
 from softmaxima.lse.lanczos import TraceEstimate, estimate_log_trace
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._rows import row_maximum
-from softmaxima._temperature import anchored
+from softmaxima.core.arguments import Array
+from softmaxima.core.rows import row_maximum
+from softmaxima.core.temperature import anchored
 from softmaxima.lse._double_double import two_product
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima import _kernels
-from softmaxima._arguments import (
+from softmaxima.core.arguments import (
     COMPUTE_DTYPE,
     Array,
     as_number,
@@ -27,8 +26,9 @@ from softmaxima._arguments import (
     check_where,
     like_input,
 )
-from softmaxima._rows import row_maximum
-from softmaxima._tracing import is_concrete, may_differentiate, transforming
+from softmaxima.core.rows import row_maximum
+from softmaxima.core.tracing import is_concrete, may_differentiate, transforming
+from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import row_logsumexp
 
 BINS = 256
@@ -110,7 +110,7 @@ class _Codes:
     def logsumexp(self) -> Tensor:
         """[..., 1]."""
         if self._is_native():
-            value = _kernels.quantized(self.q, self.scale, self.zero_point, self.where, self.dtype, softmax=False)[0].unsqueeze(-1)
+            value = native.quantized(self.q, self.scale, self.zero_point, self.where, self.dtype, softmax=False)[0].unsqueeze(-1)
         else:
             value = _logsumexp(*self._bins())
         return value.to(self.dtype)
@@ -118,7 +118,7 @@ class _Codes:
     def softmax(self) -> Tensor:
         """[..., n]."""
         if self._is_native():
-            _, p = _kernels.quantized(self.q, self.scale, self.zero_point, self.where, self.dtype, softmax=True)
+            _, p = native.quantized(self.q, self.scale, self.zero_point, self.where, self.dtype, softmax=True)
             return p  # type: ignore[return-value]
         scores, counts = self._bins()
         scores = scores.masked_fill(counts == 0, -math.inf)
@@ -130,7 +130,7 @@ class _Codes:
     def _is_native(self) -> bool:
         tensors = [v for v in (self.q, self.scale, self.zero_point, self.where) if isinstance(v, Tensor)]
         readable = all(is_concrete(tensor) for tensor in tensors) and not transforming()
-        return _kernels.AVAILABLE and readable and not may_differentiate(tensors) and self.q.numel() > 0
+        return native.AVAILABLE and readable and not may_differentiate(tensors) and self.q.numel() > 0
 
     def _bin_of_each(self) -> Tensor:
         return self.q.long() - torch.iinfo(self.q.dtype).min

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, check_choice, check_count, check_number, like_input
-from softmaxima._rows import row_maximum
-from softmaxima._temperature import anchored_at
+from softmaxima.core.arguments import Array, check_choice, check_count, check_number, like_input
+from softmaxima.core.rows import row_maximum
+from softmaxima.core.temperature import anchored_at
 from softmaxima.lse._gaps import ends, read_rows
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.bounds import exact_sum

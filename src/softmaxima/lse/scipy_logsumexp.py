@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from softmaxima._arguments import as_tensor
+from softmaxima.core.arguments import as_tensor
 from softmaxima.lse.logsumexp import logsumexp
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_floating, check_choice, check_one_temperature, check_scores
+from softmaxima.core.arguments import Array, as_floating, check_choice, check_one_temperature, check_scores
 from softmaxima.lse._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
 from softmaxima.lse.bounds import BOUNDS, Interval
 

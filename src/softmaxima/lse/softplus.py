@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import COMPUTE_DTYPE, Array, as_scores, check_number, like_input
-from softmaxima._onnx import expm1
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, check_number, like_input
+from softmaxima.core.onnx import expm1
 
 
 def softplus(x: Array, beta: float = 1.0) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import as_tensor, check_count
+from softmaxima.core.arguments import as_tensor, check_count
 
 BLOCK = 1 << 22  # scores that are in memory at once during a pass
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array, check_number, like_input
+from softmaxima.core.arguments import Array, check_number, like_input
 from softmaxima.lse._gaps import GapsOfRows, ends, read_rows
 from softmaxima.lse.bounds import Interval, in_order, interval_of, sums_between
 

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima import _kernels
-from softmaxima._arguments import (
+from softmaxima.core.arguments import (
     Array,
     as_floating,
     as_tensor,
@@ -33,9 +32,10 @@ from softmaxima._arguments import (
     check_where,
     like_input,
 )
-from softmaxima._envelope import envelope
-from softmaxima._temperature import anchored
-from softmaxima._tracing import is_concrete
+from softmaxima.core.envelope import envelope
+from softmaxima.core.temperature import anchored
+from softmaxima.core.tracing import is_concrete
+from softmaxima.kernels import native
 from softmaxima.lse._scaled import WIDE, Scaled, exponential, nothing
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
 
@@ -203,7 +203,7 @@ def _of_rows(x: Tensor, where: Tensor | None, tau: float, squares: bool) -> LogS
 
 def _is_long(x: Tensor) -> bool:
     """Whether the native kernel sums rows [..., n]."""
-    return _kernels.AVAILABLE and x.shape[-1] >= (LONG if x.dtype == torch.float64 else LONG_NARROW)
+    return native.AVAILABLE and x.shape[-1] >= (LONG if x.dtype == torch.float64 else LONG_NARROW)
 
 
 def _nothing(shape: tuple[int, ...], squares: bool) -> LogSumExpState:
@@ -238,8 +238,8 @@ class _Sums(NamedTuple):
 
 
 def _sums(x: Tensor, tau: float, squares: bool) -> _Sums:
-    log_sum, highest, maxima = (field.numpy() for field in _kernels.logsumexp_state(x, tau))
-    return _Sums(log_sum, highest, maxima, _kernels.logsumexp_state(x, tau / 2)[0].numpy() if squares else None)
+    log_sum, highest, maxima = (field.numpy() for field in native.logsumexp_state(x, tau))
+    return _Sums(log_sum, highest, maxima, native.logsumexp_state(x, tau / 2)[0].numpy() if squares else None)
 
 
 def _of_sums(sums: _Sums, tau: float, seen: np.ndarray) -> LogSumExpState:

@@ -1,6 +1,6 @@
 """Maps from scores to probabilities: one file a map, each with its literal reference, its sensitivity and its claims."""
 
-from softmaxima._map import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
+from softmaxima.core.contract import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.elastic_softmax import ElasticSoftmax, elastic_softmax
 from softmaxima.maps.entmax import Entmax, entmax

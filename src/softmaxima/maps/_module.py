@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima._arguments import TEMPERATURE, check_axis, check_value
-from softmaxima._map import AnyMap, find_map
-from softmaxima._module import OptionsModule
+from softmaxima.core.arguments import TEMPERATURE, check_axis, check_value
+from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.modules import OptionsModule
 
 
 class MapModule(OptionsModule):

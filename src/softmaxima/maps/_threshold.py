@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._rows import normalise_exp, row_maximum
-from softmaxima._series import expm1_ratio
-from softmaxima._tracing import is_exporting_to_onnx, sizes
+from softmaxima.core.rows import normalise_exp, row_maximum
+from softmaxima.core.series import expm1_ratio
+from softmaxima.core.tracing import is_exporting_to_onnx, sizes
 
 # Newton takes 3 to 8 steps; bisecting every third step, 200 shrink the bracket below the rounding of float64.
 _MAX_STEPS = 200

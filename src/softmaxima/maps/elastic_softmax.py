@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register
-from softmaxima._onnx import xlogx
-from softmaxima._rows import row_maximum, total
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.onnx import xlogx
+from softmaxima.core.rows import row_maximum, total
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 

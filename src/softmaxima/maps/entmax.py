@@ -15,12 +15,12 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._jacobian import Balanced
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register
-from softmaxima._rows import divisor
-from softmaxima._series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.jacobian import Balanced
+from softmaxima.core.rows import divisor
+from softmaxima.core.series import expm1_ratio, expm1_ratio_slope, scaled_expm1_remainder
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 

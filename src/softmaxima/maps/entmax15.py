@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._jacobian import Balanced
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Properties, register
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.core.jacobian import Balanced
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 from softmaxima.maps.entmax import reference as entmax_reference

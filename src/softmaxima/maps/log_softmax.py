@@ -9,10 +9,10 @@ import math
 
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Properties, register
-from softmaxima._rows import shifted_logsumexp
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.core.rows import shifted_logsumexp
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
 

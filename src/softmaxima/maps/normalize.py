@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._map import Cost, Map, Parameter, Properties, is_plain, register
-from softmaxima._rows import without_mask
-from softmaxima._tracing import is_concrete, is_exporting_to_onnx, sizes
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.routing import is_plain
+from softmaxima.core.rows import without_mask
+from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
 from softmaxima.maps._module import MapModule
 
 

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register
-from softmaxima._rows import normalise_exp
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.rows import normalise_exp
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from softmaxima._arguments import Array, as_scores
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, register
-from softmaxima._onnx import xlogx
-from softmaxima._rows import normalise_exp
+from softmaxima.core.arguments import Array, as_scores
+from softmaxima.core.contract import Cost, Map, register
+from softmaxima.core.onnx import xlogx
+from softmaxima.core.rows import normalise_exp
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
 

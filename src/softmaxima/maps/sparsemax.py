@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Properties, register
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import entmax_rows
 

@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register
-from softmaxima._rows import total, without_mask
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.rows import total, without_mask
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
 

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register
-from softmaxima._rows import normalise_exp
-from softmaxima._tracing import sizes
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.rows import normalise_exp
+from softmaxima.core.tracing import sizes
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 

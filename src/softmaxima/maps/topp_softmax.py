@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima._arguments import Array
-from softmaxima._kernels import Kernel
-from softmaxima._map import Cost, Map, Parameter, Properties, register
-from softmaxima._rows import normalise_exp, row_maximum
-from softmaxima._tracing import is_exporting_to_onnx, is_recorded, is_traced
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.rows import normalise_exp, row_maximum
+from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
 from softmaxima.maps.topk_softmax import first_of_ties

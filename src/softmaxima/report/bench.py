@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softmaxima._writing import write_text
+from softmaxima.core.writing import write_text
 from softmaxima.experiments.bench import OVERHEAD_SCORES, Benchmark, Ground, Overhead, PeerResult, Row, Timing
 from softmaxima.experiments.peers import PARTIAL_SORT
 from softmaxima.experiments.subjects import DIRECTIONS

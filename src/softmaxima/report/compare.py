@@ -20,7 +20,7 @@ from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 from torch import Tensor
 
-from softmaxima._writing import write_text
+from softmaxima.core.writing import write_text
 from softmaxima.experiments.compare import BATCH, BINS, EPS, HIDDEN, LEARNING_RATE, Comparison, Pair, Result
 from softmaxima.maps import REGISTRY, find_map
 

@@ -1,0 +1,296 @@
+"""The public edge: every argument is checked here, before any work, and arrays become tensors and tensors arrays again."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from softmaxima.core.tracing import is_concrete, sizes
+
+Array = TypeVar("Array", Tensor, np.ndarray)
+
+# The dtype that a map computes in, for each dtype of scores that it takes.
+COMPUTE_DTYPE = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+def as_tensor(name: str, what: str, x: Any) -> Tensor:
+    """A tensor over the same memory. NumPy arrays are shared, not copied, wherever torch can read them."""
+    if isinstance(x, Tensor):
+        return _dense(name, what, x)
+    if not isinstance(x, (np.ndarray, np.generic)):
+        kind = type(x).__name__
+        raise TypeError(
+            f"{name}: {what} must be a torch.Tensor or a numpy.ndarray, got {kind}; call torch.tensor() or numpy.array()"
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: {what} must not be a masked array; call .filled(), and leave scores out by where=")
+    array = np.asarray(x)
+    if array.dtype.byteorder not in "=|" or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable:
+        array = np.asarray(_Writeable(array))
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise TypeError(
+            f"{name}: torch has no dtype for {what} of NumPy dtype {array.dtype}; call .astype(numpy.float64)"
+        ) from None
+
+
+def _dense(name: str, what: str, x: Tensor) -> Tensor:
+    """The tensor as it lies in memory: one number an entry, its sign and imaginary part as they are."""
+    if x.is_nested:
+        raise TypeError(f"{name}: {what} must be a dense tensor, got a nested one; pad it, and leave the padding out by where=")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name}: {what} must be a dense tensor, got one of layout {x.layout}; call .to_dense()")
+    if x.is_quantized:
+        raise TypeError(
+            f"{name}: {what} must not be a quantised tensor, got {x.dtype}; call .dequantize(), or take quantized_logsumexp or "
+            "quantized_softmax of .int_repr()"
+        )
+    if is_compiling():  # which cannot ask; the kernels resolve what comes to them
+        return x
+    if x.is_conj():
+        x = x.resolve_conj()
+    return x.resolve_neg() if x.is_neg() else x
+
+
+def as_scores(name: str, x: Any, what: str = "scores") -> Tensor:
+    """Scores of a dtype that maps take, in float32 under autocast as torch.softmax is."""
+    return check_scores(name, as_tensor(name, what, x), what, "float()" if isinstance(x, Tensor) else "astype(float)")
+
+
+def as_floating(name: str, x: Any, integers: torch.dtype | None = None) -> Tensor:
+    """Scores as a floating-point or complex tensor. Integers become `integers`; None: torch's default dtype, float64 for NumPy."""
+    scores = as_tensor(name, "scores", x)
+    if scores.is_floating_point() or scores.is_complex():
+        return scores
+    return scores.to(integers or (torch.get_default_dtype() if isinstance(x, Tensor) else torch.float64))
+
+
+class _Writeable:
+    """Presents a read-only array as writeable, as torch demands; nothing here writes to it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def like_input(p: Tensor, x: Any) -> Any:
+    """Give `p` back as the kind of array that `x` is; NumPy gets scalars for 0-d results, as from NumPy itself."""
+    return p if isinstance(x, Tensor) else p.detach().numpy()[()]
+
+
+def check_scores(name: str, x: Tensor, what: str = "scores", cast: str = "float()") -> Tensor:
+    """The same of a tensor; `cast` is the method that makes floating point of integers."""
+    if x.dtype not in COMPUTE_DTYPE:
+        repair = "take x.real or x.abs()" if x.is_complex() else f"call x.{cast} first"
+        raise TypeError(f"{name}: {what} must be float64, float32, bfloat16 or float16, got {x.dtype}; {repair}")
+    if x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type):
+        return x.float()
+    return x
+
+
+def check_dim(name: str, dim: Any, ndim: int) -> int:
+    """`dim` as a non-negative axis."""
+    dim = check_axis(name, dim)
+    ndim = max(ndim, 1)
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"{name}: dim must be in [{-ndim}, {ndim - 1}] for scores of {ndim} dimensions, got {dim}")
+    return dim % ndim
+
+
+def check_axis(name: str, dim: Any) -> int:
+    """`dim` as an int, whatever the number of axes."""
+    if isinstance(dim, float):
+        raise TypeError(f"{name}: dim must be an int, got {dim}; pass an int, and other arguments by name")
+    return check_int(name, "dim", dim)
+
+
+def check_flag(name: str, what: str, value: Any) -> bool:
+    """A bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {what} must be True or False, got {value!r}")
+    return bool(value)
+
+
+# Numbers: Python's, NumPy's, or an array of no axes; an int may be a tensor. A bool is none, and neither is a string. ------------
+
+
+def as_number(value: Any) -> float | None:
+    """The number that a value is, or None."""
+    if type(value) is float:
+        return value
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond the range of float64
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+
+
+def check_number(name: str, what: str, value: Any, valid: Callable[[float], Any], domain: str) -> float:
+    """A number that is `valid`."""
+    number = as_number(value)
+    if number is None:
+        raise TypeError(f"{name}: {what} must be {domain}, got {described(value)}")
+    if not valid(number):
+        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
+    return number
+
+
+def check_positive(name: str, what: str, value: Any) -> float:
+    """A positive finite number."""
+    return check_number(name, what, value, lambda number: 0 < number < math.inf, "a positive finite number")
+
+
+def check_confidence(name: str, value: Any) -> float:
+    """A probability with which an interval is to hold."""
+    return check_number(name, "confidence", value, lambda number: 0 < number < 1, "a number between 0 and 1")
+
+
+def check_count(name: str, what: str, value: Any, least: int = 1) -> int:
+    """An int that is at least `least`."""
+    return check_int(name, what, value, lambda count: count >= least, f"an int of at least {least}")
+
+
+def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = lambda number: True, domain: str = "an int") -> int:
+    """An int that is `valid`."""
+    if type(value) is int:
+        number = operator.index(value)  # of a compiler's symbol, the number
+    elif isinstance(value, (bool, np.bool_)) or getattr(value, "dtype", None) == torch.bool or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}")
+    else:
+        try:
+            number = operator.index(value)
+        except (TypeError, ValueError):  # an array or a tensor of floating point, or of more than one number
+            raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}") from None
+    if not valid(number):
+        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
+    return number
+
+
+def check_choice(name: str, what: str, value: Any, choices: Sequence[str]) -> str:
+    """One of several names."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: {what} must be one of {', '.join(choices)}, got {value!r}{nearest(value, choices)}")
+    return value
+
+
+def nearest(name: Any, choices: Iterable[str]) -> str:
+    """The choice that was meant, as the end of a sentence; nothing where none is near."""
+    found = difflib.get_close_matches(name, list(choices), 1) if isinstance(name, str) else []
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def described(value: Any, wanted: str = "a number") -> str:
+    """What arrived, where it is of the wrong kind, and what to pass."""
+    if isinstance(value, str):
+        return f"the string {value!r}; pass {wanted}"
+    if isinstance(value, (bool, np.bool_)):
+        return f"the bool {value}; pass {wanted}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}; pass {wanted}, such as .item() of it"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {value.shape}; pass {wanted}"
+    return f"{value!r}; pass {wanted}" if isinstance(value, (float, int, np.number, type(None))) else type(value).__name__
+
+
+def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
+    """A number that is `valid`, or a tensor of such numbers, of any shape."""
+    if type(value) is float or (not isinstance(value, Tensor) and as_number(value) is not None):
+        return check_number(name, what, value, valid, domain)
+    if not isinstance(value, (Tensor, np.ndarray)):
+        raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'a number or a tensor')}")
+    tensor = as_tensor(name, what, value)
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name}: {what} must be real, got {tensor.dtype}")
+    if is_concrete(tensor) and not bool(valid(tensor).all()):
+        raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {float(tensor.detach()[~valid(tensor)][0])}")
+    return tensor
+
+
+def check_per_row(
+    name: str, what: str, value: Any, x: Tensor, dim: int, valid: Callable[[Any], Any], domain: str
+) -> float | Tensor:
+    """A number, or a tensor of x's rank with size 1 along `dim`, that is `valid`."""
+    tensor = check_value(name, what, value, valid, domain)
+    if not isinstance(tensor, Tensor):
+        return tensor
+    shape = sizes(x)
+    rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(shape))
+    if not _broadcasts(tensor, rows_shape):
+        raise ValueError(
+            f"{name}: {what} must broadcast against scores of shape {shape} with size 1 along dim {dim}, "
+            f"got shape {sizes(tensor)}; {_reshaping(what, sizes(tensor), rows_shape)}"
+        )
+    return _of_rank(tensor, x.ndim)
+
+
+def _reshaping(what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """What makes an argument of a shape that broadcasts to the rows' of it."""
+    if math.prod(own) == math.prod(shape):
+        return f"one value a row needs {what}.reshape{shape}"
+    axis = next((a for a, size in enumerate(shape) if own == (size,)), None)
+    if axis is None:
+        return f"give it a shape that broadcasts to {shape}"
+    return f"one value for each index of axis {axis} needs {what}.reshape{own + (1,) * (len(shape) - axis - 1)}"
+
+
+def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether it broadcasts to the shape, and no further."""
+    own = sizes(tensor)
+    return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
+
+
+def _of_rank(tensor: Tensor, rank: int) -> Tensor:
+    return tensor[(None,) * (rank - tensor.ndim)] if tensor.ndim < rank else tensor
+
+
+SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double; 0 in a comparison with float32
+# (valid, domain) of a temperature.
+TEMPERATURE: tuple[Callable[[Any], Any], str] = (
+    lambda tau: (tau > 0) & (tau >= SMALLEST_TEMPERATURE) & (tau < math.inf),
+    "positive and finite, at least 2.3e-308",
+)
+
+
+def check_one_temperature(name: str, value: Any) -> float:
+    """A positive number."""
+    return check_number(name, "temperature", value, *TEMPERATURE)
+
+
+def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
+    """A positive number, or a tensor of positive numbers that broadcasts against the rows."""
+    return check_per_row(name, "temperature", temperature, x, dim, *TEMPERATURE)
+
+
+def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
+    """A boolean mask of x's rank that broadcasts to x."""
+    if where is None:
+        return None
+    mask = as_tensor(name, "where", where)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.bool()")
+    if not _broadcasts(mask, sizes(x)):
+        raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
+    return _of_rank(mask, x.ndim)

@@ -1,0 +1,215 @@
+"""The contract: what a map is, and which there are.
+
+A map sends scores x to probabilities p along one axis. Its Jacobian has the form
+
+    J = ∂p/∂z = diag(s) − q rᵀ,        z = x/τ, −∞ where masked        (r = s for maps onto probabilities)
+    vjp(g) = s ⊙ g − r ⟨q, g⟩          jvp(t) = s ⊙ t − q ⟨r, t⟩
+
+so a map states `forward` and `sensitivity = (s, q)`, `(s, q, r)` or log s (`jacobian.py`), from which the reverse, forward and
+double derivatives, vmap, torch.func, what recorders such as torch.compile and torch.export see, masks, temperature and axes follow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, check_int, check_number, check_value, nearest
+from softmaxima.core.evaluation import evaluate
+from softmaxima.core.jacobian import Jacobian
+from softmaxima.core.recorded import remember
+from softmaxima.kernels.native import Kernel
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a map.
+
+    `kind` is what its values are: float, int, str, or object for anything. Only such values, NumPy's numbers converted, come to
+    `valid`, which works on a number and, elementwise, on a tensor. A parameter that has a `gradient(p, z, **params) = ∂p/∂θ` may be
+    a tensor that broadcasts against the rows, and learns. `regulariser_gradient(p, **params) = ∂Ω/∂θ` at fixed p completes
+    the derivative of the map's Fenchel–Young loss. Tests and benchmarks iterate `examples`.
+
+    >>> import softmaxima as sm
+    >>> [(parameter.name, parameter.default, parameter.domain) for parameter in sm.find_map("entmax").params]
+    [('alpha', 1.5, 'at least 1 and finite')]
+    """
+
+    name: str
+    default: Any
+    examples: tuple[Any, ...]
+    valid: Callable[[Any], Any]
+    domain: str
+    kind: type = float
+    gradient: Callable[..., Tensor] | None = None
+    regulariser_gradient: Callable[..., Tensor] | None = None
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value, a number as Python's, if it is in the domain."""
+        if self.gradient is not None:
+            return check_value(name, self.name, value, self.valid, self.domain)
+        if self.kind is float:
+            return check_number(name, self.name, value, self.valid, self.domain)
+        if self.kind is int:
+            return check_int(name, self.name, value, self.valid, self.domain)
+        if not isinstance(value, self.kind) or not self.valid(value):
+            raise ValueError(f"{name}: {self.name} must be {self.domain}, got {value!r}")
+        return value
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What a map claims. The tests hold it to every claim.
+
+    >>> import softmaxima as sm
+    >>> [name for name, map in sm.maps.REGISTRY.items() if map.properties.sparse and map.properties.continuous]
+    ['entmax', 'entmax15', 'sparsemax']
+    """
+
+    mass: str = "one"  # what Σp is on a row with an allowed score: "one" | "at most one" | "zero or one"
+    shift_invariant: bool = True  # map(x + c) = map(x)
+    locally_shift_invariant: bool = False  # so for a small c, where it is not so for every c
+    order_preserving: bool = True  # x_i > x_j ⇒ p_i ≥ p_j
+    sparse: bool = False  # finite scores can get exactly zero
+    continuous: bool = True  # p moves continuously with x
+    logarithmic: bool = False  # returns log p, so that the claims hold for its exponential
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Passes over a row that an ideal kernel needs when the row does not fit in cache.
+
+    >>> import softmaxima as sm
+    >>> sm.find_map("softmax").cost
+    Cost(reads=2, writes=1)
+    """
+
+    reads: int
+    writes: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """One map from scores to probabilities; see `docs/architecture.md` for the contract and CONTRIBUTING.md for an example.
+
+    Every callable works along the last axis, on scores that are already divided by the temperature and −∞ where masked.
+
+    reference(x, **params): the literal definition, in float64; tests compare with it.
+    forward(z, **params): the same, stable and fast.
+    sensitivity(p, z, **params): (s, q) or (s, q, r), or `Balanced(log s)` where s may be huge. `z` is None unless `uses_scores`.
+    regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
+    kernel: its functions in the native library, which then do what `forward` and the derivative do; None where there are none.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.find_map("entmax")(np.array([2.0, 0.0]), alpha=2.0)
+    array([1., 0.])
+    """
+
+    name: str
+    reference: Callable[..., Tensor]
+    forward: Callable[..., Tensor]
+    sensitivity: Callable[..., tuple[Tensor, ...] | Jacobian]
+    source: str
+    regulariser: Callable[..., Tensor] | None = None
+    params: tuple[Parameter, ...] = ()
+    properties: Properties = field(default_factory=Properties)
+    cost: Cost = Cost(reads=2)
+    uses_scores: bool = False
+    kernel: Kernel | None = None
+    key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", remember(self))
+
+    def __call__(
+        self,
+        x: Array,
+        dim: int = -1,
+        *,
+        temperature: float | Array = 1.0,
+        where: Array | None = None,
+        **params: Any,
+    ) -> Array:
+        """Evaluate the map of `x / temperature` along `dim`, over the scores that `where` allows."""
+        return evaluate(self, x, dim, temperature, where, params)
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The public function, which has the map's name, in the map's file."""
+        return getattr(sys.modules.get(self.reference.__module__), self.name, None)
+
+    def complete(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters in the map's order, defaults filled in."""
+        unknown = params.keys() - {parameter.name for parameter in self.params}
+        if unknown:
+            known = ", ".join(parameter.name for parameter in self.params) or "none"
+            raise TypeError(f"{self.name}: unknown parameter {', '.join(sorted(unknown))}; this map takes: {known}")
+        return {parameter.name: params.get(parameter.name, parameter.default) for parameter in self.params}
+
+    def __reduce__(self) -> Any:
+        if REGISTRY.get(self.name) is not self:
+            raise pickle.PicklingError(f"{self.name}: only a registered map can be pickled; call register(map) where it is defined")
+        return _restore, (self.reference.__module__, self.name)
+
+    def __deepcopy__(self, memo: Any) -> Map:
+        return self
+
+
+def _restore(module: str, name: str) -> Map:
+    """The map that importing the module registers: a pickled map is its name and place."""
+    importlib.import_module(module)
+    return REGISTRY[name]
+
+
+REGISTRY: dict[str, Map] = {}
+
+
+def register(map: Map) -> Map:
+    """Add a map to `REGISTRY`, which tests, benchmarks, docs and the command line iterate.
+
+    Raises TypeError for anything else, and ValueError if the name is taken.
+
+    >>> import softmaxima as sm
+    >>> sm.register(sm.find_map("softmax"))
+    Traceback (most recent call last):
+    ValueError: register: a map named 'softmax' exists already; choose another name
+    """
+    if not isinstance(map, Map):
+        raise TypeError(f"register: map must be a Map, got {type(map).__name__}; see CONTRIBUTING.md for an example")
+    if map.name in REGISTRY:
+        raise ValueError(f"register: a map named {map.name!r} exists already; choose another name")
+    REGISTRY[map.name] = map
+    return map
+
+
+AnyMap = str | Map | Callable[..., Any]  # a registered name, a Map, or the function of one
+
+
+def find_map(map: AnyMap, name: str = "find_map") -> Map:
+    """The map of that name or of that function (`sm.sparsemax`), or the map itself.
+
+    Raises ValueError for an unknown name or function, TypeError for anything else; `name` is the caller's, for the message.
+
+    >>> import softmaxima as sm
+    >>> sm.find_map("sparsemax").source
+    'Martins & Astudillo (2016), arXiv:1602.02068'
+    >>> sm.find_map(sm.sparsemax) is sm.find_map("sparsemax")
+    True
+    """
+    if isinstance(map, Map):
+        return map
+    if not isinstance(map, str) and not callable(map):
+        raise TypeError(f"{name}: map must be the name or the function of a map, or a Map, got {type(map).__name__}")
+    called = map if isinstance(map, str) else getattr(map, "__name__", type(map).__name__)
+    found = REGISTRY.get(called)
+    if found is None or not (isinstance(map, str) or found.function is map):
+        known = ", ".join(REGISTRY)
+        what = repr(map) if isinstance(map, str) else f"function {getattr(map, '__module__', '')}.{called}"
+        raise ValueError(f"{name}: unknown map {what}{nearest(called, REGISTRY)}; registered are: {known}")
+    return found

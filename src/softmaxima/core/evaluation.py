@@ -1,0 +1,100 @@
+"""The public edge of maps: arguments validated, the axis moved last and back, arrays as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import (
+    as_number,
+    as_scores,
+    check_dim,
+    check_per_row,
+    check_scores,
+    check_temperature,
+    check_where,
+    like_input,
+)
+from softmaxima.core.autograd import apply, apply_plain
+from softmaxima.core.jacobian import Jacobian
+from softmaxima.core.routing import is_plain
+from softmaxima.core.rowwise import arguments_of, jacobian, named
+from softmaxima.kernels import native
+
+if TYPE_CHECKING:
+    from softmaxima.core.contract import Map
+
+
+def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> Any:
+    """The map of x/τ along `dim`."""
+    if is_plain(x, dim, temperature, where):
+        p = _directly(map, x, temperature, params)
+        if p is not None:
+            return p
+    scores = as_scores(map.name, x)
+    dim, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
+    p = apply(map, *arguments)
+    if dim != p.ndim - 1:
+        p = p.movedim(p.ndim - 1, dim)  # an exporter to ONNX keeps a negative axis as it is
+    return like_input(p if scores.ndim else p.reshape(()), x)
+
+
+def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]) -> Any:
+    """The map of plain scores with numbers for parameters, by its kernel; None for anything else."""
+    kernel = map.kernel
+    if kernel is None:
+        return None
+    if len(params) != len(map.params):
+        return None
+    values: tuple[Any, ...] = ()
+    for parameter in map.params:
+        value = params.get(parameter.name)  # None for one of another name
+        if type(value) is int and parameter.kind is float:
+            value = as_number(value)
+        if type(value) is not parameter.kind or not parameter.valid(value):
+            return None
+        values += (value,)
+    theta = kernel.theta(*values) if values else 0.0
+    if x.requires_grad and torch.is_grad_enabled():
+        return apply_plain(map, x, temperature, None, *values)
+    return native.forward_plain(kernel.forward, x, temperature, theta)
+
+
+def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int, name: str | None = None) -> list[Any]:
+    """The values of the map's parameters, in its order; `name` is that of a function which is called otherwise than the map."""
+    name, values = name or map.name, []
+    for parameter in map.params:
+        value = params[parameter.name]
+        if parameter.gradient is not None:
+            value = check_per_row(name, parameter.name, value, x, dim, parameter.valid, parameter.domain)
+        else:
+            value = parameter.check(name, value)
+        values.append(value)
+    return values
+
+
+def _rows_last(
+    map: Map, x: Tensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]
+) -> tuple[int, tuple[Any, ...]]:
+    """(dim ≥ 0, (x, τ, mask, parameters…) validated, with `dim` moved last)."""
+    dim = check_dim(map.name, dim, x.ndim)
+    x = x if x.ndim else x.reshape(1)
+    tau = check_temperature(map.name, temperature, x, dim)
+    arguments = (x, tau, check_where(map.name, where, x), *check_params(map, params, x, dim))
+    if dim != x.ndim - 1:
+        arguments = tuple(v.movedim(dim, -1) if isinstance(v, Tensor) else v for v in arguments)
+    return dim, arguments
+
+
+def linearise(
+    map: Map, x: Tensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]
+) -> tuple[Jacobian, float | Tensor]:
+    """(∂p/∂z, τ) at x, rows last and in the compute dtype, τ with two trailing axes."""
+    _, (rows, tau, mask, *values) = _rows_last(map, check_scores(map.name, x), dim, temperature, where, map.complete(params))
+    z = arguments_of(map, rows, tau, mask)
+    params = named(map, [v.to(z.dtype) if isinstance(v, Tensor) else v for v in values])
+    found = jacobian(map, map.forward(z, **params), z, params)
+    return found, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau

@@ -1,0 +1,53 @@
+"""Sums of exponentials along the last axis, stable: what several maps and logsumexp are made of."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.tracing import sizes
+
+
+def row_maximum(z: Tensor) -> Tensor:
+    """The maximum of each row as a constant, and 0 for a row of −∞, so that `z - row_maximum(z)` is −∞ there and not NaN."""
+    if sizes(z)[-1] == 0:
+        return z.new_zeros((*z.shape[:-1], 1))
+    maximum = z.detach().amax(-1, keepdim=True)
+    return maximum.masked_fill(maximum == -math.inf, 0.0)
+
+
+def without_mask(z: Tensor) -> Tensor:
+    """z with 0 for −∞, so that a product with an exact zero is zero."""
+    return z.masked_fill(z == -math.inf, 0.0)
+
+
+def divisor(mass: Tensor) -> Tensor:
+    """The mass, and 1 where it is 0, so that a division leaves a row of zeros as it is."""
+    return mass.masked_fill(mass == 0, 1.0)
+
+
+def total(weights: Tensor, more: float | Tensor = 0.0) -> Tensor:
+    """Σ weights + more in float64, as a divisor."""
+    return divisor(weights.sum(-1, keepdim=True, dtype=torch.float64) + more)
+
+
+def normalise_exp(z: Tensor) -> Tensor:
+    """exp(z) / Σ exp(z)."""
+    weights = (z - row_maximum(z)).exp()
+    return (weights / total(weights)).to(z.dtype)
+
+
+def shifted_logsumexp(z: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, l) with LSE(z) = M + l and M = max z, in float64.
+
+    l = log m + log1p(r/m), m counting the maxima and r summing the other exp(z − M), keeps its digits where it is near 0.
+    A row of −∞ has M = 0 and l = −∞; a row that holds +∞ has M = +∞ and l = 0.
+    """
+    maximum = row_maximum(z)
+    at_maximum = z == maximum
+    count = at_maximum.sum(-1, keepdim=True)
+    rest = (z - maximum).masked_fill(at_maximum, -math.inf).exp().sum(-1, keepdim=True, dtype=torch.float64)
+    log_sum = count.to(torch.float64).log() + torch.log1p(rest / count.clamp_min(1))
+    return maximum.to(torch.float64), log_sum.masked_fill(maximum == math.inf, 0.0)

@@ -1,0 +1,1 @@
+"""The native library on the CPU and Triton on a GPU: the same functions, chosen by the device."""

@@ -1,0 +1,42 @@
+"""Which kernels a device has: the native library's on the CPU, Triton's on a GPU, and none elsewhere, where torch does the work."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+
+from softmaxima.kernels import native
+
+
+@cache
+def library(device_type: str) -> Any:
+    """The module with the kernels for tensors on a device, or None. All such modules have functions of the same names."""
+    backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
+    if device_type == "cuda" and backend != "reference":
+        return _triton()
+    if device_type == "cpu":
+        # Triton's interpreter, in which the tests run the GPU's kernels.
+        return _triton() if backend == "triton" else native if native.AVAILABLE else None
+    return None
+
+
+@torch.compiler.assume_constant_result
+def has_library(device_type: str) -> bool:
+    return library(device_type) is not None
+
+
+def _triton() -> Any:
+    try:
+        return importlib.import_module("softmaxima.kernels.triton.library")
+    except ImportError as error:
+        warnings.warn(
+            f'softmaxima runs without its GPU kernels, much slower: {error}. Call: pip install ".[gpu]", or set '
+            "SOFTMAXIMA_BACKEND=reference to be content with it",
+            stacklevel=2,
+        )
+        return None

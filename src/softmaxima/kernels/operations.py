@@ -1,0 +1,90 @@
+"""The kernels as registered operations, which torch.compile takes into its graph without looking inside.
+
+Their results are contiguous, whatever the layout of the scores, so that a compiler knows their strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.tracing import operation
+from softmaxima.kernels.devices import library
+
+
+def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
+    return _logsumexp(x, *_split(tau), where)
+
+
+def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    return _logsumexp_backward(x, states, g, *_split(tau), where)
+
+
+def loss(
+    name: str, x: Tensor, target: Tensor, *, theta: float | Tensor, gradient: bool, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    values, slope = _loss(name, x, target, gradient, *_split(theta), **options)
+    return values, slope if gradient else None
+
+
+def _split(value: float | Tensor) -> tuple[Tensor | None, float]:
+    """A number or a tensor as the two arguments that an operation can have for it."""
+    return (value, 0.0) if isinstance(value, Tensor) else (None, value)
+
+
+def _join(tensor: Tensor | None, number: float) -> float | Tensor:
+    return number if tensor is None else tensor
+
+
+@operation("logsumexp")
+def _logsumexp(x: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    return library(x.device.type).logsumexp(x, _join(taus, tau), where, wide=True)  # type: ignore[return-value]
+
+
+@_logsumexp.register_fake
+def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[:-1]), x.new_empty((2, *x.shape[:-1]), dtype=torch.float64)
+
+
+@operation("logsumexp_backward")
+def _logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
+    return library(x.device.type).logsumexp_backward(x, states, g, _join(taus, tau), where).contiguous()
+
+
+@_logsumexp_backward.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@operation("loss")
+def _loss(
+    name: str,
+    x: Tensor,
+    target: Tensor,
+    gradient: bool,
+    thetas: Tensor | None,
+    theta: float,
+    class_weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    fenchel: bool,
+) -> tuple[Tensor, Tensor]:
+    values, slope = library(x.device.type).loss(
+        name,
+        x,
+        target,
+        theta=_join(thetas, theta),
+        class_weight=class_weight,
+        smoothing=smoothing,
+        scale=scale,
+        fenchel=fenchel,
+        gradient=gradient,
+    )
+    return values, x.new_empty(0) if slope is None else slope.contiguous()
+
+
+@_loss.register_fake
+def _(name: str, x: Tensor, target: Tensor, gradient: bool, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[:-1], dtype=torch.float64), x.new_empty(x.shape if gradient else 0)

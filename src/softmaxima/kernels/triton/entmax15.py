@@ -1,0 +1,62 @@
+r"""entmax-1.5: p = relu(z/2 − λ)², with λ ∈ [−1, 0] below half the maximum. Newton's step is on √Σp, which is convex.
+
+τ ∂⟨g, p⟩/∂x = √p ⊙ (g − Σ √p g / Σ √p)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
+from softmaxima.kernels.triton.sparsemax import above, bracket
+from softmaxima.kernels.triton.threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, level_of
+
+
+@triton.jit
+def probability(z, beta, b, c):
+    root = above(z * 0.5, level_of(b, c))
+    return root * root
+
+
+@triton.jit
+def sums(z, beta, level):
+    root = above(z * 0.5, level)
+    return row_sum(root * root).to(tl.float64), row_sum(root).to(tl.float64)
+
+
+@triton.jit
+def step(level, mass, slope, beta):
+    root = tl.sqrt(mass)
+    return level + root * (root - 1.0) / tl.where(slope == 0.0, 1.0, slope)
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, None)
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+
+
+@triton.jit
+def depth(b, c, beta):
+    return 2.0 * (1.0 + level_of(b, c))
+
+
+FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_derivative(tl.sqrt(p), g)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_derivative(tl.sqrt(p), g, a, b)
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

@@ -1,0 +1,443 @@
+r"""Rows of scores on a GPU: where they lie, what a program reads of them, and how a long one is shared among programs.
+
+A map states three functions of a block of rows [R, B], whose accumulators (a, b, c, d) are numbers [R, 1]:
+
+    begin(x, p, g, column, theta, tau, …) → (a, b, c, d)         what the block adds up to; θ and τ are double
+    merge(a, b, c, d, theta, tau, …) → (a, b, c, d)              of all parts of a row [1, parts], along them
+    finish(x, p, g, column, theta, tau, …, a, b, c, d) → out     each element, when the whole row is known
+
+Of a row that fits on chip one program reads every number once. A longer one is cut into parts, each with a program that begins
+it; a second launch merges the parts, in every program anew, and finishes its own. What is not given is 0.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softmaxima.kernels.native import Layout, in_memory, mask_blocks, one_stride
+
+ON_CHIP = 1 << 15  # the longest row in registers, in elements of 4 bytes
+PART = 1 << 13  # elements of a long row that a program holds
+TILE = 1 << 11  # elements of short rows that a program holds
+CACHED = 1 << 25  # bytes of rows that the second level of cache keeps until they are read again
+TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
+INFINITY = tl.constexpr(float("inf"))
+LARGEST_FLOAT64 = tl.constexpr(torch.finfo(torch.float64).max)
+LARGEST_FLOAT32 = tl.constexpr(torch.finfo(torch.float32).max)
+LARGEST_BFLOAT16 = tl.constexpr(torch.finfo(torch.bfloat16).max)
+LARGEST_FLOAT16 = tl.constexpr(torch.finfo(torch.float16).max)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E_LOW = tl.constexpr(1.925963033500e-8)  # LOG2_E less its rounding to float32
+LOG_2 = tl.constexpr(0.6931471805599453)
+TINY, HUGE = tl.constexpr(2.0**-126), tl.constexpr(2.0**127)  # float32 has them
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def exp(x):
+    """e^x to 2 ulp: 2^t for the rounded t = x log₂e, times what rounding t lost. −∞ and below −200 give 0."""
+    if x.dtype == tl.float64:
+        power = tl.exp(x)
+    else:
+        x = tl.maximum(x, -200.0, propagate_nan=tl.PropagateNan.ALL)  # x·LOG2_E − t is NaN at −∞
+        t = x * LOG2_E
+        lost = tl.fma(x, tl.full(x.shape, LOG2_E, tl.float32), -t) + x * LOG2_E_LOW
+        power = tl.exp2(t)
+        power += power * (lost * LOG_2)
+    return power
+
+
+@triton.jit
+def row_max(x):
+    """[R, B] → [R, 1]; NaN may be taken for nothing."""
+    return tl.max(x, 1)[:, None]
+
+
+@triton.jit
+def row_sum(x):
+    return tl.sum(x, 1)[:, None]
+
+
+@triton.jit
+def divide(a, b):
+    """a/b, rounded to nearest."""
+    if a.dtype == tl.float64:
+        quotient = a / b
+    else:
+        quotient = tl.div_rn(a, b + tl.zeros_like(a))
+    return quotient
+
+
+@triton.jit
+def over(x, tau, TEMPERED: tl.constexpr):
+    """x/τ; float32 takes a τ beyond its numbers for the nearest of them."""
+    if TEMPERED:
+        if x.dtype == tl.float32:
+            tau = tl.minimum(tl.maximum(tau, TINY), HUGE)
+        x = divide(x, tau.to(x.dtype))
+    return x
+
+
+@triton.jit
+def gap(x, maximum):
+    """x − M: exact before the temperature divides it; −∞ in a row without scores, NaN of +∞."""
+    return x - tl.where(maximum == -INFINITY, 0.0, maximum)
+
+
+@triton.jit
+def inverse(mass):
+    """1/mass, 1 for 0."""
+    return divide(tl.full(mass.shape, 1.0, mass.dtype), tl.where(mass == 0.0, 1.0, mass))
+
+
+@triton.jit
+def narrowed(value, tau, TEMPERED: tl.constexpr, dtype: tl.constexpr):
+    """value/τ, and the largest number of the dtype where that is more. In double, for τ may be beyond float32."""
+    quotient = value
+    if TEMPERED:
+        quotient = value.to(tl.float64) / tau
+    if dtype == tl.float64:
+        bound: tl.constexpr = LARGEST_FLOAT64
+    elif dtype == tl.float32:
+        bound: tl.constexpr = LARGEST_FLOAT32
+    elif dtype == tl.bfloat16:
+        bound: tl.constexpr = LARGEST_BFLOAT16
+    else:
+        bound: tl.constexpr = LARGEST_FLOAT16
+    return tl.where(quotient > bound, bound, tl.where(quotient < -bound, -bound, quotient))
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def place_of(places, row):
+    """Which place of equally long ones a row has; its own number where nothing else is said."""
+    place = row
+    if places is not None:
+        place = tl.load(places + row)
+    return place
+
+
+@triton.jit
+def read_scores(x, stride, starts, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
+    """x of rows [R, 1] and columns [1, B], −∞ where masked or outside."""
+    if x is None:
+        scores = tl.zeros((1, 1), COMPUTE)
+    else:
+        scores = tl.load(x + place_of(starts, row) * stride + column, mask=inside, other=-INFINITY).to(COMPUTE)
+        if mask is not None:
+            is_counted = tl.load(mask + place_of(blocks, row) * n + column, mask=inside, other=1) != 0
+            scores = tl.where(is_counted, scores, -INFINITY)
+    return scores
+
+
+@triton.jit
+def double(bits):
+    """The double [1, 1] of these bits: what Triton takes as a float argument has 32."""
+    return tl.full((1, 1), bits, tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def read_number(number, numbers, row):
+    """A parameter of the rows in double, [R, 1]."""
+    if numbers is None:
+        parameter = double(number)
+    else:
+        parameter = tl.load(numbers + row)
+    return parameter
+
+
+@triton.jit
+def read_values(values, row, column, inside, n, EACH: tl.constexpr, COMPUTE: tl.constexpr):
+    """A block of p or g, 0 outside: one number an element, or one a row."""
+    if values is None:
+        block = tl.zeros((1, 1), COMPUTE)
+    elif EACH:
+        block = tl.load(values + row * n + column, mask=inside, other=0.0).to(COMPUTE)
+    else:
+        block = tl.load(values + row).to(COMPUTE)
+    return block
+
+
+@triton.jit
+def read_block(
+    x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P: tl.constexpr, EACH_G: tl.constexpr, COMPUTE: tl.constexpr
+):  # fmt: skip
+    """(x, p, g) of a block; 0 for what is not given."""
+    scores = read_scores(x, stride, starts, mask, blocks, row, column, inside, n, COMPUTE)
+    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
+    return scores, probability, read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+
+
+@triton.jit
+def whole_rows(
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
+    BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
+    DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    is_row = row < rows
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = is_row & (column < n)
+    row = tl.minimum(row, rows - 1)
+    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
+    parameter = read_number(theta, thetas, row)
+    temperature = read_number(tau, taus, row)
+    a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
+    value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
+    if DERIVATIVE:
+        value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
+    if EACH_OUT:
+        tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + 2 * row + tl.arange(0, 2)[None, :], value, mask=is_row)
+
+
+@triton.jit
+def begin_parts(
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, partial, first, n, parts,
+    BEGIN: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """partial [4, *, parts]: what each part of the rows from `first` on adds up to."""
+    index = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0).to(tl.int64)
+    row = tl.zeros((1, 1), tl.int64) + first + index // parts
+    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = column < n
+    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
+    parameter = read_number(theta, thetas, row)
+    temperature = read_number(tau, taus, row)
+    a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
+    place = partial + index + tl.zeros((1, 1), tl.int64)
+    tl.store(place, a)
+    tl.store(place + count, b)
+    tl.store(place + 2 * count, c)
+    tl.store(place + 3 * count, d)
+
+
+@triton.jit
+def read_parts(partial, index, parts, count, PARTS: tl.constexpr):
+    """(a, b, c, d) of the parts of a row, [1, PARTS] each; those that are not there repeat the first, and `is_part` is False."""
+    part = tl.arange(0, PARTS)[None, :]
+    is_part = part < parts
+    place = partial + index * parts + tl.where(is_part, part, 0)
+    return is_part, tl.load(place), tl.load(place + count), tl.load(place + 2 * count), tl.load(place + 3 * count)
+
+
+@triton.jit
+def finish_parts(
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, merged,
+    MERGE: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
+    DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """`parts` programs a row, each of which merges the row's `merged` accumulators."""
+    index = tl.program_id(0).to(tl.int64)
+    height = tl.num_programs(0).to(tl.int64) // parts
+    row = tl.zeros((1, 1), tl.int64) + first + index // parts
+    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = column < n
+    parameter = read_number(theta, thetas, row)
+    temperature = read_number(tau, taus, row)
+    is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
+    a, b, c, d = MERGE(is_part, a, b, c, d, parameter, temperature, TEMPERED)
+    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
+    value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
+    if DERIVATIVE:
+        value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
+    if EACH_OUT:
+        tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + 2 * row + tl.arange(0, 2)[None, :], value)
+
+
+@triton.jit
+def add(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
+    """The merge of plain sums."""
+    a, b = row_sum(tl.where(is_part, a, 0.0)), row_sum(tl.where(is_part, b, 0.0))
+    return a, b, row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
+
+
+@triton.jit
+def scale_parts(x, factors, step, n, parts, WIDTH: tl.constexpr):
+    """x times the factor of its row; factors of 1 cost nothing."""
+    index = tl.program_id(0).to(tl.int64)
+    row = index // parts
+    factor = tl.load(factors + row * step)
+    if factor != 1.0:
+        column = index % parts * WIDTH + tl.arange(0, WIDTH)
+        place = x + row * n + column
+        value = tl.load(place, mask=column < n, other=0.0) * factor
+        tl.store(place, value.to(x.dtype.element_ty), mask=column < n)
+
+
+# Launches -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Scores [..., n] as rows, with what kernels need to know of them. `x` is None where only p and g are read."""
+
+    like: Tensor
+    x: Tensor | None
+    stride: int
+    starts: Tensor | None  # of each row, in strides; None for one after the other
+    tau: int  # the bits of a double, as θ
+    taus: Tensor | None
+    theta: int
+    thetas: Tensor | None
+    mask: Tensor | None
+    blocks: Tensor | None
+    compute: torch.dtype
+
+    @property
+    def n(self) -> int:
+        return self.like.shape[-1]
+
+    @property
+    def count(self) -> int:
+        return self.like.numel() // self.n
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.x, self.stride, self.starts, self.tau, self.taus, self.theta, self.thetas, self.mask, self.blocks
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What every kernel is compiled for."""
+        return {"TEMPERED": self.taus is not None or self.tau != bits(1.0), "COMPUTE": TRITON_DTYPE[self.compute]}
+
+    @property
+    def block(self) -> dict[str, int]:
+        """What a program holds of a long row."""
+        return {"WIDTH": PART, "num_warps": warps(PART)}
+
+    @property
+    def width(self) -> int:
+        """Of a row on chip."""
+        return triton.next_power_of_2(self.n)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a row stays on chip."""
+        return self.width * self.compute.itemsize <= 4 * ON_CHIP
+
+    def tiles(self) -> tuple[int, int]:
+        """(programs, rows of each) where rows fit."""
+        height = max(1, min(TILE // self.width, triton.next_power_of_2(self.count)))
+        return triton.cdiv(self.count, height), height
+
+    def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, int, int, Tensor]]:
+        """(first row, how many, parts of each, their accumulators [4, rows, parts]) for long rows that are read twice, as many at
+        a time as stay in the second level of cache.
+        """
+        height = max(1, min(self.count, CACHED // (self.n * self.like.itemsize)))
+        parts = triton.cdiv(self.n, PART)
+        for first in range(0, self.count, height):
+            taken = min(height, self.count - first)
+            yield first, taken, parts, self.like.new_empty((4, taken, parts), dtype=dtype or self.compute)
+
+
+def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Rows:
+    """The rows of x, of the shape and dtype of `like`. Outer axes may lie in any way; the last is made contiguous."""
+    compute = torch.float64 if like.dtype == torch.float64 else torch.float32
+    stride, starts = like.shape[-1], None
+    if x is not None:
+        x = x.resolve_neg()
+        x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+        found = one_stride(x)
+        stride, starts = uneven_starts(x) if found is None else (found, None)
+
+    def per_row(value: float | Tensor) -> tuple[int, Tensor | None]:
+        if isinstance(value, Tensor):
+            return 0, in_memory(value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1))
+        return bits(value), None
+
+    mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
+    return Rows(like, x, stride, starts, *per_row(tau), *per_row(theta), mask, blocks, compute)
+
+
+def uneven_starts(x: Tensor) -> tuple[int, Tensor]:
+    """(a stride, where each row of x [..., n] starts in multiples of it)."""
+    axes = [(size, stride) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    step = math.gcd(*(stride for _, stride in axes))
+    starts = torch.zeros((), dtype=torch.int64, device=x.device)
+    for size, stride in axes:
+        starts = starts.unsqueeze(-1) + torch.arange(size, device=x.device) * (stride // step)
+    return step, starts
+
+
+def bits(value: float) -> int:
+    """The bits of a double, for `double`."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+@dataclass(frozen=True)
+class RowFunctions:
+    """What a map does with its rows, and whether it reads one number an element or one a row, and writes one an element or two."""
+
+    begin: Any
+    merge: Any
+    finish: Any
+    each_p: bool = True
+    each_g: bool = True
+    each_out: bool = True
+    is_derivative: bool = False
+    wide: bool = False  # whether the accumulators are double
+
+    def reads(self, rows: Rows) -> dict[str, Any]:
+        return {"EACH_P": self.each_p, "EACH_G": self.each_g, **rows.numbers}
+
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
+        """(first row, how many, parts of each, accumulators [4, rows, k], k) of long rows, a group at a time."""
+        for first, taken, parts, partial in rows.shared(torch.float64 if self.wide else None):
+            begin_parts[(taken * parts,)](
+                *rows.arguments, p, g, partial, first, rows.n, parts, BEGIN=self.begin, **self.reads(rows), **rows.block
+            )
+            yield first, taken, parts, partial, parts
+
+
+def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
+    """Fills the contiguous `out`, [..., n] or [..., 2]."""
+    writes = {"FINISH": f.finish, "EACH_OUT": f.each_out, "DERIVATIVE": f.is_derivative, **f.reads(rows)}
+    if rows.fits:
+        programs, height = rows.tiles()
+        whole_rows[(programs,)](
+            *rows.arguments, p, g, out, rows.count, rows.n, BEGIN=f.begin, ROWS=height, WIDTH=rows.width,
+            num_warps=warps(height * rows.width), **writes,
+        )  # fmt: skip
+        return out
+    for first, taken, parts, partial, merged in f.accumulated(rows, p, g):
+        finishing = parts if f.each_out else 1
+        finish_parts[(taken * finishing,)](
+            *rows.arguments, p, g, out, partial, first, rows.n, finishing, merged, MERGE=f.merge,
+            PARTS=triton.next_power_of_2(merged), **writes, **rows.block,
+        )  # fmt: skip
+    return out
+
+
+def scale(x: Tensor, factors: Tensor) -> Tensor:
+    """x [..., n], contiguous, times one factor or one a row, in place."""
+    n = x.numel() if factors.ndim == 0 else x.shape[-1]
+    width = min(PART, triton.next_power_of_2(n))
+    parts = triton.cdiv(n, width)
+    programs = parts * max(1, factors.numel())
+    scale_parts[(programs,)](x, in_memory(factors), int(factors.ndim > 0), n, parts, WIDTH=width, num_warps=warps(width))
+    return x
+
+
+def warps(elements: int) -> int:
+    """Of a program that holds so many elements: 8 to 32 a thread."""
+    return max(1, min(32, triton.next_power_of_2(elements) // 512))

@@ -1,0 +1,54 @@
+r"""softmax, from the monoid of logsumexp: M = max x, m = #{x = M}, r = Σ_{x<M} e^{(x − M)/τ}.
+
+p = e^{(x − M)/τ} / (m + r)          τ ∂⟨g, p⟩/∂x = p ⊙ (g − ⟨p, g⟩)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, over, row_max, row_sum
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    maximum = row_max(x)
+    at_maximum = x == maximum
+    count = tl.where(maximum == -INFINITY, 0.0, row_sum(at_maximum.to(x.dtype)))
+    rest = row_sum(tl.where(at_maximum, 0.0, exp(over(gap(x, maximum), tau, TEMPERED))))
+    return maximum, count, rest, tl.zeros_like(rest)
+
+
+@triton.jit
+def merge(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
+    maximum = row_max(a)
+    at_maximum = a == maximum
+    count = row_sum(tl.where(is_part & at_maximum, b, 0.0))
+    rest = tl.where(at_maximum, c, (b + c) * exp(over(gap(a, maximum), tau, TEMPERED)))
+    rest = row_sum(tl.where(is_part, rest, 0.0))
+    return maximum, count, rest, tl.zeros_like(rest)
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    mass = tl.where(a == INFINITY, float("nan"), b + c)
+    return exp(over(gap(x, a), tau, TEMPERED)) * inverse(mass)
+
+
+FORWARD = RowFunctions(begin, merge, finish)
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    # Where p is 0 the gradient is 0, whatever g is.
+    dot = row_sum(tl.where(p == 0.0, 0.0, p * g))
+    return dot, tl.zeros_like(dot), tl.zeros_like(dot), tl.zeros_like(dot)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return tl.where(p == 0.0, 0.0, p * (g - a))
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

@@ -1,0 +1,86 @@
+r"""sparsemax: p = relu(z − λ), with λ ∈ [−1, 0] below the maximum. On a known support the step of Newton is exact.
+
+τ ∂⟨g, p⟩/∂x = g − mean of g over the support, there; 0 elsewhere
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
+from softmaxima.kernels.triton.threshold import (
+    Threshold,
+    begin_derivative,
+    begin_rows,
+    finish_derivative,
+    finish_rows,
+    level_of,
+    minus,
+)
+
+
+@triton.jit
+def bracket(count):
+    high = tl.zeros(count.shape, tl.float64)
+    return high - 1.0, high
+
+
+@triton.jit
+def above(z, level):
+    """relu(z − level)."""
+    excess = minus(z, level)
+    return tl.where(excess <= 0.0, 0.0, excess)  # NaN stays
+
+
+@triton.jit
+def probability(z, beta, b, c):
+    return above(z, level_of(b, c))
+
+
+@triton.jit
+def sums(z, beta, level):
+    p = above(z, level)
+    return row_sum(p).to(tl.float64), row_sum((p > 0.0).to(z.dtype)).to(tl.float64)
+
+
+@triton.jit
+def step(level, mass, slope, beta):
+    return level + (mass - 1.0) / tl.where(slope == 0.0, 1.0, slope)
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, None)
+
+
+@triton.jit
+def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+
+
+@triton.jit
+def depth(b, c, beta):
+    """(1 − p_max^β)/β, by which `loss.py` knows the conjugate."""
+    return 1.0 + level_of(b, c)
+
+
+FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
+
+
+@triton.jit
+def sensitivity(p):
+    return tl.where(p > 0.0, 1.0, p)  # NaN stays
+
+
+@triton.jit
+def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_derivative(sensitivity(p), g)
+
+
+@triton.jit
+def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
+    return finish_derivative(sensitivity(p), g, a, b)
+
+
+BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

@@ -1,0 +1,352 @@
+r"""Maps with a threshold: the level at which the probabilities of a row add up to 1, by steps inside a bracket.
+
+Scores are z = (x − M)/τ ≤ 0. A map of this kind states, for a level [R, 1] in double that begins at or below its root,
+
+    sums(z, beta, level) → (mass, slope)             Σ p and Σ w of a block, where a step needs w
+    step(level, mass, slope, beta) → level           the next level by Newton, from the left
+    probability(z, beta, b, c) → p                   at the level b + c
+
+Only scores above −1/β can have a probability. Those of a long row are gathered in a scratch row, and its level found there.
+
+A step of Newton on a convex function f from the left has f′/f + s′/s ≤ 1, s the slope: the product of both falls to a quarter,
+which bounds the number of steps by the logarithm of n/ε. Where f is not convex (β > 1) every third step, and later each, halves
+the bracket. There a score enters with infinite slope, and neighbouring levels may leave a jump of Σ p across 1: of a map with
+
+    edges(z, beta, low, high) → which scores have a probability that the bracket leaves open
+
+b is then the highest of these scores, which is below 0, and c its probability, halved into place between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softmaxima.kernels.triton.rows import (
+    INFINITY,
+    RowFunctions,
+    Rows,
+    begin_parts,
+    divide,
+    gap,
+    over,
+    read_number,
+    read_parts,
+    read_scores,
+    row_max,
+    row_sum,
+    warps,
+)
+
+STEPS = tl.constexpr(96)  # no row takes as many
+HALVINGS = tl.constexpr(54)  # of an interval of 1, for a double
+NEWTON_STEPS = tl.constexpr(24)  # before the bracket is only halved, where f is not convex
+GATHERED = 1 << 12  # candidates that a program reads at a time
+TOLERANCE = tl.constexpr(2.0**-22)  # of a mass, where its terms are float32
+WIDE_TOLERANCE = tl.constexpr(2.0**-50)
+JUMP_TOLERANCE = tl.constexpr(2.0**-40)  # the same where β > 1
+STEEPEST = tl.constexpr(2.0**24)  # what a level of two float32 terms says little of
+WIDE_STEEPEST = tl.constexpr(2.0**11)
+
+
+@triton.jit
+def is_one(mass, beta, like):
+    if like.dtype == tl.float64:
+        tolerance = tl.where(beta <= 1.0, WIDE_TOLERANCE, JUMP_TOLERANCE)
+    else:
+        tolerance = TOLERANCE
+    return (tl.abs(mass - 1.0) <= tolerance) | (mass != mass) | (mass == 0.0)
+
+
+@triton.jit
+def is_settled(mass, slope, level, before, beta, like):
+    """Whether the level stays, or the mass is 1 and (for β > 1) the last digit of the level does not change that."""
+    steepest = WIDE_STEEPEST if like.dtype == tl.float64 else STEEPEST
+    return (is_one(mass, beta, like) & ((beta <= 1.0) | (slope <= steepest) | (mass != mass))) | (level == before)
+
+
+@triton.jit
+def minus(z, level):
+    """z − level for a level in double: near the level without a rounding, for what rounds it counts once for every score."""
+    high = level.to(z.dtype)
+    return (z - high) - (level - high.to(tl.float64)).to(z.dtype)
+
+
+@triton.jit
+def level_of(b, c):
+    return b.to(tl.float64) + c.to(tl.float64)
+
+
+@triton.jit
+def bracketed(level, low, high, most, least, mass, slope, beta, step, STEP: tl.constexpr):
+    """(next level, bracket, the masses at its ends): Newton's step, the secant's where that is outside, or half of the bracket."""
+    most, low = tl.where(mass >= 1.0, mass, most), tl.where(mass >= 1.0, level, low)
+    least, high = tl.where(mass <= 1.0, mass, least), tl.where(mass <= 1.0, level, high)
+    newton = STEP(level, mass, slope, beta)
+    rise = tl.log(tl.where(most < INFINITY, most, 1.0))  # of an end that is not known yet 0, which makes the secant's the other
+    fall = tl.log(tl.where(least > 0.0, least, 1.0))
+    secant = low + (high - low) * (rise / tl.where(rise > fall, rise - fall, 1.0))
+    middle = (low + high) * 0.5
+    inside = tl.where((secant > low) & (secant < high), secant, middle)
+    inside = tl.where((newton >= low) & (newton <= high) & ((beta <= 1.0) | (newton != level)), newton, inside)
+    halves = (beta > 1.0) & ((step % 3 == 2) | (step >= NEWTON_STEPS))
+    return tl.where(halves, middle, inside), low, high, most, least
+
+
+@triton.jit
+def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
+    """(level, bracket, mass) of rows z [R, B], which stay on chip."""
+    low, high, level = lowest, highest, lowest
+    mass, slope = SUMS(z, beta, level)
+    most, least = tl.full(mass.shape, INFINITY, tl.float64), tl.zeros_like(mass)
+    moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, z), 0, 1))
+    step = 0
+    while (moving > 0) & (step < STEPS):
+        before = level
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, STEP)
+        mass, slope = SUMS(z, beta, level)
+        moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, z), 0, 1))
+        step += 1
+    return level, low, high, mass
+
+
+@triton.jit
+def products_of(z, beta, b, c, PROBABILITY: tl.constexpr):
+    """Σ p z."""
+    products = PROBABILITY(z, beta, b, c).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
+    return row_sum(products)
+
+
+@triton.jit
+def two_terms(level, mass, DTYPE: tl.constexpr):
+    """The level as accumulators, NaN in a row with NaN."""
+    high = tl.where(mass != mass, mass, level).to(DTYPE)
+    return high, (level - high.to(tl.float64)).to(DTYPE)
+
+
+@triton.jit
+def begin_rows(
+    x, beta, tau, TEMPERED: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr,
+    EDGES: tl.constexpr,
+):  # fmt: skip
+    """(M, b, c, Σ p z) of rows on chip."""
+    maximum = row_max(x)
+    z = over(gap(x, maximum), tau, TEMPERED)
+    low, high = BRACKET(row_sum((x > -INFINITY).to(x.dtype)))
+    level, low, high, mass = solve(z, beta, low, high, SUMS, STEP)
+    b, c = two_terms(level, mass, z.dtype)
+    if EDGES is not None:
+        jumps = (beta > 1.0) & (b == b)
+        if tl.max(jumps.to(tl.int32)) > 0:
+            jumps = jumps & ~is_one(row_sum(PROBABILITY(z, beta, b, c).to(tl.float64)), beta, z)
+        if tl.max(jumps.to(tl.int32)) > 0:
+            edge = row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY))
+            jumps = jumps & (edge > -INFINITY)
+            b, under, share = tl.where(jumps, edge, b), tl.zeros_like(c), tl.full(c.shape, 1.0, c.dtype)
+            for _ in range(HALVINGS):
+                middle = (under + share) * 0.5
+                exceeds = row_sum(PROBABILITY(z, beta, b, tl.where(jumps, middle, c)).to(tl.float64)) > 1.0
+                under, share = tl.where(exceeds, under, middle), tl.where(exceeds, middle, share)
+            c = tl.where(jumps, under, c)
+    return maximum, b, c, products_of(z, beta, b, c, PROBABILITY).to(z.dtype)
+
+
+@triton.jit
+def finish_rows(x, beta, tau, TEMPERED: tl.constexpr, a, b, c, PROBABILITY: tl.constexpr):
+    return PROBABILITY(over(gap(x, a), tau, TEMPERED), beta, b, c)
+
+
+@triton.jit
+def first(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
+    """The merge of a row that has one part."""
+    return row_max(a), row_sum(tl.where(is_part, b, 0.0)), row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
+
+
+@triton.jit
+def begin_derivative(s, g):
+    """(Σ s g, Σ s) of a gradient s ⊙ (g − Σ s g / Σ s); where s is 0 it is 0, whatever g is."""
+    total = row_sum(tl.where(s == 0.0, 0.0, s * g))
+    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+
+
+@triton.jit
+def finish_derivative(s, g, a, b):
+    return tl.where(s == 0.0, 0.0, s * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+
+
+# Long rows ------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def begin_maximum(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    """(max x, whether there is a NaN or +∞)."""
+    maximum = row_max(x)
+    spoilt = row_sum(((x != x) | (x == INFINITY)).to(x.dtype))
+    return maximum, spoilt, tl.zeros_like(maximum), tl.zeros_like(maximum)
+
+
+@triton.jit
+def candidates_of(
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index,
+    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """(z, which of them can have a probability) of a part."""
+    count = tl.num_programs(0).to(tl.int64)
+    row = tl.zeros((1, 1), tl.int64) + first + index // parts
+    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
+    beta = read_number(theta, thetas, row)
+    tau = read_number(tau, taus, row)
+    scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
+    z = over(gap(scores, row_max(a)), tau, TEMPERED)
+    return z, (beta.to(COMPUTE) * z > -1.0) & (z > -INFINITY)
+
+
+@triton.jit
+def count_candidates(
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, counts, first, n, parts,
+    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64)
+    z, is_candidate = candidates_of(
+        x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+    )
+    tl.store(counts + index, tl.sum(is_candidate.to(tl.int32)))
+
+
+@triton.jit
+def gather_candidates(
+    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, counts, gathered, first, n, parts,
+    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """gathered [*, n]: the candidates of each row, in their order."""
+    index = tl.program_id(0).to(tl.int64)
+    z, is_candidate = candidates_of(
+        x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+    )
+    part = tl.arange(0, PARTS)
+    before = tl.sum(tl.load(counts + index // parts * parts + part, mask=part < index % parts, other=0))
+    place = before + tl.cumsum(is_candidate.to(tl.int32), 1) - 1
+    tl.store(gathered + index // parts * n + place, z, mask=is_candidate)
+
+
+@triton.jit
+def read_gathered(gathered, at, total, WIDTH: tl.constexpr):
+    place = at + tl.arange(0, WIDTH)[None, :]
+    return tl.load(gathered + place, mask=place < total, other=-INFINITY)
+
+
+@triton.jit
+def gathered_sums(gathered, total, beta, level, SUMS: tl.constexpr, WIDTH: tl.constexpr):
+    mass = tl.zeros((1, 1), tl.float64)
+    slope = tl.zeros((1, 1), tl.float64)
+    for at in range(0, total, WIDTH):
+        more, steeper = SUMS(read_gathered(gathered, at, total, WIDTH), beta, level)
+        mass += more
+        slope += steeper
+    return mass, slope
+
+
+@triton.jit
+def gathered_mass(gathered, total, beta, b, c, PROBABILITY: tl.constexpr, WIDTH: tl.constexpr):
+    mass = tl.zeros((1, 1), tl.float64)
+    for at in range(0, total, WIDTH):
+        mass += row_sum(PROBABILITY(read_gathered(gathered, at, total, WIDTH), beta, b, c).to(tl.float64))
+    return mass
+
+
+@triton.jit
+def solve_gathered(
+    theta, thetas, partial, counts, gathered, solved, first, n, parts,
+    BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr, EDGES: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """solved [4, *, 1]: what `begin_rows` says, of one gathered row a program."""
+    index = tl.program_id(0).to(tl.int64)
+    height = tl.num_programs(0).to(tl.int64)
+    is_part, a, b, c, d = read_parts(partial, index, parts, height * parts, PARTS)
+    maximum = row_max(a)
+    spoilt = row_sum(tl.where(is_part, b, 0.0)).to(tl.float64)
+    part = tl.arange(0, PARTS)
+    total = tl.sum(tl.load(counts + index * parts + part, mask=part < parts, other=0))
+    gathered += index * n
+    beta = read_number(theta, thetas, tl.zeros((1, 1), tl.int64) + first + index)
+    low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
+    level = low
+    mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
+    most, least = tl.full((1, 1), INFINITY, tl.float64), tl.zeros_like(mass)
+    moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, maximum) | (spoilt > 0.0), 0, 1))
+    step = 0
+    while (moving > 0) & (step < STEPS):
+        before = level
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, STEP)
+        mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
+        moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, maximum), 0, 1))
+        step += 1
+    b, c = two_terms(level, mass, COMPUTE)
+    if EDGES is not None:
+        edge = tl.full((1, 1), -INFINITY, COMPUTE)
+        if tl.max(tl.where((beta > 1.0) & (spoilt == 0.0), 1, 0)) > 0:
+            mass = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH)
+            if tl.max(is_one(mass, beta, maximum).to(tl.int32)) == 0:
+                for at in range(0, total, WIDTH):
+                    z = read_gathered(gathered, at, total, WIDTH)
+                    edge = tl.maximum(edge, row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY)))
+        if tl.max(edge) > -INFINITY:
+            b, under, share = edge, tl.zeros_like(edge), tl.full((1, 1), 1.0, COMPUTE)
+            for _ in range(HALVINGS):
+                c = (under + share) * 0.5
+                exceeds = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH) > 1.0
+                under, share = tl.where(exceeds, under, c), tl.where(exceeds, c, share)
+            c = under
+    b = tl.where(spoilt > 0.0, float("nan"), b)
+    products = tl.zeros((1, 1), tl.float64)
+    for at in range(0, total, WIDTH):
+        products += products_of(read_gathered(gathered, at, total, WIDTH), beta, b, c, PROBABILITY)
+    place = solved + index + tl.zeros((1, 1), tl.int64)
+    tl.store(place, maximum)
+    tl.store(place + height, b)
+    tl.store(place + 2 * height, c)
+    tl.store(place + 3 * height, products.to(COMPUTE))
+
+
+# Launches -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(RowFunctions):
+    """The functions of a map with a threshold."""
+
+    merge: Any = first
+    bracket: Any
+    sums: Any
+    step: Any
+    probability: Any
+    edges: Any = None
+
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
+        for first_row, taken, parts, partial in rows.shared():
+            begin_parts[(taken * parts,)](
+                *rows.arguments, p, g, partial, first_row, rows.n, parts, BEGIN=begin_maximum, **self.reads(rows), **rows.block
+            )
+            counts = partial.new_empty(taken * parts, dtype=torch.int32)
+            gathered = partial.new_empty((taken, rows.n))
+            solved = partial.new_empty((4, taken, 1))
+            merging = {"PARTS": triton.next_power_of_2(parts)}
+            inputs = (*rows.arguments, partial, counts)
+            count_candidates[(taken * parts,)](*inputs, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging)
+            gather_candidates[(taken * parts,)](
+                *inputs, gathered, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging
+            )
+            solve_gathered[(taken,)](
+                rows.theta, rows.thetas, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=self.bracket,
+                SUMS=self.sums, STEP=self.step, PROBABILITY=self.probability, EDGES=self.edges, COMPUTE=rows.numbers["COMPUTE"],
+                WIDTH=GATHERED, num_warps=warps(GATHERED), **merging,
+            )  # fmt: skip
+            yield first_row, taken, parts, solved, 1

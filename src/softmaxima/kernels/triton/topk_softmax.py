@@ -1,0 +1,26 @@
+"""topk_softmax: the goal is θ = k scores. Those that are −∞ may be among them, and get nothing."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.kernels.triton.selection import Selection, begin_rows
+
+
+@triton.jit
+def measure(x, maximum, tau, TEMPERED: tl.constexpr):
+    return tl.full(x.shape, 1, tl.int32)
+
+
+@triton.jit
+def target(theta, total):
+    return theta
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, measure, target)
+
+
+FORWARD = Selection(begin=begin, measure=measure, target=target)

@@ -1,0 +1,27 @@
+"""topp_softmax: the goal is the share θ = p of the mass; all of it is kept whole, whatever rounding says."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from softmaxima.kernels.triton.rows import INFINITY
+from softmaxima.kernels.triton.selection import Selection, begin_rows, weight
+
+
+@triton.jit
+def measure(x, maximum, tau, TEMPERED: tl.constexpr):
+    return weight(x, maximum, tau, TEMPERED)
+
+
+@triton.jit
+def target(theta, total):
+    return tl.where((theta == 1.0) | (total == 0.0), INFINITY, theta * total)
+
+
+@triton.jit
+def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
+    return begin_rows(x, theta, tau, TEMPERED, measure, target)
+
+
+FORWARD = Selection(begin=begin, measure=measure, target=target)

@@ -1,1 +1,0 @@
-"""GPU kernels, one file a map; `kernels.py` is what the rest of the library calls."""
