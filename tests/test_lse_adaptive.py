@@ -207,6 +207,27 @@ def test_modalities_share_the_gradient_by_their_exact_quotients(taus: tuple[floa
 
 
 @EVERY
+@pytest.mark.parametrize("outlier", [INF, 1.7e308])
+def test_what_is_cut_off_or_left_out_changes_no_gradient(function: Callable, outlier: float):
+    name = next(name for name, own in FUNCTIONS.items() if own is function)
+    x, tau = normal(3, 12), torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
+    x[:, 5] = outlier if name in ("trimmed", "winsorized", "median of means") else -INF
+    x.requires_grad_()
+    gradients = torch.autograd.grad(function(x, tau).sum(), (x, tau))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    torch.testing.assert_close(gradients[0].sum(-1) * tau.detach(), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -1e300])
+@pytest.mark.parametrize("tau", [1.0, 0.7, 5 / 3, 176.24])
+def test_modalities_of_equal_scores_share_the_gradient_equally(lowest: float, tau: float):
+    parts = [torch.full((n,), lowest, dtype=torch.float64, requires_grad=True) for n in (1, 2, 4)]
+    for slope in torch.autograd.grad(sm.multimodal_logsumexp(parts, tau), parts):
+        torch.testing.assert_close(slope * 7 * tau, torch.ones_like(slope))
+    assert float(sm.multimodal_logsumexp([-parts[0].detach(), parts[1].detach()], 1e-300)) == INF
+
+
+@EVERY
 def test_compiles_without_a_graph_break(function: Callable):
     torch._dynamo.reset()
     x = normal(4, 9).requires_grad_()

@@ -140,6 +140,7 @@ def test_a_weight_of_zero_has_a_gradient():
         torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True),
     )
     assert gradcheck(lambda b: sm.logsumexp(x, weights=b), (b,))
+    assert gradgradcheck(lambda x, b: sm.logsumexp(x, weights=b), (x.clone().requires_grad_(), b))
     (gradient,) = torch.autograd.grad(sm.logsumexp(x, weights=b), b)
     torch.testing.assert_close(gradient, (x - 0.5).exp())
     far = torch.tensor([0.0, 5000.0, -INF, INF, NAN], dtype=torch.float64)
@@ -264,11 +265,11 @@ def test_a_sum_of_exactly_zero_has_gradient_zero(x: float, rest: list[float], ki
     scores = torch.tensor([x, *rest, x], dtype=torch.float64)
     weights = torch.tensor([1.0, *[0.0 for _ in rest], -1.0], dtype=torch.float64)
     arguments = [scores.to(torch.complex128) if kind == "complex" else scores, weights]
-    scores, weights = (v.requires_grad_() for v in arguments)
-    value, sign = sm.logsumexp(scores, weights=weights, return_sign=True)
+    scores, weights, tau = (v.requires_grad_() for v in (*arguments, torch.tensor([1.0], dtype=torch.float64)))
+    value, sign = sm.logsumexp(scores, weights=weights, return_sign=True, temperature=tau)
     assert float(value.detach().real) == -INF
     assert complex(sign.detach()) == 0
-    for gradient in torch.autograd.grad(value.real, (scores, weights)):
+    for gradient in torch.autograd.grad(value.real, (scores, weights, tau)):
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 

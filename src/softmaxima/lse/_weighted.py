@@ -23,6 +23,7 @@ from softmaxima.core.tracing import may_differentiate
 from softmaxima.kernels import native
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite, times a scale above 1 that is taken off it
+SAFE_GAP = 600.0  # e^gap has room for its derivatives
 UNDECIDED = 2.0  # the sign that the native kernel gives rows with +∞, NaN, or weights of unusual size
 ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights stay inside float64
 
@@ -36,7 +37,7 @@ def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: T
             return value, sign
     top, z = anchored(x, tau, where, used=weights != 0)
     value, sign = _composed(z, weights.to(torch.float64))
-    return value + top.squeeze(-1), sign
+    return (value + top.squeeze(-1)).masked_fill(value == -math.inf, -math.inf), sign  # with a gradient of 0, by τ too
 
 
 def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +58,7 @@ def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
     # No product overflows, nor does its derivative: where a root is large, its weight is small.
     root = (with_gradient_of(z, relative) / 2).exp() * scale
-    root = torch.where(used, root, root.detach())  # of a score without weight, however large, by the weight alone
+    root = torch.where(used | (relative.abs() < SAFE_GAP), root, root.detach())  # of no weight and far away, by the weight alone
     terms = weights * root * root
     total = terms.sum(-1, keepdim=True)
     with torch.no_grad():

@@ -62,14 +62,16 @@ def multimodal_logsumexp(
         torch.broadcast_shapes(*shapes)
     except RuntimeError:
         raise ValueError(f"{name}: the modalities' axes other than dim must broadcast, got shapes {shapes} without it") from None
-    tops, sums = [], []
+    parts = []
     for x, tau, _ in rows:
         top, z = anchored(x, tau, None)
-        tops.append(top.squeeze(-1))
-        sums.append(logsumexp(z) + _lost(x, tau, top))
-    of_modalities, relative = (torch.stack(torch.broadcast_tensors(*values), -1) for values in (tops, sums))
-    top = row_maximum(of_modalities.masked_fill(relative == -math.inf, -math.inf))
-    return _promoted(scores, top.squeeze(-1) + logsumexp((of_modalities - top) + relative))
+        parts.append((top.squeeze(-1), _lost(x, tau, top), logsumexp(z)))
+    tops, lost, sums = (torch.stack(torch.broadcast_tensors(*part), -1) for part in zip(*parts, strict=True))
+    highest = tops.detach().masked_fill(sums == -math.inf, -math.inf).max(-1, keepdim=True)
+    top = highest.values.masked_fill(~highest.values.isfinite(), 0.0)
+    lost_there = lost.gather(-1, highest.indices)
+    log_sum = logsumexp((tops - top) + (lost - lost_there) + sums)
+    return _promoted(scores, top.squeeze(-1) + (lost_there.squeeze(-1) + log_sum))
 
 
 def _lost(x: Tensor, tau: float | Tensor, quotient: Tensor) -> Tensor:

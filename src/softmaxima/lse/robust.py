@@ -4,7 +4,7 @@ With n scores in descending order x₍₁₎ ≥ … ≥ x₍ₙ₎ and k = ⌊�
 
     trimmed        log Σ_{k<i≤n−k} exp(x₍ᵢ₎)                      the k largest and the k smallest left out
     winsorised     log Σ_i exp(x₍clip(i, k+1, n−k)₎)             the same moved to the largest and smallest that are left
-    median of means    log n + median_b log mean_{i∈b} exp(x_i)   over B blocks of scores
+    median of means    log n + log median_b mean_{i∈b} exp(x_i)   over B blocks of scores
 
 None of them estimates LSE(x): each is at most its own cap, and the score that carries the sum may be what is cut. What they
 promise is that the result moves little when m ≤ k scores (m < B/2 blocks) are replaced by any numbers: every order statistic then
@@ -136,7 +136,7 @@ def median_of_means_logsumexp(
     where: Array | None = None,
     generator: torch.Generator | None = None,
 ) -> Array:
-    """log n + the median over blocks of the logarithm of the block's mean of exp(x/τ), in nats.
+    """The logarithm of n times the median over blocks of the block's mean of exp(x/τ), in nats.
 
     For a sum whose terms are a random sample with heavy tails or a few bad terms. Bounds:
 
@@ -149,12 +149,12 @@ def median_of_means_logsumexp(
 
     Args:
         x, dim, temperature, where: as for `trimmed_logsumexp`.
-        blocks: B ≥ 1, at most n. The i-th score belongs to block i mod B. 1 gives logsumexp.
+        blocks: B ≥ 1, at most n. The i-th of the scores that are not left out belongs to block i mod B. 1 gives logsumexp.
         generator: if given, scores are shuffled, all rows alike; then the order in which they came does not matter.
 
     Returns:
-        x's array kind and dtype, without `dim`. Of an even number of blocks the median is the mean of the middle two. −∞ for a sum
-        of nothing; NaN for a row that holds NaN.
+        x's array kind and dtype, without `dim`. Of an even number of blocks the median is the mean of the middle two means. −∞ for
+        a sum of nothing; NaN for a row that holds NaN.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
@@ -184,11 +184,16 @@ def median_of_means_logsumexp(
     of_block = torch.nn.functional.pad(rows, (0, -n % blocks), value=-math.inf).unflatten(-1, (-1, blocks)).mT
     largest = row_maximum(of_block).squeeze(-1).masked_fill((of_block == -math.inf).all(-1), -math.inf)
     anchor = largest.sort(-1, descending=True).values.gather(-1, middle[..., :1])  # which few bad blocks do not move
-    top, z = anchored_at(anchor.unsqueeze(-1), of_block, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau)
+    of_rows = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
     sizes = (count + blocks - 1 - torch.arange(blocks, device=rows.device)) // blocks
-    log_means = logsumexp(z) - sizes.clamp_min(1).to(rows.dtype).log()
-    ranked = log_means.sort(-1, descending=True).values
-    value = top.squeeze(-1).squeeze(-1) + logsumexp(ranked.gather(-1, middle)) + (count.squeeze(-1).to(rows.dtype) / 2).log()
+    log_sizes = sizes.clamp_min(1).to(rows.dtype).log()
+    with torch.no_grad():
+        log_means = logsumexp(anchored_at(anchor.unsqueeze(-1), of_block, of_rows)[1]) - log_sizes
+        chosen = log_means.argsort(-1, descending=True).gather(-1, middle)
+    picked = of_block.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, of_block.shape[-1]))
+    top, z = anchored_at(anchor.unsqueeze(-1), picked, of_rows)
+    log_sum = logsumexp(logsumexp(z) - log_sizes.gather(-1, chosen))
+    value = top.squeeze(-1).squeeze(-1) + log_sum + (count.squeeze(-1).to(rows.dtype) / 2).log()
     return finish(value.masked_fill(rows.isnan().any(-1), math.nan))
 
 
