@@ -19,7 +19,7 @@ from rich.console import Console
 
 import softmaxima as sm
 from conftest import in_process
-from softmaxima.cli import show_benchmark
+from softmaxima.cli.bench import show_benchmark
 from softmaxima.experiments import InputError, bench
 from softmaxima.experiments.bench import Benchmark, Settings
 from softmaxima.experiments.check import DEFINITIONS

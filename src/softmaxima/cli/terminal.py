@@ -1,0 +1,102 @@
+"""What all commands share: what they print, how they fail and end, and progress where someone watches."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, TERMINATED = 1, 1, 2, 130, 143
+WIDE = 116  # columns of a terminal that fit the tables with their full headings
+
+
+class OutputError(Exception):
+    """Standard output cannot be written."""
+
+
+class Output(Console):
+    """Standard output, where a full disk and a pipe that nobody reads any more are an OutputError."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich prints."""
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or Python writes the rest at its end, and fails again
+            raise OutputError(error.strerror) from None
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Where rich would end the process, and what was measured would be lost."""
+        raise
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which is to end a command as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Raises `Terminated` on SIGTERM, for what has something to save."""
+
+    def terminate(number: int, frame: Any) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def names(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The names in an option that takes several, separated by commas."""
+    return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """On stderr, and only where someone watches."""
+    console = Console(stderr=True)
+    left = TimeRemainingColumn(), TextColumn("left")
+    columns = (TextColumn("{task.description}"), BarColumn(18), *(columns or (MofNCompleteColumn(),)), *left)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def plain_table(headings: Sequence[str], wide: bool) -> RichTable:
+    """A table without lines, its first column flush left and the others flush right."""
+    table = RichTable(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", vertical="bottom", overflow="fold")
+    return table
+
+
+@contextlib.contextmanager
+def keeping(option: str, path: Path, write: Callable[[], Any]) -> Iterator[None]:
+    """What is shown is written after it, so that neither a full disk nor a closed pipe loses both."""
+    try:
+        yield
+    finally:
+        try:
+            write()
+        except OSError as error:
+            fail(f"{option}: cannot write to {path} ({error.strerror}); what was measured is in the table alone", NOT_WRITTEN)
+
+
+def say(line: str) -> None:
+    """A line on stdout, as it is."""
+    Output().print(Text(line), soft_wrap=True)
+
+
+def fail(message: str, code: int = WRONG_USE) -> NoReturn:
+    """One line on stderr, and the exit code."""
+    printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(message.split()))
+    Console(stderr=True).print(Text(f"softmaxima: {printed}"), soft_wrap=True)
+    raise SystemExit(code)
