@@ -19,7 +19,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import Case, LossCase, normal
 from softmaxima.kernels.native import Kernel
-from softmaxima.lse.lanczos import estimate_log_trace
+from softmaxima.lse.matrix.lanczos import estimate_log_trace
 from softmaxima.maps import Parameter
 
 X = torch.tensor([[0.1, 0.4, 0.2], [-0.3, 0.7, 0.9]])

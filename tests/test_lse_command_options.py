@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import softmaxima as sm
-from softmaxima.lse import formats
-from softmaxima.lse.bounds import BOUNDS
+from softmaxima.lse.bounds.intervals import BOUNDS
+from softmaxima.lse.streams import formats
 
 N = 200_000
 

@@ -17,7 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import softmaxima as sm
 from softmaxima.experiments import InputError
 from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
-from softmaxima.lse.confidence import (
+from softmaxima.lse.estimates.confidence import (
     LARGEST,
     Moments,
     Stage,

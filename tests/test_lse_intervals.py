@@ -18,7 +18,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import normal
 from softmaxima.core.arguments import SMALLEST_TEMPERATURE
-from softmaxima.lse.bounds import BOUNDS
+from softmaxima.lse.bounds.intervals import BOUNDS
 
 INF = math.inf
 LARGEST = 1.7976931348623157e308

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal, rows
-from softmaxima.lse.bounds import BOUNDS
+from softmaxima.lse.bounds.intervals import BOUNDS
 from test_lse_bounds import assert_holds, truths
 
 INF, NAN = math.inf, math.nan

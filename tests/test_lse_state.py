@@ -17,8 +17,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import softmaxima as sm
 from conftest import normal
 from softmaxima.kernels import native
-from softmaxima.lse import state as state_module
-from softmaxima.lse._scaled import exponential
+from softmaxima.lse.streams import state as state_module
+from softmaxima.lse.streams._scaled import exponential
 
 INF = math.inf
 scores = st.one_of(st.floats(-30, 30), st.floats(-1e4, 1e4), st.sampled_from([-INF, 0.0, 1.0, -1.0, -math.log(2), 1e4, -1e4]))

@@ -11,8 +11,8 @@ import pytest
 
 from softmaxima.core import writing
 from softmaxima.core.writing import write_text
-from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.state import LogSumExpState
+from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.lse.streams.state import LogSumExpState
 
 
 def save_checkpoint(path: Path) -> None:

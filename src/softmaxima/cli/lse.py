@@ -17,7 +17,7 @@ from rich.text import Text
 from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, fail, progress_bar, say, terminable
 
 if TYPE_CHECKING:
-    from softmaxima.lse.formats import Scores
+    from softmaxima.lse.streams.formats import Scores
 
 
 def lse(
@@ -98,8 +98,8 @@ def sum_file(
 ) -> dict[str, Any]:
     """What is known of all scores of a file."""
     from softmaxima.lse import ScoreSummary
-    from softmaxima.lse.files import file_logsumexp
-    from softmaxima.lse.formats import FileError
+    from softmaxima.lse.streams.files import file_logsumexp
+    from softmaxima.lse.streams.formats import FileError
 
     with file_progress() as progress, terminable():
         seen = 0
@@ -165,7 +165,7 @@ def estimate_file(
 ) -> dict[str, Any]:
     """What is known of a file after a few of its scores."""
     from softmaxima.lse import estimate
-    from softmaxima.lse.formats import FileError, open_scores
+    from softmaxima.lse.streams.formats import FileError, open_scores
 
     try:
         scores = open_scores(file, column, dtype)

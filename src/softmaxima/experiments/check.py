@@ -14,7 +14,7 @@ from torch import Tensor
 from softmaxima.core.jacobian import jacobian_of
 from softmaxima.experiments.subjects import OPTIONS, Direction, Problem, Subject, of_target
 from softmaxima.experiments.sums import Sum
-from softmaxima.lse.bounds import Interval
+from softmaxima.lse.bounds.intervals import Interval
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from softmaxima.experiments import InputError
 from softmaxima.lse import Estimate, InnerProduct, estimate, inner_product_index
-from softmaxima.lse.sources import BLOCK
+from softmaxima.lse.estimates.sources import BLOCK
 
 N = 200_000
 BUDGETS = (300, 1000, 3000, 10_000, 30_000, 100_000)

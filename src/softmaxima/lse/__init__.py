@@ -1,7 +1,7 @@
 """logsumexp and the functions that are made of it."""
 
 from softmaxima.lse.adaptive import adaptive_logsumexp
-from softmaxima.lse.bounds import (
+from softmaxima.lse.bounds.intervals import (
     Interval,
     adaptive_bounds,
     basic_bounds,
@@ -12,24 +12,24 @@ from softmaxima.lse.bounds import (
     mean_bounds,
     renyi_bounds,
 )
+from softmaxima.lse.bounds.score_summary import ScoreSummary
+from softmaxima.lse.bounds.sparsified import Sparsified, sparsified_logsumexp
 from softmaxima.lse.cumulative import logcumsumexp
-from softmaxima.lse.estimate import Estimate, estimate
-from softmaxima.lse.files import file_logsumexp
-from softmaxima.lse.lanczos import TraceEstimate
+from softmaxima.lse.estimates.estimate import Estimate, estimate
+from softmaxima.lse.estimates.sources import InnerProduct, inner_product_index
 from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp
 from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
-from softmaxima.lse.matrix import matrix_logsumexp
+from softmaxima.lse.matrix.lanczos import TraceEstimate
+from softmaxima.lse.matrix.matrix import matrix_logsumexp
 from softmaxima.lse.multimodal import multimodal_logsumexp
 from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.robust import median_of_means_logsumexp, robust_interval, trimmed_logsumexp, winsorized_logsumexp
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
-from softmaxima.lse.score_summary import ScoreSummary
 from softmaxima.lse.softplus import inverse_softplus, softplus
-from softmaxima.lse.sources import InnerProduct, inner_product_index
-from softmaxima.lse.sparsified import Sparsified, sparsified_logsumexp
-from softmaxima.lse.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
+from softmaxima.lse.streams.files import file_logsumexp
+from softmaxima.lse.streams.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
 
 __all__ = [
     "Estimate",

@@ -24,9 +24,9 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, check_choice, check_count, check_number, like_input
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
-from softmaxima.lse._gaps import ends, read_rows
 from softmaxima.lse._scores import scores_last
-from softmaxima.lse.bounds import exact_sum
+from softmaxima.lse.bounds._gaps import ends, read_rows
+from softmaxima.lse.bounds.intervals import exact_sum
 from softmaxima.lse.logsumexp import logsumexp
 
 Window = Callable[[Tensor, Tensor, Tensor, Tensor | int], Tensor]  # of (scores in order, n, k, shift)

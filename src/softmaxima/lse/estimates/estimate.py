@@ -33,8 +33,8 @@ from softmaxima.core.arguments import (
     check_positive,
     like_input,
 )
-from softmaxima.lse._gaps import quotient
-from softmaxima.lse.confidence import (
+from softmaxima.lse.bounds._gaps import quotient
+from softmaxima.lse.estimates.confidence import (
     Moments,
     Stage,
     bernstein_interval,
@@ -47,8 +47,8 @@ from softmaxima.lse.confidence import (
     tail_index,
     with_unseen,
 )
+from softmaxima.lse.estimates.sources import InnerProduct, Source, open_source
 from softmaxima.lse.logsumexp import row_logsumexp
-from softmaxima.lse.sources import InnerProduct, Source, open_source
 
 METHODS = ("auto", "uniform", "stratified", "bucket", "topk_tail", "importance")
 PILOT = 2000  # draws at least, to know the variance and the skewness

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, check_number, like_input
-from softmaxima.lse._gaps import GapsOfRows, ends, read_rows
-from softmaxima.lse.bounds import Interval, in_order, interval_of, sums_between
+from softmaxima.lse.bounds._gaps import GapsOfRows, ends, read_rows
+from softmaxima.lse.bounds.intervals import Interval, in_order, interval_of, sums_between
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_floating, check_choice, check_one_temperature, check_scores
-from softmaxima.lse._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
-from softmaxima.lse.bounds import BOUNDS, Interval
+from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
+from softmaxima.lse.bounds.intervals import BOUNDS, Interval
 
 WIDTH = 0.05  # nats a bin; histogram_bounds has the same by default
 BINS = 1024  # 51 nats: beyond, 10²⁰ scores weigh nothing

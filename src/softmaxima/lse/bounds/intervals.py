@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
-from softmaxima.lse._gaps import UNIT, Gaps, GapsOfRows, ends, least, most, read_rows
+from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
 TINIEST = 1e-307  # what an exponential that underflows, or nearly, may lack

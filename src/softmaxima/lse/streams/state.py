@@ -36,8 +36,8 @@ from softmaxima.core.envelope import envelope
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
-from softmaxima.lse._scaled import WIDE, Scaled, exponential, nothing
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
+from softmaxima.lse.streams._scaled import WIDE, Scaled, exponential, nothing
 
 LONG = 4096  # float64 scores of a row from which the native kernel sums it
 LONG_NARROW = 128  # of narrower dtypes, whose own digits are fewer than the kernel's

@@ -17,9 +17,18 @@ import torch
 
 from softmaxima.core.arguments import as_number, check_number, check_one_temperature, check_positive
 from softmaxima.kernels import native
-from softmaxima.lse.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.formats import STANDARD_INPUT, Block, FileError, Scores, open_scores, piece_length, read_once, unreadable
-from softmaxima.lse.state import LogSumExpState, of_codes, of_pieces
+from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.lse.streams.formats import (
+    STANDARD_INPUT,
+    Block,
+    FileError,
+    Scores,
+    open_scores,
+    piece_length,
+    read_once,
+    unreadable,
+)
+from softmaxima.lse.streams.state import LogSumExpState, of_codes, of_pieces
 
 CHECKPOINT_SECONDS = 5.0
 EIGHT_BITS = ("int8", "uint8")

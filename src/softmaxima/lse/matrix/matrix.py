@@ -13,8 +13,8 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input, nearest
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.tracing import is_concrete, sizes
-from softmaxima.lse.density import log_trace_exp
-from softmaxima.lse.lanczos import TraceEstimate, estimate_log_trace
+from softmaxima.lse.matrix.density import log_trace_exp
+from softmaxima.lse.matrix.lanczos import TraceEstimate, estimate_log_trace
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 # The dtype of the eigenvalues: their error, eps·‖X‖, is absolute in the exponent, so narrower dtypes are solved in double.

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_choice, check_confidence, check_count, check_one_temperature, check_positive
-from softmaxima.lse.density import log_trace_exp
+from softmaxima.lse.matrix.density import log_trace_exp
 
 Product = Callable[[Tensor], Tensor]
 

@@ -1,0 +1,1 @@
+"""Intervals that hold logsumexp."""

@@ -1,0 +1,1 @@
+"""logsumexp from a few of very many scores, with a certificate."""

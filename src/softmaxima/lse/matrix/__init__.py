@@ -1,0 +1,1 @@
+"""log tr exp of matrices and operators."""
