@@ -43,11 +43,11 @@ gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
 	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
 ifeq ($(wildcard /dev/nvidia0),)
-	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/test_triton_compiles.py
+	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/kernels/test_triton_compiles.py
 endif
 
 sanitize:
-	cmake -S tests/native -B build/sanitize
+	cmake -S tests/kernels/native -B build/sanitize
 	cmake --build build/sanitize --target fuzz --parallel
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 

@@ -28,7 +28,7 @@ from softmaxima.lse._weighted import _composed as composed_weighted
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
-HEADER = Path(__file__).parents[1] / "csrc" / "kernels.h"
+HEADER = Path(__file__).parents[2] / "csrc" / "kernels.h"
 needs_library = pytest.mark.skipif(not native.AVAILABLE, reason="there is no native library")
 
 

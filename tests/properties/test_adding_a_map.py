@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SUITE = ["reference", "claims", "gradients", "transforms", "hard_inputs", "arrays"]
 
 

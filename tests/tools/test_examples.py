@@ -11,7 +11,7 @@ import torch
 
 import softmaxima as sm
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def example(name: str) -> dict[str, Any]:

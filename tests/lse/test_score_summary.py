@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_bounds import assert_holds, truths
 from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal, rows
 from softmaxima.lse.bounds.intervals import BOUNDS
-from test_lse_bounds import assert_holds, truths
 
 INF, NAN = math.inf, math.nan
 
