@@ -16,10 +16,10 @@ help:
 	@echo "make test      run the tests"
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
-	@echo "make lint      ruff and pyright"
+	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
 	@echo "make readme    run the comparison again for the README's picture and table"
 	@echo "make logsumexp measure precision, bounds and estimators again for docs/logsumexp.md"
-	@echo "make format    let ruff format and fix"
+	@echo "make format    let ruff and clang-format format and fix"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,14 +51,19 @@ sanitize:
 	cmake --build build/sanitize --target fuzz --parallel
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 
+CSRC := $(wildcard csrc/* tests/kernels/native/*.cpp)
+
 lint: $(INSTALLED)-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	for file in $(wildcard csrc/*.cpp); do $(BIN)/clang-tidy --quiet $$file -- -std=c++17 -O1 -Icsrc -DSOFTMAXIMA_ISA=baseline || exit 1; done
 
 format: $(INSTALLED)-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
 
 readme: $(INSTALLED)-report
 	$(BIN)/python docs/update.py compare

@@ -212,9 +212,7 @@ struct alignas(LINE) Columns {
             const C* values = raw(i, false, buffer);
             U* to = out + i * step;
             if (scaled_) {
-                for_lanes([&](int64_t j) __attribute__((always_inline)) {
-                    narrow(gap(values[j], double(maximum[j]), scale[j]) - log_sum[j], to[j]);
-                });
+                for_lanes([&](int64_t j) __attribute__((always_inline)) { narrow(gap(values[j], double(maximum[j]), scale[j]) - log_sum[j], to[j]); });
             } else {  // two numbers that are not positive: no digits cancel
                 for_lanes([&](int64_t j) __attribute__((always_inline)) { narrow((values[j] - maximum[j]) - less[j], to[j]); });
             }
@@ -243,9 +241,7 @@ struct alignas(LINE) Columns {
     [[gnu::always_inline]] inline double z_top(int64_t j) const { return double(top[j]) - anchor_[j]; }
 
     // x of the i-th score of row j, −∞ where it does not count.
-    C score(int64_t i, int64_t j) const {
-        return !mask_ || mask_[i * inner_ + j] ? widen(x_[i * inner_ + j]) : nothing;
-    }
+    C score(int64_t i, int64_t j) const { return !mask_ || mask_[i * inner_ + j] ? widen(x_[i * inner_ + j]) : nothing; }
 
     // body(lane) for those that hold a row.
     template <class Body>

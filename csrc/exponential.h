@@ -188,8 +188,7 @@ struct ExpSum {
    private:
     template <bool Store>
     BlockSum<C> terms(Scores<C> z, int64_t length, C* out) const {
-        return z.low ? sum_exp<Store, true>(z.high, z.low, length, origin, out)
-                     : sum_exp<Store, false>(z.high, z.high, length, origin, out);
+        return z.low ? sum_exp<Store, true>(z.high, z.low, length, origin, out) : sum_exp<Store, false>(z.high, z.high, length, origin, out);
     }
 };
 
@@ -335,9 +334,7 @@ struct LogSumExp {
     }
 
     // Whether a sum in W lacks digits that its logarithm, or LSE itself, has near 0.
-    static bool is_near(const LogSum& result, double tau, bool exact) {
-        return std::fabs(result.value(tau)) < 2.0 || (exact && result.log_sum < NEAR<W>);
-    }
+    static bool is_near(const LogSum& result, double tau, bool exact) { return std::fabs(result.value(tau)) < 2.0 || (exact && result.log_sum < NEAR<W>); }
 
     // With those digits.
     static LogSum near(const Row<T>& row, LogSum result, bool exact) {
@@ -370,12 +367,12 @@ struct Softmax {
 
     struct Part {
         ExpSum<C> sum;
-        double mass;       // the denominator, relative to the origin
-        double exact;      // the largest term if it is most of that, and what it was rounded to; else −1
+        double mass;   // the denominator, relative to the origin
+        double exact;  // the largest term if it is most of that, and what it was rounded to; else −1
         C largest;
-        double uniform;    // what each allowed score gets in a row of none, for rectified
-        double weight;     // a factor of the probabilities
-        double top;        // the largest x, and log Σ less it, where they are asked for
+        double uniform;  // what each allowed score gets in a row of none, for rectified
+        double weight;   // a factor of the probabilities
+        double top;      // the largest x, and log Σ less it, where they are asked for
         double conjugate;
     };
 
@@ -389,8 +386,9 @@ struct Softmax {
 
     bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const bool keep = can_keep && row.out;
-        double* origins = nullptr;
-        if (keep && end - begin > BLOCK && !(origins = scratch.origins.at_least((end - begin + BLOCK - 1) / BLOCK))) return false;
+        const bool each = keep && end - begin > BLOCK;
+        double* origins = each ? scratch.origins.at_least((end - begin + BLOCK - 1) / BLOCK) : nullptr;
+        if (each && !origins) return false;
         part.sum = {};
         part.weight = 1;
         for (int64_t i = begin; i < end; i += BLOCK) {

@@ -62,7 +62,7 @@ struct SoftmaximaSelectedLoss {
 // y is the target without its smoothing. The scale in `loss` includes this one. dtype 0 or 1.
 struct SoftmaximaMarginLoss {
     SoftmaximaLoss loss;
-    double margin;    // m
+    double margin;  // m
     double scale;
     int64_t angular;  // whether it is added to the angle
 };
@@ -120,6 +120,7 @@ struct SoftmaximaElementwise {
 
 #define SOFTMAXIMA_INTERFACE 4
 
+// clang-format off: a line a kernel
 #define SOFTMAXIMA_KERNELS(declare)          \
     declare(softmax, Forward)                \
     declare(log_softmax, Forward)            \
@@ -155,6 +156,7 @@ struct SoftmaximaElementwise {
     declare(quantized, Quantized)            \
     declare(exp, Elementwise)                \
     declare(log, Elementwise)
+// clang-format on
 
 // One set of kernels for each instruction set that this library is built for; dispatch.cpp chooses.
 struct SoftmaximaKernels {

@@ -334,10 +334,9 @@ bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double na
         if (are_short(call->rows)) return short_losses<Kernel>(call, type);
     }
     const T* inputs[] = {static_cast<const T*>(call->soft)};
-    return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,
-                                 [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
-                                     return row_loss(call, kernel, row, others[0], scratch);
-                                 });
+    return for_each_whole_row<T>(
+        call->rows, inputs, 1, call->out, nanoseconds,
+        [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) { return row_loss(call, kernel, row, others[0], scratch); });
 }
 
 // Softmax over the scores whose probabilities are not 0.
@@ -429,12 +428,12 @@ int with_wide_dtype(int64_t dtype, const Body& body) {
 
 }  // namespace
 
-#define SOFTMAXIMA_LOSS(name, nanoseconds, ...)                                                     \
-    int name(const SoftmaximaLoss* call) {                                                          \
-        return with_dtype(call->rows.dtype, [=](auto type) {                                        \
-            using T = std::remove_pointer_t<decltype(type)>;                                        \
-            return losses(call, type, __VA_ARGS__{}, nanoseconds);                                  \
-        });                                                                                         \
+#define SOFTMAXIMA_LOSS(name, nanoseconds, ...)                    \
+    int name(const SoftmaximaLoss* call) {                         \
+        return with_dtype(call->rows.dtype, [=](auto type) {       \
+            using T = std::remove_pointer_t<decltype(type)>;       \
+            return losses(call, type, __VA_ARGS__{}, nanoseconds); \
+        });                                                        \
     }
 
 SOFTMAXIMA_LOSS(softmax_loss, 1.0, Softmax<T, Kind::softmax>)

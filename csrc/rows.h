@@ -18,7 +18,7 @@
 
 namespace SOFTMAXIMA_ISA {
 
-constexpr size_t LINE = 64;  // bytes of the cache that are read together
+constexpr size_t LINE = 64;      // bytes of the cache that are read together
 constexpr int64_t BLOCK = 1024;  // scores that are worked on at a time, in the first-level cache
 
 // An array that grows, and stays for the next call.
@@ -139,7 +139,8 @@ constexpr double HALF = sizeof(C) == sizeof(double) ? 0.5 : 1.0;
 // (x − top)/τ, exactly 0 of equal numbers.
 template <class C>
 [[gnu::always_inline]] inline double gap(C x, double top, double scale) {
-    return (double(x) * HALF<C> - top * HALF<C>) * (scale / HALF<C>);
+    const double half = double(x) * HALF<C> - top * HALF<C>;
+    return half * (scale / HALF<C>);
 }
 
 // And what its roundings lost, near enough; 0 where that is nothing that can be said.
@@ -364,8 +365,7 @@ template <class T, class Kernel>
 [[gnu::noinline]] bool whole_row(const Kernel& kernel, Row<T> row, Scratch<compute_t<T>>& scratch) {
     typename Kernel::Part part;
     if (Kernel::anchored) row.find_anchor(scratch);
-    return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) &&
-           kernel.emit(row, 0, row.n, part, scratch);
+    return kernel.scan(row, 0, row.n, part, scratch) && kernel.finish(row, &part, 1, scratch) && kernel.emit(row, 0, row.n, part, scratch);
 }
 
 template <class T, class Kernel>
@@ -482,18 +482,15 @@ bool for_each_contiguous_row(const SoftmaximaRows& rows, void* out, const Kernel
         for (int64_t index = 0; index < rows.outer; ++index) done = split_row(kernel, row_of<T>(rows, index, out), team) && done;
         return done;
     }
-    return share_out<C>(rows.outer, team, [&](int64_t index, Scratch<C>& scratch) {
-        return whole_row(kernel, row_of<T>(rows, index, out), scratch);
-    });
+    return share_out<C>(rows.outer, team, [&](int64_t index, Scratch<C>& scratch) { return whole_row(kernel, row_of<T>(rows, index, out), scratch); });
 }
 
 // A kernel over every row.
 template <class T, class Kernel>
 bool for_each_row(const SoftmaximaRows& rows, void* out, const Kernel& kernel, double nanoseconds) {
     if (rows.inner == 1) return for_each_contiguous_row<T>(rows, out, kernel, nanoseconds);
-    return for_each_whole_row<T>(rows, nullptr, 0, out, nanoseconds, [&](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) {
-        return whole_row(kernel, row, scratch);
-    });
+    return for_each_whole_row<T>(rows, nullptr, 0, out, nanoseconds,
+                                 [&](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) { return whole_row(kernel, row, scratch); });
 }
 
 // Calls body with a null pointer of the dtype that the rows are of.

@@ -159,7 +159,7 @@ struct TopP : Selection<T> {
         Kept<C> kept = {nothing, row.n, origin, 0};
         const bool sampled = row.n >= LONG && by_sample(row, top_value, values, kept, scratch);
         if (!sampled) by_bins(row, top_value, values, kept, scratch);
-        sampled && stays ? divide(row, kept, scratch) : this->emit(row, kept, scratch);
+        sampled&& stays ? divide(row, kept, scratch) : this->emit(row, kept, scratch);
         return true;
     }
 
@@ -189,8 +189,7 @@ struct TopP : Selection<T> {
         for (int64_t i = 0; i < count && (above < target || i == 0);) {
             const double weight = weigh(row, values[i], kept.origin);
             kept.lowest = values[i];
-            for (kept.ties = 0; i < count && values[i] == kept.lowest && (above < target || kept.ties == 0); ++i, ++kept.ties)
-                above += weight;
+            for (kept.ties = 0; i < count && values[i] == kept.lowest && (above < target || kept.ties == 0); ++i, ++kept.ties) above += weight;
         }
         if (count > 0) kept.mass = above;
     }
@@ -212,8 +211,8 @@ struct TopP : Selection<T> {
             const int64_t length = minimum(BLOCK, row.n - i);
             C* weights = stays ? reinterpret_cast<C*>(row.out + i) : buffer;
             const Scores<C> z = row.scores(i, length, scratch);
-            const BlockSum<C> sum = z.low ? sum_exp<true, true>(z.high, z.low, length, kept.origin, weights)
-                                          : sum_exp<true, false>(z.high, z.low, length, kept.origin, weights);
+            const BlockSum<C> sum =
+                z.low ? sum_exp<true, true>(z.high, z.low, length, kept.origin, weights) : sum_exp<true, false>(z.high, z.low, length, kept.origin, weights);
             total.add(sum.sum);
             const C* values = row.raw(i, length, scratch.high);
             double part = 0;
@@ -324,9 +323,7 @@ int forward(const SoftmaximaForward* call, double nanoseconds) {
     return with_dtype(call->rows.dtype, [=](auto type) {
         using T = std::remove_pointer_t<decltype(type)>;
         return for_each_whole_row<T>(call->rows, nullptr, 0, call->out, nanoseconds,
-                                     [](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) {
-                                         return Map<T>()(row, scratch);
-                                     });
+                                     [](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) { return Map<T>()(row, scratch); });
     });
 }
 

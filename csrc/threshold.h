@@ -11,9 +11,9 @@ namespace SOFTMAXIMA_ISA {
 
 // The threshold of a row.
 struct Threshold {
-    double edge = 0;                // scores above it, less the row's maximum, are the support
-    double level = 0, growth = 1;   // Λ, e^{βΛ}
-    double share = 0;               // with a share, p is the mixture with the one at the next Λ: see Entmax
+    double edge = 0;               // scores above it, less the row's maximum, are the support
+    double level = 0, growth = 1;  // Λ, e^{βΛ}
+    double share = 0;              // with a share, p is the mixture with the one at the next Λ: see Entmax
     double next_level = 0, next_growth = 1;
 };
 
@@ -37,7 +37,8 @@ int64_t pad(V* gaps, int64_t count) {
 // What rounding may add to the mean of so many gaps: the vectors of a sum have 4 numbers or more.
 template <class V>
 inline V slack(int64_t count) {
-    return std::numeric_limits<V>::epsilon() * V(count / 4 + 8);
+    const int64_t additions = count / 4 + 8;
+    return std::numeric_limits<V>::epsilon() * V(additions);
 }
 
 // Above the edge by more than its rounding: what is less than that is 0 if it is anything.
@@ -68,9 +69,7 @@ struct Sparsemax {
         }
     }
 
-    float lower_bound(const float* gaps, int64_t count, float lowest) const {
-        return michelot(gaps, count, lowest) - slack<float>(count);
-    }
+    float lower_bound(const float* gaps, int64_t count, float lowest) const { return michelot(gaps, count, lowest) - slack<float>(count); }
 
     Threshold solve(const double* gaps, int64_t count, double lowest) const { return {michelot(gaps, count, lowest)}; }
 
@@ -271,9 +270,7 @@ struct Entmax {
         return threshold;
     }
 
-    double offset(const Threshold& threshold) const {
-        return beta == 0 ? -threshold.level : std::expm1(-beta * threshold.level) / beta;
-    }
+    double offset(const Threshold& threshold) const { return beta == 0 ? -threshold.level : std::expm1(-beta * threshold.level) / beta; }
 
     // p at one level. The results may take the place of the gaps.
     void at_level(const double* gaps, int64_t count, double level, double growth, double* p) const {
@@ -324,8 +321,8 @@ struct ThresholdMap {
         bool nan;
         C maximum, bound;
         Threshold threshold;
-        bool empty;         // nothing allowed
-        double weight;  // a factor of the probabilities
+        bool empty;        // nothing allowed
+        double weight;     // a factor of the probabilities
         double top;        // the largest x
         double conjugate;  // Ω*(z) less it, where it is asked for
     };
@@ -398,8 +395,7 @@ struct ThresholdMap {
             if (!gaps) return false;
             int64_t filled = 0;
             for (int i = 0; i < count; ++i)
-                for (int64_t k = 0; k < parts[i].count; ++k)
-                    gaps[filled++] = gap(parts[i].candidates[k], double(top), row.scale);
+                for (int64_t k = 0; k < parts[i].count; ++k) gaps[filled++] = gap(parts[i].candidates[k], double(top), row.scale);
             filled = pad(gaps, filled);
             threshold = family.solve(gaps, filled, lowest(family, bound, top, row.scale));
             if (with_conjugate) {

@@ -9,7 +9,7 @@
 namespace SOFTMAXIMA_ISA {
 namespace {
 
-constexpr int64_t PART = 512;                            // scores that are worked on at a time
+constexpr int64_t PART = 512;                             // scores that are worked on at a time
 constexpr double SMALLEST = 0x1p-100, LARGEST = 0x1p100;  // weights beside which no term that counts underflows
 constexpr double UNDECIDED = 2;
 

@@ -125,8 +125,7 @@ struct Problem {
     bool hard = chance(0.3);
 
     explicit Problem(bool long_row) {
-        n = long_row ? 40'000 + below(30'000)
-                     : choose<int64_t>({1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 255, 257, 1023, 1024, 1025, 2049, 3000});
+        n = long_row ? 40'000 + below(30'000) : choose<int64_t>({1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 255, 257, 1023, 1024, 1025, 2049, 3000});
         inner = long_row ? 1 : choose<int64_t>({1, 1, 1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 129});
         outer = long_row ? 1 : inner == 1 && n <= 129 && chance(0.5) ? below(100) : below(4);
         while (n * inner > 8000 && inner > 1) inner = (inner + 1) / 2;
@@ -158,8 +157,19 @@ struct Problem {
     bool contiguous() const { return stride == n; }
 
     SoftmaximaRows rows(int64_t threads, double theta) const {
-        return {dtype, outer, n, inner, threads, x.data(), stride, tau, taus.empty() ? nullptr : taus.data(), theta,
-                thetas.empty() ? nullptr : thetas.data(), mask.empty() ? nullptr : mask.data(), blocks.empty() ? nullptr : blocks.data()};
+        return {dtype,
+                outer,
+                n,
+                inner,
+                threads,
+                x.data(),
+                stride,
+                tau,
+                taus.empty() ? nullptr : taus.data(),
+                theta,
+                thetas.empty() ? nullptr : thetas.data(),
+                mask.empty() ? nullptr : mask.data(),
+                blocks.empty() ? nullptr : blocks.data()};
     }
 
     Bytes random_numbers(int64_t count, double scale) const {
@@ -170,8 +180,8 @@ struct Problem {
 };
 
 void fail(const std::string& name, const Problem& problem, const char* what) {
-    std::fprintf(stderr, "%s: %s; dtype %d, [%d, %d, %d], stride %d, tau %g\n", name.c_str(), what, int(problem.dtype), int(problem.outer),
-                 int(problem.n), int(problem.inner), int(problem.stride), problem.taus.empty() ? problem.tau : -1.0);
+    std::fprintf(stderr, "%s: %s; dtype %d, [%d, %d, %d], stride %d, tau %g\n", name.c_str(), what, int(problem.dtype), int(problem.outer), int(problem.n),
+                 int(problem.inner), int(problem.stride), problem.taus.empty() ? problem.tau : -1.0);
     std::exit(1);
 }
 
@@ -226,7 +236,8 @@ void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     outputs[0].resize(size_t((logsumexp ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
     outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
+        const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(),
+                                        outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
     if (!logsumexp && !cumulative && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
@@ -267,14 +278,8 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     outputs[0].resize(size_t(problem.rows_count() * 8));
     outputs[1].resize(size_t(with_gradient ? problem.scores() * SIZE[problem.dtype] : 0));
     twice(name, problem, outputs, [&](int64_t threads) {
-        return run(SoftmaximaLoss{problem.rows(threads, theta),
-                                  hard ? labels.data() : nullptr,
-                                  hard ? nullptr : soft.data(),
-                                  weighted ? weight.data() : nullptr,
-                                  smoothing,
-                                  scale,
-                                  fenchel,
-                                  reinterpret_cast<double*>(outputs[0].data()),
+        return run(SoftmaximaLoss{problem.rows(threads, theta), hard ? labels.data() : nullptr, hard ? nullptr : soft.data(),
+                                  weighted ? weight.data() : nullptr, smoothing, scale, fenchel, reinterpret_cast<double*>(outputs[0].data()),
                                   with_gradient ? outputs[1].data() : nullptr});
     });
 }
@@ -323,7 +328,9 @@ void call_pairs(const Kernel<SoftmaximaPairs>& kernel) {
     outputs[0].resize(problem.x.size());
     outputs[1].resize(g.size());
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaPairs call = {problem.dtype, n, threads, problem.x.data(), y.data(), g.empty() ? nullptr : g.data(),
+        const SoftmaximaPairs call = {problem.dtype,     n,
+                                      threads,           problem.x.data(),
+                                      y.data(),          g.empty() ? nullptr : g.data(),
                                       outputs[0].data(), outputs[1].empty() ? nullptr : outputs[1].data()};
         return kernel.run(&call);
     });
@@ -333,8 +340,8 @@ void call_state(const Kernel<SoftmaximaState>& kernel, bool long_row) {
     Problem problem(long_row);
     std::vector<Bytes> outputs(3, Bytes(size_t(problem.rows_count() * 8)));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaState call = {problem.rows(threads, 0), reinterpret_cast<double*>(outputs[0].data()),
-                                      reinterpret_cast<double*>(outputs[1].data()), reinterpret_cast<int64_t*>(outputs[2].data())};
+        const SoftmaximaState call = {problem.rows(threads, 0), reinterpret_cast<double*>(outputs[0].data()), reinterpret_cast<double*>(outputs[1].data()),
+                                      reinterpret_cast<int64_t*>(outputs[2].data())};
         return kernel.run(&call);
     });
     for (int64_t i = 0; i < problem.rows_count(); ++i) {
@@ -353,8 +360,8 @@ void call_weighted(const Kernel<SoftmaximaWeighted>& kernel, bool long_row) {
     if (problem.hard && !weights.empty()) weights[size_t(below(int64_t(weights.size())))] = choose<double>({INFINITY, NAN, 1e300, 1e-300});
     std::vector<Bytes> outputs(2, Bytes(size_t(problem.rows_count() * 8)));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaWeighted call = {problem.rows(threads, 0), weights.data(), shared ? 0 : problem.n,
-                                         reinterpret_cast<double*>(outputs[0].data()), reinterpret_cast<double*>(outputs[1].data())};
+        const SoftmaximaWeighted call = {problem.rows(threads, 0), weights.data(), shared ? 0 : problem.n, reinterpret_cast<double*>(outputs[0].data()),
+                                         reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
 }
