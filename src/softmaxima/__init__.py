@@ -9,6 +9,7 @@ array([0.6, 0.4, 0. ])
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -22,22 +23,48 @@ if TYPE_CHECKING:
     from softmaxima.lse import *
     from softmaxima.maps import *
 else:
-    # Names are imported on first use, so that the command line answers without loading torch.
-    _ROOMS = ("maps", "lse", "losses", "derivatives")
+    # Names are imported on first use, with their room, so that the command line answers without loading torch.
+    _ROOMS = {
+        "maps": """
+            Cost ElasticSoftmax Entmax Entmax15 EpsSoftmax LogSoftmax Map MapModule Parameter Properties Proportional
+            RectifiedSoftmax Softmax Softmin Sparsemax TaylorSoftmax TopKSoftmax TopPSoftmax elastic_softmax entmax
+            entmax15 eps_softmax find_map log_softmax proportional rectified_softmax register softmax softmin
+            sparsemax taylor_softmax topk_softmax topp_softmax
+        """,
+        "derivatives": """
+            hessian_vector_product jacobian
+        """,
+        "lse": """
+            Estimate InnerProduct Interval LogSumExpState ScoreSummary Sparsified TraceEstimate adaptive_bounds
+            adaptive_logsumexp basic_bounds bounds estimate file_logsumexp gap_bounds histogram_bounds
+            inner_product_index inverse_softplus lipschitz_bounds log1mexp log_mean_exp logaddexp logcumsumexp
+            logsumexp matrix_logsumexp mean_bounds median_of_means_logsumexp multimodal_logsumexp quantized_logsumexp
+            quantized_softmax real_softmax real_softmin renyi_bounds robust_interval scipy_logsumexp
+            sequence_logsumexp softplus sparsified_logsumexp streaming_logsumexp trimmed_logsumexp
+            winsorized_logsumexp
+        """,
+        "losses": """
+            AMSoftmaxLoss ArcFace CosFace CrossEntropyLoss ElasticCrossEntropyLoss Entmax15Loss EntmaxLoss
+            EpsCrossEntropyLoss FenchelYoungLoss Loss LossModule SoftAccuracyLoss SparseSoftmaxLoss SparsemaxLoss
+            SurrogateLoss am_softmax_loss arcface cosface cross_entropy elastic_cross_entropy entmax15_loss
+            entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
+            surrogate_loss
+        """,
+    }
+    _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
+    _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
+    __all__ = sorted(_NAMES)
 
     def __getattr__(name: str) -> Any:
-        if name == "__all__":
-            return sorted(n for room in _ROOMS for n in _room(room).__all__ if n != "REGISTRY")
         if name in _ROOMS:
-            return _room(name)
-        for room in () if name.startswith("_") else _ROOMS:
-            if name in _room(room).__all__ and name != "REGISTRY":
-                globals()[name] = found = getattr(_room(room), name)
-                return found
-        raise AttributeError(f"module 'softmaxima' has no attribute {name!r}")
+            return importlib.import_module(f"softmaxima.{name}")
+        if name in _RENAMED:
+            warnings.warn(f"sm.{name} is called sm.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+            return __getattr__(_RENAMED[name])
+        if name not in _NAMES:
+            raise AttributeError(f"module 'softmaxima' has no attribute {name!r}")
+        globals()[name] = found = getattr(__getattr__(_NAMES[name]), name)
+        return found
 
     def __dir__() -> list[str]:
-        return [*globals(), *_ROOMS, *__getattr__("__all__")]
-
-    def _room(room: str) -> Any:
-        return importlib.import_module(f"softmaxima.{room}")
+        return [*globals(), *_ROOMS, *_NAMES]

@@ -97,7 +97,7 @@ FEWER = {
     for name in (
         "softmax at its scores' temperature",
         "entmax of its scores' alpha",
-        "normalize along 0, masked",
+        "proportional along 0, masked",
         "cross_entropy of pixels",
         "entmax_loss with every option",
         "surrogate_loss with every option",

@@ -136,11 +136,11 @@ def test_every_dim_and_layout_gives_the_same(case: Case, dtype: torch.dtype):
 def test_function_may_leave_the_range_of_float32(f, size: float):
     x = (size * torch.tensor([[1.0, 0.97, 0.95], [0.99, 0.98, 0.96]])).requires_grad_()
     g = normal(2, 3, dtype=torch.float32)
-    for call in (lambda x: sm.normalize(x, f=f), lambda x: REGISTRY["normalize"](x, f=f)):
+    for call in (lambda x: sm.proportional(x, f=f), lambda x: REGISTRY["proportional"](x, f=f)):
         p = call(x)
         (gradient,) = torch.autograd.grad(p, x, g)
         z = x.detach().double().requires_grad_()
-        exact = REGISTRY["normalize"].reference(z, f=f)
+        exact = REGISTRY["proportional"].reference(z, f=f)
         torch.testing.assert_close(p.double(), exact, atol=0, rtol=1e-5)
         (exact_gradient,) = torch.autograd.grad(exact, z, g.double())
         torch.testing.assert_close(gradient, exact_gradient.float(), atol=1e-5 * float(exact_gradient.abs().max()) + 1e-43, rtol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
@@ -18,7 +19,19 @@ from conftest import normal
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY
 
-NAMES = sorted(vars(sm)["__getattr__"]("__all__"))
+NAMES = sorted(vars(sm)["__all__"])
+
+
+@pytest.mark.parametrize("room", vars(sm)["_ROOMS"])
+def test_the_table_of_names_is_that_of_the_rooms(room: str):
+    there = importlib.import_module(f"softmaxima.{room}").__all__
+    assert sorted(vars(sm)["_ROOMS"][room].split()) == sorted(name for name in there if name != "REGISTRY")
+
+
+@pytest.mark.parametrize(("old", "new"), vars(sm)["_RENAMED"].items())
+def test_an_old_name_works_and_warns(old: str, new: str):
+    with pytest.warns(DeprecationWarning, match=f"sm.{old} is called sm.{new} now"):
+        assert getattr(sm, old) is getattr(sm, new)
 
 
 @pytest.mark.parametrize("name", NAMES)

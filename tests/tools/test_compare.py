@@ -268,8 +268,8 @@ def test_pairs_are_chosen_by_name_or_by_map() -> None:
     offered = pairs(3)
     assert [pair.name for pair in choose(offered, ["Sparsemax eps-CE"])] == ["sparsemax · eps CE"]
     assert [pair.name for pair in choose(offered, ["softmax"])] == ["softmax"]
-    assert {pair.map for pair in choose(offered, ["normalize"])} == {"normalize"}
-    assert len(choose(offered, ["normalize"])) == 3
+    assert {pair.map for pair in choose(offered, ["proportional"])} == {"proportional"}
+    assert len(choose(offered, ["proportional"])) == 3
     assert choose(offered, []) == offered
 
 

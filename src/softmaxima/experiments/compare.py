@@ -141,7 +141,7 @@ def _chosen_pairs(k: int) -> dict[str, tuple[Pair, ...]]:
         "topk_softmax": (Pair("top-k softmax", "topk_softmax", "sparse_softmax_loss", {"k": k}, {"k": k}),),
         "topp_softmax": (Pair("top-p softmax", "topp_softmax", "sparse_softmax_loss", {"p": 0.9}, {"p": 0.9}),),
         "rectified_softmax": (_eps_pair("rectified softmax", "rectified_softmax", empty="uniform"),),
-        "normalize": tuple(_eps_pair(f"normalised {f.__name__}", "normalize", f=f) for f in elementwise),
+        "proportional": tuple(_eps_pair(f"normalised {f.__name__}", "proportional", f=f) for f in elementwise),
     }
 
 

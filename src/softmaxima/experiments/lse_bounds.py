@@ -1,7 +1,7 @@
 """lse_bounds: by how much bounds that look at the scores narrow `max ≤ LSE ≤ max + log n`, on sparse, ordinary and real rows;
 every bound's interval on one row of each kind; and what leaving small terms out saves there.
 
-The claim (seed 002, open question on adaptive bounds): on sparse data adaptive bounds narrow log n by 50 to 80 %. The narrowing of
+The claim, which is made without a proof: on sparse data adaptive bounds narrow log n by 50 to 80 %. The narrowing of
 a row is 1 − width / log n; the median over rows counts.
 """
 

@@ -124,7 +124,7 @@ PEERS: dict[str, tuple[Peer, ...]] = {
     "taylor_softmax": _torch(lambda x, axis: _over_sum((x + 1).square() + 1, axis)),  # the same as of half that, 1 + x + x²/2
     "topk_softmax": _torch(_topk),
     "topp_softmax": _torch(_topp),
-    "normalize": _torch(lambda x, axis: _over_sum(x.sigmoid(), axis)),
+    "proportional": _torch(lambda x, axis: _over_sum(x.sigmoid(), axis)),
     "cross_entropy": _torch(F.cross_entropy),
     "elastic_cross_entropy": _torch(lambda x, target: F.cross_entropy(_with_sink(x, 1, 0.0), target)),
     "sparsemax_loss": _entmax(lambda entmax, x, target, k: entmax.sparsemax_loss(x, target, k).mean()),

@@ -61,7 +61,7 @@ class SurrogateLoss(MapLossModule):
     """`surrogate_loss` as a module.
 
     >>> import torch, softmaxima as sm
-    >>> sm.SurrogateLoss("normalize", f=torch.sigmoid)(torch.zeros(1, 2), torch.tensor([0]))
+    >>> sm.SurrogateLoss("proportional", f=torch.sigmoid)(torch.zeros(1, 2), torch.tensor([0]))
     tensor(0.)
     """
 

@@ -57,7 +57,7 @@ def adaptive_logsumexp(
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     The gradient is exact, that of α included, and sums to 1/τ; of several maxima each has an equal share. With `between` it jumps
-    at θ₁ and θ₂. Cost: logsumexp and softmax. Source: seed 002, section 5, with the direction of its smooth form corrected.
+    at θ₁ and θ₂. Cost: logsumexp and softmax.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.adaptive_logsumexp(np.array([[9.0, 0.0], [1.0, 1.0]]), between=(0.2, 0.6)).round(4)  # max; LSE

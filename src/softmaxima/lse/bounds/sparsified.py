@@ -53,7 +53,7 @@ def sparsified_logsumexp(
         TypeError, ValueError or IndexError, before any work, for anything else.
 
     Cost: a few reads of x, and an exponential for each kept term. Where exponentials are vectorised they cost less than finding
-    out which to leave out: `logsumexp` is quicker, and this tells what a sparse sum would lose. Source: seed 002, optimisation 3.
+    out which to leave out: `logsumexp` is quicker, and this tells what a sparse sum would lose.
 
     >>> import numpy as np, softmaxima as sm
     >>> result = sm.sparsified_logsumexp(np.array([10.0, 9.0, -10.0]), eps=1e-6)

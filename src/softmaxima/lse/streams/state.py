@@ -381,7 +381,7 @@ def sequence_logsumexp(x: Array, dim: int = -1, *, temperature: float = 1.0, whe
     Args, shapes and errors as for `logsumexp` with one axis and a number for τ. Cost: one read, some 0.1 µs a score; `logsumexp` is
     many times faster.
 
-    Source: "hierarchical LogSumExp", seed 002, which takes it for another function.
+    It is sometimes called hierarchical, and taken for another function.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.sequence_logsumexp(np.log(np.arange(1.0, 101.0))) == np.log(5050.0)

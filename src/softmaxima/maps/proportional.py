@@ -1,4 +1,4 @@
-r"""normalize: p_i = f(x_i) / Σ_j f(x_j), for any elementwise f ≥ 0."""
+r"""proportional: p_i = f(x_i) / Σ_j f(x_j), for any elementwise f ≥ 0."""
 
 from __future__ import annotations
 
@@ -56,16 +56,18 @@ def checked(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     y: Any = f(z)
     if not isinstance(y, Tensor) or not y.is_floating_point():
         kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(f"normalize: f must return a floating-point tensor, as torch.sigmoid does, got {kind}")
+        raise TypeError(f"proportional: f must return a floating-point tensor, as torch.sigmoid does, got {kind}")
     if sizes(y) != sizes(z):
-        raise ValueError(f"normalize: f must work elementwise: for scores of shape {tuple(z.shape)} it returned {tuple(y.shape)}")
+        raise ValueError(
+            f"proportional: f must work elementwise: for scores of shape {tuple(z.shape)} it returned {tuple(y.shape)}"
+        )
     return y.to(z.dtype)
 
 
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     y, mass = careful(z, lambda scores: (checked(f, scores),))
     if is_concrete(y) and y.numel() > 0 and float(lowest := y.detach().amin()) < 0:
-        raise ValueError(f"normalize: f must not be negative, got {float(lowest)}; take relu, sigmoid, softplus or a square")
+        raise ValueError(f"proportional: f must not be negative, got {float(lowest)}; take relu, sigmoid, softplus or a square")
     return divide(y, mass).to(z.dtype)
 
 
@@ -78,9 +80,9 @@ def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Te
     return divide(slope, mass).to(z.dtype), p
 
 
-NORMALIZE = register(
+PROPORTIONAL = register(
     Map(
-        name="normalize",
+        name="proportional",
         reference=reference,
         forward=forward,
         sensitivity=sensitivity,
@@ -102,7 +104,7 @@ NORMALIZE = register(
 )
 
 
-def normalize(
+def proportional(
     x: Array,
     dim: int = -1,
     *,
@@ -110,7 +112,7 @@ def normalize(
     temperature: float | Array = 1.0,
     where: Array | None = None,
 ) -> Array:
-    """Normalised f, `p_i = f(x_i/τ) / Σ_j f(x_j/τ)`.
+    """Probabilities proportional to f, `p_i = f(x_i/τ) / Σ_j f(x_j/τ)`.
 
     Args:
         f: an elementwise function of a tensor, differentiable by torch and nowhere negative: torch.sigmoid, torch.square,
@@ -123,21 +125,21 @@ def normalize(
     and one write, and f.
 
     >>> import numpy as np, torch, softmaxima as sm
-    >>> sm.normalize(np.array([3.0, 1.0, 0.0]), f=torch.square)
+    >>> sm.proportional(np.array([3.0, 1.0, 0.0]), f=torch.square)
     array([0.9, 0.1, 0. ])
     """
     if is_plain(x, dim, temperature, where) and temperature == 1.0 and x.dtype in (torch.float32, torch.float64) and callable(f):
         return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
-    return NORMALIZE(x, dim, f=f, temperature=temperature, where=where)
+    return PROPORTIONAL(x, dim, f=f, temperature=temperature, where=where)
 
 
-class Normalize(MapModule):
-    """`normalize` as a module.
+class Proportional(MapModule):
+    """`proportional` as a module.
 
     >>> import torch, softmaxima as sm
-    >>> sm.Normalize(torch.nn.functional.softplus)
-    Normalize(dim=-1, temperature=1.0, f=softplus)
+    >>> sm.Proportional(torch.nn.functional.softplus)
+    Proportional(dim=-1, temperature=1.0, f=softplus)
     """
 
     def __init__(self, f: Callable[[Tensor], Tensor] = torch.sigmoid, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
-        super().__init__(NORMALIZE, dim, temperature=temperature, f=f)
+        super().__init__(PROPORTIONAL, dim, temperature=temperature, f=f)
