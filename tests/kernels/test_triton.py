@@ -78,7 +78,7 @@ def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str,
         expected = truth(name, params, x, tau, mask)
         p = map(x, temperature=tau, where=mask, **params)
         torch.testing.assert_close(p.double(), expected, atol=3e-6, rtol=1e-6, equal_nan=True)
-        kernel, theta = map.kernel, map.kernel.theta(*params.values()) if params else 0.0  # type: ignore[union-attr]
+        kernel, theta = map.kernel, map.kernel.number(params.values())  # type: ignore[union-attr]
         gradient = library.backward(kernel.backward, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[union-attr]
         z = tempered(x.double(), tau, mask)
         vjp = jacobian_of(map.sensitivity(p.double(), z if map.uses_scores else None, **params)).pull(g.double()) / tau

@@ -65,7 +65,7 @@ def truth_of(x: np.ndarray) -> float:
 def test_a_finite_sample_interval_holds_the_truth_in_95_of_100_runs(kind: str, method: str):
     x = scores_of(kind)
     truth, options = truth_of(x), {"maximum": float(x.max()), "budget": 6000, "method": method}
-    found = [sm.estimate(x, 0.02, seed=seed, **options) for seed in range(RUNS)]
+    found = [sm.estimate(x, 0.02, generator=seed, **options) for seed in range(RUNS)]
     assert all(e.guaranteed for e in found)
     assert all(e.evaluations <= 6000 for e in found)
     assert sum(e.lower <= truth <= e.upper for e in found) >= 0.95 * RUNS
@@ -86,7 +86,7 @@ def test_what_is_claimed_as_asymptotic_holds_the_truth_in_93_of_100_runs(
 ):
     x = spread * scores_of("normal", 1_000_000)
     truth = truth_of(x)
-    found = [sm.estimate(x, target, budget=budget, seed=seed) for seed in range(runs)]
+    found = [sm.estimate(x, target, budget=budget, generator=seed) for seed in range(runs)]
     claims = [e for e in found if e.certificate == "asymptotic"]
     assert not any(e.guaranteed for e in found)
     assert len(claims) >= claimed * runs
@@ -97,7 +97,7 @@ def test_what_is_claimed_as_asymptotic_holds_the_truth_in_93_of_100_runs(
 def test_strata_claim_as_honestly():
     x = scores_of("sorted", 1_000_000)
     truth = truth_of(x)
-    found = [sm.estimate(x, 0.02, method="stratified", seed=seed) for seed in range(RUNS)]
+    found = [sm.estimate(x, 0.02, method="stratified", generator=seed) for seed in range(RUNS)]
     assert all(e.certificate == "asymptotic" for e in found)
     assert sum(e.lower <= truth <= e.upper for e in found) >= 0.93 * RUNS
 
@@ -105,10 +105,10 @@ def test_strata_claim_as_honestly():
 @pytest.mark.parametrize("method", SAMPLED)
 def test_a_needle_is_no_guarantee_unless_its_height_is_known(method: str):
     x = scores_of("needle")
-    assert not any(sm.estimate(x, 0.05, method=method, seed=seed).guaranteed for seed in range(20))
+    assert not any(sm.estimate(x, 0.05, method=method, generator=seed).guaranteed for seed in range(20))
     truth = truth_of(x)
     for seed in range(20):
-        known = sm.estimate(x, 0.05, method=method, maximum=14.0, seed=seed)
+        known = sm.estimate(x, 0.05, method=method, maximum=14.0, generator=seed)
         assert known.guaranteed
         assert known.lower <= truth <= known.upper
         assert abs(known.value - truth) <= 0.05
@@ -117,7 +117,7 @@ def test_a_needle_is_no_guarantee_unless_its_height_is_known(method: str):
 def test_terms_without_a_variance_are_refused():
     x = np.random.default_rng(0).exponential(1.0, 300_000)  # P(exp(x) > u) = 1/u
     for seed in range(20):
-        found = sm.estimate(x, 0.05, budget=50_000, seed=seed)
+        found = sm.estimate(x, 0.05, budget=50_000, generator=seed)
         assert found.certificate == "none"
         assert found.upper == INF
         assert found.lower <= truth_of(x)
@@ -128,17 +128,17 @@ def test_terms_without_a_variance_are_refused():
 @pytest.mark.parametrize("method", SAMPLED)
 def test_an_estimate_stops_when_its_interval_is_narrow_enough(target: float, options: dict, method: str):
     x = scores_of("normal", 500_000)
-    found = sm.estimate(x, target, method=method, seed=3, **options)
+    found = sm.estimate(x, target, method=method, generator=3, **options)
     assert found.certificate == ("finite-sample" if options else "asymptotic")
     assert found.value - found.lower <= target + 1e-12
     assert found.upper - found.value <= target + 1e-12
-    wider = sm.estimate(x, 2 * target, method=method, seed=3, **options)
+    wider = sm.estimate(x, 2 * target, method=method, generator=3, **options)
     assert wider.evaluations <= found.evaluations < len(x) / 2
 
 
 def test_more_confidence_costs_more_reads():
     x = scores_of("normal")
-    reads = [sm.estimate(x, 0.05, confidence, maximum=5.0, seed=0).evaluations for confidence in (0.5, 0.95, 0.999)]
+    reads = [sm.estimate(x, 0.05, confidence, maximum=5.0, generator=0).evaluations for confidence in (0.5, 0.95, 0.999)]
     assert reads[0] < reads[1] < reads[2]
 
 
@@ -152,7 +152,7 @@ def test_buckets_and_whole_passes_are_deterministic(kind: str):
         assert found.evaluations == len(x)
         assert found.lower <= truth <= found.upper
         assert found.upper - found.lower <= 2 * target + 1e-9
-    small = sm.estimate(x[:3000], seed=0)
+    small = sm.estimate(x[:3000], generator=0)
     assert small.certificate == "deterministic"
     assert small.value == pytest.approx(truth_of(x[:3000]), abs=1e-12)
 
@@ -169,7 +169,7 @@ def test_a_bucket_is_as_wide_as_it_says(numbers: list[float], target: float):
 def test_the_largest_in_one_pass_bound_the_tail(kind: str):
     x = scores_of(kind)
     truth = truth_of(x)
-    found = [sm.estimate(x, 0.01, method="topk_tail", seed=seed, k=2000) for seed in range(50)]
+    found = [sm.estimate(x, 0.01, method="topk_tail", generator=seed, k=2000) for seed in range(50)]
     assert all(e.guaranteed for e in found)
     assert sum(e.lower <= truth <= e.upper for e in found) >= 47
     steep = x.copy()
@@ -270,7 +270,7 @@ def test_every_kind_of_source_gives_one_answer(tmp_path: Path):
     x.tofile(tmp_path / "x.bin")
     double = np.empty(2 * len(x), np.float32)
     double[::2] = x
-    options = {"target_nats": 0.05, "seed": 0}
+    options = {"target_nats": 0.05, "generator": 0}
     expected = sm.estimate(x, **options)
     sources = [
         tmp_path / "x.npy",
@@ -293,7 +293,7 @@ def test_every_dtype_and_offset_is_read_in_float64(dtype: torch.dtype, method: s
     for offset in (0.0, 1e4, -1e4):
         moved = x + offset
         truth = float(torch.logsumexp(moved.double(), 0))
-        found = sm.estimate(moved, 0.1, method=method, seed=0, maximum=float(moved.max()))
+        found = sm.estimate(moved, 0.1, method=method, generator=0, maximum=float(moved.max()))
         assert found.value.dtype == torch.float64
         assert found.lower - 1e-9 <= truth <= found.upper + 1e-9
         assert abs(float(found.value) - truth) <= 0.1 + 1e-9
@@ -318,7 +318,7 @@ def test_few_scores_and_none(method: str):
 def test_special_scores_among_many(method: str, special: float):
     x = np.full(50_000, special)
     x[::3] = 0.5
-    found = sm.estimate(x, 0.1, method=method, seed=0)
+    found = sm.estimate(x, 0.1, method=method, generator=0)
     if special == INF:
         assert (found.value, found.lower, found.upper, found.certificate) == (INF, INF, INF, "deterministic")
     elif special == -INF:
@@ -326,31 +326,34 @@ def test_special_scores_among_many(method: str, special: float):
     else:
         assert math.isnan(found.value)
         assert found.certificate == "none"
-    nothing = sm.estimate(np.full(50_000, -INF), 0.1, method=method, budget=200_000, seed=0)
+    nothing = sm.estimate(np.full(50_000, -INF), 0.1, method=method, budget=200_000, generator=0)
     assert nothing.value == -INF
     assert nothing.certificate in ("none", "deterministic")
 
 
 def test_temperature_divides_the_scores_and_their_maximum():
     x = scores_of("normal")
-    plain, tempered = sm.estimate(x / 0.5, 0.05, maximum=20.0, seed=0), sm.estimate(x, 0.05, maximum=10.0, temperature=0.5, seed=0)
+    plain, tempered = (
+        sm.estimate(x / 0.5, 0.05, maximum=20.0, generator=0),
+        sm.estimate(x, 0.05, maximum=10.0, temperature=0.5, generator=0),
+    )
     assert tempered == plain
     assert sm.estimate(x, 0.05, method="bucket", temperature=0.5).value == pytest.approx(truth_of(2 * x), abs=0.05)
 
 
 def test_a_seed_repeats_and_a_generator_goes_on():
     x = scores_of("normal")
-    assert sm.estimate(x, 0.05, seed=5) == sm.estimate(x, 0.05, seed=5)
+    assert sm.estimate(x, 0.05, generator=5) == sm.estimate(x, 0.05, generator=5)
     rng = np.random.default_rng(5)
-    first, second = sm.estimate(x, 0.05, seed=rng), sm.estimate(x, 0.05, seed=rng)
-    assert first == sm.estimate(x, 0.05, seed=5)
+    first, second = sm.estimate(x, 0.05, generator=rng), sm.estimate(x, 0.05, generator=rng)
+    assert first == sm.estimate(x, 0.05, generator=5)
     assert first.value != second.value
 
 
 def test_the_logarithm_is_not_biased():
     x = scores_of("normal")
     truth = truth_of(x)
-    errors = [sm.estimate(x, 0.01, budget=100, seed=seed).value - truth for seed in range(2500)]
+    errors = [sm.estimate(x, 0.01, budget=100, generator=seed).value - truth for seed in range(2500)]
     # Without the correction the mean is −Var Ẑ/(2Z²) = −(e − 1)/200 = −0.0086, and its standard error 0.0026.
     assert abs(np.mean(errors)) < 0.0043
 
@@ -385,7 +388,7 @@ def test_an_index_finds_what_matters(method: str, options: dict):
     source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128))
     options = {"maximum": source.maximum} if options else {}
     truth = truth_of(W @ h)
-    found = [sm.estimate(source, 0.1, method=method, budget=12_000, seed=seed, **options) for seed in range(100)]
+    found = [sm.estimate(source, 0.1, method=method, budget=12_000, generator=seed, **options) for seed in range(100)]
     assert all(e.guaranteed == bool(options) for e in found)
     assert all(e.evaluations <= 12_000 for e in found)
     assert sum(e.lower <= truth <= e.upper for e in found) >= 93
@@ -401,7 +404,7 @@ def test_an_exact_index_guarantees_without_a_maximum():
     flat.add(W.astype(np.float32))
     every_cell = sm.inner_product_index(W, 64, probes=64)
     for index in (flat, every_cell):
-        found = [sm.estimate(sm.InnerProduct(W, h, index), 0.05, k=3000, seed=seed) for seed in range(50)]
+        found = [sm.estimate(sm.InnerProduct(W, h, index), 0.05, k=3000, generator=seed) for seed in range(50)]
         assert all(e.guaranteed for e in found)
         assert sum(e.lower <= truth_of(W @ h) <= e.upper for e in found) >= 47
 
@@ -412,7 +415,7 @@ def test_importance_needs_fewer_reads_than_uniform():
     source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128))
     truth = truth_of(W @ h)
     errors = {
-        method: np.std([sm.estimate(source, 0.001, method=method, budget=5000, seed=seed).value - truth for seed in range(60)])
+        method: np.std([sm.estimate(source, 0.001, method=method, budget=5000, generator=seed).value - truth for seed in range(60)])
         for method in ("uniform", "importance")
     }
     assert errors["importance"] < 0.7 * errors["uniform"]
@@ -437,8 +440,8 @@ def test_an_index_that_does_not_fit_is_refused():
         sm.estimate(sm.InnerProduct(np.tile(W, (10, 1)), h, _repeated(flat, W)), method="importance")
     with pytest.raises(ValueError, match=r"cells must be from 1 to n = 1000, got 1001"):
         sm.inner_product_index(W, 1001)
-    for what, value in (("cells", 0), ("cells", "8"), ("probes", 0), ("probes", True), ("seed", -1), ("seed", "0")):
-        with pytest.raises((TypeError, ValueError), match=f"inner_product_index: {what} must be an int of at least"):
+    for what, value in (("cells", 0), ("cells", "8"), ("probes", 0), ("probes", True), ("generator", -1), ("generator", "0")):
+        with pytest.raises((TypeError, ValueError), match=f"inner_product_index: {what} must be an? .* of at least"):
             sm.inner_product_index(W, **{what: value})
     with pytest.raises(ValueError, match=r"the index computes 10000 scores in a search, too many for a budget of 5000"):
         sm.estimate(sm.InnerProduct(np.tile(W, (10, 1)), h, _repeated(flat, W)), method="topk_tail", budget=5000)
@@ -465,11 +468,11 @@ def test_a_missing_faiss_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_the_gradient_of_a_query_is_a_mean_of_rows(method: str):
     W, h = (torch.from_numpy(part) for part in table())
     h.requires_grad_()
-    found = sm.estimate(sm.InnerProduct(W, h), 0.02, method=method, seed=0)
+    found = sm.estimate(sm.InnerProduct(W, h), 0.02, method=method, generator=0)
     (gradient,) = torch.autograd.grad(found.value, h)
     exact = torch.softmax(W @ h.detach(), 0) @ W
     assert float((gradient - exact).norm() / exact.norm()) < (1e-12 if method == "bucket" else 0.1)
-    assert sm.estimate(sm.InnerProduct(W, h.detach()), 0.02, method=method, seed=0).value == found.value.detach()
+    assert sm.estimate(sm.InnerProduct(W, h.detach()), 0.02, method=method, generator=0).value == found.value.detach()
 
 
 @pytest.mark.parametrize("method", [*SAMPLED, "topk_tail", pytest.param("importance", marks=needs_faiss)])
@@ -480,16 +483,16 @@ def test_the_gradient_of_a_query_is_that_of_softmax_within_its_statistical_error
     exact = torch.softmax(W @ h.detach(), 0) @ W
 
     def gradient(target: float, seed: int) -> torch.Tensor:
-        return torch.autograd.grad(sm.estimate(source, target, method=method, seed=seed).value, h)[0]
+        return torch.autograd.grad(sm.estimate(source, target, method=method, generator=seed).value, h)[0]
 
     errors = torch.stack([gradient(0.1, seed) - exact for seed in range(40)])
     one_run = float(errors.square().sum(1).mean().sqrt())
     assert 1e-3 * float(exact.norm()) < one_run < 0.2 * float(exact.norm())
     assert float(errors.mean(0).norm()) < 2.5 * one_run / math.sqrt(len(errors))
     torch.testing.assert_close(gradient(1e-6, 0), exact, atol=1e-12, rtol=0)  # everything is read
-    value = sm.estimate(source, 0.1, method=method, seed=0).value
+    value = sm.estimate(source, 0.1, method=method, generator=0).value
     twice = torch.autograd.grad(value + value, h)[0]  # the source is used again, and so is its value
-    once = torch.autograd.grad(sm.estimate(source, 0.1, method=method, seed=0).value, h)[0]
+    once = torch.autograd.grad(sm.estimate(source, 0.1, method=method, generator=0).value, h)[0]
     torch.testing.assert_close(twice, 2 * once, atol=1e-12, rtol=1e-12)
 
 
@@ -497,7 +500,9 @@ def test_the_gradient_of_a_query_is_that_of_softmax_within_its_statistical_error
 @pytest.mark.parametrize("n", [40, 9000])
 def test_gradients_of_queries_and_rows_are_exact_for_the_sample(method: str, n: int):
     W, h = (torch.from_numpy(part).requires_grad_() for part in table(n, 2))
-    function = lambda h: sm.estimate(sm.InnerProduct(W.detach(), h), 0.5, 0.9, method, temperature=2.0, budget=20_000, seed=0).value
+    function = lambda h: (
+        sm.estimate(sm.InnerProduct(W.detach(), h), 0.5, 0.9, method, temperature=2.0, budget=20_000, generator=0).value
+    )
     sample = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     # The Jensen term and the bets are constants of the sample, so the derivative is that of its own logsumexp.
     (first,) = torch.autograd.grad(function(h), h, create_graph=True)
@@ -505,13 +510,13 @@ def test_gradients_of_queries_and_rows_are_exact_for_the_sample(method: str, n: 
     if n == 40:
         assert gradcheck(function, (h,))
         assert gradgradcheck(function, (h,))
-    (rows,) = torch.autograd.grad(sm.estimate(sm.InnerProduct(W, h.detach()), 0.5, method=method, seed=0).value, W)
+    (rows,) = torch.autograd.grad(sm.estimate(sm.InnerProduct(W, h.detach()), 0.5, method=method, generator=0).value, W)
     torch.testing.assert_close(rows.sum(0), h.detach(), atol=1e-12, rtol=0)  # Σ p̂_i = 1
 
 
 def test_the_gradient_of_scores_is_a_distribution_over_those_that_were_read():
     x = torch.from_numpy(scores_of("masked")).requires_grad_()
-    found = sm.estimate(x, 0.1, seed=0)
+    found = sm.estimate(x, 0.1, generator=0)
     (p,) = torch.autograd.grad(found.value, x)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-12)
     assert float(p.min()) == 0.0

@@ -35,7 +35,7 @@ class Words:
         for seed in range(runs):
             query = seed % len(ROWS)
             maximum = self.maxima[query] if known else None
-            e = sm.estimate(self.sources[query], target, temperature=self.temperature, maximum=maximum, seed=seed, **options)
+            e = sm.estimate(self.sources[query], target, temperature=self.temperature, maximum=maximum, generator=seed, **options)
             assert e.guaranteed or not known
             claims += e.certificate in certificates
             held += e.certificate in certificates and e.lower <= self.truths[query] <= e.upper
@@ -81,7 +81,7 @@ def test_the_gradient_of_a_query_is_near_the_mean_of_rows(words: Words, method: 
     h = torch.from_numpy(words.W[ROWS[0]]).double().requires_grad_()
     W = torch.from_numpy(words.W)
     source = sm.InnerProduct(W, h, words.sources[0].index)
-    found = sm.estimate(source, 0.1, method=method, temperature=words.temperature, budget=80_000, seed=0)
+    found = sm.estimate(source, 0.1, method=method, temperature=words.temperature, budget=80_000, generator=0)
     (gradient,) = torch.autograd.grad(found.value, h)
     p = torch.softmax(W.double() @ h.detach() / words.temperature, 0)
     exact = p @ W.double() / words.temperature

@@ -19,6 +19,7 @@ STOREYS = (
     "core.onnx",
     "core.series",
     "core.arguments",
+    "core.randomness",
     "core.rows",
     "core.temperature",
     "core.differentiable",

@@ -71,7 +71,7 @@ EXAMPLES = {
     "gap": 0.5,
     "maximum": 1.0,
     "budget": 200,
-    "seed": 1,
+    "generator": 1,
     "axis": 0,
     "around": 1.0,
     "size": 3,
@@ -81,7 +81,7 @@ NO_NUMBER = {"file_logsumexp", "inner_product_index", "find_map", "register"}  #
 
 
 def functions() -> Iterator[tuple[str, Any]]:
-    names = vars(sm)["__getattr__"]("__all__")
+    names = vars(sm)["__all__"]
     for name in names:
         public = getattr(sm, name)
         if (inspect.isfunction(public) and name not in NO_NUMBER) or (
@@ -173,7 +173,7 @@ def beyond(name: str, what: str) -> tuple[float, ...]:
         "label_smoothing": (-0.1, 1.1, math.nan),
         "deflation": (-1,),
         "corrupted": (-1,),
-        "seed": (-1,),
+        "generator": (-1,),
     }.get(
         what,
         (-1, math.nan) if what not in ("k", "blocks", "budget", "strata", "size", "order", "max_probes", "max_steps") else (-1, 0),
@@ -208,7 +208,7 @@ def test_numpy_numbers_do_what_python_numbers_do(name: str, function: Any, param
         value = arguments(name, function, what)[what]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         pytest.skip("not one number")
-    given = arguments(name, function, what) | ({"seed": 0} if name == "estimate" else {})
+    given = arguments(name, function, what)
     if "generator" in signature(name, function).parameters:
         given |= {"generator": torch.Generator()}
 
@@ -422,3 +422,41 @@ def test_modules_take_tensors_and_parameters_as_options():
         sm.Entmax(alpha=torch.tensor([[1.5], [0.5]]))
     with torch.device("meta"):
         sm.Entmax(alpha=torch.nn.Parameter(torch.tensor(1.5)))
+
+
+# Everything that draws, of a generator.
+DRAWING = {
+    "estimate": lambda generator: sm.estimate(np.linspace(0.0, 1.0, 50_000), 0.05, generator=generator).value,
+    "matrix_logsumexp": lambda generator: sm.matrix_logsumexp(lambda V: V, size=300, method="lanczos", generator=generator).value,
+    "median_of_means_logsumexp": lambda generator: sm.median_of_means_logsumexp(normal(1000), 9, generator=generator),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWING.values(), ids=DRAWING)
+@pytest.mark.parametrize(
+    "make", [lambda: 7, lambda: np.int64(7), lambda: torch.Generator().manual_seed(7), lambda: np.random.default_rng(7)]
+)
+def test_seeds_and_generators_of_both_libraries_repeat(draw: Any, make: Any):
+    assert float(draw(make())) == float(draw(make()))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.Generator().manual_seed(7), lambda: np.random.default_rng(7)])
+def test_a_generator_goes_on(make: Any):
+    generator = make()
+    for name in ("estimate", "median_of_means_logsumexp"):
+        assert float(DRAWING[name](generator)) != float(DRAWING[name](generator))
+
+
+@pytest.mark.parametrize("draw", DRAWING.values(), ids=DRAWING)
+@pytest.mark.parametrize("wrong", ["7", True, 7.0, -1])
+def test_other_than_generators_and_seeds_are_refused(draw: Any, wrong: Any):
+    with pytest.raises((TypeError, ValueError), match=r"generator must be a torch.Generator, a numpy.random.Generator, or a seed"):
+        draw(wrong)
+
+
+def test_torch_s_own_seed_is_the_default():
+    for name in ("estimate", "matrix_logsumexp"):
+        torch.manual_seed(3)
+        first = float(DRAWING[name](None))
+        torch.manual_seed(3)
+        assert first == float(DRAWING[name](None))

@@ -71,6 +71,8 @@ def lse(
         fail(f"--scale must be a positive finite number, got {scale}")
     if zero_point is not None and not abs(zero_point) < float("inf"):
         fail(f"--zero-point must be a finite number, got {zero_point}")
+    if seed is not None and seed < 0:
+        fail(f"--seed must be an int of at least 0, got {seed}")
     if estimate is None:
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:
@@ -172,10 +174,10 @@ def estimate_file(
         if scores.mapped is None:
             fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
         with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
-            found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, seed=seed)
+            found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
     except (FileError, TypeError, ValueError) as error:
         message = str(error).replace("estimate: target_nats ", "--estimate ")
-        for option in ("confidence", "maximum", "seed"):
+        for option in ("confidence", "maximum"):
             message = message.replace(f"estimate: {option} ", f"--{option} ")
         fail(message)
     except KeyboardInterrupt as interruption:

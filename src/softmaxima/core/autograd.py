@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def apply(map: Map, *arguments: Any) -> Tensor:
     if transforming():
-        return outside_compilers(_EagerMapFunction.apply)(map, *arguments)
+        return outside_compilers(_TransformableMapFunction.apply)(map, *arguments)
     if not is_recorded(arguments[0]) and may_differentiate(arguments):
         return _apply_reverse(map, *arguments)
     return _MapFunction.forward(map, *arguments)
@@ -67,7 +67,7 @@ class _PlainMapFunction(_ReverseMapFunction):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         map, x, tau, _, *params = inputs
-        output = native.forward_plain(map.kernel.forward, x, tau, map.kernel.theta(*params) if params else 0.0)
+        output = native.forward_plain(map.kernel.forward, x, tau, map.kernel.number(params))
         ctx.map, ctx.numbers, ctx.dtype = map, (tau, *params), x.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output, x if map.uses_scores else None, *[None] * (2 + len(params)))
@@ -79,7 +79,7 @@ _apply_reverse: Callable[..., Tensor] = super(torch.autograd.Function, _ReverseM
 apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, _PlainMapFunction).apply  # type: ignore[misc]
 
 
-class _EagerMapFunction(_MapFunction):
+class _TransformableMapFunction(_MapFunction):
     """Adds forward mode and vmap."""
 
     @staticmethod
@@ -105,4 +105,4 @@ class _EagerMapFunction(_MapFunction):
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         map, x, *rest = batch_first(in_dims, args)
         x = x.expand(info.batch_size, *x.shape[1:])
-        return _EagerMapFunction.apply(map, x, *rest), 0  # type: ignore[return-value]
+        return _TransformableMapFunction.apply(map, x, *rest), 0  # type: ignore[return-value]

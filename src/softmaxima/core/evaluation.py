@@ -57,7 +57,7 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
         if type(value) is not parameter.kind or not parameter.valid(value):
             return None
         values += (value,)
-    theta = kernel.theta(*values) if values else 0.0
+    theta = kernel.number(values)
     if x.requires_grad and torch.is_grad_enabled():
         return apply_plain(map, x, temperature, None, *values)
     return native.forward_plain(kernel.forward, x, temperature, theta)

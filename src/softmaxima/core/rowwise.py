@@ -27,7 +27,7 @@ def compute(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, para
         return x.clone()
     if has_kernel(map, x):
         kernel: Kernel = map.kernel  # type: ignore[assignment]
-        return kernels(x).forward(kernel.forward, x, tau, where, kernel.theta(*params) if params else 0.0)
+        return kernels(x).forward(kernel.forward, x, tau, where, kernel.number(params))
     p = compose(map, x, tau, where, params)
     return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
 
@@ -45,8 +45,7 @@ def pull(
     """∂⟨g, p⟩/∂x, not to be differentiated itself; x where it depends on it."""
     if p.numel() > 0 and has_kernel(map, p, g):
         kernel: Kernel = map.kernel  # type: ignore[assignment]
-        theta = kernel.theta(*params) if params else 0.0
-        return kernels(p).backward(kernel.backward, p, g, x, tau, where, theta)
+        return kernels(p).backward(kernel.backward, p, g, x, tau, where, kernel.number(params))
     dtype = COMPUTE_DTYPE[p.dtype]
     values = [v.to(dtype) if isinstance(v, Tensor) else v for v in params]
     z = None if x is None else arguments_of(map, x, tau, where)

@@ -81,7 +81,7 @@ def indexed_subjects(n: int = N, d: int = 32, cells: int = 512, seed: int = 0) -
     clusters = 3.0 * rng.standard_normal((1000, d))
     rows = (clusters[rng.integers(1000, size=n)] + rng.standard_normal((n, d))) / math.sqrt(d)
     scores = rows @ (query := 2.0 * rows[0])
-    source = InnerProduct(rows, query, inner_product_index(rows, cells, seed=seed))
+    source = InnerProduct(rows, query, inner_product_index(rows, cells, generator=seed))
     largest = float(scores.max())
     truth = largest + float(np.log(np.exp(scores - largest).sum()))
     methods = ("uniform", "topk_tail", "importance")
@@ -156,7 +156,7 @@ def measure_budgets(
 
 def _estimates(subject: Subject, method: str, target: float, budget: int | None, runs: int, confidence: float) -> list[Estimate]:
     options: dict[str, Any] = {"maximum": subject.maximum, "temperature": subject.temperature, "budget": budget}
-    return [estimate(subject.source, target, confidence, method, seed=seed, **options) for seed in range(runs)]
+    return [estimate(subject.source, target, confidence, method, generator=seed, **options) for seed in range(runs)]
 
 
 def _work(name: str, subject: Subject, method: str, target: float, budget: int | None, found: Sequence[Estimate]) -> Work:

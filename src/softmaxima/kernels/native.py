@@ -48,7 +48,12 @@ class Kernel:
     forward: str
     backward: str
     loss: str | None = None
-    theta: Callable[[Any], Any] = lambda value: value
+    theta: Callable[..., Any] = lambda value: value
+
+    def number(self, params: Iterable[Any]) -> Any:
+        """What they take for the values of all parameters: 0 for none."""
+        values = tuple(params)
+        return self.theta(*values) if values else 0.0
 
 
 def find_library(folders: Iterable[str]) -> Path | None:

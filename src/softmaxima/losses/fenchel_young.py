@@ -84,7 +84,7 @@ def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
                 f"{batch.name}: each row of target probabilities must sum to 1; divide it by its sum, or use cross_entropy"
             )
     values = class_params(batch, map, params)
-    theta = map.kernel.theta(*values.values()) if map.kernel is not None and values else 0.0
+    theta = 0.0 if map.kernel is None else map.kernel.number(values.values())
     losses = losses_of(map, theta, fenchel=True)
     return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
 

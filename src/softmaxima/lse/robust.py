@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, check_choice, check_count, check_number, like_input
+from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
 from softmaxima.lse._scores import scores_last
@@ -134,7 +135,7 @@ def median_of_means_logsumexp(
     *,
     temperature: float | Array = 1.0,
     where: Array | None = None,
-    generator: torch.Generator | None = None,
+    generator: Randomness = None,
 ) -> Array:
     """The logarithm of n times the median over blocks of the block's mean of exp(x/τ), in nats.
 
@@ -150,7 +151,8 @@ def median_of_means_logsumexp(
     Args:
         x, dim, temperature, where: as for `trimmed_logsumexp`.
         blocks: B ≥ 1, at most n. The i-th of the scores that are not left out belongs to block i mod B. 1 gives logsumexp.
-        generator: if given, scores are shuffled, all rows alike; then the order in which they came does not matter.
+        generator: torch's, NumPy's or a seed. If given, scores are shuffled, all rows alike; then the order in which they came
+            does not matter.
 
     Returns:
         x's array kind and dtype, without `dim`. Of an even number of blocks the median is the mean of the middle two means. −∞ for
@@ -172,10 +174,9 @@ def median_of_means_logsumexp(
     n = rows.shape[-1]
     if blocks > max(n, 1):
         raise ValueError(f"{name}: blocks must be at most the number of scores, {n}, got {blocks}")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"{name}: generator must be a torch.Generator, got {type(generator).__name__}")
-    if generator is not None:
-        rows = rows[..., torch.randperm(n, generator=generator, device=generator.device).to(rows.device)]
+    draws = as_torch_generator(name, generator)
+    if draws is not None:
+        rows = rows[..., torch.randperm(n, generator=draws, device=draws.device).to(rows.device)]
     absent = rows == -math.inf
     rows = rows.gather(-1, absent.to(torch.uint8).sort(dim=-1, stable=True).indices)  # what is left out comes last, in no block
     count = (~absent).sum(-1, keepdim=True)

@@ -33,6 +33,7 @@ from softmaxima.core.arguments import (
     check_positive,
     like_input,
 )
+from softmaxima.core.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.estimates.confidence import (
     Moments,
@@ -78,7 +79,7 @@ class Estimate:
         heavy for that: the lower limit holds, and the upper one is +∞).
 
     >>> import numpy as np, softmaxima as sm
-    >>> sm.estimate(np.zeros(8), seed=0).certificate
+    >>> sm.estimate(np.zeros(8), generator=0).certificate
     'deterministic'
     """
 
@@ -104,7 +105,7 @@ def estimate(
     budget: int | None = None,
     k: int | None = None,
     strata: int = 64,
-    seed: int | np.random.Generator | None = None,
+    generator: Randomness = None,
 ) -> Estimate:
     """Estimate `log Σ_i exp(x_i/τ)` to within `target_nats`, reading no more of the scores than that takes.
 
@@ -124,7 +125,7 @@ def estimate(
             cost as much. At the end of a budget the interval is as wide as it is.
         k: how many of the largest "topk_tail" reads; √n by default.
         strata: how many runs of positions "stratified" has. It pays where scores depend on their position, and else costs draws.
-        seed: of the draws, or a generator.
+        generator: of the draws: torch's, NumPy's or a seed; None: torch's default one.
 
     Returns:
         An `Estimate`. The value is corrected for the bias of a logarithm, E log Ẑ ≈ log Z − Var Ẑ/(2Z²), and then moved as far as
@@ -145,7 +146,7 @@ def estimate(
 
     >>> import numpy as np, softmaxima as sm
     >>> x = np.random.default_rng(0).standard_normal(1_000_000)
-    >>> found = sm.estimate(x, 0.05, maximum=x.max(), seed=0)
+    >>> found = sm.estimate(x, 0.05, maximum=x.max(), generator=0)
     >>> found.certificate, found.evaluations < 50_000, bool(found.lower < sm.logsumexp(x) < found.upper)
     ('finite-sample', True, True)
     """
@@ -158,8 +159,7 @@ def estimate(
     budget = None if budget is None else check_count(name, "budget", budget, 100)
     k = None if k is None else check_count(name, "k", k)
     strata = check_count(name, "strata", strata)
-    if seed is not None and not isinstance(seed, np.random.Generator):
-        seed = check_count(name, "seed", seed, 0)
+    rng = as_numpy_generator(name, generator)
     scores = open_source(source)
     if method == "importance" and (not isinstance(scores, InnerProduct) or scores.index is None):
         raise ValueError("estimate: importance sampling needs an InnerProduct with an IVF index; call inner_product_index(W)")
@@ -173,7 +173,7 @@ def estimate(
         tau=tau,
         cap=None if maximum is None else _over(maximum + 2.0**-40 * (1.0 + abs(maximum)), tau),
         budget=4 * scores.n + PILOT if budget is None else budget,
-        rng=np.random.default_rng(seed),
+        rng=rng,
     )
     passes = scores.n if method == "bucket" or (method == "topk_tail" and not indexed) else 0
     if ask.budget < passes + (PILOT if method == "topk_tail" else 0):

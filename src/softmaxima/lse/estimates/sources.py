@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_count
+from softmaxima.core.randomness import Randomness, as_seed
 
 BLOCK = 1 << 22  # scores that are in memory at once during a pass
 
@@ -147,7 +148,7 @@ class InnerProduct:
     >>> source = sm.InnerProduct(np.eye(3), np.array([1.0, 0.0, 0.0]))
     >>> source.n, source.maximum
     (3, 1.0)
-    >>> round(float(sm.estimate(source, seed=0).value), 6)  # log(e + 2)
+    >>> round(float(sm.estimate(source, generator=0).value), 6)  # log(e + 2)
     1.551445
     """
 
@@ -239,14 +240,14 @@ class InnerProduct:
         return 2.0 * (self._table.rows.shape[1] + 2) * 2.0**-24 * self.maximum
 
 
-def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None = None, seed: int = 0) -> Any:  # noqa: N803
+def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None = None, generator: Randomness = 0) -> Any:  # noqa: N803
     """A FAISS index of the rows of W [n, d] by inner product: an inverted file over `cells` k-means cells.
 
     Args:
         W: the rows, a tensor or an array; FAISS copies them as float32.
         cells: how many; about 4√n by default, and never more than n/39, as k-means wants.
         probes: how many cells a search looks into; 1/16 of them by default.
-        seed: of k-means.
+        generator: of k-means: torch's, NumPy's or a seed.
 
     Raises ImportError where FAISS is not installed (`pip install ".[ann]"`), ValueError for a W without rows.
 
@@ -256,7 +257,7 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
     >>> index.ntotal, index.nlist
     (20000, 512)
     >>> source = sm.InnerProduct(W, W[0], index)
-    >>> bool(abs(sm.estimate(source, 0.05, seed=0).value - sm.logsumexp(W @ W[0])) < 0.05)
+    >>> bool(abs(sm.estimate(source, 0.05, generator=0).value - sm.logsumexp(W @ W[0])) < 0.05)
     True
     """
     name = "inner_product_index"
@@ -269,7 +270,7 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
     if cells > n:
         raise ValueError(f"{name}: cells must be from 1 to n = {n}, got {cells}")
     probes = max(1, cells // 16) if probes is None else check_count(name, "probes", probes)
-    seed = check_count(name, "seed", seed, 0)
+    seed = as_seed(name, generator)
     dense = rows.float().cpu().contiguous().numpy()
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, cells, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed, index.cp.min_points_per_centroid = seed, 1

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_choice, check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse.matrix.density import log_trace_exp
 
 Product = Callable[[Tensor], Tensor]
@@ -94,7 +95,7 @@ def estimate_log_trace(
     deflation: int = 16,
     max_probes: int = 1000,
     max_steps: int = 500,
-    generator: torch.Generator | None = None,
+    generator: Randomness = None,
 ) -> TraceEstimate:
     """See `matrix_logsumexp`."""
     check_choice(name, "method", method, ("auto", "eigh", "lanczos"))
@@ -104,11 +105,12 @@ def estimate_log_trace(
     max_probes = check_count(name, "max_probes", max_probes, PILOT)
     max_steps = check_count(name, "max_steps", max_steps)
     space = _with_temperature(name, _as_operator(name, operator, size, dtype, device), temperature)
-    learns = _check_hermitian(name, space, generator)
+    draws = as_torch_generator(name, generator)
+    learns = _check_hermitian(name, space, draws)
     deflation = min(deflation, space.size)
     if method == "eigh" or (method == "auto" and _prefers_eigenvalues(space, deflation, learns)):
         return _exact(space)
-    return _estimate(space, tolerance, confidence, deflation, max_probes, max_steps, generator, learns)
+    return _estimate(space, tolerance, confidence, deflation, max_probes, max_steps, draws, learns)
 
 
 # The operator ----------------------------------------------------------------------------------------------------------------

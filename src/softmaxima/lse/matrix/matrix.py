@@ -12,6 +12,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input, nearest
 from softmaxima.core.onnx import refuse_export
+from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.lse.matrix.density import log_trace_exp
 from softmaxima.lse.matrix.lanczos import TraceEstimate, estimate_log_trace
@@ -44,7 +45,7 @@ def matrix_logsumexp(
     deflation: int = 16,
     max_probes: int = 1000,
     max_steps: int = 500,
-    generator: torch.Generator | None = None,
+    generator: Randomness = None,
 ) -> TraceEstimate: ...
 def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
     """The logarithm of the trace of a matrix exponential, `log tr exp(X/τ)`, in nats: a log partition function.
@@ -72,7 +73,7 @@ def matrix_logsumexp(X: Any, *, temperature: Any = 1.0, **options: Any) -> Any:
         confidence: that the interval holds the truth.
         deflation: how many directions of the largest eigenvalues are summed without sampling.
         max_steps: the most Lanczos steps a vector; if they do not suffice, the certificate is "none".
-        generator: of the random probes; torch's default.
+        generator: of the random probes: torch's, NumPy's or a seed; None: torch's default one.
 
     Raises:
         TypeError or ValueError, before any work, for anything else; ValueError for a matrix or operator that is not Hermitian.
