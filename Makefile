@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare bench test gpu-test sanitize lint format readme logsumexp clean
+.PHONY: help compare bench test gpu-test sanitize lint format wheel readme logsumexp clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -17,6 +17,7 @@ help:
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
+	@echo "make wheel     build this platform's wheel into dist/ and try it in an empty environment"
 	@echo "make readme    run the comparison again for the README's picture and table"
 	@echo "make logsumexp measure precision, bounds and estimators again for docs/logsumexp.md"
 	@echo "make format    let ruff and clang-format format and fix"
@@ -64,6 +65,9 @@ format: $(INSTALLED)-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
+
+wheel:
+	release/wheel.sh
 
 readme: $(INSTALLED)-report
 	$(BIN)/python docs/update.py compare

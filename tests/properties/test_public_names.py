@@ -8,8 +8,10 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +90,15 @@ def test_losses_are_public_under_their_registered_name(name: str):
 def test_package_is_typed_and_knows_its_version():
     assert importlib.resources.files("softmaxima").joinpath("py.typed").is_file()
     assert importlib.metadata.version("softmaxima") == sm.__version__
+
+
+def test_every_file_that_states_a_version_states_the_same():
+    root = Path(__file__).parents[2]
+    citation, hooks = ((root / name).read_text() for name in ("CITATION.cff", ".pre-commit-config.yaml"))
+    assert f"\nversion: {sm.__version__}\n" in citation
+    ruff = re.search(r"ruff==([\d.]+)", (root / "pyproject.toml").read_text())
+    assert ruff is not None
+    assert f"rev: v{ruff[1]}\n" in hooks
 
 
 def test_importing_the_package_does_not_load_torch():

