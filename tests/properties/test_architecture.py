@@ -23,6 +23,8 @@ STOREYS = (
     "core.rows",
     "core.temperature",
     "core.differentiable",
+    "core.monoid",
+    "core.blocks",
     "core.jacobian",
     "kernels.native",
     "kernels.triton",

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, check_int, check_number, check_value, nearest
+from softmaxima.core.blocks import Blocks
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.recorded import remember
@@ -105,6 +106,7 @@ class Map:
     sensitivity(p, z, **params): (s, q) or (s, q, r), or `Balanced(log s)` where s may be huge. `z` is None unless `uses_scores`.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
     kernel: its functions in the native library, which then do what `forward` and the derivative do; None where there are none.
+    blocks: how it works on parts of a row (`blocks.py`), in float64.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.find_map("entmax")(np.array([2.0, 0.0]), alpha=2.0)
@@ -122,6 +124,7 @@ class Map:
     cost: Cost = Cost(reads=2)
     uses_scores: bool = False
     kernel: Kernel | None = None
+    blocks: Blocks | None = None
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map
 
     def __post_init__(self) -> None:

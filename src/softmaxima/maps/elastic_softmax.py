@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Part, exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.monoid import LogSum
 from softmaxima.core.onnx import xlogx
 from softmaxima.core.rows import row_maximum, total
 from softmaxima.kernels.native import Kernel
@@ -63,6 +65,12 @@ def beta_regulariser_gradient(p: Tensor, beta: float | Tensor) -> Tensor:
     return p.sum(-1, keepdim=True) - 1
 
 
+def _shares(part: Part, total: LogSum, beta: float | Tensor) -> Tensor:
+    return total.shares(part.x, part.tau, (beta - total.top / part.tau).exp())
+
+
+BLOCKS = exponential(_shares)
+
 ELASTIC_SOFTMAX = register(
     Map(
         name="elastic_softmax",
@@ -84,6 +92,7 @@ ELASTIC_SOFTMAX = register(
         properties=Properties(mass="at most one", shift_invariant=False),
         cost=Cost(reads=2),
         kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss"),
+        blocks=BLOCKS,
         source="Miller (2023), Attention Is Off By One, is the case β = 0",
     )
 )

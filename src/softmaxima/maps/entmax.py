@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.jacobian import Balanced
 from softmaxima.core.rows import divisor
@@ -112,6 +113,7 @@ ENTMAX = register(
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
         kernel=Kernel("entmax", "entmax_backward", "entmax_loss"),
+        blocks=thresholded(forward),
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Properties, register
 from softmaxima.core.jacobian import Balanced
 from softmaxima.kernels.native import Kernel
@@ -41,6 +42,7 @@ ENTMAX15 = register(
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
         kernel=Kernel("entmax15", "entmax15_backward", "entmax15_loss"),
+        blocks=thresholded(forward),
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702",
     )
 )

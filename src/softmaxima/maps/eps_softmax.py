@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -41,6 +42,8 @@ def eps_regulariser_gradient(p: Tensor, eps: float | Tensor) -> Tensor:
     return (p.sum(-1, keepdim=True) - 1) / eps
 
 
+BLOCKS = exponential(lambda part, total, eps: total.shares(part.x, part.tau, eps * (-total.top / part.tau).exp()))
+
 EPS_SOFTMAX = register(
     Map(
         name="eps_softmax",
@@ -62,6 +65,7 @@ EPS_SOFTMAX = register(
         properties=Properties(mass="at most one", shift_invariant=False),
         cost=Cost(reads=2),
         kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss", theta=log),
+        blocks=BLOCKS,
         source="Miller (2023), Attention Is Off By One, is the case ε = 1",
     )
 )

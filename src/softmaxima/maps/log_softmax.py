@@ -10,7 +10,9 @@ import math
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Part, exponential
 from softmaxima.core.contract import Cost, Map, Properties, register
+from softmaxima.core.monoid import LogSum
 from softmaxima.core.rows import shifted_logsumexp
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -32,6 +34,13 @@ def sensitivity(log_p: Tensor, z: None) -> tuple[Tensor, Tensor, Tensor]:
     return allowed, allowed, log_p.exp()
 
 
+def _log_shares(part: Part, total: LogSum) -> Tensor:
+    log_p = (part.x - total.top) / part.tau - total.log_mass()
+    return log_p.masked_fill((part.x == -math.inf) & ~total.mass.isnan(), -math.inf) + 0.0 * total.mass
+
+
+BLOCKS = exponential(_log_shares)
+
 LOG_SOFTMAX = register(
     Map(
         name="log_softmax",
@@ -41,6 +50,7 @@ LOG_SOFTMAX = register(
         properties=Properties(logarithmic=True),
         cost=Cost(reads=2),
         kernel=Kernel("log_softmax", "log_softmax_backward"),
+        blocks=BLOCKS,
         source="Bridle (1990)",
     )
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Part, additive
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.routing import is_plain
 from softmaxima.core.rows import without_mask
@@ -80,6 +81,13 @@ def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Te
     return divide(slope, mass).to(z.dtype), p
 
 
+def _weights(part: Part, f: Callable[[Tensor], Tensor]) -> Tensor:
+    masked, infinite = part.x == -math.inf, part.x == math.inf
+    return checked(f, without_mask(part.z)).masked_fill(masked, 0.0).masked_fill(infinite, math.nan)
+
+
+BLOCKS = additive(_weights)
+
 PROPORTIONAL = register(
     Map(
         name="proportional",
@@ -98,6 +106,7 @@ PROPORTIONAL = register(
         ),
         properties=Properties(mass="zero or one", shift_invariant=False, order_preserving=False),
         cost=Cost(reads=2),
+        blocks=BLOCKS,
         source="Su (2024), kexue.fm/archives/10145",
         uses_scores=True,
     )

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Blocks, Part, State
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.core.rows import normalise_exp
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -37,6 +39,25 @@ def sensitivity(p: Tensor, z: Tensor, empty: str) -> tuple[Tensor, Tensor]:
     return p.masked_fill(z < 0, 0.0), p  # a uniform row does not move with its scores
 
 
+def _begin(part: Part, known: State | None, empty: str) -> State:
+    allowed = (part.x > -math.inf).sum(-1, keepdim=True).double()
+    return (*log_sum(part.x.masked_fill(part.x < 0, -math.inf), part.tau), allowed)
+
+
+def _merge(a: State, b: State, tau: float | Tensor, empty: str) -> State:
+    return (*merge(LogSum(*a[:3]), LogSum(*b[:3]), tau), a[3] + b[3])
+
+
+def _finish(part: Part, state: State, empty: str) -> Tensor:
+    total, allowed = LogSum(*state[:3]), state[3]
+    p = total.shares(part.x.masked_fill(part.x < 0, -math.inf), part.tau)
+    if empty == "zeros":
+        return p
+    return torch.where(total.top == -math.inf, (part.x > -math.inf) / allowed.clamp_min(1.0), p)
+
+
+BLOCKS = Blocks(_begin, _merge, _finish)
+
 RECTIFIED_SOFTMAX = register(
     Map(
         name="rectified_softmax",
@@ -58,6 +79,7 @@ RECTIFIED_SOFTMAX = register(
         ),
         cost=Cost(reads=2),
         kernel=Kernel("rectified_softmax", "rectified_backward", theta=lambda empty: float(empty == "uniform")),
+        blocks=BLOCKS,
         source="softmaxima: softmax over the scores that are not negative",
         uses_scores=True,
     )

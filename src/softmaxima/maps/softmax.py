@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores
+from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, register
 from softmaxima.core.onnx import xlogx
 from softmaxima.core.rows import normalise_exp
@@ -28,6 +29,8 @@ def shannon(p: Tensor) -> Tensor:
     return xlogx(p).sum(-1)
 
 
+BLOCKS = exponential(lambda part, total: total.shares(part.x, part.tau))
+
 SOFTMAX = register(
     Map(
         name="softmax",
@@ -37,6 +40,7 @@ SOFTMAX = register(
         regulariser=shannon,
         cost=Cost(reads=2),
         kernel=Kernel("softmax", "softmax_backward", "softmax_loss"),
+        blocks=BLOCKS,
         source="Boltzmann (1868); Bridle (1990)",
     )
 )

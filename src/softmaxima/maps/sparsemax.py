@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import thresholded
 from softmaxima.core.contract import Cost, Map, Properties, register
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -45,6 +46,7 @@ SPARSEMAX = register(
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
         kernel=Kernel("sparsemax", "sparsemax_backward", "sparsemax_loss"),
+        blocks=thresholded(forward),
         source="Martins & Astudillo (2016), arXiv:1602.02068",
     )
 )

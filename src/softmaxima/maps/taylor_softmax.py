@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Blocks, Part, State
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.rows import total, without_mask
+from softmaxima.core.rows import divisor, total, without_mask
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
@@ -50,6 +51,26 @@ def sensitivity(p: Tensor, z: Tensor, order: int) -> tuple[Tensor, Tensor]:
     return slope.to(z.dtype), p
 
 
+def _begin(part: Part, known: State | None, order: int) -> State:
+    if part.x.shape[-1] == 0:
+        nothing = part.x.new_zeros((*part.x.shape[:-1], 1))
+        return nothing + 1.0, nothing
+    wide, scale = terms(part.z)
+    return scale, polynomial(wide, scale, order, order).sum(-1, keepdim=True)
+
+
+def _merge(a: State, b: State, tau: float | Tensor, order: int) -> State:
+    scale = torch.maximum(a[0], b[0])
+    return scale, a[1] * (a[0] / scale) ** order + b[1] * (b[0] / scale) ** order
+
+
+def _finish(part: Part, state: State, order: int) -> Tensor:
+    scale, mass = state
+    return polynomial(part.z, scale, order, order) / divisor(mass)
+
+
+BLOCKS = Blocks(_begin, _merge, _finish)
+
 TAYLOR_SOFTMAX = register(
     Map(
         name="taylor_softmax",
@@ -69,6 +90,7 @@ TAYLOR_SOFTMAX = register(
         properties=Properties(shift_invariant=False, order_preserving=False),
         cost=Cost(reads=2),
         kernel=Kernel("taylor_softmax", "taylor_backward"),
+        blocks=BLOCKS,
         source="de Brébisson & Vincent (2016), arXiv:1511.05042",
         uses_scores=True,
     )

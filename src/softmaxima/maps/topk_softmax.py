@@ -3,12 +3,15 @@ r"""topk_softmax: the softmax over Ω_k, the k highest scores, and 0 elsewhere. 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Blocks, Part, State, places
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.monoid import log_sum
 from softmaxima.core.rows import normalise_exp
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels.native import Kernel
@@ -41,6 +44,38 @@ def forward(z: Tensor, k: int) -> Tensor:
     return normalise_exp(z.masked_fill(~topk_mask(z, k), -math.inf))
 
 
+class Selected(NamedTuple):
+    """The k highest scores of a part in order, and their places in the row: of equal scores the first."""
+
+    x: Tensor
+    place: Tensor
+
+
+def _selected(x: Tensor, place: Tensor, k: int) -> Selected:
+    by_place = place.argsort(-1)
+    ordered = x.gather(-1, by_place).sort(dim=-1, descending=True, stable=True)
+    return Selected(ordered.values[..., :k], place.gather(-1, by_place).gather(-1, ordered.indices)[..., :k])
+
+
+def _begin(part: Part, known: State | None, k: int) -> State:
+    return _selected(part.x, places(part), k)
+
+
+def _merge(a: State, b: State, tau: float | Tensor, k: int) -> State:
+    return _selected(torch.cat((a[0], b[0]), -1), torch.cat((a[1], b[1]), -1), k)
+
+
+def _finish(part: Part, state: State, k: int) -> Tensor:
+    x, place = state
+    kept = part.x == math.inf
+    if x.shape[-1]:
+        lowest = x[..., -1:]
+        kept = (part.x > lowest) | ((part.x == lowest) & (places(part) <= place[..., -1:]))
+    return log_sum(x, part.tau).shares(part.x.masked_fill(~kept, -math.inf), part.tau)
+
+
+BLOCKS = Blocks(_begin, _merge, _finish)
+
 TOPK_SOFTMAX = register(
     Map(
         name="topk_softmax",
@@ -60,6 +95,7 @@ TOPK_SOFTMAX = register(
         properties=Properties(sparse=True, continuous=False),
         cost=Cost(reads=3),
         kernel=Kernel("topk_softmax", "softmax_backward"),
+        blocks=BLOCKS,
         source="Sun et al. (2021), arXiv:2112.12433",
     )
 )

@@ -7,13 +7,15 @@ patterns of the floating-point numbers: exact, 32 or 64 sums of a row, and no so
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.blocks import Blocks, Part, State, places
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.core.rows import normalise_exp, row_maximum
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.kernels.native import Kernel
@@ -93,6 +95,104 @@ def forward(z: Tensor, p: float) -> Tensor:
     return normalise_exp(z.masked_fill(~topp_mask(z, p), -math.inf))
 
 
+DIGITS = tuple(range(56, -8, -8))  # of the 64 bits of a key, a byte a pass
+
+
+class Nucleus(NamedTuple):
+    """What is known after some passes: the sum over all scores, and of the lowest score that is kept its first bytes."""
+
+    top: Tensor
+    ties: Tensor
+    rest: Tensor
+    passes: Tensor  # how many there were
+    key: Tensor  # the bytes that are known, [..., 1]
+    above: Tensor  # the share of the scores that are surely higher
+    bins: Tensor  # the share of those with the known bytes, by the next byte [..., 256]
+    places: Tensor  # in the last pass, of the scores that equal the lowest [..., m]: the first that are kept
+
+    @property
+    def sum(self) -> LogSum:
+        return LogSum(self.top, self.ties, self.rest)
+
+
+def _key(x: Tensor) -> Tensor:
+    """`ordered_bits`, from 0."""
+    return ordered_bits(x) ^ torch.iinfo(torch.int64).min
+
+
+def _digit(key: Tensor, shift: int) -> Tensor:
+    return (key >> shift) & 255
+
+
+def _descended(known: Nucleus, p: float) -> tuple[Tensor, Tensor]:
+    """(the key with one more byte, the share above it)."""
+    from_above = known.bins.flip(-1).cumsum(-1).flip(-1)
+    reaches = known.above + from_above >= p * known.sum.mass
+    digit = (reaches.sum(-1, keepdim=True) - 1).clamp_min(0)  # the highest that reaches
+    above = known.above + from_above.gather(-1, digit) - known.bins.gather(-1, digit)
+    return known.key | (digit << DIGITS[int(known.passes) - 1]), above
+
+
+def _wanted(known: Nucleus, p: float) -> Tensor:
+    """How many scores that equal the lowest are kept."""
+    missing = p * known.sum.mass - known.above
+    each = known.bins.amax(-1, keepdim=True) if known.bins.shape[-1] else torch.ones_like(missing)
+    return (missing / each).nan_to_num(1.0).ceil().clamp_min(1.0)
+
+
+def _begin(part: Part, known: State | None, p: float) -> State:
+    x = part.x
+    row, none = x.new_zeros((*x.shape[:-1], 1)), x.new_zeros((*x.shape[:-1], 0))
+    if known is None:
+        return Nucleus(*log_sum(x, part.tau), torch.tensor(1), row.long(), row, none, none.long())
+    known = Nucleus(*known)
+    total, done = known.sum, int(known.passes)
+    if p == 1.0:
+        return known._replace(passes=torch.tensor(len(DIGITS) + 2))
+    keys, weights = _key(x), total.weigh(x, part.tau)
+    key, above = (known.key, known.above) if done == 1 else _descended(known._replace(passes=torch.tensor(done - 1)), p)
+    if done <= len(DIGITS):
+        shift = DIGITS[done - 1]
+        inside = torch.ones_like(x, dtype=torch.bool) if done == 1 else (keys >> (shift + 8)) == (key >> (shift + 8))
+        bins = x.new_zeros((*x.shape[:-1], 256)).scatter_add(-1, _digit(keys, shift), torch.where(inside, weights, 0.0))
+        return known._replace(passes=torch.tensor(done + 1), key=key, above=above, bins=bins)
+    ties = keys == key
+    each = torch.where(ties, weights, 0.0).amax(-1, keepdim=True) if x.shape[-1] else row
+    first = torch.where(ties, places(part), torch.iinfo(torch.int64).max).sort(-1).values
+    return known._replace(passes=torch.tensor(done + 1), key=key, above=above, bins=each, places=first)
+
+
+def _merge(a: State, b: State, tau: float | Tensor, p: float) -> State:
+    a, b = Nucleus(*a), Nucleus(*b)
+    done = int(a.passes)
+    if done == 1:
+        return a._replace(**merge(a.sum, b.sum, tau)._asdict())
+    if done <= len(DIGITS) + 1:
+        return a._replace(bins=a.bins + b.bins)
+    both = a._replace(bins=torch.maximum(a.bins, b.bins)) if p < 1.0 else a
+    most = int(_wanted(both, p).max()) if p < 1.0 and both.bins.numel() else 0
+    return both._replace(places=torch.cat((a.places, b.places), -1).sort(-1).values[..., :most])
+
+
+def _finish(part: Part, state: State, p: float) -> Tensor:
+    known = Nucleus(*state)
+    if p == 1.0:
+        return known.sum.shares(part.x, part.tau)
+    keys, last = _key(part.x), known.places[..., :0].sum(-1, keepdim=True)
+    if known.places.shape[-1]:
+        at = (_wanted(known, p).long() - 1).clamp_max(known.places.shape[-1] - 1)
+        last = known.places.gather(-1, at)
+    # Unsigned keys are compared by their signed twins.
+    higher = ordered_bits(part.x) > (known.key ^ torch.iinfo(torch.int64).min)
+    kept = higher | ((keys == known.key) & (places(part) <= last))
+    each, wanted = known.bins, _wanted(known, p)
+    mass = known.above + each * wanted
+    weights = torch.where(kept, known.sum.weigh(part.x, part.tau), 0.0)
+    return weights / mass.masked_fill(mass == 0, 1.0) + 0.0 * known.sum.mass
+
+
+BLOCKS = Blocks(_begin, _merge, _finish, lambda state: int(state[3]) == len(DIGITS) + 2)
+
 TOPP_SOFTMAX = register(
     Map(
         name="topp_softmax",
@@ -111,6 +211,7 @@ TOPP_SOFTMAX = register(
         properties=Properties(sparse=True, continuous=False),
         cost=Cost(reads=3),
         kernel=Kernel("topp_softmax", "softmax_backward"),
+        blocks=BLOCKS,
         source="Holtzman et al. (2020), arXiv:1904.09751",
     )
 )

@@ -1,0 +1,118 @@
+"""Maps on parts of a row: any split, any order of merging, any part empty, and the same probabilities."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import Case, normal, rows
+from softmaxima.core.blocks import Part, State, state_of
+from softmaxima.core.monoid import LogSum, log_sum, merge
+from softmaxima.maps import REGISTRY
+
+INF, NAN = math.inf, math.nan
+
+
+def parts_of(x: Tensor, cuts: list[int], tau: float | Tensor = 1.0) -> list[Part]:
+    ends = [0, *sorted(min(cut, x.shape[-1]) for cut in cuts), x.shape[-1]]
+    return [Part(x[..., a:b], tau, a) for a, b in itertools.pairwise(ends)]
+
+
+def in_parts(case: Case, parts: list[Part], shuffle: int) -> Tensor:
+    """As a stranger would: states in any order, merged in any tree."""
+    blocks = case.map.blocks
+    assert blocks is not None
+    draw, state = random.Random(shuffle), None
+    while state is None or not blocks.is_complete(state):
+        states: list[State] = [blocks.begin(part, state, **case.params) for part in parts]
+        while len(states) > 1:
+            draw.shuffle(states)
+            states.append(blocks.merge(states.pop(), states.pop(), parts[0].tau, **case.params))
+        (state,) = states
+    return torch.cat([blocks.finish(part, state, **case.params) for part in parts], -1)
+
+
+def undecided(case: Case, x: Tensor, tau: float) -> bool:
+    """Whether the last digit of a sum says which scores a nucleus has."""
+    if case.map.name != "topp_softmax" or case.params["p"] == 1.0:
+        return False
+    ordered = torch.softmax((x - x.amax(-1, keepdim=True)) / tau, -1).sort(-1, descending=True).values.cumsum(-1)
+    return bool(((ordered - case.params["p"]).abs() < 1e-9).any())
+
+
+CUTS = st.lists(st.integers(0, 20), max_size=4)
+
+
+def test_every_map_works_on_parts():
+    ours = [map for map in REGISTRY.values() if map.reference.__module__.startswith("softmaxima.")]
+    assert [map.name for map in ours if map.blocks is None] == []
+
+
+@given(x=rows(), cuts=CUTS, shuffle=st.integers(0, 1000), tau=st.sampled_from([1.0, 0.3, 7.0]))
+def test_any_split_and_any_order_give_the_whole(case: Case, x: Tensor, cuts: list[int], shuffle: int, tau: float):
+    assume(not undecided(case, x, tau))
+    x = x.double()
+    p = in_parts(case, parts_of(x, cuts, tau), shuffle)
+    torch.testing.assert_close(p, case(x, temperature=tau), rtol=1e-12, atol=1e-15, equal_nan=True)
+
+
+@given(cuts=CUTS, shuffle=st.integers(0, 1000))
+def test_hard_rows_in_parts(case: Case, cuts: list[int], shuffle: int):
+    x = torch.tensor(
+        [[1.0, 1.0, 1.0, 0.0], [-INF, 3.0, -INF, 2.0], [-INF] * 4, [NAN, 1.0, 2.0, 3.0], [INF, 0.0, 0.0, 1.0], [-5.0] * 4]
+    )
+    x = x.double()
+    assume(not undecided(case, x[[0, 1, 5]], 1.0))
+    p = in_parts(case, parts_of(x, cuts), shuffle)
+    torch.testing.assert_close(p, case(x), rtol=1e-12, atol=1e-15, equal_nan=True)
+
+
+def test_offsets_and_temperatures_of_rows_in_parts(case: Case):
+    x = 1e8 + normal(3, 40)
+    tau = torch.tensor([[0.5], [1.0], [3.0]], dtype=torch.float64)
+    if not case.claims.shift_invariant:
+        x = x - 1e8
+    p = in_parts(case, parts_of(x, [7, 7, 30], tau), 0)
+    torch.testing.assert_close(p, case(x, temperature=tau), rtol=1e-9, atol=1e-12)
+
+
+def test_states_of_long_rows_are_small(case: Case):
+    """The support of a row, and not its length, is what must be sent."""
+    x = 3 * normal(2, 20_000)
+    blocks = case.map.blocks
+    assert blocks is not None
+    state = state_of(blocks, parts_of(x, [4000, 9000, 15_000]), case.params)
+    support = int((case(x) > 0).sum(-1).max()) if case.claims.sparse else 300
+    assert sum(values.shape[-1] if values.ndim else 1 for values in state) <= max(300, 2 * support)
+
+
+@given(x=rows(), cuts=CUTS)
+def test_the_monoid_has_the_sum_and_its_derivatives(x: Tensor, cuts: list[int]):
+    x = x.double().requires_grad_()
+    tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    total = functools.reduce(lambda a, b: merge(a, b, tau), (log_sum(part.x, tau) for part in parts_of(x, cuts)))
+    value = LogSum(*total).value(tau).squeeze(-1)
+    expected = torch.logsumexp(x / tau, -1)
+    torch.testing.assert_close(value, expected, rtol=1e-13, atol=1e-13)
+    finite = expected.isfinite()
+    if bool(finite.any()):
+        ours = torch.autograd.grad(value[finite].sum(), (x, tau))
+        theirs = torch.autograd.grad(expected[finite].sum(), x)[0]
+        torch.testing.assert_close(ours[0], theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_rows_of_nothing_in_parts(case: Case, n: int):
+    x = torch.full((2, n), -INF, dtype=torch.float64)
+    p = in_parts(case, [Part(x), Part(x, first=n)], 0)
+    assert p.shape == (2, 2 * n)
+    if n:
+        torch.testing.assert_close(p, case(torch.cat((x, x), -1)))
