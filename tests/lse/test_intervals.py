@@ -43,7 +43,8 @@ def of_summary(bound: Callable[[sm.ScoreSummary], Any]) -> Callable[[Tensor, flo
 def of_estimate(method: str) -> Callable[[Tensor, float], Ends]:
     def function(x: Tensor, tau: float) -> Ends:
         found = [
-            sm.estimate(row, 0.05, method=method, temperature=tau, maximum=max(float(row.max()), -LARGEST), generator=0) for row in x
+            sm.estimate(row, 0.05, method=method, temperature=tau, maximum=max(float(row.max()), -LARGEST), generator=0)
+            for row in x
         ]
         assert all(estimate.certificate == "deterministic" for estimate in found)
         return tuple(zip(*map(ends, found), strict=True))  # type: ignore[return-value]

@@ -16,6 +16,8 @@ from torch import Tensor
 from conftest import Case, normal, rows
 from softmaxima.core.blocks import Part, State, state_of
 from softmaxima.core.monoid import LogSum, log_sum, merge
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
@@ -116,3 +118,23 @@ def test_rows_of_nothing_in_parts(case: Case, n: int):
     assert p.shape == (2, 2 * n)
     if n:
         torch.testing.assert_close(p, case(torch.cat((x, x), -1)))
+
+
+LOSSES_IN_PARTS = [(loss, options) for loss in LOSSES.values() if loss.map is not None for options in loss.examples]
+
+
+@pytest.mark.parametrize(("own", "options"), LOSSES_IN_PARTS, ids=[f"{loss.name} {options}" for loss, options in LOSSES_IN_PARTS])
+@given(x=rows(masks=False), cuts=CUTS, seed=st.integers(0, 100))
+def test_losses_in_parts_are_those_of_the_whole(own: Loss, options: dict, x: Tensor, cuts: list[int], seed: int):
+    x = x.double()
+    labels = torch.randint(x.shape[-1], x.shape[:-1], generator=torch.Generator().manual_seed(seed))
+    value, slopes = own.in_parts(parts_of(x, cuts), labels, **options)
+    x.requires_grad_()
+    expected = own.function(x, labels, reduction="none", **options)
+    torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11 * max(1.0, float(x.detach().abs().max())))
+    torch.testing.assert_close(torch.cat(slopes, -1), torch.autograd.grad(expected.sum(), x)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_losses_without_a_conjugate_say_so():
+    with pytest.raises(ValueError, match="soft_accuracy_loss: it has no form in parts"):
+        LOSSES["soft_accuracy_loss"].in_parts([Part(torch.zeros(1, 2))], torch.tensor([0]))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -50,12 +50,14 @@ class Blocks:
     merge(a, b, tau) → the state of both, in either order.
     finish(part, state) → the probabilities of a part, from the state of all.
     is_complete(state) → whether no further pass is needed.
+    conjugate(state, tau) → Ω*(x/τ) [..., 1], from the state of all, where the map is its gradient: what a loss needs.
     """
 
     begin: Callable[..., State]
     merge: Callable[..., State]
     finish: Callable[..., Tensor]
     is_complete: Callable[[State], bool] = lambda state: True
+    conjugate: Callable[..., Tensor] | None = None
 
 
 def state_of(blocks: Blocks, parts: Sequence[Part], params: dict[str, Any]) -> State:
@@ -68,23 +70,22 @@ def state_of(blocks: Blocks, parts: Sequence[Part], params: dict[str, Any]) -> S
     return state
 
 
-def exponential(shares: Callable[..., Tensor], scores: Callable[..., Tensor] | None = None) -> Blocks:
-    """A map of exponentials over the monoid of logsumexp: `shares(part, sum, **params)` from the sum over all.
-
-    `scores(part, **params)`, where it is given, are those that count.
-    """
+def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., Tensor] | None = None) -> Blocks:
+    """A map of exponentials over the monoid of logsumexp: `shares(part, sum, **params)` and `conjugate(sum, tau, **params)`."""
 
     def begin(part: Part, known: State | None, **params: Any) -> State:
-        return monoid.log_sum(part.x if scores is None else scores(part, **params), part.tau)
+        return monoid.log_sum(part.x, part.tau)
 
     def merge(a: State, b: State, tau: float | Tensor, **params: Any) -> State:
         return monoid.merge(monoid.LogSum(*a), monoid.LogSum(*b), tau)
 
     def finish(part: Part, state: State, **params: Any) -> Tensor:
-        counted = part if scores is None else replace(part, x=scores(part, **params))
-        return shares(counted, monoid.LogSum(*state), **params)
+        return shares(part, monoid.LogSum(*state), **params)
 
-    return Blocks(begin, merge, finish)
+    def value(state: State, tau: float | Tensor, **params: Any) -> Tensor:
+        return conjugate(monoid.LogSum(*state), tau, **params)  # type: ignore[misc]
+
+    return Blocks(begin, merge, finish, conjugate=None if conjugate is None else value)
 
 
 class Sum(NamedTuple):
@@ -108,7 +109,7 @@ def additive(weigh: Callable[..., Tensor]) -> Blocks:
     return Blocks(begin, merge, finish)
 
 
-def thresholded(solve: Callable[..., Tensor]) -> Blocks:
+def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]) -> Blocks:
     """A map that is 0 below a threshold, of `solve(z, **params)`: its state are the scores that can be in the support.
 
     A score that is not in the support of a part is in that of no whole, for more scores only raise the threshold. So a state is no
@@ -143,7 +144,16 @@ def thresholded(solve: Callable[..., Tensor]) -> Blocks:
         found = (ordered.gather(-1, place) == part.x) & (part.x > -math.inf)
         return torch.where(found, p.gather(-1, place), 0.0) + 0.0 * p.sum(-1, keepdim=True)  # NaN makes the row NaN
 
-    return Blocks(begin, merge, finish)
+    def conjugate(state: State, tau: float | Tensor, **params: Any) -> Tensor:
+        (x,) = state
+        if x.shape[-1] == 0:
+            return x.new_full((*x.shape[:-1], 1), -math.inf)
+        top, p = row_maximum(x), probabilities(x, tau, params)
+        gaps = torch.where(p == 0, 0.0, p * (x - top)).sum(-1, keepdim=True) / tau
+        value = top / tau + (gaps - regulariser(p, **params).unsqueeze(-1))
+        return value.masked_fill((x == -math.inf).all(-1, keepdim=True), -math.inf)
+
+    return Blocks(begin, merge, finish, conjugate=conjugate)
 
 
 def places(part: Part) -> Tensor:

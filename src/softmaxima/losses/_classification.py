@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
-from softmaxima.core.contract import Map
+from softmaxima.core.blocks import Part, places, state_of
+from softmaxima.core.contract import Map, find_map
 from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule
 from softmaxima.core.routing import is_native, kernels
@@ -393,6 +394,33 @@ class Loss:
     nonnegative: bool = True
     zero_at_target: bool = False  # L = 0 where p = y
     on_cosines: bool = False
+
+    def in_parts(self, parts: Sequence[Part], labels: Tensor, **params: Any) -> tuple[Tensor, list[Tensor]]:
+        """(the loss of labels [...], its gradient by the scores x of each part), of rows whose classes come in parts.
+
+        For losses of a `map` with a conjugate: L = Ω*(x/τ) − x_t/τ, τ ∂L/∂x = p − y. Raises ValueError for others.
+
+        >>> import torch, softmaxima as sm
+        >>> from softmaxima.core.blocks import Part
+        >>> x = torch.tensor([[0.0, 1.0, 3.0]], dtype=torch.float64)
+        >>> parts = [Part(x[:, :2]), Part(x[:, 2:], first=2)]
+        >>> value, slopes = sm.losses.REGISTRY["sparsemax_loss"].in_parts(parts, torch.tensor([1]))
+        >>> value, slopes[1]
+        (tensor([2.], dtype=torch.float64), tensor([[1.]], dtype=torch.float64))
+        """
+        map = None if self.map is None else find_map(self.map)
+        if map is None or map.blocks is None or map.blocks.conjugate is None:
+            raise ValueError(f"{self.name}: it has no form in parts; take the loss of whole rows")
+        params, tau = map.complete(params), parts[0].tau
+        state = state_of(map.blocks, parts, params)
+        own = [places(part) == labels.unsqueeze(-1) for part in parts]
+        hits = [torch.where(hit, part.x, 0.0).sum(-1, keepdim=True) for hit, part in zip(own, parts, strict=True)]
+        value = map.blocks.conjugate(state, tau, **params) - torch.stack(hits).sum(0) / tau
+        slopes = []
+        for part, hit in zip(parts, own, strict=True):
+            p = map.blocks.finish(part, state, **params)
+            slopes.append((p - (hit & (part.x > -math.inf)).to(p.dtype)) / tau)
+        return value.squeeze(-1), slopes
 
 
 REGISTRY: dict[str, Loss] = {}

@@ -69,7 +69,12 @@ def _shares(part: Part, total: LogSum, beta: float | Tensor) -> Tensor:
     return total.shares(part.x, part.tau, (beta - total.top / part.tau).exp())
 
 
-BLOCKS = exponential(_shares)
+def conjugate(total: LogSum, tau: float | Tensor, beta: float | Tensor) -> Tensor:
+    value = total.value(tau)
+    return torch.logaddexp(value, torch.as_tensor(beta, dtype=value.dtype, device=value.device))
+
+
+BLOCKS = exponential(_shares, conjugate)
 
 ELASTIC_SOFTMAX = register(
     Map(

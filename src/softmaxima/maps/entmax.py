@@ -113,7 +113,7 @@ ENTMAX = register(
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
         kernel=Kernel("entmax", "entmax_backward", "entmax_loss"),
-        blocks=thresholded(forward),
+        blocks=thresholded(forward, tsallis),
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )
 )

@@ -42,7 +42,7 @@ ENTMAX15 = register(
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
         kernel=Kernel("entmax15", "entmax15_backward", "entmax15_loss"),
-        blocks=thresholded(forward),
+        blocks=thresholded(forward, tsallis15),
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702",
     )
 )

@@ -11,6 +11,7 @@ from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
+from softmaxima.maps.elastic_softmax import conjugate as elastic_conjugate
 from softmaxima.maps.elastic_softmax import forward as elastic_forward
 from softmaxima.maps.elastic_softmax import regulariser as elastic_regulariser
 from softmaxima.maps.elastic_softmax import sink
@@ -42,7 +43,10 @@ def eps_regulariser_gradient(p: Tensor, eps: float | Tensor) -> Tensor:
     return (p.sum(-1, keepdim=True) - 1) / eps
 
 
-BLOCKS = exponential(lambda part, total, eps: total.shares(part.x, part.tau, eps * (-total.top / part.tau).exp()))
+BLOCKS = exponential(
+    lambda part, total, eps: total.shares(part.x, part.tau, eps * (-total.top / part.tau).exp()),
+    lambda total, tau, eps: elastic_conjugate(total, tau, log(eps)),
+)
 
 EPS_SOFTMAX = register(
     Map(

@@ -46,7 +46,7 @@ SPARSEMAX = register(
         properties=Properties(sparse=True),
         cost=Cost(reads=2),
         kernel=Kernel("sparsemax", "sparsemax_backward", "sparsemax_loss"),
-        blocks=thresholded(forward),
+        blocks=thresholded(forward, gini),
         source="Martins & Astudillo (2016), arXiv:1602.02068",
     )
 )
