@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -796,33 +796,20 @@ def test_calls_from_several_threads_at_once_do_not_meet():
 
 def test_the_interface_is_what_the_header_says():
     text = re.sub(r"//[^\n]*", "", HEADER.read_text())
-    structures: dict[str, str] = {}
     for name, body in re.findall(r"struct Softmaxima(\w+) \{([^}]*)\};", text):
         if name == "Kernels":
             continue
-        fields = ""
-        for kind, names in re.findall(r"^\s*((?:const )?\w+\*?) ([\w, ]+);", body, re.MULTILINE):
-            nested = kind.removeprefix("Softmaxima")
-            fields += structures[nested] if nested in structures else ("d" if kind == "double" else "q") * (names.count(",") + 1)
-        assert body.count(";") == len(re.findall(r"^\s*(?:const )?\w+\*? [\w, ]+;", body, re.MULTILINE))
-        structures[name] = fields
-    packers = {
-        "Forward": native._FORWARD,
-        "Backward": native._BACKWARD,
-        "Loss": native._LOSS,
-        "State": native._STATE,
-        "Weighted": native._WEIGHTED,
-        "Quantized": native._QUANTIZED,
-        "Elementwise": native._ELEMENTWISE,
-        "Pairs": native._PAIRS,
-        "SelectedLoss": native._SELECTED_LOSS,
-        "MarginLoss": native._MARGIN_LOSS,
-    }
-    assert structures["Rows"] == native._ROWS
-    for name, pack in packers.items():
-        assert structures[name] == pack.__self__.format
-        assert pack.__self__.size == 8 * len(structures[name])
-    assert structures.keys() == {"Rows", *packers}
+        fields = re.findall(r"^\s*((?:const )?\w+\*?) ([\w, ]+);", body, re.MULTILINE)
+        assert body.count(";") == len(fields)
+        theirs = [
+            (field, float if kind == "double" else int)
+            for kind, fields_of_kind in fields
+            if not kind.startswith("Softmaxima")
+            for field in fields_of_kind.split(", ")
+        ]
+        assert theirs == list(get_type_hints(getattr(native, name)).items()), name
+        inherited = [kind.removeprefix("Softmaxima") for kind, _ in fields if kind.startswith("Softmaxima")]
+        assert [kind for kind, _ in fields[: len(inherited)]] == [f"Softmaxima{kind}" for kind in inherited]  # they come first
     assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(native.INTERFACE)
 
     declared = dict(re.findall(r"declare\((\w+), (\w+)\)", text))

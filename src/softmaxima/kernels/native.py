@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -24,18 +24,117 @@ from torch import Tensor
 INTERFACE = 4  # the version that csrc/kernels.h states
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
-# Fields of 8 bytes; P would be a pointer, but an address is an int here.
-_ROWS = "qqqqqqqdqdqqq"
-_FORWARD = struct.Struct(_ROWS + "qq").pack
-_BACKWARD = struct.Struct(_ROWS + "qqqq").pack
-_LOSS = struct.Struct(_ROWS + "qqqddqqq").pack
-_SELECTED_LOSS = struct.Struct(_ROWS + "qqqddqqq" + "q").pack
-_MARGIN_LOSS = struct.Struct(_ROWS + "qqqddqqq" + "ddq").pack
-_STATE = struct.Struct(_ROWS + "qqq").pack
-_WEIGHTED = struct.Struct(_ROWS + "qqqq").pack
-_QUANTIZED = struct.Struct("qqqqqqqddqqqqq").pack
-_PAIRS = struct.Struct("qqqqqqqq").pack
-_ELEMENTWISE = struct.Struct("qqqq").pack
+# The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
+
+
+class Rows(NamedTuple):
+    """How scores lie, [outer, n, inner], and what they are divided by and left out by."""
+
+    dtype: int
+    outer: int
+    n: int
+    inner: int
+    threads: int
+    x: int
+    stride: int
+    tau: float
+    taus: int
+    theta: float
+    thetas: int
+    mask: int
+    blocks: int
+
+
+class Forward(NamedTuple):
+    out: int
+    states: int = 0
+
+
+class Backward(NamedTuple):
+    p: int
+    states: int
+    g: int
+    out: int
+
+
+class Loss(NamedTuple):
+    labels: int
+    soft: int
+    class_weight: int
+    smoothing: float
+    scale: float
+    fenchel: int
+    values: int
+    out: int
+
+
+class SelectedLoss(NamedTuple):
+    p: int
+
+
+class MarginLoss(NamedTuple):
+    margin: float
+    scale: float
+    angular: int
+
+
+class State(NamedTuple):
+    values: int
+    maxima: int
+    counts: int
+
+
+class Weighted(NamedTuple):
+    weights: int
+    distance: int
+    values: int
+    signs: int
+
+
+class Quantized(NamedTuple):
+    dtype: int
+    is_signed: int
+    outer: int
+    n: int
+    inner: int
+    threads: int
+    q: int
+    scale: float
+    zero: float
+    scales: int
+    zeros: int
+    mask: int
+    values: int
+    out: int
+
+
+class Pairs(NamedTuple):
+    dtype: int
+    n: int
+    threads: int
+    x: int
+    y: int
+    g: int
+    out: int
+    other: int = 0
+
+
+class Elementwise(NamedTuple):
+    dtype: int
+    n: int
+    x: int
+    y: int
+
+
+def _packer(*structures: type[Any]) -> Callable[..., bytes]:
+    """The bytes of structures, one after the other, of the values of their fields."""
+    kinds = [kind for structure in structures for kind in get_type_hints(structure).values()]
+    return struct.Struct("".join({int: "q", float: "d"}[kind] for kind in kinds)).pack
+
+
+_FORWARD, _BACKWARD, _STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
+_LOSS, _SELECTED_LOSS, _MARGIN_LOSS = _packer(Rows, Loss), _packer(Rows, Loss, SelectedLoss), _packer(Rows, Loss, MarginLoss)
+_WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 
 
 @dataclass(frozen=True)
@@ -228,7 +327,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
-    """The fields of SoftmaximaRows for contiguous rows and numbers, without looking at them."""
+    """The fields of `Rows` for contiguous rows and numbers, without looking at them or naming them, which takes as long again."""
     n = x.shape[-1]
     outer, threads = x.numel() // n, _threads()
     return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 0, theta, 0, 0, 0
@@ -236,15 +335,26 @@ def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
 
 def _rows(
     x: Tensor, layout: Layout, address: int, stride: int, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
-) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
-    """(the fields of SoftmaximaRows, the tensors that they point into)."""
+) -> tuple[Rows, tuple[Tensor | None, ...]]:
+    """(the rows, the tensors that they point into)."""
     tau_number, taus = _per_row(tau, x)
     theta_number, thetas = _per_row(theta, x)
     mask, blocks = mask_blocks(where, x, layout)
     starts = None if blocks is None else blocks * (layout.n * layout.inner)
-    fields = (
-        *(DTYPES[x.dtype], layout.outer, layout.n, layout.inner, _threads(), address, stride),
-        *(tau_number, _address(taus), theta_number, _address(thetas), _address(mask), _address(starts)),
+    fields = Rows(
+        dtype=DTYPES[x.dtype],
+        outer=layout.outer,
+        n=layout.n,
+        inner=layout.inner,
+        threads=_threads(),
+        x=address,
+        stride=stride,
+        tau=tau_number,
+        taus=_address(taus),
+        theta=theta_number,
+        thetas=_address(thetas),
+        mask=_address(mask),
+        blocks=_address(starts),
     )
     return fields, (taus, thetas, mask, starts)
 
@@ -252,7 +362,7 @@ def _rows(
 def _read(
     x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
 ) -> tuple[tuple[Any, ...], Layout, tuple[Tensor | None, ...]]:
-    """(the fields of SoftmaximaRows, how the rows lie, the tensors that the fields point into)."""
+    """(the fields of `Rows`, how the rows lie, the tensors that the fields point into)."""
     if where is None and type(tau) is float and type(theta) is float and x.is_contiguous() and x.numel() > 0 and not x.is_neg():
         rows = _plain_rows(x, tau, theta)
         return rows, Layout(rows[1], rows[2], 1, x.ndim - 1), ()
@@ -269,7 +379,7 @@ def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, the
     """The map of the rows x [..., n]."""
     rows, layout, _kept = _read(x, tau, where, theta)
     out = layout.empty(x)
-    _run(name, _FORWARD(*rows, out.data_ptr(), 0))
+    _run(name, _FORWARD(*rows, *Forward(out=out.data_ptr())))
     return out
 
 
@@ -291,7 +401,8 @@ def backward(
     x_read = None if x is None else layout.to_memory(x)
     out = layout.empty(p)
     rows, _kept = _rows(p, layout, _address(x_read), layout.n, tau, where, theta)
-    _run(name, _BACKWARD(*rows, p_read.data_ptr(), 0, g_read.data_ptr(), out.data_ptr()))
+    own = Backward(p=p_read.data_ptr(), states=0, g=g_read.data_ptr(), out=out.data_ptr())
+    _run(name, _BACKWARD(*rows, *own))
     return out
 
 
@@ -300,7 +411,7 @@ def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: boo
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype)
     states = torch.empty((2, *out.shape), dtype=torch.float64) if wide else None
     rows, _, _kept = _read(x, tau, where, 0.0)
-    _run("logsumexp", _FORWARD(*rows, out.data_ptr(), _address(states)))
+    _run("logsumexp", _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
@@ -309,7 +420,8 @@ def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
     value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
     rows, _, _kept = _read(x, tau, None, 0.0)
-    _run("logsumexp_state", _STATE(*rows, value.data_ptr(), maximum.data_ptr(), count.data_ptr()))
+    own = State(values=value.data_ptr(), maxima=maximum.data_ptr(), counts=count.data_ptr())
+    _run("logsumexp_state", _STATE(*rows, *own))
     return value, maximum, count
 
 
@@ -318,7 +430,8 @@ def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor
     rows, layout, _kept = _read(x, tau, where, 0.0)
     out = layout.empty(x)
     states, g = states.contiguous(), in_memory(g)
-    _run("logsumexp_backward", _BACKWARD(*rows, 0, states.data_ptr(), g.data_ptr(), out.data_ptr()))
+    own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
+    _run("logsumexp_backward", _BACKWARD(*rows, *own))
     return out
 
 
@@ -327,7 +440,7 @@ def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: 
     rows, layout, _kept = _read(x, tau, where, 0.0)
     out = layout.empty(x)
     states = torch.empty((2, out.numel()), dtype=torch.float64) if wide else None
-    _run("logcumsumexp", _FORWARD(*rows, out.data_ptr(), _address(states)))
+    _run("logcumsumexp", _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
@@ -335,7 +448,8 @@ def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Ten
     """∂⟨g, LSE of every prefix⟩/∂x, from the states of `logcumsumexp`."""
     rows, layout, _kept = _read(x, tau, where, 0.0)
     out, g = layout.empty(x), layout.to_memory(g)
-    _run("logcumsumexp_backward", _BACKWARD(*rows, 0, states.data_ptr(), g.data_ptr(), out.data_ptr()))
+    own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
+    _run("logcumsumexp_backward", _BACKWARD(*rows, *own))
     return out
 
 
@@ -351,7 +465,9 @@ def weighted(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | No
     values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     signs = torch.empty_like(values)
     rows, layout, _kept = _read(x, tau, where, 0.0)
-    _run("weighted", _WEIGHTED(*rows, b.data_ptr(), 0 if shared else layout.n, values.data_ptr(), signs.data_ptr()))
+    distance = 0 if shared else layout.n
+    own = Weighted(weights=b.data_ptr(), distance=distance, values=values.data_ptr(), signs=signs.data_ptr())
+    _run("weighted", _WEIGHTED(*rows, *own))
     return values, signs
 
 
@@ -373,8 +489,8 @@ def loss(
     """
     rows, layout, _kept = _read(x, 1.0, None, theta)
     out = layout.empty(x) if gradient else None
-    fields, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, out)
-    _run(name, _LOSS(*rows, *fields))
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, out)
+    _run(name, _LOSS(*rows, *own))
     return values, out
 
 
@@ -387,14 +503,23 @@ def _loss(
     fenchel: bool,
     layout: Layout,
     out: Tensor | None,
-) -> tuple[tuple[Any, ...], Tensor, tuple[Tensor | None, ...]]:
-    """(the fields of SoftmaximaLoss after the rows, the values that it fills, the tensors that the fields point into)."""
+) -> tuple[Loss, Tensor, tuple[Tensor | None, ...]]:
+    """(what a loss is given beside its rows, the values that it fills, the tensors that the fields point into)."""
     values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     labels = in_memory(target) if target.dtype == torch.int64 else None
     soft = None if labels is not None else layout.to_memory(target)
     weight = None if class_weight is None else in_memory(class_weight.to(torch.float64))
-    addresses = (_address(labels), _address(soft), _address(weight))
-    return (*addresses, smoothing, scale, int(fenchel), values.data_ptr(), _address(out)), values, (labels, soft, weight)
+    fields = Loss(
+        labels=_address(labels),
+        soft=_address(soft),
+        class_weight=_address(weight),
+        smoothing=smoothing,
+        scale=scale,
+        fenchel=int(fenchel),
+        values=values.data_ptr(),
+        out=_address(out),
+    )
+    return fields, values, (labels, soft, weight)
 
 
 def selected_loss(
@@ -411,8 +536,8 @@ def selected_loss(
     """`loss` of softmax over the scores that a `selection` (topk_softmax, topp_softmax) of `theta` keeps, in float64 or float32."""
     p = forward(selection, x, 1.0, None, theta)
     rows, layout, _kept = _read(x, 1.0, None, 0.0)
-    fields, values, _held = _loss(x, target, class_weight, smoothing, scale, False, layout, p if gradient else None)
-    _run("selected_loss", _SELECTED_LOSS(*rows, *fields, p.data_ptr()))
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale, False, layout, p if gradient else None)
+    _run("selected_loss", _SELECTED_LOSS(*rows, *own, *SelectedLoss(p=p.data_ptr())))
     return values, p if gradient else None
 
 
@@ -431,8 +556,9 @@ def margin_loss(
     """`loss` of softmax of scaled cosines x in float64 or float32, the target's less a margin or with a larger angle."""
     rows, layout, _kept = _read(x, 1.0, None, 0.0)
     out = layout.empty(x) if gradient else None
-    fields, values, _held = _loss(x, target, class_weight, smoothing, scale * cosine_scale, False, layout, out)
-    _run("margin_loss", _MARGIN_LOSS(*rows, *fields, margin, cosine_scale, int(angular)))
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale * cosine_scale, False, layout, out)
+    moved = MarginLoss(margin=margin, scale=cosine_scale, angular=int(angular))
+    _run("margin_loss", _MARGIN_LOSS(*rows, *own, *moved))
     return values, out
 
 
@@ -448,29 +574,44 @@ def quantized(
     mask = None if where is None else layout.to_memory(where.expand(q.shape)).view(torch.uint8)
     values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64)
     out = layout.empty(q, dtype) if softmax else None
-    fields = (DTYPES[dtype], int(q.dtype == torch.int8), layout.outer, layout.n, layout.inner, _threads())
-    parameters = (scale_number, zero_number, _address(scales), _address(zeros), _address(mask))
-    _run("quantized", _QUANTIZED(*fields, read.data_ptr(), *parameters, values.data_ptr(), _address(out)))
+    own = Quantized(
+        dtype=DTYPES[dtype],
+        is_signed=int(q.dtype == torch.int8),
+        outer=layout.outer,
+        n=layout.n,
+        inner=layout.inner,
+        threads=_threads(),
+        q=read.data_ptr(),
+        scale=scale_number,
+        zero=zero_number,
+        scales=_address(scales),
+        zeros=_address(zeros),
+        mask=_address(mask),
+        values=values.data_ptr(),
+        out=_address(out),
+    )
+    _run("quantized", _QUANTIZED(*own))
     return values, out
 
 
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
     out = torch.empty_like(x)
-    _run("logaddexp", _PAIRS(DTYPES[x.dtype], x.numel(), _threads(), x.data_ptr(), y.data_ptr(), 0, out.data_ptr(), 0))
+    pairs = Pairs(DTYPES[x.dtype], x.numel(), _threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
+    _run("logaddexp", _PAIRS(*pairs))
     return out
 
 
 def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
     of_x, of_y = torch.empty_like(x), torch.empty_like(y)
-    addresses = (x.data_ptr(), y.data_ptr(), g.data_ptr(), of_x.data_ptr(), of_y.data_ptr())
-    _run("logaddexp", _PAIRS(DTYPES[x.dtype], x.numel(), _threads(), *addresses))
+    addresses = {"x": x.data_ptr(), "y": y.data_ptr(), "g": g.data_ptr(), "out": of_x.data_ptr(), "other": of_y.data_ptr()}
+    _run("logaddexp", _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), _threads(), **addresses)))
     return of_x, of_y
 
 
 def elementwise(name: str, x: Tensor) -> Tensor:
     """exp or log of a contiguous float64 or float32 tensor, by the library's own polynomials."""
     y = torch.empty_like(x)
-    _run(name, _ELEMENTWISE(DTYPES[x.dtype], x.numel(), x.data_ptr(), y.data_ptr()))
+    _run(name, _ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
     return y
