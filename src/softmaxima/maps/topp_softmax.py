@@ -95,103 +95,92 @@ def forward(z: Tensor, p: float) -> Tensor:
     return normalise_exp(z.masked_fill(~topp_mask(z, p), -math.inf))
 
 
-DIGITS = tuple(range(56, -8, -8))  # of the 64 bits of a key, a byte a pass
+# On parts of a row: the sum over all scores, then the lowest that is kept, a byte of its key a pass, then the places of its equals.
+_BYTES = 8
+_LOWEST, _HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
 class Nucleus(NamedTuple):
-    """What is known after some passes: the sum over all scores, and of the lowest score that is kept its first bytes."""
+    """What some passes have found."""
 
     top: Tensor
     ties: Tensor
-    rest: Tensor
+    rest: Tensor  # of the sum over all scores, as in `LogSum`
     passes: Tensor  # how many there were
-    key: Tensor  # the bytes that are known, [..., 1]
-    above: Tensor  # the share of the scores that are surely higher
-    bins: Tensor  # the share of those with the known bytes, by the next byte [..., 256]
-    places: Tensor  # in the last pass, of the scores that equal the lowest [..., m]: the first that are kept
+    key: Tensor  # of the lowest score that is kept, the bytes that are known [..., 1]
+    above: Tensor  # the weight of all scores that are higher, whatever the other bytes are
+    bins: Tensor  # that of the scores with these bytes, by the next one [..., 256]; at the end that of each of them [..., 1]
+    places: Tensor  # the first of those [..., m]
 
     @property
     def sum(self) -> LogSum:
         return LogSum(self.top, self.ties, self.rest)
 
+    def wanted(self, p: float) -> Tensor:
+        """How many of the scores that equal the lowest are kept."""
+        missing = p * self.sum.mass - self.above
+        return (missing / self.bins).nan_to_num(1.0, posinf=1.0).ceil().clamp_min(1.0)
 
-def _key(x: Tensor) -> Tensor:
-    """`ordered_bits`, from 0."""
-    return ordered_bits(x) ^ torch.iinfo(torch.int64).min
-
-
-def _digit(key: Tensor, shift: int) -> Tensor:
-    return (key >> shift) & 255
-
-
-def _descended(known: Nucleus, p: float) -> tuple[Tensor, Tensor]:
-    """(the key with one more byte, the share above it)."""
-    from_above = known.bins.flip(-1).cumsum(-1).flip(-1)
-    reaches = known.above + from_above >= p * known.sum.mass
-    digit = (reaches.sum(-1, keepdim=True) - 1).clamp_min(0)  # the highest that reaches
-    above = known.above + from_above.gather(-1, digit) - known.bins.gather(-1, digit)
-    return known.key | (digit << DIGITS[int(known.passes) - 1]), above
+    def with_byte(self, byte: int, p: float) -> Nucleus:
+        """With one more byte of the key: the highest at which the weight reaches its share."""
+        from_here = self.above + self.bins.flip(-1).cumsum(-1).flip(-1)
+        digit = ((from_here >= p * self.sum.mass).sum(-1, keepdim=True) - 1).clamp_min(0)
+        above = from_here.gather(-1, digit) - self.bins.gather(-1, digit)
+        return self._replace(key=self.key | (digit << _shift(byte)), above=above)
 
 
-def _wanted(known: Nucleus, p: float) -> Tensor:
-    """How many scores that equal the lowest are kept."""
-    missing = p * known.sum.mass - known.above
-    each = known.bins.amax(-1, keepdim=True) if known.bins.shape[-1] else torch.ones_like(missing)
-    return (missing / each).nan_to_num(1.0).ceil().clamp_min(1.0)
+def _shift(byte: int) -> int:
+    return 8 * (_BYTES - 1 - byte)
 
 
 def _begin(part: Part, known: State | None, p: float) -> State:
     x = part.x
-    row, none = x.new_zeros((*x.shape[:-1], 1)), x.new_zeros((*x.shape[:-1], 0))
     if known is None:
+        row, none = x.new_zeros((*x.shape[:-1], 1)), x.new_zeros((*x.shape[:-1], 0))
         return Nucleus(*log_sum(x, part.tau), torch.tensor(1), row.long(), row, none, none.long())
     known = Nucleus(*known)
-    total, done = known.sum, int(known.passes)
+    passes = torch.tensor(int(known.passes) + 1 if p < 1.0 else _BYTES + 2)
     if p == 1.0:
-        return known._replace(passes=torch.tensor(len(DIGITS) + 2))
-    keys, weights = _key(x), total.weigh(x, part.tau)
-    key, above = (known.key, known.above) if done == 1 else _descended(known._replace(passes=torch.tensor(done - 1)), p)
-    if done <= len(DIGITS):
-        shift = DIGITS[done - 1]
-        inside = torch.ones_like(x, dtype=torch.bool) if done == 1 else (keys >> (shift + 8)) == (key >> (shift + 8))
-        bins = x.new_zeros((*x.shape[:-1], 256)).scatter_add(-1, _digit(keys, shift), torch.where(inside, weights, 0.0))
-        return known._replace(passes=torch.tensor(done + 1), key=key, above=above, bins=bins)
-    ties = keys == key
-    each = torch.where(ties, weights, 0.0).amax(-1, keepdim=True) if x.shape[-1] else row
-    first = torch.where(ties, places(part), torch.iinfo(torch.int64).max).sort(-1).values
-    return known._replace(passes=torch.tensor(done + 1), key=key, above=above, bins=each, places=first)
+        return known._replace(passes=passes)
+    byte = int(known.passes) - 1
+    if byte > 0:
+        known = known.with_byte(byte - 1, p)
+    keys = ordered_bits(x) ^ _LOWEST  # whose bytes are in the order of the scores
+    equal = (keys & (-1 << 8 * (_BYTES - byte) if byte else 0)) == known.key
+    weights = torch.where(equal, known.sum.weigh(x, part.tau), 0.0)
+    if byte < _BYTES:
+        bins = x.new_zeros((*x.shape[:-1], 256)).scatter_add(-1, (keys >> _shift(byte)) & 255, weights)
+        return known._replace(passes=passes, bins=bins)
+    each = weights.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros((*x.shape[:-1], 1))
+    first = torch.where(equal, places(part), _HIGHEST).sort(-1).values
+    return known._replace(passes=passes, bins=each, places=first)
 
 
 def _merge(a: State, b: State, tau: float | Tensor, p: float) -> State:
     a, b = Nucleus(*a), Nucleus(*b)
-    done = int(a.passes)
-    if done == 1:
+    if int(a.passes) == 1:
         return a._replace(**merge(a.sum, b.sum, tau)._asdict())
-    if done <= len(DIGITS) + 1:
+    if p == 1.0 or int(a.passes) <= _BYTES + 1:
         return a._replace(bins=a.bins + b.bins)
-    both = a._replace(bins=torch.maximum(a.bins, b.bins)) if p < 1.0 else a
-    most = int(_wanted(both, p).max()) if p < 1.0 and both.bins.numel() else 0
+    both = a._replace(bins=torch.maximum(a.bins, b.bins))
+    most = int(both.wanted(p).max()) if both.bins.numel() else 0
     return both._replace(places=torch.cat((a.places, b.places), -1).sort(-1).values[..., :most])
 
 
 def _finish(part: Part, state: State, p: float) -> Tensor:
     known = Nucleus(*state)
-    if p == 1.0:
+    if p == 1.0 or known.places.shape[-1] == 0:
         return known.sum.shares(part.x, part.tau)
-    keys, last = _key(part.x), known.places[..., :0].sum(-1, keepdim=True)
-    if known.places.shape[-1]:
-        at = (_wanted(known, p).long() - 1).clamp_max(known.places.shape[-1] - 1)
-        last = known.places.gather(-1, at)
-    # Unsigned keys are compared by their signed twins.
-    higher = ordered_bits(part.x) > (known.key ^ torch.iinfo(torch.int64).min)
-    kept = higher | ((keys == known.key) & (places(part) <= last))
-    each, wanted = known.bins, _wanted(known, p)
-    mass = known.above + each * wanted
+    wanted = known.wanted(p)
+    last = known.places.gather(-1, (wanted.long() - 1).clamp_max(known.places.shape[-1] - 1))
+    keys, lowest = ordered_bits(part.x), known.key ^ _LOWEST
+    kept = (keys > lowest) | ((keys == lowest) & (places(part) <= last))
+    mass = known.above + wanted * known.bins
     weights = torch.where(kept, known.sum.weigh(part.x, part.tau), 0.0)
-    return weights / mass.masked_fill(mass == 0, 1.0) + 0.0 * known.sum.mass
+    return weights / mass.masked_fill(mass == 0, 1.0) + 0.0 * known.sum.mass  # NaN of which makes the row NaN
 
 
-BLOCKS = Blocks(_begin, _merge, _finish, lambda state: int(state[3]) == len(DIGITS) + 2)
+BLOCKS = Blocks(_begin, _merge, _finish, lambda state: int(state[3]) == _BYTES + 2)
 
 TOPP_SOFTMAX = register(
     Map(
