@@ -20,7 +20,7 @@ def example() -> str:
 
 def run_suite(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     (folder / "contributed_map.py").write_text(code)
-    files = [str(ROOT / "tests" / f"test_{name}.py") for name in SUITE]
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in SUITE]
     (name,) = re.findall(r'name="(\w+)"', code)
     command = [sys.executable, "-m", "pytest", "-p", "contributed_map", f"--maps={name}", "-k", name, "-p", "no:cacheprovider"]
     return subprocess.run(
