@@ -164,6 +164,7 @@ struct Entmax15 {
 struct Entmax {
     static constexpr int MOST_STEPS = 200;  // of which a third shrinks the bracket below the rounding of Λ
     static constexpr int ROUGH_STEPS = 12;
+    static constexpr double SMALLEST_EDGE = 1e-30;
     static constexpr bool costly = true;
 
     double beta;
@@ -241,7 +242,8 @@ struct Entmax {
             const double next = step(at, level).level - 1e-3 / (1 + beta);
             level = next > low && next < high ? next : (low + high) / 2;
         }
-        return float(wider * edge(low));
+        // Where the edge is near 0 it depends on gaps that are too small for a float, which are 0 here.
+        return edge(low) > -SMALLEST_EDGE ? lowest : float(wider * edge(low));
     }
 
     Threshold solve(const double* gaps, int64_t count, double lowest) const {

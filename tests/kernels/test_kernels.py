@@ -947,3 +947,15 @@ print([str(warning.message) for warning in said if "native library" in str(warni
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("runs without its native library") == 1
+
+
+@pytest.mark.parametrize("alpha", [2.5, 10.0, 20.0, 50.0, 100.0])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_entmax_of_scores_that_are_nearly_equal_sums_to_one(alpha: float, kind: torch.dtype):
+    smallest = 300 if kind == torch.float64 else 37
+    for n in (2, 20, 130, 1500):
+        for exponent in range(0, smallest, 6):
+            x = torch.arange(n, dtype=kind) * 10.0**-exponent
+            p = sm.entmax(x, alpha=alpha)
+            assert float(p.double().sum()) == pytest.approx(1.0, abs=1e-5 if kind == torch.float32 else 1e-9)
+            assert bool((p.diff() >= 0).all())

@@ -6,12 +6,14 @@ import functools
 import itertools
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import gradgradcheck
 
 from conftest import Case, normal, rows
 from softmaxima.core.blocks import Part, State, state_of
@@ -111,6 +113,45 @@ def test_the_monoid_has_the_sum_and_its_derivatives(x: Tensor, cuts: list[int]):
         torch.testing.assert_close(ours[0], theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("row", [[0.0, 0.0, 0.0, -1.0], [1.0, 2.0, 2.0, 2.0], [-INF, 1.0, 1.0, 0.5], [3.0, -INF, -INF, 3.0]])
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_the_monoid_has_every_derivative_where_the_largest_are_tied(row: list[float], cut: int):
+    row = torch.tensor([row, row[::-1]], dtype=torch.float64)
+    allowed = row > -INF
+
+    def value(finite: Tensor, tau: Tensor) -> Tensor:
+        x = torch.full_like(row, -INF).masked_scatter(allowed, finite)
+        return merge(log_sum(x[:, :cut], tau), log_sum(x[:, cut:], tau), tau).value(tau)
+
+    def shares(finite: Tensor, tau: Tensor) -> Tensor:
+        x = torch.full_like(row, -INF).masked_scatter(allowed, finite)
+        return merge(log_sum(x[:, :cut], tau), log_sum(x[:, cut:], tau), tau).shares(x, tau)
+
+    arguments = row[allowed].requires_grad_(), torch.tensor([[0.7], [2.0]], dtype=torch.float64, requires_grad=True)
+    by_torch = lambda finite, tau: torch.logsumexp(torch.full_like(row, -INF).masked_scatter(allowed, finite) / tau, -1)
+    own = torch.autograd.functional.jacobian(lambda *v: value(*v).squeeze(-1), arguments)
+    for ours, theirs in zip(own, _jacobian(by_torch, arguments), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
+    for function in (value, shares):
+        gradients = torch.autograd.grad(function(*arguments).square().sum(), arguments, create_graph=True)
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+        assert gradgradcheck(function, arguments)
+
+
+def _jacobian(function: Callable[..., Tensor], arguments: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """By differences."""
+    step, found = 1e-6, []
+    for i, v in enumerate(arguments):
+        columns = []
+        for k in range(v.numel()):
+            moved = [a.detach().clone() for a in arguments], [a.detach().clone() for a in arguments]
+            for sign, values in zip((1, -1), moved, strict=True):
+                values[i].view(-1)[k] += sign * step
+            columns.append((function(*moved[0]) - function(*moved[1])) / (2 * step))
+        found.append(torch.stack(columns, -1).reshape(*columns[0].shape, *v.shape))
+    return found
+
+
 @pytest.mark.parametrize("n", [0, 1])
 def test_rows_of_nothing_in_parts(case: Case, n: int):
     x = torch.full((2, n), -INF, dtype=torch.float64)
@@ -137,4 +178,33 @@ def test_losses_in_parts_are_those_of_the_whole(own: Loss, options: dict, x: Ten
 
 def test_losses_without_a_conjugate_say_so():
     with pytest.raises(ValueError, match="soft_accuracy_loss: it has no form in parts"):
-        LOSSES["soft_accuracy_loss"].in_parts([Part(torch.zeros(1, 2))], torch.tensor([0]))
+        LOSSES["soft_accuracy_loss"].in_parts([Part(torch.zeros(1, 2, dtype=torch.float64))], torch.tensor([0]))
+
+
+@pytest.mark.parametrize(("own", "options"), LOSSES_IN_PARTS, ids=[f"{loss.name} {options}" for loss, options in LOSSES_IN_PARTS])
+@pytest.mark.parametrize("offset", [0.0, 1e8, -1e16, 1e300])
+def test_losses_in_parts_keep_their_digits(own: Loss, options: dict, offset: float):
+    if own.map == "elastic_softmax" and offset < 0:
+        pytest.skip("the sink takes all, at the scale of the offset")
+    x = torch.tensor([[40.0, 0.0, 0.0], [0.0, 0.0, 0.0], [3.0, 1.0, 2.0]], dtype=torch.float64) + offset
+    labels = torch.tensor([0, 1, 2])
+    value, _ = own.in_parts(parts_of(x, [1]), labels, **options)
+    torch.testing.assert_close(value, own.function(x, labels, reduction="none", **options), rtol=1e-12, atol=0)
+
+
+def test_labels_that_are_nowhere_are_refused():
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    for labels in ([0, 3], [-100, 1]):
+        with pytest.raises(ValueError, match="each label must be the place of one score in the parts"):
+            LOSSES["cross_entropy"].in_parts(parts_of(x, [1]), torch.tensor(labels))
+    with pytest.raises(ValueError, match=r"labels must be one a row, \(2,\), got \(2, 1\)"):
+        LOSSES["cross_entropy"].in_parts(parts_of(x, [1]), torch.tensor([[0], [1]]))
+    with pytest.raises(TypeError, match=r"Part: scores must be float64, got torch.float32"):
+        Part(x.float())
+
+
+@pytest.mark.parametrize(("name", "params"), [("elastic_softmax", {"beta": -INF}), ("eps_softmax", {"eps": 1e-300})])
+def test_sinks_at_their_ends_in_parts(name: str, params: dict):
+    case = Case(REGISTRY[name], params)
+    x = torch.tensor([[-INF, -INF, -INF], [-709.9, -710.9, -INF], [1e300, 0.0, 1e300]], dtype=torch.float64)
+    torch.testing.assert_close(in_parts(case, parts_of(x, [1]), 0), case(x), rtol=1e-12, atol=0)

@@ -36,10 +36,15 @@ class Part:
     tau: float | Tensor = 1.0  # a number or [..., 1]
     first: int = 0  # the place of x[..., 0] in its row, by which ties are broken
 
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.float64:
+            raise TypeError(f"Part: scores must be float64, got {self.x.dtype}; call x.double()")
+
     @property
     def z(self) -> Tensor:
         """x/τ."""
-        return self.x / self.tau
+        silent = self.x == -math.inf
+        return (self.x.masked_fill(silent, 0.0) / self.tau).masked_fill(silent, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -48,16 +53,16 @@ class Blocks:
 
     begin(part, known) → the state of a part, `known` that of all parts in the pass before, None in the first.
     merge(a, b, tau) → the state of both, in either order.
-    finish(part, state) → the probabilities of a part, from the state of all.
+    finish(part, state) → the probabilities of a part, from the state of all; not to be differentiated but for maps of exponentials.
     is_complete(state) → whether no further pass is needed.
-    conjugate(state, tau) → Ω*(x/τ) [..., 1], from the state of all, where the map is its gradient: what a loss needs.
+    conjugate(state, tau) → (M, c) with Ω*(x/τ) = M/τ + c, from the state of all, where the map is its gradient: what a loss needs.
     """
 
     begin: Callable[..., State]
     merge: Callable[..., State]
     finish: Callable[..., Tensor]
     is_complete: Callable[[State], bool] = lambda state: True
-    conjugate: Callable[..., Tensor] | None = None
+    conjugate: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def state_of(blocks: Blocks, parts: Sequence[Part], params: dict[str, Any]) -> State:
@@ -70,7 +75,7 @@ def state_of(blocks: Blocks, parts: Sequence[Part], params: dict[str, Any]) -> S
     return state
 
 
-def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., Tensor] | None = None) -> Blocks:
+def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Blocks:
     """A map of exponentials over the monoid of logsumexp: `shares(part, sum, **params)` and `conjugate(sum, tau, **params)`."""
 
     def begin(part: Part, known: State | None, **params: Any) -> State:
@@ -82,7 +87,7 @@ def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., Tensor] 
     def finish(part: Part, state: State, **params: Any) -> Tensor:
         return shares(part, monoid.LogSum(*state), **params)
 
-    def value(state: State, tau: float | Tensor, **params: Any) -> Tensor:
+    def value(state: State, tau: float | Tensor, **params: Any) -> tuple[Tensor, Tensor]:
         return conjugate(monoid.LogSum(*state), tau, **params)  # type: ignore[misc]
 
     return Blocks(begin, merge, finish, conjugate=None if conjugate is None else value)
@@ -144,14 +149,14 @@ def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]
         found = (ordered.gather(-1, place) == part.x) & (part.x > -math.inf)
         return torch.where(found, p.gather(-1, place), 0.0) + 0.0 * p.sum(-1, keepdim=True)  # NaN makes the row NaN
 
-    def conjugate(state: State, tau: float | Tensor, **params: Any) -> Tensor:
+    def conjugate(state: State, tau: float | Tensor, **params: Any) -> tuple[Tensor, Tensor]:
         (x,) = state
         if x.shape[-1] == 0:
-            return x.new_full((*x.shape[:-1], 1), -math.inf)
+            return x.new_zeros((*x.shape[:-1], 1)), x.new_full((*x.shape[:-1], 1), -math.inf)
         top, p = row_maximum(x), probabilities(x, tau, params)
         gaps = torch.where(p == 0, 0.0, p * (x - top)).sum(-1, keepdim=True) / tau
-        value = top / tau + (gaps - regulariser(p, **params).unsqueeze(-1))
-        return value.masked_fill((x == -math.inf).all(-1, keepdim=True), -math.inf)
+        value = gaps - regulariser(p, **params).unsqueeze(-1)
+        return top, value.masked_fill((x == -math.inf).all(-1, keepdim=True), -math.inf)
 
     return Blocks(begin, merge, finish, conjugate=conjugate)
 

@@ -398,7 +398,8 @@ class Loss:
     def in_parts(self, parts: Sequence[Part], labels: Tensor, **params: Any) -> tuple[Tensor, list[Tensor]]:
         """(the loss of labels [...], its gradient by the scores x of each part), of rows whose classes come in parts.
 
-        For losses of a `map` with a conjugate: L = Ω*(x/τ) − x_t/τ, τ ∂L/∂x = p − y. Raises ValueError for others.
+        For losses of a `map` with a conjugate: L = Ω*(x/τ) − x_t/τ, τ ∂L/∂x = p − y; +∞, with p as gradient, where x_t is −∞.
+        Raises ValueError for others, and for labels that are no place in the parts.
 
         >>> import torch, softmaxima as sm
         >>> from softmaxima.core.blocks import Part
@@ -413,9 +414,19 @@ class Loss:
             raise ValueError(f"{self.name}: it has no form in parts; take the loss of whole rows")
         params, tau = map.complete(params), parts[0].tau
         state = state_of(map.blocks, parts, params)
+        rows = sizes(parts[0].x)[:-1]
+        if sizes(labels) != rows:
+            raise ValueError(f"{self.name}: labels must be one a row, {rows}, got {sizes(labels)}")
         own = [places(part) == labels.unsqueeze(-1) for part in parts]
-        hits = [torch.where(hit, part.x, 0.0).sum(-1, keepdim=True) for hit, part in zip(own, parts, strict=True)]
-        value = map.blocks.conjugate(state, tau, **params) - torch.stack(hits).sum(0) / tau
+        if not bool((torch.stack([hit.sum(-1) for hit in own]).sum(0) == 1).all()):
+            raise ValueError(
+                f"{self.name}: each label must be the place of one score in the parts, whose `first` says where they begin"
+            )
+        hit = torch.stack([torch.where(hit, part.x, 0.0).sum(-1, keepdim=True) for hit, part in zip(own, parts, strict=True)]).sum(
+            0
+        )
+        top, rest = map.blocks.conjugate(state, tau, **params)
+        value = ((top - hit) / tau + rest).masked_fill((hit == -math.inf) & ~rest.isnan(), math.inf)
         slopes = []
         for part, hit in zip(parts, own, strict=True):
             p = map.blocks.finish(part, state, **params)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.blocks import Part, exponential
+from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.monoid import LogSum
 from softmaxima.core.onnx import xlogx
@@ -65,16 +65,12 @@ def beta_regulariser_gradient(p: Tensor, beta: float | Tensor) -> Tensor:
     return p.sum(-1, keepdim=True) - 1
 
 
-def _shares(part: Part, total: LogSum, beta: float | Tensor) -> Tensor:
-    return total.shares(part.x, part.tau, (beta - total.top / part.tau).exp())
+def conjugate(total: LogSum, tau: float | Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor]:
+    level = torch.as_tensor(beta, dtype=total.top.dtype, device=total.top.device)
+    return total.anchor, torch.logaddexp(total.log_mass(), level - total.anchor / tau)
 
 
-def conjugate(total: LogSum, tau: float | Tensor, beta: float | Tensor) -> Tensor:
-    value = total.value(tau)
-    return torch.logaddexp(value, torch.as_tensor(beta, dtype=value.dtype, device=value.device))
-
-
-BLOCKS = exponential(_shares, conjugate)
+BLOCKS = exponential(lambda part, total, beta: total.shares_beside(part.x, part.tau, beta), conjugate)
 
 ELASTIC_SOFTMAX = register(
     Map(

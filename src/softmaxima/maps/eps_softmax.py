@@ -44,7 +44,7 @@ def eps_regulariser_gradient(p: Tensor, eps: float | Tensor) -> Tensor:
 
 
 BLOCKS = exponential(
-    lambda part, total, eps: total.shares(part.x, part.tau, eps * (-total.top / part.tau).exp()),
+    lambda part, total, eps: total.shares_beside(part.x, part.tau, log(eps)),
     lambda total, tau, eps: elastic_conjugate(total, tau, log(eps)),
 )
 

@@ -67,9 +67,13 @@ def checked(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     y, mass = careful(z, lambda scores: (checked(f, scores),))
+    return divide(not_negative(y), mass).to(z.dtype)
+
+
+def not_negative(y: Tensor) -> Tensor:
     if is_concrete(y) and y.numel() > 0 and float(lowest := y.detach().amin()) < 0:
         raise ValueError(f"proportional: f must not be negative, got {float(lowest)}; take relu, sigmoid, softplus or a square")
-    return divide(y, mass).to(z.dtype)
+    return y
 
 
 def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -82,8 +86,8 @@ def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Te
 
 
 def _weights(part: Part, f: Callable[[Tensor], Tensor]) -> Tensor:
-    masked, infinite = part.x == -math.inf, part.x == math.inf
-    return checked(f, without_mask(part.z)).masked_fill(masked, 0.0).masked_fill(infinite, math.nan)
+    weights = not_negative(checked(f, without_mask(part.z))).masked_fill(part.x == -math.inf, 0.0)
+    return weights.masked_fill(part.x.isnan() | (part.x == math.inf), math.nan)
 
 
 BLOCKS = additive(_weights)

@@ -29,7 +29,7 @@ def shannon(p: Tensor) -> Tensor:
     return xlogx(p).sum(-1)
 
 
-BLOCKS = exponential(lambda part, total: total.shares(part.x, part.tau), lambda total, tau: total.value(tau))
+BLOCKS = exponential(lambda part, total: total.shares(part.x, part.tau), lambda total, tau: (total.anchor, total.log_mass()))
 
 SOFTMAX = register(
     Map(

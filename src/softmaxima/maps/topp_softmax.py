@@ -152,8 +152,9 @@ def _begin(part: Part, known: State | None, p: float) -> State:
         bins = x.new_zeros((*x.shape[:-1], 256)).scatter_add(-1, (keys >> _shift(byte)) & 255, weights)
         return known._replace(passes=passes, bins=bins)
     each = weights.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros((*x.shape[:-1], 1))
-    first = torch.where(equal, places(part), _HIGHEST).sort(-1).values
-    return known._replace(passes=passes, bins=each, places=first)
+    here = known._replace(passes=passes, bins=each)
+    most = int(here.wanted(p).max()) if each.numel() else 0
+    return here._replace(places=torch.where(equal, places(part), _HIGHEST).sort(-1).values[..., :most])
 
 
 def _merge(a: State, b: State, tau: float | Tensor, p: float) -> State:
