@@ -8,9 +8,7 @@ sum of e^0 with its derivatives: those of the whole, of every order, by x and τ
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -87,8 +85,3 @@ def merge(a: LogSum, b: LogSum, tau: float | Tensor) -> LogSum:
         ties = ties + torch.where(same, part.ties, 0.0)
         rest = rest + torch.where(same, part.rest, (part.ties + part.rest) * below.exp())
     return LogSum(top, ties, rest + 0.0 * torch.where(top.isnan(), top, 0.0))
-
-
-def merged(parts: Iterable[LogSum], tau: float | Tensor) -> LogSum:
-    """The sum over all parts, of which there is at least one."""
-    return functools.reduce(lambda a, b: merge(a, b, tau), parts)
