@@ -21,7 +21,7 @@ struct alignas(LINE) Columns {
         for (int64_t j = 0; j < WIDTH; ++j) {
             tau[j] = rows.taus && j < width ? rows.taus[index + j] : rows.tau;
             scale[j] = inverse(tau[j]);
-            theta[j] = rows.thetas && j < width ? rows.thetas[index + j] : rows.theta;
+            theta[j] = rows.theta + (j < width ? index + j : index) * rows.distance;
         }
     }
 
@@ -29,7 +29,8 @@ struct alignas(LINE) Columns {
 
     int64_t width() const { return width_; }
 
-    alignas(LINE) double tau[WIDTH], scale[WIDTH], theta[WIDTH];
+    alignas(LINE) double tau[WIDTH], scale[WIDTH];
+    const double* theta[WIDTH];
     double mass[WIDTH];                  // Σ exp(z), relative to the origin
     double log_sum[WIDTH], lost[WIDTH];  // LSE(z) less the largest z, and what its rounding lost
     alignas(LINE) C top[WIDTH];          // the largest x
@@ -75,7 +76,7 @@ struct alignas(LINE) Columns {
         }
         emit(rectified, one, keep, out, step);
         for (int64_t j = 0; rectified && j < width_; ++j)
-            if (mass[j] == 0 && theta[j] != 0) emit_uniform(j, out + j, step);
+            if (mass[j] == 0 && *theta[j] != 0) emit_uniform(j, out + j, step);
     }
 
     template <class U>
@@ -106,7 +107,7 @@ struct alignas(LINE) Columns {
 
     // The sink's part of the mass, where a score is allowed: alone it may be too small to divide by.
     void add_sink(int64_t j) {
-        if (mass[j] != 0) mass[j] += std::exp(sink_above(theta[j], anchor_[j], tau[j]) - origin(j).value());
+        if (mass[j] != 0) mass[j] += std::exp(-origin(j).above(sink_above(*theta[j], anchor_[j], tau[j])));
     }
 
     Origin<C> origin(int64_t j) const { return {shift_[j], power_[j]}; }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double INFINITE = -NOTHING;
 
-// What is known of the scores so far, and of a block of them, a number a score.
+// The monoid (M, m, r) of logsumexp over the scores so far, and of a block of them, a number a score.
 struct Prefix {
     double tau = 1, scale = 1;
     double maximum = NOTHING, count = 0;  // M, m
@@ -193,3 +193,6 @@ int logcumsumexp_backward(const SoftmaximaBackward* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(logcumsumexp, Forward)
+SOFTMAXIMA_KERNEL(logcumsumexp_backward, Backward)

@@ -17,7 +17,7 @@ namespace {
 // w as a function of p, in C.
 struct Probability {
     static constexpr bool divided = false;
-    explicit Probability(double) {}
+    explicit Probability(const double*) {}
     template <class C>
     C operator()(C p) const {
         return p;
@@ -26,7 +26,7 @@ struct Probability {
 
 struct Support {
     static constexpr bool divided = true;
-    explicit Support(double) {}
+    explicit Support(const double*) {}
     template <class C>
     C operator()(C p) const {
         return p > 0 ? C(1) : p <= 0 ? C(0) : p;
@@ -35,7 +35,7 @@ struct Support {
 
 struct Root {
     static constexpr bool divided = true;
-    explicit Root(double) {}
+    explicit Root(const double*) {}
     template <class C>
     C operator()(C p) const {
         return std::sqrt(p);
@@ -45,7 +45,7 @@ struct Root {
 struct Power {
     static constexpr bool divided = true;
     double exponent;
-    explicit Power(double alpha) : exponent(2 - alpha) {}
+    explicit Power(const double* alpha) : exponent(2 - *alpha) {}
     template <class C>
     C operator()(C p) const {
         const C tiny = std::numeric_limits<C>::min();
@@ -165,8 +165,8 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     return for_each_whole_row<T>(call->rows, inputs, 2, call->out, nanoseconds, [](const Row<T>& row, const T* const* others, Scratch<C>& scratch) {
         const T *p = others[0], *g = others[1];
         if constexpr (std::is_same_v<Weight, Power>) {
-            if (row.theta > 2) {
-                Steep<T>(p, g, row.n, row.theta).emit(row.scale, row.out);
+            if (*row.theta > 2) {
+                Steep<T>(p, g, row.n, *row.theta).emit(row.scale, row.out);
                 return true;
             }
         }
@@ -254,3 +254,10 @@ int log_softmax_backward(const SoftmaximaBackward* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(softmax_backward, Backward)
+SOFTMAXIMA_KERNEL(rectified_backward, Backward)
+SOFTMAXIMA_KERNEL(sparsemax_backward, Backward)
+SOFTMAXIMA_KERNEL(entmax15_backward, Backward)
+SOFTMAXIMA_KERNEL(entmax_backward, Backward)
+SOFTMAXIMA_KERNEL(log_softmax_backward, Backward)

@@ -1,31 +1,15 @@
-// The exported functions: each calls the kernel built for the best instruction set that this processor has.
+// Which of its variants a kernel runs: the one for the best instruction set that this processor has.
 
 #include <cstdlib>
 #include <cstring>
 
 #include "kernels.h"
 
-#define SOFTMAXIMA_DECLARE_SET(isa)               \
-    namespace isa {                               \
-    SOFTMAXIMA_KERNELS(SOFTMAXIMA_DECLARE_KERNEL) \
-    }                                             \
-    static const SoftmaximaKernels isa##_kernels = {SOFTMAXIMA_KERNELS(SOFTMAXIMA_##isa)};
-#define SOFTMAXIMA_DECLARE_KERNEL(name, kind) int name(const Softmaxima##kind*);
-#define SOFTMAXIMA_baseline(name, kind) baseline::name,
-#define SOFTMAXIMA_v3(name, kind) v3::name,
-#define SOFTMAXIMA_v4(name, kind) v4::name,
-
-SOFTMAXIMA_DECLARE_SET(baseline)
-#ifdef SOFTMAXIMA_X86
-SOFTMAXIMA_DECLARE_SET(v3)
-SOFTMAXIMA_DECLARE_SET(v4)
-#endif
-
 namespace {
 
 struct Choice {
     const char* name;
-    const SoftmaximaKernels* kernels;
+    int level;
 };
 
 // SOFTMAXIMA_ISA, where it is set, names the most that may be used: v4, v3 or baseline.
@@ -37,22 +21,19 @@ Choice choose() noexcept {
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (v4 && any) return {"v4", &v4_kernels};
-    if (v3 && (any || !std::strcmp(most, "v3"))) return {"v3", &v3_kernels};
+    if (v4 && any) return {"v4", 4};
+    if (v3 && (any || !std::strcmp(most, "v3"))) return {"v3", 3};
 #endif
-    return {"baseline", &baseline_kernels};
+    return {"baseline", 0};
 }
 
 const Choice chosen = choose();
 
 }  // namespace
 
-#define SOFTMAXIMA_EXPORT(name, kind) \
-    extern "C" __attribute__((visibility("default"))) int softmaxima_##name(const Softmaxima##kind* call) { return chosen.kernels->name(call); }
+const int softmaxima_level = chosen.level;
 
-SOFTMAXIMA_KERNELS(SOFTMAXIMA_EXPORT)
-
-extern "C" __attribute__((visibility("default"))) const char* softmaxima_instruction_set() { return chosen.name; }
+SOFTMAXIMA_EXPORT const char* softmaxima_instruction_set() { return chosen.name; }
 
 // The version of the interface: a library of another version is not loaded.
-extern "C" __attribute__((visibility("default"))) int softmaxima_interface() { return SOFTMAXIMA_INTERFACE; }
+SOFTMAXIMA_EXPORT int softmaxima_interface() { return SOFTMAXIMA_INTERFACE; }

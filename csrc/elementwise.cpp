@@ -28,3 +28,6 @@ int log(const SoftmaximaElementwise* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(exp, Elementwise)
+SOFTMAXIMA_KERNEL(log, Elementwise)

@@ -159,3 +159,10 @@ int logsumexp_backward(const SoftmaximaBackward* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(softmax, Forward)
+SOFTMAXIMA_KERNEL(elastic_softmax, Forward)
+SOFTMAXIMA_KERNEL(rectified_softmax, Forward)
+SOFTMAXIMA_KERNEL(log_softmax, Forward)
+SOFTMAXIMA_KERNEL(logsumexp, Forward)
+SOFTMAXIMA_KERNEL(logsumexp_backward, Backward)

@@ -92,13 +92,25 @@ template <bool Store, bool Low, class C>
 template <class C>
 constexpr double NEAR = sizeof(C) == sizeof(double) ? 2.0 : 1.0;
 
+// y log y, and y (y^β − 1)/((1 + β) β), which is that at β = 0. Σ over a distribution is the regulariser of softmax and of entmax.
+struct Tsallis {
+    double beta;
+
+    double operator()(double y) const {
+        if (!(y > 0)) return y == 0 ? 0.0 : y;
+        if (beta == 1) return y * (y - 1) / 2;
+        if (beta == 0.5) return y * (std::sqrt(y) - 1) / 0.75;
+        return y * (beta == 0 ? std::log(y) : std::expm1(beta * std::log(y)) / beta) / (1 + beta);
+    }
+};
+
 // How far θ is above x/τ.
 inline double sink_above(double theta, double x, double tau) {
     const Quotient z(x, tau);
     return theta == NOTHING ? theta : (theta - z.high) - z.low;
 }
 
-// LSE(x/τ) = maximum/τ + log_sum, exact also where it is near 0.
+// The monoid (M, m, r) of logsumexp as its logarithm, LSE(x/τ) = maximum/τ + log_sum with log_sum = log(m + r), exact also near 0.
 struct LogSum {
     double maximum;  // of x
     double log_sum;
@@ -119,7 +131,7 @@ struct LogSum {
     }
 };
 
-// Σ exp(z) = sum · exp(origin) over a part of a row.
+// The same as a sum over a part of a row, Σ exp(z) = sum · exp(origin), relative to an origin that need not be M.
 template <class C>
 struct ExpSum {
     static constexpr C nothing = -std::numeric_limits<C>::infinity();
@@ -378,7 +390,7 @@ struct Softmax {
 
     bool with_conjugate = false;
 
-    static double beta(const Row<T>&) { return 0; }  // of the regulariser
+    static Tsallis regulariser(const Row<T>&) { return {0}; }
 
     static Scores<C> load(const Row<T>& row, int64_t begin, int64_t length, Scratch<C>& scratch) {
         return row.template scores<kind == Kind::rectified>(begin, length, scratch);
@@ -411,8 +423,8 @@ struct Softmax {
         weigh_largest(row, whole);
         double mass = whole.mass, uniform = 0;
         // Where nothing is allowed there is nothing to divide by, and a sink alone may be too small to divide by.
-        if (kind == Kind::elastic && mass != 0) mass += std::exp(sink_above(row.theta, row.anchor, row.tau) - sum.origin.value());
-        if (kind == Kind::rectified && mass == 0 && row.theta != 0) {
+        if (kind == Kind::elastic && mass != 0) mass += std::exp(-sum.origin.above(sink_above(*row.theta, row.anchor, row.tau)));
+        if (kind == Kind::rectified && mass == 0 && *row.theta != 0) {
             int64_t allowed = 0;
             for (int64_t i = 0; i < row.n; ++i) allowed += row.score(i) > NOTHING;
             uniform = allowed ? 1.0 / double(allowed) : 0.0;
@@ -420,7 +432,7 @@ struct Softmax {
         LogSum result = {};
         if (with_conjugate) {
             result = LogSumExp<T>::result(row, sum, true);
-            if (kind == Kind::elastic) result = result.with_sink(row.theta, row.tau);
+            if (kind == Kind::elastic) result = result.with_sink(*row.theta, row.tau);
         }
         for (int i = 0; i < count; ++i) {
             parts[i].sum = sum;

@@ -16,8 +16,8 @@ struct SoftmaximaRows {
     int64_t stride;         // from one row of x to the next where inner is 1
     double tau;             // τ of every row, or
     const double* taus;     // τ, one a row
-    double theta;           // the map's parameter: beta, alpha, k, p, order, or whether empty rows are uniform; or
-    const double* thetas;   // one a row
+    const double* theta;    // θ, what the map's `Kernel` makes of its parameters; null where there are none
+    int64_t distance;       // from those of one row to those of the next; 0 for the same
     const uint8_t* mask;    // 0 leaves a score out: blocks [n, inner],
     const int64_t* blocks;  // the offset of the block of each outer index; null where they follow one another
 };
@@ -118,49 +118,31 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 4
+#define SOFTMAXIMA_INTERFACE 5
 
-// clang-format off: a line a kernel
-#define SOFTMAXIMA_KERNELS(declare)          \
-    declare(softmax, Forward)                \
-    declare(log_softmax, Forward)            \
-    declare(elastic_softmax, Forward)        \
-    declare(rectified_softmax, Forward)      \
-    declare(logsumexp, Forward)              \
-    declare(logsumexp_state, State)          \
-    declare(logcumsumexp, Forward)           \
-    declare(taylor_softmax, Forward)         \
-    declare(topk_softmax, Forward)           \
-    declare(topp_softmax, Forward)           \
-    declare(sparsemax, Forward)              \
-    declare(entmax15, Forward)               \
-    declare(entmax, Forward)                 \
-    declare(softmax_backward, Backward)      \
-    declare(log_softmax_backward, Backward)  \
-    declare(rectified_backward, Backward)    \
-    declare(logsumexp_backward, Backward)    \
-    declare(logcumsumexp_backward, Backward) \
-    declare(taylor_backward, Backward)       \
-    declare(sparsemax_backward, Backward)    \
-    declare(entmax15_backward, Backward)     \
-    declare(entmax_backward, Backward)       \
-    declare(softmax_loss, Loss)              \
-    declare(elastic_softmax_loss, Loss)      \
-    declare(sparsemax_loss, Loss)            \
-    declare(entmax15_loss, Loss)             \
-    declare(entmax_loss, Loss)               \
-    declare(selected_loss, SelectedLoss)     \
-    declare(margin_loss, MarginLoss)         \
-    declare(logaddexp, Pairs)                \
-    declare(weighted, Weighted)              \
-    declare(quantized, Quantized)            \
-    declare(exp, Elementwise)                \
-    declare(log, Elementwise)
-// clang-format on
+// A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
+//   SOFTMAXIMA_KERNEL(name, Forward)
+// below that namespace exports softmaxima_name(const SoftmaximaForward*), which calls the one that dispatch.cpp chose.
+extern const int softmaxima_level;  // of x86-64: 4, 3, or 0 for the baseline
 
-// One set of kernels for each instruction set that this library is built for; dispatch.cpp chooses.
-struct SoftmaximaKernels {
-#define SOFTMAXIMA_DECLARE(name, kind) int (*name)(const Softmaxima##kind*);
-    SOFTMAXIMA_KERNELS(SOFTMAXIMA_DECLARE)
-#undef SOFTMAXIMA_DECLARE
-};
+#define SOFTMAXIMA_KERNEL(name, kind) SOFTMAXIMA_KERNEL_OF(SOFTMAXIMA_ISA, name, kind)
+#define SOFTMAXIMA_KERNEL_OF(isa, name, kind) SOFTMAXIMA_KERNEL_IN(isa, name, kind)
+#define SOFTMAXIMA_KERNEL_IN(isa, name, kind) SOFTMAXIMA_KERNEL_##isa(name, kind)
+#define SOFTMAXIMA_KERNEL_v3(name, kind)
+#define SOFTMAXIMA_KERNEL_v4(name, kind)
+#ifdef SOFTMAXIMA_X86
+#define SOFTMAXIMA_KERNEL_baseline(name, kind)                                                                         \
+    namespace v3 {                                                                                                     \
+    int name(const Softmaxima##kind*);                                                                                 \
+    }                                                                                                                  \
+    namespace v4 {                                                                                                     \
+    int name(const Softmaxima##kind*);                                                                                 \
+    }                                                                                                                  \
+    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) {                                            \
+        return softmaxima_level == 4 ? v4::name(call) : softmaxima_level == 3 ? v3::name(call) : baseline::name(call); \
+    }
+#else
+#define SOFTMAXIMA_KERNEL_baseline(name, kind) \
+    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return baseline::name(call); }
+#endif
+#define SOFTMAXIMA_EXPORT extern "C" __attribute__((visibility("default")))

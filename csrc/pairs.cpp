@@ -83,3 +83,5 @@ int logaddexp(const SoftmaximaPairs* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(logaddexp, Pairs)

@@ -281,3 +281,5 @@ int quantized(const SoftmaximaQuantized* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(quantized, Quantized)

@@ -186,7 +186,7 @@ struct Row {
     const uint8_t* mask;  // may be null
     double tau, scale;    // τ, 1/τ
     double anchor;        // 0 where τ is 1
-    double theta;
+    const double* theta;
     int64_t n;
     int64_t index;
     T* out;
@@ -195,7 +195,7 @@ struct Row {
         tau = rows.taus ? rows.taus[index] : rows.tau;
         scale = tau == 1.0 ? 1.0 : inverse(tau);
         anchor = 0;
-        theta = rows.thetas ? rows.thetas[index] : rows.theta;
+        theta = rows.theta + index * rows.distance;
     }
 
     // x itself, in C and −∞ where masked.

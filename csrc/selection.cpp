@@ -75,7 +75,7 @@ struct TopK : Selection<T> {
     using Selection<T>::nothing;
 
     bool operator()(Row<T> row, Scratch<C>& scratch) const {
-        const int64_t k = row.theta < double(row.n) ? int64_t(row.theta) : row.n;
+        const int64_t k = *row.theta < double(row.n) ? int64_t(*row.theta) : row.n;
         const int64_t limit = 2 * k + LOOK;
         C* best = scratch.candidates.at_least(limit + LOOK);
         if (!best) return false;
@@ -198,7 +198,7 @@ struct TopP : Selection<T> {
     // the sample was wrong.
     static bool by_sample(const Row<T>& row, C top_value, C* room, Kept<C>& kept, Scratch<C>& scratch) {
         C high = top_value, low = top_value;
-        if (row.theta < 1) {
+        if (*row.theta < 1) {
             sample(row, kept.origin, high, low);
             if (!(low < high)) return false;
         }
@@ -226,8 +226,8 @@ struct TopP : Selection<T> {
             }
         }
         kept.mass = total.value();
-        if (row.theta >= 1) return true;
-        const double target = row.theta * kept.mass;
+        if (*row.theta >= 1) return true;
+        const double target = *row.theta * kept.mass;
         if (!(above_high < target)) return false;
 
         double mass[SAMPLE] = {};
@@ -268,10 +268,10 @@ struct TopP : Selection<T> {
             const double weight = double(found[i].weight);
             mass += weight;
             squares += weight * weight;
-            if (mass < row.theta * total) squares_above = squares;
+            if (mass < *row.theta * total) squares_above = squares;
         }
         // The variance of a ratio of two sums over the sample.
-        const double p = row.theta, variance = (1 - p) * (1 - p) * squares_above + p * p * (squares - squares_above);
+        const double p = *row.theta, variance = (1 - p) * (1 - p) * squares_above + p * p * (squares - squares_above);
         const double spread = DEVIATIONS * std::sqrt(variance);
         mass = 0;
         for (int64_t i = 0; i < count && mass <= p * total + spread; ++i) {
@@ -295,8 +295,8 @@ struct TopP : Selection<T> {
         }
         kept.mass = 0;
         for (int b = 0; b < BINS; ++b) kept.mass += mass[b];
-        if (row.theta >= 1) return;
-        const double target = row.theta * kept.mass;
+        if (*row.theta >= 1) return;
+        const double target = *row.theta * kept.mass;
         double above = 0;
         int last = 0;
         while (last < BINS - 1 && above + mass[last] < target) above += mass[last++];
@@ -334,3 +334,6 @@ int topk_softmax(const SoftmaximaForward* call) { return forward<TopK>(call, 0.5
 int topp_softmax(const SoftmaximaForward* call) { return forward<TopP>(call, 5.0); }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(topk_softmax, Forward)
+SOFTMAXIMA_KERNEL(topp_softmax, Forward)

@@ -1,4 +1,4 @@
-// What a state of logsumexp is made of: the largest score, how many there are of it, and what LSE is above it, from one read of the row.
+// The monoid (M, m, r) of logsumexp from one read of a row: the largest score, how many there are of it, and log(m + r).
 
 #include "exponential.h"
 
@@ -73,3 +73,5 @@ int logsumexp_state(const SoftmaximaState* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(logsumexp_state, State)

@@ -246,7 +246,7 @@ struct Taylor {
 // body(kernel), memory permitting.
 template <class T, class Body>
 bool with_kernel(const SoftmaximaRows& rows, const Body& body) {
-    const int order = int(rows.theta);
+    const int order = int(*rows.theta);
     double* coefficients = Scratch<compute_t<T>>::of_this_thread().origins.at_least(order + 1);
     if (!Polynomial::fill(order, 0, coefficients)) return false;
     if constexpr (sizeof(T) < sizeof(double)) {
@@ -281,3 +281,6 @@ int taylor_backward(const SoftmaximaBackward* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(taylor_softmax, Forward)
+SOFTMAXIMA_KERNEL(taylor_backward, Backward)

@@ -36,3 +36,7 @@ int entmax15(const SoftmaximaForward* call) { return forward<Entmax15>(call, 1.0
 int entmax(const SoftmaximaForward* call) { return forward<Entmax>(call, 5.0); }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(sparsemax, Forward)
+SOFTMAXIMA_KERNEL(entmax15, Forward)
+SOFTMAXIMA_KERNEL(entmax, Forward)

@@ -50,7 +50,7 @@ struct Sparsemax {
 
     static constexpr double reach() { return 1; }
 
-    explicit Sparsemax(double) {}
+    explicit Sparsemax(const double*) {}
 
     // Michelot: the mean of the candidates says which cannot be in the support, until all can.
     template <class V>
@@ -90,7 +90,7 @@ struct Entmax15 {
 
     static constexpr double reach() { return 2; }
 
-    explicit Entmax15(double) {}
+    explicit Entmax15(const double*) {}
 
     // With roots = (gap − edge)/2 of those above the edge.
     template <class V>
@@ -169,7 +169,7 @@ struct Entmax {
 
     double beta;
 
-    explicit Entmax(double alpha) : beta(alpha - 1) {}
+    explicit Entmax(const double* alpha) : beta(*alpha - 1) {}
 
     double reach() const { return 1 / beta; }
 
@@ -331,7 +331,7 @@ struct ThresholdMap {
 
     bool with_conjugate = false;
 
-    static double beta(const Row<T>& row) { return Family(row.theta).beta; }  // of the regulariser
+    static Tsallis regulariser(const Row<T>& row) { return {Family(row.theta).beta}; }
 
     bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const Family family(row.theta);

@@ -144,7 +144,7 @@ struct alignas(LINE) ThresholdColumns {
         float* rough = scratch.rough.at_least(n * WIDTH);
         gaps_ = scratch.gaps.at_least(n * WIDTH);
         if (!rough || !gaps_) return false;
-        const double lowest = -Family(0).reach();
+        const double lowest = -Family(nullptr).reach();
         measure(lowest, rough);
         alignas(LINE) float near[WIDTH];
         for (int64_t j = 0; j < WIDTH; ++j) near[j] = float(lowest);
@@ -165,7 +165,7 @@ struct alignas(LINE) ThresholdColumns {
         }
         for (int64_t j = 0; j < WIDTH; ++j) {
             const bool empty = columns.top[j] == Columns<C>::nothing;
-            const double value = (Family::beta * mean[j] - Family(0).offset({edge[j]})) / (1 + Family::beta);
+            const double value = (Family::beta * mean[j] - Family(nullptr).offset({edge[j]})) / (1 + Family::beta);
             conjugate[j] = (empty ? 0.0 : value) + nan_[j];
         }
         return true;

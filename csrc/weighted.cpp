@@ -1,4 +1,4 @@
-// Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), z = x/τ, b of either sign.
+// Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), z = x/τ, b of either sign: the monoid (M, m, r) with signs.
 //
 //   S = e^M (m + r),  M the largest score that has a weight,  m the weights of the scores equal to M,  r the other terms
 //
@@ -85,3 +85,5 @@ int weighted(const SoftmaximaWeighted* call) {
 }
 
 }  // namespace SOFTMAXIMA_ISA
+
+SOFTMAXIMA_KERNEL(weighted, Weighted)

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import DTYPES, TOLERANCE, Case, LossCase, normal
+from conftest import DTYPES, TOLERANCE, Case, LossCase, cases, normal
 from softmaxima.core.jacobian import jacobian_of
 from softmaxima.kernels import devices, native
-from softmaxima.lse._weighted import _composed as composed_weighted
+from softmaxima.lse._weighted import weighted_sum
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
@@ -339,13 +339,15 @@ class Draw:
         numbers = torch.randint(2, (outer,), generator=self.generator)
         return blocks[numbers], self.memory.input(blocks), self.memory.input(numbers * n * inner)
 
-    def fields(self, threads: int, theta: float, thetas: Tensor | None = None) -> tuple[Any, ...]:
+    def fields(self, threads: int, theta: Sequence[float] = (), each: Tensor | None = None) -> tuple[Any, ...]:
+        """With θ for all rows, or one of each row [rows, …]."""
         outer, n, inner = self.shape
         address = native._address
+        self.theta = self.memory.input(torch.tensor(theta, dtype=torch.float64)) if each is None else each
         return (
             native.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride,
             self.tau_number, address(self.taus),
-            theta, address(thetas), address(self.mask), address(self.blocks),
+            self.theta.data_ptr(), 0 if each is None else each.shape[1], address(self.mask), address(self.blocks),
         )  # fmt: skip
 
     def sum_of(self, states: Tensor) -> Tensor:
@@ -357,52 +359,31 @@ class Draw:
         return values.double().movedim(1, -1).reshape(self.shape[0] * self.shape[2], values.shape[1])
 
 
-# For each forward kernel: the map, the values of its parameter, and the parameter as the kernel has it.
-FORWARD: dict[str, tuple[str, tuple[dict[str, Any], ...], Callable[..., float]]] = {
-    "softmax": ("softmax", ({},), lambda: 0.0),
-    "log_softmax": ("log_softmax", ({},), lambda: 0.0),
-    "elastic_softmax": ("elastic_softmax", ({"beta": 0.0}, {"beta": -INF}, {"beta": 7.5}), lambda beta: beta),
-    "rectified_softmax": ("rectified_softmax", ({"empty": "zeros"}, {"empty": "uniform"}), lambda empty: float(empty == "uniform")),
-    "taylor_softmax": ("taylor_softmax", ({"order": 2}, {"order": 4}), lambda order: order),
-    "topk_softmax": ("topk_softmax", ({"k": 1}, {"k": 3}, {"k": 70}, {"k": 2000}), lambda k: k),
-    "topp_softmax": ("topp_softmax", ({"p": 0.9}, {"p": 0.3}, {"p": 1.0}), lambda p: p),
-    "sparsemax": ("sparsemax", ({},), lambda: 0.0),
-    "entmax15": ("entmax15", ({},), lambda: 0.0),
-    "entmax": ("entmax", tuple({"alpha": a} for a in (1.0, 1.05, 1.25, 1.75, 2.0, 2.5)), lambda alpha: alpha),
+MAPS = [name for name, map in REGISTRY.items() if map.kernel is not None]
+LOSSES = [name for name in MAPS if REGISTRY[name].kernel.loss is not None]  # type: ignore[union-attr]
+HARDER: dict[str, tuple[dict[str, Any], ...]] = {
+    "elastic_softmax": ({"beta": -INF}, {"beta": 7.5}),
+    "entmax": ({"alpha": 1.75},),
+    "topk_softmax": ({"k": 70}, {"k": 2000}),
 }
-BACKWARD = {
-    "softmax_backward": "softmax",
-    "log_softmax_backward": "log_softmax",
-    "rectified_backward": "rectified_softmax",
-    "taylor_backward": "taylor_softmax",
-    "sparsemax_backward": "sparsemax",
-    "entmax15_backward": "entmax15",
-    "entmax_backward": "entmax",
-}
-LOSSES = {
-    "softmax_loss": "softmax",
-    "elastic_softmax_loss": "elastic_softmax",
-    "sparsemax_loss": "sparsemax",
-    "entmax15_loss": "entmax15",
-    "entmax_loss": "entmax",
-}
+
+
+def examples(name: str) -> list[dict[str, Any]]:
+    return [*(case.params for case in cases(REGISTRY[name])), *HARDER.get(name, ())]
+
+
+def theta_of(name: str, params: dict[str, Any]) -> Sequence[float]:
+    return REGISTRY[name].kernel.theta(*params.values())  # type: ignore[union-attr]
+
+
+def functions_of(name: str) -> native.Functions:
+    return REGISTRY[name].kernel.functions  # type: ignore[union-attr]
 
 
 def simple_reference(name: str, z: Tensor, params: dict[str, Any]) -> Tensor:
-    """The map of rows that hold a finite score and no NaN or +∞; shifted, for a literal exp to be finite."""
+    """The map of rows that hold a finite score and no NaN or +∞; shifted, for a literal exp to be finite, or by torch."""
     map = REGISTRY[name]
-    top = z.amax(-1, keepdim=True)
-    if name == "taylor_softmax":
-        return map.reference(z, **params)
-    if name == "elastic_softmax":
-        with_sink = torch.cat((z, torch.full_like(top, params["beta"])), -1)
-        return torch.softmax(with_sink, -1)[..., :-1]
-    if name == "rectified_softmax":
-        counts = z >= 0
-        share = (z > -INF) / (z > -INF).sum(-1, keepdim=True)
-        p = torch.softmax(z.masked_fill(~counts, -INF), -1).nan_to_num()
-        return torch.where(counts.any(-1, keepdim=True), p, share if params["empty"] == "uniform" else 0 * share)
-    return map.reference(z - top, **params)
+    return map.reference(z - z.amax(-1, keepdim=True), **params) if map.properties.shift_invariant else map.forward(z, **params)
 
 
 def decided(name: str, z: Tensor, params: dict[str, Any]) -> Tensor:
@@ -413,13 +394,13 @@ def decided(name: str, z: Tensor, params: dict[str, Any]) -> Tensor:
     return (near[0] - near[1]).abs().amax(-1) < 1e-5
 
 
-def run_on_threads(name: str, pack: Callable[[int], bytes], draw: Draw, outputs: list[Tensor]) -> list[Tensor]:
+def run_on_threads(function: native.Function, pack: Callable[[int], bytes], draw: Draw, outputs: list[Tensor]) -> list[Tensor]:
     """The outputs by one thread; asserts that more threads give the same to the bit, over whatever was there before."""
     results = []
     for threads, before in ((1, 0x5A), (draw.choose(3, 4, 5), 0xC3)):
         for out in outputs:
             out.view(-1).view(torch.uint8).fill_(before)
-        native._run(name, pack(threads))
+        native._run(function, pack(threads))
         draw.memory.assert_guards_hold()
         results.append([out.clone() for out in outputs])
     for one, several in zip(*results, strict=True):
@@ -428,25 +409,24 @@ def run_on_threads(name: str, pack: Callable[[int], bytes], draw: Draw, outputs:
 
 
 @needs_library
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", MAPS)
 def test_forward_kernel_on_random_calls(name: str):
-    map, examples, theta_of = FORWARD[name]
-    logarithmic = REGISTRY[map].properties.logarithmic
+    logarithmic = REGISTRY[name].properties.logarithmic
     for seed in range(60):
         draw = Draw(seed)
-        params = draw.choose(*examples)
+        params = draw.choose(*examples(name))
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, params=params, out=out: native._FORWARD(
-            *draw.fields(threads, theta_of(**params)), out.data_ptr(), 0
+            *draw.fields(threads, theta_of(name, params)), out.data_ptr(), 0
         )
-        (result,) = run_on_threads(name, pack, draw, [out])
+        (result,) = run_on_threads(functions_of(name).forward, pack, draw, [out])
         p = draw.as_rows(result)
         assert bool(p[draw.wrong].isnan().all())
         assert bool(p[draw.infinite].isnan().any(-1).all())
         assert bool((p[draw.nothing] == (-INF if logarithmic else 0.0)).all())
         rows = draw.finite.nonzero().flatten()
-        rows = rows[decided(map, draw.z[rows], params)]
-        expected = simple_reference(map, draw.z[rows], params)
+        rows = rows[decided(name, draw.z[rows], params)]
+        expected = simple_reference(name, draw.z[rows], params)
         relative = 4 * torch.finfo(draw.dtype).eps if logarithmic else 0.0
         torch.testing.assert_close(
             p[rows], expected, atol=TOLERANCE[draw.dtype], rtol=relative, msg=lambda text, s=seed: f"{s}: {text}"
@@ -454,22 +434,23 @@ def test_forward_kernel_on_random_calls(name: str):
 
 
 @needs_library
-def test_parameters_of_each_row_on_random_calls():
-    for name, values in (("elastic_softmax", (-INF, -3.0, 0.0, 5.0)), ("entmax", (1.0, 1.1, 1.5, 2.0, 2.25))):
-        for seed in range(40):
-            draw = Draw(seed)
-            outer, _, inner = draw.shape
-            theta = torch.tensor([draw.choose(*values) for _ in range(outer * inner)], dtype=torch.float64).view(outer, 1, inner)
-            thetas, out = draw.memory.input(theta), draw.memory.output(*draw.shape, dtype=draw.dtype)
-            pack = lambda threads, draw=draw, thetas=thetas, out=out: native._FORWARD(
-                *draw.fields(threads, 99.0, thetas), out.data_ptr(), 0
-            )
-            (result,) = run_on_threads(name, pack, draw, [out])
-            p, each = draw.as_rows(result), draw.as_rows(theta)[:, 0]
-            for row in draw.finite.nonzero().flatten().tolist()[:7]:
-                params = {"beta" if name == "elastic_softmax" else "alpha": float(each[row])}
-                expected = simple_reference(name, draw.z[row : row + 1], params)[0]
-                torch.testing.assert_close(p[row], expected, atol=TOLERANCE[draw.dtype], rtol=0)
+@pytest.mark.parametrize("name", [name for name in MAPS if any(parameter.gradient for parameter in REGISTRY[name].params)])
+def test_parameters_of_each_row_on_random_calls(name: str):
+    for seed in range(40):
+        draw = Draw(seed)
+        chosen = [draw.choose(*examples(name)) for _ in range(draw.shape[0] * draw.shape[2])]
+        if not chosen:
+            continue
+        theta = draw.memory.input(torch.tensor([list(theta_of(name, params)) for params in chosen], dtype=torch.float64))
+        out = draw.memory.output(*draw.shape, dtype=draw.dtype)
+        pack = lambda threads, draw=draw, theta=theta, out=out: native._FORWARD(
+            *draw.fields(threads, each=theta), out.data_ptr(), 0
+        )
+        (result,) = run_on_threads(functions_of(name).forward, pack, draw, [out])
+        p = draw.as_rows(result)
+        for row in draw.finite.nonzero().flatten().tolist()[:7]:
+            expected = simple_reference(name, draw.z[row : row + 1], chosen[row])[0]
+            torch.testing.assert_close(p[row], expected, atol=TOLERANCE[draw.dtype], rtol=0)
 
 
 @needs_library
@@ -482,12 +463,12 @@ def test_logsumexp_kernels_on_random_calls():
             draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
         )
         pack = lambda threads, draw=draw, out=out, states=states: native._FORWARD(
-            *draw.fields(threads, 0.0), out.data_ptr(), states.data_ptr()
+            *draw.fields(threads), out.data_ptr(), states.data_ptr()
         )
-        result, wide = run_on_threads("logsumexp", pack, draw, [out, states])
+        result, wide = run_on_threads(native._function("logsumexp"), pack, draw, [out, states])
         together = draw.sum_of(wide)
         torch.testing.assert_close(result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=0, equal_nan=True)
-        native._run("logsumexp", native._FORWARD(*draw.fields(1, 0.0), out.data_ptr(), 0))  # without the states
+        native._run(native._function("logsumexp"), native._FORWARD(*draw.fields(1), out.data_ptr(), 0))  # without the states
         torch.testing.assert_close(out, result, rtol=0, atol=0, equal_nan=True)
         value = draw.as_rows(together)[:, 0]
         expected = torch.logsumexp(draw.z, -1)
@@ -498,9 +479,9 @@ def test_logsumexp_kernels_on_random_calls():
         g = torch.randn(outer, 1, inner, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: native._BACKWARD(
-            *draw.fields(threads, 0.0), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
+            *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
         )
-        (result,) = run_on_threads("logsumexp_backward", pack, draw, [gradient])
+        (result,) = run_on_threads(native._function("logsumexp_backward"), pack, draw, [gradient])
         p, rows = draw.as_rows(result), draw.finite
         scale = draw.as_rows(g) / draw.as_rows(draw.tau.expand(outer, 1, inner))
         size = scale.abs().clamp_min(1.0)[rows]
@@ -520,9 +501,11 @@ def test_state_kernel_on_random_calls():
         outer, _, inner = draw.shape
         outputs = [draw.memory.output(outer, 1, inner, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.int64)]
         pack = lambda threads, draw=draw, outputs=outputs: native._STATE(
-            *draw.fields(threads, 0.0), *(output.data_ptr() for output in outputs)
+            *draw.fields(threads), *(output.data_ptr() for output in outputs)
         )
-        value, maximum, count = (draw.as_rows(result)[:, 0] for result in run_on_threads("logsumexp_state", pack, draw, outputs))
+        value, maximum, count = (
+            draw.as_rows(result)[:, 0] for result in run_on_threads(native._function("logsumexp_state"), pack, draw, outputs)
+        )
         expected = torch.where(draw.wrong, NAN, draw.raw.double().amax(-1))
         torch.testing.assert_close(maximum, expected, rtol=0, atol=0, equal_nan=True)
         counts = (draw.raw == expected.unsqueeze(-1)).sum(-1)
@@ -539,9 +522,9 @@ def test_cumulative_kernels_on_random_calls():
         draw = Draw(seed)
         out, states = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(2, *draw.shape, dtype=torch.float64)
         pack = lambda threads, draw=draw, out=out, states=states: native._FORWARD(
-            *draw.fields(threads, 0.0), out.data_ptr(), states.data_ptr()
+            *draw.fields(threads), out.data_ptr(), states.data_ptr()
         )
-        result, wide = run_on_threads("logcumsumexp", pack, draw, [out, states])
+        result, wide = run_on_threads(native._function("logcumsumexp"), pack, draw, [out, states])
         together = draw.sum_of(wide)
         torch.testing.assert_close(
             result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=1e-15, equal_nan=True
@@ -553,9 +536,9 @@ def test_cumulative_kernels_on_random_calls():
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: native._BACKWARD(
-            *draw.fields(threads, 0.0), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
+            *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
         )
-        (result,) = run_on_threads("logcumsumexp_backward", pack, draw, [gradient])
+        (result,) = run_on_threads(native._function("logcumsumexp_backward"), pack, draw, [gradient])
         tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))
         for row, z, y, c, u, t in zip(draw.as_rows(result), draw.z, expected, infinite, draw.as_rows(g), tau, strict=True):
             if bool(z.isnan().any()) or len(z) > 300:
@@ -578,13 +561,14 @@ def test_weighted_kernel_on_random_calls():
         weights = draw.memory.input(b)
         outputs = [draw.memory.output(outer, 1, 1, dtype=torch.float64) for _ in range(2)]
         pack = lambda threads, draw=draw, weights=weights, outputs=outputs: native._WEIGHTED(
-            *draw.fields(threads, 0.0), weights.data_ptr(), draw.shape[1], *(output.data_ptr() for output in outputs)
+            *draw.fields(threads), weights.data_ptr(), draw.shape[1], *(output.data_ptr() for output in outputs)
         )
-        value, sign = (draw.as_rows(result)[:, 0] for result in run_on_threads("weighted", pack, draw, outputs))
+        value, sign = (draw.as_rows(result)[:, 0] for result in run_on_threads(native._function("weighted"), pack, draw, outputs))
         used = b != 0
         undecided = (used & ~(draw.z < INF)).any(-1)
         assert torch.equal(sign == 2, undecided)
-        expected, its_sign = composed_weighted(draw.z, b)
+        total = weighted_sum(draw.z, b, 1.0)
+        expected, its_sign = total.value(1.0).squeeze(-1), total.sign.squeeze(-1)
         sizes = torch.logsumexp(draw.z.masked_fill(~used, -INF) + b.abs().log(), -1)
         clear = ~undecided & ((sizes == -INF) | (expected > sizes - 10))  # of the others rounding is a larger part
         torch.testing.assert_close(value[clear], expected[clear], atol=1e-9, rtol=1e-13)
@@ -615,27 +599,26 @@ def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch
 
 
 @needs_library
-@pytest.mark.parametrize("name", BACKWARD)
+@pytest.mark.parametrize("name", MAPS)
 def test_backward_kernel_on_random_calls(name: str):
-    forward = BACKWARD[name]
-    map, examples, theta_of = FORWARD[forward]
+    forward, backward, _ = functions_of(name)
     for seed in range(60):
         draw = Draw(seed, contiguous=True)
-        params = draw.choose(*examples)
+        params = draw.choose(*examples(name))
         p = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        native._run(forward, native._FORWARD(*draw.fields(1, theta_of(**params)), p.data_ptr(), 0))
+        native._run(forward, native._FORWARD(*draw.fields(1, theta_of(name, params)), p.data_ptr(), 0))
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         inputs = draw.memory.input(p), draw.memory.input(g)
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: native._BACKWARD(
-            *draw.fields(threads, theta_of(**params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr()
+            *draw.fields(threads, theta_of(name, params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr()
         )
-        (result,) = run_on_threads(name, pack, draw, [out])
+        (result,) = run_on_threads(backward, pack, draw, [out])
         actual, rows = draw.as_rows(result), draw.finite
         assert bool((actual[draw.nothing] == 0).all())
         wide, upstream, z = draw.as_rows(p)[rows], draw.as_rows(g)[rows], draw.z[rows]
         tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))[rows]
-        local = jacobian_of(REGISTRY[map].sensitivity(wide, z, **params))
+        local = jacobian_of(REGISTRY[name].sensitivity(wide, z, **params))
         expected = local.pull(upstream) / tau
         # What rounding in the compute dtype can do: 2⁵ additions in a row, and a power of p with an exponent of up to 70.
         eps = torch.finfo(torch.float64 if draw.dtype == torch.float64 else torch.float32).eps
@@ -655,12 +638,13 @@ def literal_loss(
     class weights and without Ω. The gradient by a score of −∞ is 0.
     """
     classes = z.shape[-1]
-    alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(name, params.get("alpha", 1.0))
-    omega = (lambda q: torch.xlogy(q, q).sum(-1)) if alpha == 1 else (lambda q: ((q**alpha - q) / (alpha * (alpha - 1))).sum(-1))
-    z = z - z.amax(-1, keepdim=True)
-    if name == "elastic_softmax":  # the softmax over (z, β)
-        name, z, y = "softmax", torch.cat((z, params["shifted_beta"]), -1), torch.cat((y, torch.zeros(len(y), 1)), -1)
+    top = z.amax(-1, keepdim=True)
+    z = z - top
+    if REGISTRY[name].kernel.forward == "elastic_softmax":  # type: ignore[union-attr]  # the softmax over (z, β)
+        z = torch.cat((z, theta_of(name, params)[0] - top), -1)
+        name, y = "softmax", torch.cat((y, torch.zeros(len(y), 1)), -1)
         class_weight, params = torch.cat((class_weight, torch.zeros(1))), {}
+    omega = partial(REGISTRY[name].regulariser, **params)  # type: ignore[arg-type]
     p, possible = simple_reference(name, z, params), z > -INF
     finite = z.masked_fill(~possible, 0.0)
     value = (p * finite).sum(-1) - omega(p)
@@ -678,13 +662,12 @@ def literal_loss(
 @needs_library
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_kernel_on_random_calls(name: str):
-    map, examples, theta_of = FORWARD[LOSSES[name]]
     for seed in range(80):
         draw = Draw(seed, plain=True)
         outer, n, inner = draw.shape
-        params = draw.choose(*examples)
+        params = draw.choose(*examples(name))
         hard, smoothing, scale = draw.chance(0.6), draw.choose(0.0, 0.0, 0.1), draw.choose(1.0, 0.125)
-        fenchel = map not in ("softmax", "elastic_softmax") or draw.chance(0.5)
+        fenchel = REGISTRY[name].properties.sparse or draw.chance(0.5)
         class_weight = torch.rand(n, generator=draw.generator, dtype=torch.float64) if draw.chance(0.5) else None
         labels = torch.randint(-1, n, (outer, 1, inner), generator=draw.generator)
         # Shares of 64ths: they sum to 1 in every dtype.
@@ -697,8 +680,8 @@ def test_loss_kernel_on_random_calls(name: str):
         values, out = draw.memory.output(outer, 1, inner, dtype=torch.float64), draw.memory.output(*draw.shape, dtype=draw.dtype)
         options = (native._address(weight), smoothing, scale, int(fenchel), values.data_ptr(), out.data_ptr())
         targets = (target.data_ptr(), 0) if hard else (0, target.data_ptr())
-        pack = partial(_pack_loss, draw, theta_of(**params), (*targets, *options))
-        wide, slope = run_on_threads(name, pack, draw, [values, out])
+        pack = partial(_pack_loss, draw, theta_of(name, params), (*targets, *options))
+        wide, slope = run_on_threads(functions_of(name).loss, pack, draw, [values, out])
 
         label = draw.as_rows(labels)[:, 0].long()
         rows = draw.finite & (label >= 0) if hard else draw.finite
@@ -707,9 +690,7 @@ def test_loss_kernel_on_random_calls(name: str):
         y = y * (1 - smoothing) + smoothing / n
         weights = torch.ones(n, dtype=torch.float64) if class_weight is None else class_weight
         row_weight = (weights[label] if hard else (y * weights).sum(-1)) if fenchel else None
-        if map == "elastic_softmax":
-            params = {"shifted_beta": params["beta"] - z.amax(-1, keepdim=True)}
-        expected, gradient, size = literal_loss(map, params, z, y, weights, row_weight)
+        expected, gradient, size = literal_loss(name, params, z, y, weights, row_weight)
         actual, actual_gradient = draw.as_rows(wide)[:, 0], draw.as_rows(slope)
         # Float32 terms in the sum of exponentials, double elsewhere.
         eps = torch.finfo(torch.float64 if draw.dtype == torch.float64 else torch.float32).eps
@@ -722,16 +703,18 @@ def test_loss_kernel_on_random_calls(name: str):
             assert bool((actual_gradient[left_out] == 0).all())
 
 
-def _pack_loss(draw: Draw, theta: float, fields: tuple[Any, ...], threads: int) -> bytes:
+def _pack_loss(draw: Draw, theta: Sequence[float], fields: tuple[Any, ...], threads: int) -> bytes:
     return native._LOSS(*draw.fields(threads, theta), *fields)
 
 
 @needs_library
-@pytest.mark.parametrize("name", [*FORWARD, "logsumexp"])
+@pytest.mark.parametrize("name", [*MAPS, "logsumexp"])
 def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
     if name in ("topk_softmax", "topp_softmax"):
         pytest.skip("one thread has a whole row")
-    n, theta = 131_073, {"entmax": 1.3, "elastic_softmax": 4.0, "taylor_softmax": 4.0}.get(name, 0.0)
+    n, is_map = 131_073, name in MAPS
+    function = functions_of(name).forward if is_map else native._function(name)
+    theta = torch.tensor(theta_of(name, REGISTRY[name].complete({})) if is_map else (), dtype=torch.float64)
     for kind in ("ordinary", "one finite", "far apart", "nan at the end", "infinite", "nothing"):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             x = normal(n, scale=3.0, dtype=dtype)
@@ -751,8 +734,8 @@ def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
                 memory = Memory()
                 out = memory.output(1 if name == "logsumexp" else n, dtype=dtype)
                 out.view(torch.uint8).fill_(before)
-                fields = native.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 0, theta, 0, 0, 0
-                native._run(name, native._FORWARD(*fields, out.data_ptr(), 0))
+                fields = native.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 0, theta.data_ptr(), 0, 0, 0
+                native._run(function, native._FORWARD(*fields, out.data_ptr(), 0))
                 memory.assert_guards_hold()
                 results.append(out.clone())
             assert bool(results[0].isnan().any()) == (kind == "nan at the end" or (kind == "infinite" and name != "logsumexp"))
@@ -797,8 +780,6 @@ def test_calls_from_several_threads_at_once_do_not_meet():
 def test_the_interface_is_what_the_header_says():
     text = re.sub(r"//[^\n]*", "", HEADER.read_text())
     for name, body in re.findall(r"struct Softmaxima(\w+) \{([^}]*)\};", text):
-        if name == "Kernels":
-            continue
         fields = re.findall(r"^\s*((?:const )?\w+\*?) ([\w, ]+);", body, re.MULTILINE)
         assert body.count(";") == len(fields)
         theirs = [
@@ -812,27 +793,13 @@ def test_the_interface_is_what_the_header_says():
         assert [kind for kind, _ in fields[: len(inherited)]] == [f"Softmaxima{kind}" for kind in inherited]  # they come first
     assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(native.INTERFACE)
 
-    declared = dict(re.findall(r"declare\((\w+), (\w+)\)", text))
-    kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None]
-    assert {kernel.forward for kernel in kernels} | {"logsumexp", "logcumsumexp"} == {
-        name for name, kind in declared.items() if kind == "Forward"
-    }
-    sums = {"logsumexp_backward", "logcumsumexp_backward"}
-    assert {kernel.backward for kernel in kernels} | sums == {name for name, kind in declared.items() if kind == "Backward"}
-    assert {kernel.loss for kernel in kernels if kernel.loss} == {name for name, kind in declared.items() if kind == "Loss"}
-    others = {
-        "selected_loss",
-        "margin_loss",
-        "logaddexp",
-        "logsumexp",
-        "logsumexp_state",
-        "logcumsumexp",
-        "weighted",
-        "quantized",
-        "exp",
-        "log",
-    }
-    assert {*FORWARD, *BACKWARD, *LOSSES, *sums, *others} == declared.keys()
+    sources = "".join(path.read_text() for path in HEADER.parent.glob("*.cpp"))
+    declared = dict(re.findall(r"^SOFTMAXIMA_KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE))
+    kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None and map.kernel.library is None]
+    of_maps = {kernel.forward for kernel in kernels}, {kernel.backward for kernel in kernels}, {kernel.loss for kernel in kernels}
+    of_sums = {"logsumexp", "logcumsumexp"}, {"logsumexp_backward", "logcumsumexp_backward"}, {None}
+    for kind, maps, sums in zip(("Forward", "Backward", "Loss"), of_maps, of_sums, strict=True):
+        assert maps | sums == {name for name, its_kind in declared.items() if its_kind == kind} | (sums & {None})
     if native.AVAILABLE:
         names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}
         assert all(hasattr(native.LIBRARY, name) for name in names)
@@ -879,8 +846,10 @@ def test_operations_of_logsumexp_are_well_behaved():
 def test_operation_of_losses_is_well_behaved(gradient: bool):
     x, labels, weight = normal(4, 5, 3).movedim(1, -1), torch.arange(12).view(4, 3) % 6 - 1, normal(5, seed=4).exp()
     for target, class_weight in ((labels, None), (labels, weight), (torch.softmax(x, -1), weight)):
-        for name, alphas in (("softmax_loss", None), ("entmax_loss", torch.full((4, 3, 1), 1.3, dtype=torch.float64))):
-            arguments = (name, x, target, gradient, alphas, 0.0, class_weight, 0.1, 0.25, name == "entmax_loss")
+        for name, alphas in (("softmax", []), ("entmax", [torch.full((4, 3, 1), 1.3, dtype=torch.float64)])):
+            theta = alphas, [math.nan] * len(alphas)
+            key = REGISTRY[name].kernel.key  # type: ignore[union-attr]
+            arguments = (key, x, target, gradient, *theta, class_weight, 0.1, 0.25, name == "entmax")
             torch.library.opcheck(torch.ops.softmaxima.loss.default, arguments)
 
 

@@ -78,8 +78,8 @@ def test_maps_and_their_gradients_at_every_boundary(name: str, params: dict[str,
         expected = truth(name, params, x, tau, mask)
         p = map(x, temperature=tau, where=mask, **params)
         torch.testing.assert_close(p.double(), expected, atol=3e-6, rtol=1e-6, equal_nan=True)
-        kernel, theta = map.kernel, map.kernel.number(params.values())  # type: ignore[union-attr]
-        gradient = library.backward(kernel.backward, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[union-attr]
+        theta = map.kernel.theta(*params.values())  # type: ignore[union-attr]
+        gradient = library.backward(map.kernel, p, g, x if map.uses_scores else None, tau, mask, theta)  # type: ignore[arg-type]
         z = tempered(x.double(), tau, mask)
         vjp = jacobian_of(map.sensitivity(p.double(), z if map.uses_scores else None, **params)).pull(g.double()) / tau
         torch.testing.assert_close(gradient.double(), vjp, atol=2e-5, rtol=1e-5, equal_nan=True)
@@ -122,11 +122,12 @@ def test_logsumexp_keeps_infinities_and_digits_near_zero():
 LOSSES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "cross_entropy": (sm.cross_entropy, {}),
     "elastic_cross_entropy": (sm.elastic_cross_entropy, {"beta": 0.5}),
-    "elastic": (sm.fenchel_young_loss, {"map": "elastic_softmax", "beta": 0.5}),
-    "softmax": (sm.fenchel_young_loss, {"map": "softmax"}),
-    "sparsemax": (sm.sparsemax_loss, {}),
-    "entmax15": (sm.entmax15_loss, {}),
-    "entmax": (sm.entmax_loss, {"alpha": 1.3}),
+    **{
+        f"{map.name} {case.params}": (sm.fenchel_young_loss, {"map": map, **case.params})
+        for map in REGISTRY.values()
+        if map.kernel is not None and map.kernel.loss is not None
+        for case in list(cases(map))[-1:]
+    },
 }
 
 
@@ -194,8 +195,10 @@ def test_compilation_second_derivatives_and_batches(name: str):
 
 
 def test_a_label_of_no_class_makes_the_loss_nan():
-    options: dict[str, Any] = {"theta": 0.0, "class_weight": None, "smoothing": 0.0, "fenchel": False, "gradient": True}
-    values, _ = library.loss("softmax_loss", torch.zeros(2, 3), torch.tensor([3, -1]), scale=torch.tensor(0.5), **options)
+    options: dict[str, Any] = {"theta": (), "class_weight": None, "smoothing": 0.0, "fenchel": False, "gradient": True}
+    values, _ = library.loss(
+        REGISTRY["softmax"].kernel, torch.zeros(2, 3), torch.tensor([3, -1]), scale=torch.tensor(0.5), **options
+    )
     assert values[0].isnan()
     assert values[1] == 0
 

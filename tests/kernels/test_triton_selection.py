@@ -46,7 +46,7 @@ def hard_rows(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def check(name: str, theta: float, x: Tensor, tau: float | Tensor = 1.0, where: Tensor | None = None) -> None:
-    p = library.forward(name, x, tau, where, theta)
+    p = library.forward(REGISTRY[name].kernel, x, tau, where, (theta,))
     parameter = REGISTRY[name].params[0].name
     value = int(theta) if parameter == "k" else theta
     expected = REGISTRY[name].forward(tempered(x.double(), tau, where), **{parameter: value}).to(x.dtype)
@@ -110,4 +110,4 @@ def test_reference(name: str) -> None:
         x = hard_rows(n, torch.float64)[:1]
         for theta in parameter.examples[:2]:
             expected = REGISTRY[name].reference(x, **{parameter.name: theta})
-            torch.testing.assert_close(library.forward(name, x, 1.0, None, theta), expected, atol=1e-12, rtol=0)
+            torch.testing.assert_close(library.forward(REGISTRY[name].kernel, x, 1.0, None, (theta,)), expected, atol=1e-12, rtol=0)

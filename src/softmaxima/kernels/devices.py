@@ -26,6 +26,13 @@ def library(device_type: str) -> Any:
 
 
 @torch.compiler.assume_constant_result
+def has_kernel(device_type: str, key: str, what: str = "forward") -> bool:
+    """Whether the device has "forward", "backward" or "loss" of the kernel of this key."""
+    kernels = library(device_type)
+    return kernels is not None and kernels.has(native.KERNELS[key], what)
+
+
+@torch.compiler.assume_constant_result
 def has_library(device_type: str) -> bool:
     return library(device_type) is not None
 

@@ -1,4 +1,4 @@
-"""The native library on the CPU: the only place that loads it, and that knows its functions and structures (csrc/kernels.h).
+"""Native libraries on the CPU: the only place that loads them, and that knows their structures (csrc/kernels.h).
 
 Rows are described by where they lie: scores with the rows' axis last, of any shape, are [outer, n, inner] in memory, or are copied
 to be. Nothing here knows of autograd.
@@ -7,21 +7,24 @@ to be. Nothing here knows of autograd.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import struct
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
-INTERFACE = 4  # the version that csrc/kernels.h states
+INTERFACE = 5  # the version that csrc/kernels.h states
+Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -39,8 +42,8 @@ class Rows(NamedTuple):
     stride: int
     tau: float
     taus: int
-    theta: float
-    thetas: int
+    theta: int
+    distance: int
     mask: int
     blocks: int
 
@@ -137,22 +140,52 @@ _LOSS, _SELECTED_LOSS, _MARGIN_LOSS = _packer(Rows, Loss), _packer(Rows, Loss, S
 _WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """What the library has for a map: the names of its functions, and what they take for the map's parameter.
+Function = Callable[[bytes], int]  # of the bytes of a structure
 
-    `theta` maps a parameter to a number, and one that may be a tensor to a tensor.
+
+class Functions(NamedTuple):
+    """What a library has for a map: a `Function` each, or None."""
+
+    forward: Any = None
+    backward: Any = None
+    loss: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """What evaluates a map on each device, and what it takes.
+
+    forward, backward, loss: functions of the library (`softmaxima_…` there); `loss`, of the map's Fenchel–Young loss, may be None.
+    theta: θ, the numbers that they take, from the map's parameters in their order; of a parameter that may be a tensor a tensor.
+    library: a library of its own, built of csrc/dispatch.cpp and its kernels; without it they are in the package's.
+    triton: the module with FORWARD, BACKWARD and, where there is a loss, LOSS; without it that of the package called as `forward`.
     """
 
     forward: str
     backward: str
     loss: str | None = None
-    theta: Callable[..., Any] = lambda value: value
+    theta: Callable[..., Theta] = lambda *params: params
+    library: Path | None = None
+    triton: str | None = None
+    key: str = field(init=False, repr=False, default="")  # by which the registered operations know the kernel
 
-    def number(self, params: Iterable[Any]) -> Any:
-        """What they take for the values of all parameters: 0 for none."""
-        values = tuple(params)
-        return self.theta(*values) if values else 0.0
+    def __post_init__(self) -> None:
+        triton = self.triton or f"softmaxima.kernels.triton.{self.forward}"
+        object.__setattr__(self, "triton", triton)
+        own = (self.library and self.library.name, triton, self.forward, self.backward, self.loss)
+        object.__setattr__(self, "key", " ".join(map(str, own)))
+        KERNELS[self.key] = self
+
+    @functools.cached_property
+    def functions(self) -> Functions:
+        """Those of the library."""
+        library = LIBRARY if self.library is None or LIBRARY is None else _opened(self.library)
+        if library is None:
+            return Functions()
+        return Functions(*(name and _function(name, library) for name in (self.forward, self.backward, self.loss)))
+
+
+KERNELS: dict[str, Kernel] = {}
 
 
 def find_library(folders: Iterable[str]) -> Path | None:
@@ -169,24 +202,30 @@ def load() -> ctypes.CDLL | None:
         return None
     import softmaxima
 
-    path = find_library(softmaxima.__path__)
+    return open_library(find_library(softmaxima.__path__))
+
+
+def open_library(path: Path | None) -> ctypes.CDLL | None:
+    """A library of our interface; None, with one warning, where there is none."""
     problem = "it was not built"
-    if path is not None:
+    if path is not None and path.exists():
         try:
             library = ctypes.CDLL(str(path))
             if (interface := library.softmaxima_interface()) == INTERFACE:
                 return library
             problem = f"it has interface {interface}, and this package needs {INTERFACE}"
-        except OSError as error:
+        except (OSError, AttributeError) as error:
             problem = str(error)
+    which = "its native library" if path is None else f"the native library {path}"
     warnings.warn(
-        f"softmaxima runs without its native library, much slower on the CPU: {problem}. Reinstall the package where there is a "
+        f"softmaxima runs without {which}, much slower on the CPU: {problem}. Reinstall the package where there is a "
         "C++ compiler, or set SOFTMAXIMA_BACKEND=reference to be content with it",
         stacklevel=2,
     )
     return None
 
 
+_opened = functools.cache(open_library)  # so that its warning comes once
 LIBRARY = load()
 AVAILABLE = LIBRARY is not None
 
@@ -199,20 +238,27 @@ def instruction_set() -> str:
     return LIBRARY.softmaxima_instruction_set().decode()
 
 
-_functions: dict[str, Callable[[bytes], int]] = {}
-
-
-def _function(name: str) -> Callable[[bytes], int]:
-    function = getattr(LIBRARY, "softmaxima_" + name)
-    function.argtypes = [ctypes.c_char_p]  # the bytes of a structure
+@functools.cache
+def _function(name: str, library: ctypes.CDLL | None = LIBRARY) -> Function:
+    try:
+        function = getattr(library, "softmaxima_" + name)
+    except AttributeError:
+        raise AttributeError(
+            f"the native library has no kernel {name!r}; end its file in csrc/ by SOFTMAXIMA_KERNEL({name}, …), and build it again"
+        ) from None
+    function.argtypes = [ctypes.c_char_p]
     function.restype = ctypes.c_int
-    _functions[name] = function
     return function
 
 
-def _run(name: str, structure: bytes) -> None:
-    if (_functions.get(name) or _function(name))(structure):
-        raise MemoryError(f"{name}: no memory for the candidates of a row")
+def _run(function: Function, structure: bytes) -> None:
+    if function(structure):
+        raise MemoryError(f"{function.__name__}: no memory for the candidates of a row")
+
+
+def has(kernel: Kernel, what: str) -> bool:
+    """Whether there is a library with the kernel's "forward", "backward" or "loss"."""
+    return getattr(kernel.functions, what) is not None
 
 
 # Where rows lie -------------------------------------------------------------------------------------------------------------
@@ -282,6 +328,18 @@ def one_stride(x: Tensor) -> int | None:
     return first or 0
 
 
+def _numbers(theta: Theta, x: Tensor) -> tuple[array[float] | Tensor | None, int, int]:
+    """(θ of all rows, or of each [rows, …], where it is in memory, from one row to the next)."""
+    if not theta:
+        return None, 0, 0
+    if all(not isinstance(value, Tensor) or value.numel() == 1 for value in theta):
+        numbers = array("d", map(float, theta))
+        return numbers, numbers.buffer_info()[0], 0
+    rows = x.shape[:-1]
+    each = torch.cat([torch.as_tensor(value, dtype=torch.float64).detach().expand(*rows, 1) for value in theta], -1)
+    return each, each.data_ptr(), len(theta)
+
+
 def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
     """(number, or one double a row)."""
     if not isinstance(value, Tensor):
@@ -326,7 +384,7 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
+def _plain_rows(x: Tensor, tau: float, theta: int) -> tuple[Any, ...]:
     """The fields of `Rows` for contiguous rows and numbers, without looking at them or naming them, which takes as long again."""
     n = x.shape[-1]
     outer, threads = x.numel() // n, _threads()
@@ -334,11 +392,11 @@ def _plain_rows(x: Tensor, tau: float, theta: float) -> tuple[Any, ...]:
 
 
 def _rows(
-    x: Tensor, layout: Layout, address: int, stride: int, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
-) -> tuple[Rows, tuple[Tensor | None, ...]]:
-    """(the rows, the tensors that they point into)."""
+    x: Tensor, layout: Layout, address: int, stride: int, tau: float | Tensor, where: Tensor | None, theta: Theta
+) -> tuple[Rows, tuple[Any, ...]]:
+    """(the rows, what they point into)."""
     tau_number, taus = _per_row(tau, x)
-    theta_number, thetas = _per_row(theta, x)
+    numbers, theta_address, distance = _numbers(theta, x)
     mask, blocks = mask_blocks(where, x, layout)
     starts = None if blocks is None else blocks * (layout.n * layout.inner)
     fields = Rows(
@@ -351,20 +409,20 @@ def _rows(
         stride=stride,
         tau=tau_number,
         taus=_address(taus),
-        theta=theta_number,
-        thetas=_address(thetas),
+        theta=theta_address,
+        distance=distance,
         mask=_address(mask),
         blocks=_address(starts),
     )
-    return fields, (taus, thetas, mask, starts)
+    return fields, (taus, numbers, mask, starts)
 
 
 def _read(
-    x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
-) -> tuple[tuple[Any, ...], Layout, tuple[Tensor | None, ...]]:
-    """(the fields of `Rows`, how the rows lie, the tensors that the fields point into)."""
-    if where is None and type(tau) is float and type(theta) is float and x.is_contiguous() and x.numel() > 0 and not x.is_neg():
-        rows = _plain_rows(x, tau, theta)
+    x: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta = ()
+) -> tuple[tuple[Any, ...], Layout, tuple[Any, ...]]:
+    """(the fields of `Rows`, how the rows lie, what the fields point into)."""
+    if where is None and type(tau) is float and not theta and x.is_contiguous() and x.numel() > 0 and not x.is_neg():
+        rows = _plain_rows(x, tau, 0)
         return rows, Layout(rows[1], rows[2], 1, x.ndim - 1), ()
     x = x.resolve_neg()
     layout, read, stride = _layout(x)
@@ -375,23 +433,25 @@ def _read(
 # What the library does ------------------------------------------------------------------------------------------------------
 
 
-def forward(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Tensor:
+def forward(kernel: Kernel, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta) -> Tensor:
     """The map of the rows x [..., n]."""
     rows, layout, _kept = _read(x, tau, where, theta)
     out = layout.empty(x)
-    _run(name, _FORWARD(*rows, *Forward(out=out.data_ptr())))
+    _run(kernel.functions.forward, _FORWARD(*rows, *Forward(out=out.data_ptr())))
     return out
 
 
-def forward_plain(name: str, x: Tensor, tau: float, theta: float) -> Tensor:
+def forward_plain(kernel: Kernel, x: Tensor, tau: float, theta: Sequence[float]) -> Tensor:
     """The same for contiguous rows and numbers, without looking at them."""
     out = torch.empty_like(x)
-    _run(name, _FORWARD(*_plain_rows(x, tau, theta), out.data_ptr(), 0))
+    numbers = array("d", theta) if theta else None
+    address = 0 if numbers is None else numbers.buffer_info()[0]
+    _run(kernel.functions.forward, _FORWARD(*_plain_rows(x, tau, address), out.data_ptr(), 0))
     return out
 
 
 def backward(
-    name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: float | Tensor
+    kernel: Kernel, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: Theta
 ) -> Tensor:
     """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
     layout, p_read, stride = _layout(p)
@@ -402,7 +462,7 @@ def backward(
     out = layout.empty(p)
     rows, _kept = _rows(p, layout, _address(x_read), layout.n, tau, where, theta)
     own = Backward(p=p_read.data_ptr(), states=0, g=g_read.data_ptr(), out=out.data_ptr())
-    _run(name, _BACKWARD(*rows, *own))
+    _run(kernel.functions.backward, _BACKWARD(*rows, *own))
     return out
 
 
@@ -410,8 +470,8 @@ def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: boo
     """(LSE [...] in x's dtype; if `wide` its state [2, ...] in double: the largest x, and LSE(x/τ) less that over τ)."""
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype)
     states = torch.empty((2, *out.shape), dtype=torch.float64) if wide else None
-    rows, _, _kept = _read(x, tau, where, 0.0)
-    _run("logsumexp", _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
+    rows, _, _kept = _read(x, tau, where)
+    _run(_function("logsumexp"), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
@@ -419,37 +479,37 @@ def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
     """(LSE(x/τ) less the largest x/τ [...], the largest x [...], both in double, how many x are that [...])."""
     value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
-    rows, _, _kept = _read(x, tau, None, 0.0)
+    rows, _, _kept = _read(x, tau, None)
     own = State(values=value.data_ptr(), maxima=maximum.data_ptr(), counts=count.data_ptr())
-    _run("logsumexp_state", _STATE(*rows, *own))
+    _run(_function("logsumexp_state"), _STATE(*rows, *own))
     return value, maximum, count
 
 
 def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """g · softmax(x/τ)/τ, from the states of `logsumexp`."""
-    rows, layout, _kept = _read(x, tau, where, 0.0)
+    rows, layout, _kept = _read(x, tau, where)
     out = layout.empty(x)
     states, g = states.contiguous(), in_memory(g)
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
-    _run("logsumexp_backward", _BACKWARD(*rows, *own))
+    _run(_function("logsumexp_backward"), _BACKWARD(*rows, *own))
     return out
 
 
 def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
     """(LSE of every prefix of the rows x [..., n]; if `wide` their states, [2, ...] of the rows as they lie in memory)."""
-    rows, layout, _kept = _read(x, tau, where, 0.0)
+    rows, layout, _kept = _read(x, tau, where)
     out = layout.empty(x)
     states = torch.empty((2, out.numel()), dtype=torch.float64) if wide else None
-    _run("logcumsumexp", _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
+    _run(_function("logcumsumexp"), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
 def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """∂⟨g, LSE of every prefix⟩/∂x, from the states of `logcumsumexp`."""
-    rows, layout, _kept = _read(x, tau, where, 0.0)
+    rows, layout, _kept = _read(x, tau, where)
     out, g = layout.empty(x), layout.to_memory(g)
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
-    _run("logcumsumexp_backward", _BACKWARD(*rows, *own))
+    _run(_function("logcumsumexp_backward"), _BACKWARD(*rows, *own))
     return out
 
 
@@ -464,19 +524,19 @@ def weighted(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | No
     b = in_memory(b)
     values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
     signs = torch.empty_like(values)
-    rows, layout, _kept = _read(x, tau, where, 0.0)
+    rows, layout, _kept = _read(x, tau, where)
     distance = 0 if shared else layout.n
     own = Weighted(weights=b.data_ptr(), distance=distance, values=values.data_ptr(), signs=signs.data_ptr())
-    _run("weighted", _WEIGHTED(*rows, *own))
+    _run(_function("weighted"), _WEIGHTED(*rows, *own))
     return values, signs
 
 
 def loss(
-    name: str,
+    kernel: Kernel,
     x: Tensor,
     target: Tensor,
     *,
-    theta: float | Tensor,
+    theta: Theta,
     class_weight: Tensor | None,
     smoothing: float,
     scale: float,
@@ -490,7 +550,7 @@ def loss(
     rows, layout, _kept = _read(x, 1.0, None, theta)
     out = layout.empty(x) if gradient else None
     own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, out)
-    _run(name, _LOSS(*rows, *own))
+    _run(kernel.functions.loss, _LOSS(*rows, *own))
     return values, out
 
 
@@ -523,11 +583,11 @@ def _loss(
 
 
 def selected_loss(
-    selection: str,
+    selection: Kernel,
     x: Tensor,
     target: Tensor,
     *,
-    theta: float,
+    theta: Theta,
     class_weight: Tensor | None,
     smoothing: float,
     scale: float,
@@ -535,9 +595,9 @@ def selected_loss(
 ) -> tuple[Tensor, Tensor | None]:
     """`loss` of softmax over the scores that a `selection` (topk_softmax, topp_softmax) of `theta` keeps, in float64 or float32."""
     p = forward(selection, x, 1.0, None, theta)
-    rows, layout, _kept = _read(x, 1.0, None, 0.0)
+    rows, layout, _kept = _read(x, 1.0, None)
     own, values, _held = _loss(x, target, class_weight, smoothing, scale, False, layout, p if gradient else None)
-    _run("selected_loss", _SELECTED_LOSS(*rows, *own, *SelectedLoss(p=p.data_ptr())))
+    _run(_function("selected_loss"), _SELECTED_LOSS(*rows, *own, *SelectedLoss(p=p.data_ptr())))
     return values, p if gradient else None
 
 
@@ -554,11 +614,11 @@ def margin_loss(
     gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`loss` of softmax of scaled cosines x in float64 or float32, the target's less a margin or with a larger angle."""
-    rows, layout, _kept = _read(x, 1.0, None, 0.0)
+    rows, layout, _kept = _read(x, 1.0, None)
     out = layout.empty(x) if gradient else None
     own, values, _held = _loss(x, target, class_weight, smoothing, scale * cosine_scale, False, layout, out)
     moved = MarginLoss(margin=margin, scale=cosine_scale, angular=int(angular))
-    _run("margin_loss", _MARGIN_LOSS(*rows, *own, *moved))
+    _run(_function("margin_loss"), _MARGIN_LOSS(*rows, *own, *moved))
     return values, out
 
 
@@ -590,7 +650,7 @@ def quantized(
         values=values.data_ptr(),
         out=_address(out),
     )
-    _run("quantized", _QUANTIZED(*own))
+    _run(_function("quantized"), _QUANTIZED(*own))
     return values, out
 
 
@@ -598,7 +658,7 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
     out = torch.empty_like(x)
     pairs = Pairs(DTYPES[x.dtype], x.numel(), _threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
-    _run("logaddexp", _PAIRS(*pairs))
+    _run(_function("logaddexp"), _PAIRS(*pairs))
     return out
 
 
@@ -606,12 +666,12 @@ def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]
     """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
     of_x, of_y = torch.empty_like(x), torch.empty_like(y)
     addresses = {"x": x.data_ptr(), "y": y.data_ptr(), "g": g.data_ptr(), "out": of_x.data_ptr(), "other": of_y.data_ptr()}
-    _run("logaddexp", _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), _threads(), **addresses)))
+    _run(_function("logaddexp"), _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), _threads(), **addresses)))
     return of_x, of_y
 
 
 def elementwise(name: str, x: Tensor) -> Tensor:
     """exp or log of a contiguous float64 or float32 tensor, by the library's own polynomials."""
     y = torch.empty_like(x)
-    _run(name, _ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
+    _run(_function(name), _ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
     return y

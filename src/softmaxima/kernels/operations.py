@@ -5,6 +5,8 @@ Their results are contiguous, whatever the layout of the scores, so that a compi
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from softmaxima.core.tracing import operation
 from softmaxima.kernels.devices import library
+from softmaxima.kernels.native import KERNELS, Kernel, Theta
 
 
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
@@ -23,9 +26,11 @@ def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor
 
 
 def loss(
-    name: str, x: Tensor, target: Tensor, *, theta: float | Tensor, gradient: bool, **options: Any
+    kernel: Kernel, x: Tensor, target: Tensor, *, theta: Theta, gradient: bool, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    values, slope = _loss(name, x, target, gradient, *_split(theta), **options)
+    tensors = [value for value in theta if isinstance(value, Tensor)]
+    numbers = [math.nan if isinstance(value, Tensor) else float(value) for value in theta]
+    values, slope = _loss(kernel.key, x, target, gradient, tensors, numbers, **options)
     return values, slope if gradient else None
 
 
@@ -36,6 +41,12 @@ def _split(value: float | Tensor) -> tuple[Tensor | None, float]:
 
 def _join(tensor: Tensor | None, number: float) -> float | Tensor:
     return number if tensor is None else tensor
+
+
+def join(tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
+    """The numbers, with the tensors where they are NaN: several values as two arguments of an operation."""
+    rest = iter(tensors)
+    return [next(rest) if number != number else number for number in numbers]
 
 
 @operation("logsumexp")
@@ -60,22 +71,22 @@ def _(x: Tensor, *_: Any) -> Tensor:
 
 @operation("loss")
 def _loss(
-    name: str,
+    key: str,
     x: Tensor,
     target: Tensor,
     gradient: bool,
-    thetas: Tensor | None,
-    theta: float,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[float],
     class_weight: Tensor | None,
     smoothing: float,
     scale: float,
     fenchel: bool,
 ) -> tuple[Tensor, Tensor]:
     values, slope = library(x.device.type).loss(
-        name,
+        KERNELS[key],
         x,
         target,
-        theta=_join(thetas, theta),
+        theta=join(tensors, numbers),
         class_weight=class_weight,
         smoothing=smoothing,
         scale=scale,
@@ -86,5 +97,5 @@ def _loss(
 
 
 @_loss.register_fake
-def _(name: str, x: Tensor, target: Tensor, gradient: bool, *_: Any) -> tuple[Tensor, Tensor]:
+def _(key: str, x: Tensor, target: Tensor, gradient: bool, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[:-1], dtype=torch.float64), x.new_empty(x.shape if gradient else 0)

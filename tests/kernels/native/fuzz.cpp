@@ -15,13 +15,16 @@
 
 #include "kernels.h"
 
-#define DECLARE_KERNEL(name, kind) int name(const Softmaxima##kind*);
+// kernels.inc has the line SOFTMAXIMA_KERNEL(name, kind) of every kernel.
+#undef SOFTMAXIMA_KERNEL
+#define SOFTMAXIMA_KERNEL(name, kind) int name(const Softmaxima##kind*);
 namespace baseline {
-SOFTMAXIMA_KERNELS(DECLARE_KERNEL)
+#include "kernels.inc"
 }
 namespace v3 {
-SOFTMAXIMA_KERNELS(DECLARE_KERNEL)
+#include "kernels.inc"
 }
+#undef SOFTMAXIMA_KERNEL
 
 namespace {
 
@@ -55,8 +58,7 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
 };
 
-#define ADD_baseline(name, kind) kernels.add(#name, baseline::name);
-#define ADD_v3(name, kind) kernels.add(#name, v3::name);
+#define SOFTMAXIMA_KERNEL(name, kind) kernels.add(#name, variant::name);
 
 using Bytes = std::vector<unsigned char>;
 
@@ -116,10 +118,13 @@ uint64_t hard_bits(int64_t dtype) {
     return choose<uint64_t>({infinity, infinity + 1, sign | (infinity + 1), sign | (infinity + 3), ~uint64_t(0), 1, sign | 1, sign, infinity - 1});
 }
 
+constexpr size_t MOST_PARAMETERS = 8;  // that a kernel may read of a row
+
 struct Problem {
     int64_t dtype = below(4), outer, n, inner, stride;
     Bytes x, mask;
-    std::vector<double> taus, thetas;
+    std::vector<double> taus, theta = std::vector<double>(MOST_PARAMETERS);
+    int64_t distance = 0;
     std::vector<int64_t> blocks;
     double tau = choose({1.0, 1.0, 0.25, 7.0, 1e-307, 1e-30, 1e308});
     bool hard = chance(0.3);
@@ -156,7 +161,7 @@ struct Problem {
     int64_t scores() const { return outer * n * inner; }
     bool contiguous() const { return stride == n; }
 
-    SoftmaximaRows rows(int64_t threads, double theta) const {
+    SoftmaximaRows rows(int64_t threads) const {
         return {dtype,
                 outer,
                 n,
@@ -166,8 +171,8 @@ struct Problem {
                 stride,
                 tau,
                 taus.empty() ? nullptr : taus.data(),
-                theta,
-                thetas.empty() ? nullptr : thetas.data(),
+                theta.data(),
+                distance,
                 mask.empty() ? nullptr : mask.data(),
                 blocks.empty() ? nullptr : blocks.data()};
     }
@@ -227,17 +232,16 @@ void check_probabilities(const std::string& name, const Problem& problem, const 
 void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     Problem problem(long_row);
     const bool logsumexp = kernel.name == "logsumexp", cumulative = kernel.name == "logcumsumexp";
-    const double theta = theta_of(kernel.name, problem);
     if ((kernel.name == "entmax" || kernel.name == "elastic_softmax") && chance(0.5)) {
-        problem.thetas.resize(size_t(problem.rows_count()));
-        for (double& each : problem.thetas) each = theta_of(kernel.name, problem);
+        problem.theta.resize(size_t(problem.rows_count()));
+        problem.distance = 1;
     }
+    for (double& each : problem.theta) each = theta_of(kernel.name, problem);
     std::vector<Bytes> outputs(2);
     outputs[0].resize(size_t((logsumexp ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
     outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaForward call = {problem.rows(threads, theta), outputs[0].data(),
-                                        outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
+        const SoftmaximaForward call = {problem.rows(threads), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
     if (!logsumexp && !cumulative && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
@@ -247,14 +251,14 @@ void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
     Problem problem(false);
     const bool logsumexp = kernel.name == "logsumexp_backward", cumulative = kernel.name == "logcumsumexp_backward";
     if (!logsumexp && !cumulative && !problem.contiguous()) return;
-    const double theta = theta_of(kernel.name, problem);
+    problem.theta.assign(MOST_PARAMETERS, theta_of(kernel.name, problem));
     const Bytes p = problem.random_numbers(logsumexp || cumulative ? 0 : problem.scores(), 0.3);
     const Bytes g = problem.random_numbers(logsumexp ? problem.rows_count() : problem.scores(), 1.0);
     std::vector<double> states(size_t(2 * (logsumexp ? problem.rows_count() : cumulative ? problem.scores() : 0)));
     for (double& each : states) each = problem.hard ? choose<double>({-INFINITY, INFINITY, NAN, 0.0, 1e4}) : 2e4 + normal();
     std::vector<Bytes> outputs(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaBackward call = {problem.rows(threads, theta), p.empty() ? nullptr : p.data(), states.data(), g.data(), outputs[0].data()};
+        const SoftmaximaBackward call = {problem.rows(threads), p.empty() ? nullptr : p.data(), states.data(), g.data(), outputs[0].data()};
         return kernel.run(&call);
     });
 }
@@ -266,7 +270,8 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     problem.blocks.clear();
     problem.taus.clear();
     problem.tau = 1;
-    const double theta = theta_of(name, problem), smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
+    problem.theta.assign(MOST_PARAMETERS, theta_of(name, problem));
+    const double smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
     const bool hard = chance(0.6), with_gradient = chance(0.7), weighted = chance(0.5), fenchel = chance(0.7);
     std::vector<int64_t> labels(size_t(hard ? problem.rows_count() : 0));
     for (int64_t& each : labels) each = below(problem.n + 1) - 1;
@@ -278,9 +283,8 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     outputs[0].resize(size_t(problem.rows_count() * 8));
     outputs[1].resize(size_t(with_gradient ? problem.scores() * SIZE[problem.dtype] : 0));
     twice(name, problem, outputs, [&](int64_t threads) {
-        return run(SoftmaximaLoss{problem.rows(threads, theta), hard ? labels.data() : nullptr, hard ? nullptr : soft.data(),
-                                  weighted ? weight.data() : nullptr, smoothing, scale, fenchel, reinterpret_cast<double*>(outputs[0].data()),
-                                  with_gradient ? outputs[1].data() : nullptr});
+        return run(SoftmaximaLoss{problem.rows(threads), hard ? labels.data() : nullptr, hard ? nullptr : soft.data(), weighted ? weight.data() : nullptr,
+                                  smoothing, scale, fenchel, reinterpret_cast<double*>(outputs[0].data()), with_gradient ? outputs[1].data() : nullptr});
     });
 }
 
@@ -340,7 +344,7 @@ void call_state(const Kernel<SoftmaximaState>& kernel, bool long_row) {
     Problem problem(long_row);
     std::vector<Bytes> outputs(3, Bytes(size_t(problem.rows_count() * 8)));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaState call = {problem.rows(threads, 0), reinterpret_cast<double*>(outputs[0].data()), reinterpret_cast<double*>(outputs[1].data()),
+        const SoftmaximaState call = {problem.rows(threads), reinterpret_cast<double*>(outputs[0].data()), reinterpret_cast<double*>(outputs[1].data()),
                                       reinterpret_cast<int64_t*>(outputs[2].data())};
         return kernel.run(&call);
     });
@@ -360,7 +364,7 @@ void call_weighted(const Kernel<SoftmaximaWeighted>& kernel, bool long_row) {
     if (problem.hard && !weights.empty()) weights[size_t(below(int64_t(weights.size())))] = choose<double>({INFINITY, NAN, 1e300, 1e-300});
     std::vector<Bytes> outputs(2, Bytes(size_t(problem.rows_count() * 8)));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaWeighted call = {problem.rows(threads, 0), weights.data(), shared ? 0 : problem.n, reinterpret_cast<double*>(outputs[0].data()),
+        const SoftmaximaWeighted call = {problem.rows(threads), weights.data(), shared ? 0 : problem.n, reinterpret_cast<double*>(outputs[0].data()),
                                          reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
@@ -438,13 +442,15 @@ int main(int count, char** arguments) {
     const int64_t rounds = count > 1 ? std::atoll(arguments[1]) : 200;
     {
         Kernels kernels;
-        SOFTMAXIMA_KERNELS(ADD_baseline)
+        namespace variant = baseline;
+#include "kernels.inc"
         fuzz(kernels, rounds);
     }
 #ifdef SOFTMAXIMA_X86
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
         Kernels kernels;
-        SOFTMAXIMA_KERNELS(ADD_v3)
+        namespace variant = v3;
+#include "kernels.inc"
         fuzz(kernels, rounds);
     }
 #endif

@@ -5,24 +5,53 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, exp, gap, inverse, over
+from softmaxima.kernels.triton import softmax
+from softmaxima.kernels.triton.loss import Loss, shannon
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, exp, gap, inverse, log1p, over
+from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD
 from softmaxima.kernels.triton.softmax import begin, merge
 
 
 @triton.jit
-def sink(maximum, theta, tau, TEMPERED: tl.constexpr):
+def sink(maximum, beta, tau, TEMPERED: tl.constexpr):
     """e^{β − M/τ}, +∞ in a row without scores; of one number a row, in double."""
     top = tl.where(maximum == -INFINITY, 0.0, maximum).to(tl.float64)
     if TEMPERED:
         top = top / tau
-    return tl.where(maximum == -INFINITY, INFINITY, tl.exp(theta - top))
+    return tl.where(maximum == -INFINITY, INFINITY, tl.exp(beta - top))
 
 
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    mass = (b + c).to(tl.float64) + sink(a, theta, tau, TEMPERED)
+    mass = (b + c).to(tl.float64) + sink(a, theta[0], tau, TEMPERED)
     mass = tl.where(a == INFINITY, float("nan"), mass.to(x.dtype))
     return exp(over(gap(x, a), tau, TEMPERED)) * inverse(mass)
 
 
 FORWARD = RowFunctions(begin, merge, finish)
+
+
+@triton.jit
+def above(maximum, beta):
+    """β − M, β in a row without scores."""
+    return beta - tl.where(maximum == -INFINITY, 0.0, maximum).to(tl.float64)
+
+
+@triton.jit
+def conjugate(a, b, c, d, theta):
+    """log(e^v + e^{β − M}), from the larger of the two."""
+    v = softmax.conjugate(a, b, c, d, theta)
+    of_sink = above(a, theta[0])
+    larger = tl.where(v != v, v, tl.maximum(v, of_sink))
+    return larger + log1p(tl.exp(tl.where(v > of_sink, of_sink - v, v - of_sink)))
+
+
+@triton.jit
+def missing(share, maximum, theta):
+    """What the sink's share of a target adds to Ω: share (log share − (β − M))."""
+    beta = theta[0]
+    term = share * (tl.log(tl.where(share > 0.0, share, 1.0)) - above(maximum, beta))
+    return tl.where((share > 0.0) & (beta > -INFINITY), term, 0.0)
+
+
+LOSS = Loss(FORWARD, conjugate, shannon, missing)

@@ -1,4 +1,4 @@
-r"""entmax-α, θ = β = α − 1 ≥ 0, in the variable Λ = −log p_max ∈ [0, log n], in which β = 0 is softmax:
+r"""entmax-α, β = α − 1 ≥ 0, in the variable Λ = −log p_max ∈ [0, log n], in which β = 0 is softmax:
 
     p = e^{−Λ} ρ^{1/β},  ρ = relu(1 + βz e^{βΛ});    w = p/ρ
 
@@ -19,36 +19,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import (
     INFINITY,
     LARGEST_BFLOAT16,
     RowFunctions,
     divide,
     exp,
+    expm1,
     gap,
+    log1p,
     row_max,
     row_sum,
 )
-from softmaxima.kernels.triton.threshold import Threshold, begin_rows, finish_rows, level_of, minus
+from softmaxima.kernels.triton.threshold import Threshold, begin_rows, conjugate_of, finish_rows, level_of, minus
 
 LARGEST_SLOPE = tl.constexpr(2.0**900)
+LARGEST_ORDER = tl.constexpr(1e30)
 
 
 @triton.jit
-def log1p(x):
-    """log(1 + x) of numbers a row, in double, without cancellation."""
-    whole = 1.0 + x
-    return tl.where(whole == 1.0, x, tl.log(whole) * (x / tl.where(whole == 1.0, 1.0, whole - 1.0)))
-
-
-@triton.jit
-def expm1(x):
-    """e^x − 1 of numbers a row, in double (Kahan)."""
-    power = tl.exp(x)
-    plain = power - 1.0
-    logarithm = tl.log(tl.where(power == 0.0, 1.0, power))
-    near = plain * (x / tl.where(logarithm == 0.0, 1.0, logarithm))
-    return tl.where(power == 1.0, x, tl.where(plain == -1.0, -1.0, near))
+def order(theta):
+    """β = α − 1, in double; bounded, for p has stopped changing there, and float32 does not overflow."""
+    return tl.minimum(theta[0], LARGEST_ORDER) - 1.0
 
 
 @triton.jit
@@ -132,22 +125,38 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, edges)
+    return begin_rows(x, order(theta), tau, TEMPERED, bracket, sums, step, probability, edges)
 
 
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+    return finish_rows(x, order(theta), tau, TEMPERED, a, b, c, probability)
+
+
+FORWARD = Threshold(
+    beta=order, begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability, edges=edges
+)
 
 
 @triton.jit
-def depth(b, c, beta):
-    level = level_of(b, c)
-    of_level = tl.where(beta == 0.0, level, -expm1(-beta * level) / tl.where(beta == 0.0, 1.0, beta))
-    return tl.where(b < 0.0, b.to(tl.float64) + 1.0 / tl.where(beta == 0.0, 1.0, beta), of_level)
+def conjugate(a, b, c, d, theta):
+    beta, level = order(theta), level_of(b, c)
+    of_beta = tl.where(beta == 0.0, 1.0, beta)
+    depth = tl.where(beta == 0.0, level, -expm1(-beta * level) / of_beta)
+    return conjugate_of(d, beta, tl.where(b < 0.0, b.to(tl.float64) + 1.0 / of_beta, depth))
 
 
-FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability, edges=edges)
+@triton.jit
+def regulariser(y, theta):
+    """y (y^β − 1)/(β(1 + β)), which is y log y at β = 0."""
+    beta = order(theta)
+    positive = tl.where(y > 0.0, y, 1.0)
+    logarithm = tl.log(positive)
+    ratio = tl.where(beta == 0.0, logarithm, expm1(beta * logarithm) / tl.where(beta == 0.0, 1.0, beta))
+    return tl.where(y > 0.0, positive * ratio / (1.0 + beta), y)
+
+
+LOSS = Loss(FORWARD, conjugate, regulariser)
 
 
 # The derivative ---------------------------------------------------------------------------------------------------------------
@@ -169,23 +178,23 @@ def log_ratio(p, reference):
 
 
 @triton.jit
-def rank(p, theta):
+def rank(p, beta):
     """Smaller where s is larger, ∞ outside the support."""
-    return tl.where(p > 0.0, tl.where(theta > 1.0, p, -p), INFINITY)
+    return tl.where(p > 0.0, tl.where(beta > 1.0, p, -p), INFINITY)
 
 
 @triton.jit
-def log_sensitivity(p, theta):
+def log_sensitivity(p, beta):
     """(1 − β) log p of numbers a row, in double; −∞ of 0."""
     positive = p > 0.0
-    logarithm = (1.0 - theta) * tl.log(tl.where(positive, p, 1.0).to(tl.float64))
+    logarithm = (1.0 - beta) * tl.log(tl.where(positive, p, 1.0).to(tl.float64))
     return tl.where(positive, logarithm, -INFINITY)
 
 
 @triton.jit
-def power_of_ratio(p, reference, theta, offset):
+def power_of_ratio(p, reference, beta, offset):
     """(p/reference)^{1 − β} e^offset, at most 1, 0 outside the support."""
-    argument = (1.0 - theta).to(p.dtype) * log_ratio(tl.where(p > 0.0, p, 1.0), reference) + offset
+    argument = (1.0 - beta).to(p.dtype) * log_ratio(tl.where(p > 0.0, p, 1.0), reference) + offset
     return tl.where(p > 0.0, exp(tl.minimum(argument, 0.0)), tl.where(p == 0.0, 0.0, p))  # NaN stays
 
 
@@ -199,32 +208,34 @@ def finite(g):
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     """(p_k, g_k, L, μ) of a block, L and μ in double."""
+    beta = order(theta)
     g = finite(g)
-    order = rank(p, theta)
-    first = tl.min(order, 1)[:, None]
-    is_first = order == first
+    ranks = rank(p, beta)
+    first = tl.min(ranks, 1)[:, None]
+    is_first = ranks == first
     first_g = row_max(tl.where(is_first, g, -INFINITY))
     is_alone = row_sum(is_first.to(tl.float64)) < 1.5
-    second = tl.where(is_alone, tl.min(tl.where(is_first, INFINITY, order), 1)[:, None], first)
+    second = tl.where(is_alone, tl.min(tl.where(is_first, INFINITY, ranks), 1)[:, None], first)
     there = second < INFINITY
     reference = tl.where(there, tl.abs(second), 1.0)
-    weight = power_of_ratio(tl.where(is_first & is_alone, 0.0, p), reference, theta, tl.zeros_like(reference))
+    weight = power_of_ratio(tl.where(is_first & is_alone, 0.0, p), reference, beta, tl.zeros_like(reference))
     total = row_sum(weight.to(tl.float64)) - tl.where(is_alone | (first == INFINITY), 0.0, 1.0)
     moved = row_sum(tl.where(weight == 0.0, 0.0, weight * (g - first_g)).to(tl.float64))
-    others = log_sensitivity(tl.where(there, reference, 0.0), theta) + tl.log(tl.where(there, total, 1.0))
+    others = log_sensitivity(tl.where(there, reference, 0.0), beta) + tl.log(tl.where(there, total, 1.0))
     mean = moved / tl.where(there, total, 1.0)
     return tl.where(first < INFINITY, tl.abs(first), 0.0), tl.where(first < INFINITY, first_g, 0.0), others, mean
 
 
 @triton.jit
 def merge_backward(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
-    order = tl.where(is_part, rank(a, theta), INFINITY)
-    first = tl.min(order, 1)[:, None]
-    is_first = order == first
+    beta = order(theta)
+    ranks = tl.where(is_part, rank(a, beta), INFINITY)
+    first = tl.min(ranks, 1)[:, None]
+    is_first = ranks == first
     first_g = row_max(tl.where(is_first, b, -INFINITY))
     is_alone = row_sum(is_first.to(tl.float64)) < 1.5
     shift = tl.where(is_part, b, first_g) - first_g
-    own = tl.where(order < INFINITY, log_sensitivity(a, theta), -INFINITY)
+    own = tl.where(ranks < INFINITY, log_sensitivity(a, beta), -INFINITY)
     own = tl.where(is_first & is_alone, -INFINITY, own)
     others = tl.where(is_part, c, -INFINITY)
     largest = tl.maximum(row_max(own), row_max(others))
@@ -232,7 +243,7 @@ def merge_backward(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     largest = tl.where(there, largest, 0.0)
     of_own, of_others = tl.exp(own - largest), tl.exp(others - largest)
     # Of the first itself, which is not one of the others, the shift is 0.
-    itself = tl.where(is_alone | (first == INFINITY), 0.0, tl.exp(tl.minimum(log_sensitivity(tl.abs(first), theta) - largest, 0.0)))
+    itself = tl.where(is_alone | (first == INFINITY), 0.0, tl.exp(tl.minimum(log_sensitivity(tl.abs(first), beta) - largest, 0.0)))
     total = row_sum(of_own) + row_sum(of_others) - itself
     total = tl.where(there, total, 1.0)
     moved = row_sum(of_own * shift) + row_sum(tl.where(of_others == 0.0, 0.0, of_others * (d + shift)))
@@ -242,19 +253,19 @@ def merge_backward(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    g = finite(g)
+    g, beta = finite(g), order(theta)
     first, first_g = a.to(p.dtype), b.to(p.dtype)
     there = c > -INFINITY
     others = tl.where(there, c, 0.0)
-    ratio = tl.exp(tl.where(there, others - log_sensitivity(a, theta), 0.0))  # at most n
+    ratio = tl.exp(tl.where(there, others - log_sensitivity(a, beta), 0.0))  # at most n
     center = d / (1.0 + ratio)
     # The reference has nearly the others' s, so that no exponent is a difference of large numbers.
     farthest = 708.0 if p.dtype == tl.float64 else 87.0
-    steepness = tl.where(theta == 1.0, 1.0, 1.0 - theta)
-    nearly = tl.where(theta == 1.0, 0.0, others / steepness)
+    steepness = tl.where(beta == 1.0, 1.0, 1.0 - beta)
+    nearly = tl.where(beta == 1.0, 0.0, others / steepness)
     reference = tl.exp(tl.minimum(tl.maximum(nearly, -farthest), 0.0)).to(p.dtype)
-    offset = log_sensitivity(reference, theta) - others
-    weight = power_of_ratio(p, reference, theta, offset.to(p.dtype))
+    offset = log_sensitivity(reference, beta) - others
+    weight = power_of_ratio(p, reference, beta, offset.to(p.dtype))
     own = weight * ((g - first_g) - (ratio * center).to(p.dtype))
     value = tl.where(p == first, weight * (g - first_g) - center.to(p.dtype), own)
     value = tl.where((p == 0.0) | ~there, tl.where(p == p, 0.0, p), value)

@@ -8,9 +8,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
 from softmaxima.kernels.triton.sparsemax import above, bracket
-from softmaxima.kernels.triton.threshold import Threshold, begin_derivative, begin_rows, finish_derivative, finish_rows, level_of
+from softmaxima.kernels.triton.threshold import (
+    Threshold,
+    begin_derivative,
+    begin_rows,
+    conjugate_of,
+    finish_derivative,
+    finish_rows,
+    level_of,
+)
+
+
+@triton.jit
+def order(theta):
+    """β = ½."""
+    return tl.full((1, 1), 0.5, tl.float64)
 
 
 @triton.jit
@@ -33,20 +48,28 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, theta, tau, TEMPERED, bracket, sums, step, probability, None)
+    return begin_rows(x, order(theta), tau, TEMPERED, bracket, sums, step, probability, None)
 
 
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return finish_rows(x, theta, tau, TEMPERED, a, b, c, probability)
+    return finish_rows(x, order(theta), tau, TEMPERED, a, b, c, probability)
+
+
+FORWARD = Threshold(beta=order, begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
 
 
 @triton.jit
-def depth(b, c, beta):
-    return 2.0 * (1.0 + level_of(b, c))
+def conjugate(a, b, c, d, theta):
+    return conjugate_of(d, order(theta), 2.0 * (1.0 + level_of(b, c)))
 
 
-FORWARD = Threshold(begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
+@triton.jit
+def regulariser(y, theta):
+    return y * (tl.sqrt(y) - 1.0) / 0.75
+
+
+LOSS = Loss(FORWARD, conjugate, regulariser)
 
 
 @triton.jit

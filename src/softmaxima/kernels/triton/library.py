@@ -5,82 +5,56 @@ Nothing here waits for the device, so that a CUDA graph can record it.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from softmaxima.kernels.native import in_memory
-from softmaxima.kernels.triton import (
-    elastic_softmax,
-    entmax,
-    entmax15,
-    log_softmax,
-    rectified_softmax,
-    softmax,
-    sparsemax,
-    taylor_softmax,
-    topk_softmax,
-    topp_softmax,
-)
+from softmaxima.kernels.native import Kernel, Theta, in_memory
 from softmaxima.kernels.triton import logsumexp as logsumexp_rows
 from softmaxima.kernels.triton import loss as losses
-from softmaxima.kernels.triton.rows import RowFunctions, launch, read, scale
-
-FORWARD: dict[str, RowFunctions] = {
-    "softmax": softmax.FORWARD,
-    "log_softmax": log_softmax.FORWARD,
-    "elastic_softmax": elastic_softmax.FORWARD,
-    "rectified_softmax": rectified_softmax.FORWARD,
-    "taylor_softmax": taylor_softmax.FORWARD,
-    "sparsemax": sparsemax.FORWARD,
-    "entmax15": entmax15.FORWARD,
-    "entmax": entmax.FORWARD,
-    "topk_softmax": topk_softmax.FORWARD,
-    "topp_softmax": topp_softmax.FORWARD,
-}
-
-BACKWARD: dict[str, RowFunctions] = {
-    "softmax_backward": softmax.BACKWARD,
-    "log_softmax_backward": log_softmax.BACKWARD,
-    "rectified_backward": rectified_softmax.BACKWARD,
-    "taylor_backward": taylor_softmax.BACKWARD,
-    "sparsemax_backward": sparsemax.BACKWARD,
-    "entmax15_backward": entmax15.BACKWARD,
-    "entmax_backward": entmax.BACKWARD,
-}
+from softmaxima.kernels.triton.rows import launch, read, scale
 
 Number = float | Tensor
 
-LARGEST_ORDER = 1e30  # of entmax: from here on p has stopped changing, and float32 does not overflow
+
+@functools.cache
+def module_of(name: str) -> ModuleType | None:
+    """The module with the Triton functions of a kernel, None where there is none."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # of what the module imports
+        return None
 
 
-def beta_of(name: str, theta: Number) -> Number:
-    """β of a map with a threshold, in double before it is rounded; of others the parameter itself."""
-    kind = name.split("_")[0]
-    if kind == "entmax":
-        return theta.double().clamp_max(LARGEST_ORDER) - 1.0 if isinstance(theta, Tensor) else min(theta, LARGEST_ORDER) - 1.0
-    return {"sparsemax": 1.0, "entmax15": 0.5}.get(kind, theta)
+def has(kernel: Kernel, what: str) -> bool:
+    """Whether Triton has the kernel's "forward", "backward" or "loss"."""
+    return hasattr(module_of(kernel.triton), what.upper())
 
 
-def forward(name: str, x: Tensor, tau: Number, where: Tensor | None, theta: Number) -> Tensor:
+def forward(kernel: Kernel, x: Tensor, tau: Number, where: Tensor | None, theta: Theta) -> Tensor:
     """The map of the rows x [..., n]."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return out
-    rows = read(x, x, tau, where, beta_of(name, theta))
+    rows = read(x, x, tau, where, theta)
     with on_device(x):
-        return launch(FORWARD[name], rows, None, None, out)
+        return launch(module_of(kernel.triton).FORWARD, rows, None, None, out)
 
 
-def backward(name: str, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Number) -> Tensor:
+def backward(kernel: Kernel, p: Tensor, g: Tensor, x: Tensor | None, tau: Number, where: Tensor | None, theta: Theta) -> Tensor:
     """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
     out = torch.empty(p.shape, dtype=p.dtype, device=p.device)
     if p.numel() == 0:
         return out
-    rows = read(x, p, tau, where, beta_of(name, theta))
+    rows = read(x, p, tau, where, theta)
     with on_device(p):
-        return launch(BACKWARD[name], rows, p.contiguous(), in_memory(g), out)
+        return launch(module_of(kernel.triton).BACKWARD, rows, p.contiguous(), in_memory(g), out)
 
 
 def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
@@ -88,7 +62,7 @@ def logsumexp(x: Tensor, tau: Number, where: Tensor | None, *, wide: bool) -> tu
     states = torch.full((*x.shape[:-1], 2), -math.inf, dtype=torch.float64, device=x.device)
     if x.numel() > 0:
         with on_device(x):
-            launch(logsumexp_rows.FORWARD, read(x, x, tau, where, 0.0), None, None, states)
+            launch(logsumexp_rows.FORWARD, read(x, x, tau, where), None, None, states)
     states = states.movedim(-1, 0).contiguous()
     maximum, log_sum = states
     top = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau)
@@ -101,17 +75,17 @@ def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: Number, where:
     if x.numel() == 0:
         return out
     maximum, log_sum = states
-    rows = read(x, x, tau, where, log_sum.unsqueeze(-1))
+    rows = read(x, x, tau, where, (log_sum.unsqueeze(-1),))
     with on_device(x):
         return launch(logsumexp_rows.BACKWARD, rows, maximum.contiguous(), in_memory(g), out)
 
 
 def loss(
-    name: str,
+    kernel: Kernel,
     x: Tensor,
     target: Tensor,
     *,
-    theta: Number,
+    theta: Theta,
     class_weight: Tensor | None,
     smoothing: float,
     scale: float | Tensor,
@@ -126,12 +100,12 @@ def loss(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if gradient else None
     if x.numel() == 0:
         return values, out
-    rows = read(x, x, 1.0, None, beta_of(name, theta))
+    rows = read(x, x, 1.0, None, theta)
     hard = target.dtype == torch.int64
     labels, soft = (in_memory(target), None) if hard else (None, in_memory(target))
     weights = None if class_weight is None else in_memory(class_weight.to(torch.float64))
     with on_device(x):
-        losses.launch(losses.LOSSES[name], rows, labels, soft, weights, smoothing, scale, fenchel, values, out)
+        losses.launch(module_of(kernel.triton).LOSS, rows, labels, soft, weights, smoothing, scale, fenchel, values, out)
     return values, out
 
 

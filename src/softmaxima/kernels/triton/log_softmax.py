@@ -9,18 +9,7 @@ import triton
 import triton.language as tl
 
 from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, over, row_sum
-from softmaxima.kernels.triton.softmax import begin, merge
-
-
-@triton.jit
-def log_mass(count, rest):
-    """log(m + r) = log m + log1p(r/m) of one number a row, in double, 0 in a row without scores."""
-    m = tl.where(count == 0.0, 1.0, count).to(tl.float64)
-    share = rest.to(tl.float64) / m
-    whole = 1.0 + share
-    # What rounding 1 + share lost is in share/(whole − 1).
-    log1p = tl.where(whole == 1.0, share, tl.log(whole) * (share / (whole - 1.0)))
-    return tl.log(m) + log1p
+from softmaxima.kernels.triton.softmax import begin, log_mass, merge
 
 
 @triton.jit

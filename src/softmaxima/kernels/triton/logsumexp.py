@@ -5,9 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.log_softmax import log_mass
 from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, over, row_sum
-from softmaxima.kernels.triton.softmax import begin, merge
+from softmaxima.kernels.triton.softmax import begin, log_mass, merge
 
 
 @triton.jit
@@ -27,11 +26,12 @@ def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    """g, p = M and θ = l are one number a row."""
+    """g, p = M and θ = (l) are one number a row."""
+    log_sum = theta[0]
     shared = tl.where(x == INFINITY, 1.0 / tl.where(a == 0.0, 1.0, a), 0.0)
     empty = p == -INFINITY
-    probability = exp(over(x - tl.where(empty, 0.0, p), tau, TEMPERED) - theta.to(x.dtype))
-    probability = tl.where((p == INFINITY) & (theta == theta), shared, probability)
+    probability = exp(over(x - tl.where(empty, 0.0, p), tau, TEMPERED) - log_sum.to(x.dtype))
+    probability = tl.where((p == INFINITY) & (log_sum == log_sum), shared, probability)
     return tl.where(empty | (probability == 0.0), 0.0, g * probability)
 
 

@@ -17,8 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.kernels.native import in_memory
-from softmaxima.kernels.triton import elastic_softmax, entmax, entmax15, softmax, sparsemax
-from softmaxima.kernels.triton.log_softmax import log_mass
 from softmaxima.kernels.triton.rows import (
     INFINITY,
     RowFunctions,
@@ -29,48 +27,10 @@ from softmaxima.kernels.triton.rows import (
     read_number,
     read_parts,
     read_scores,
+    read_theta,
     row_sum,
     warps,
 )
-
-# Conjugates: v = V(x) − M, of one number a row --------------------------------------------------------------------------------
-
-
-@triton.jit
-def softmax_conjugate(a, b, c, d, theta):
-    return tl.where(a == INFINITY, float("nan"), log_mass(b, c))
-
-
-@triton.jit
-def elastic_conjugate(a, b, c, d, theta):
-    """log(e^v + e^{β − M}), from the larger of the two."""
-    v = softmax_conjugate(a, b, c, d, theta)
-    sink = theta - tl.where(a == -INFINITY, 0.0, a).to(tl.float64)
-    larger = tl.where(v != v, v, tl.maximum(v, sink))
-    apart = tl.where(v > sink, sink - v, v - sink)
-    return larger + entmax.log1p(tl.exp(apart))
-
-
-@triton.jit
-def threshold_conjugate(b, c, d, beta, DEPTH: tl.constexpr):
-    """(β Σ p z + (1 − p_max^β)/β)/(1 + β)."""
-    return (beta * d.to(tl.float64) + DEPTH(b, c, beta)) / (1.0 + beta)
-
-
-@triton.jit
-def sparsemax_conjugate(a, b, c, d, theta):
-    return threshold_conjugate(b, c, d, theta, sparsemax.depth)
-
-
-@triton.jit
-def entmax15_conjugate(a, b, c, d, theta):
-    return threshold_conjugate(b, c, d, theta, entmax15.depth)
-
-
-@triton.jit
-def entmax_conjugate(a, b, c, d, theta):
-    return threshold_conjugate(b, c, d, theta, entmax.depth)
-
 
 # Targets --------------------------------------------------------------------------------------------------------------------
 
@@ -97,20 +57,14 @@ def factors(weights, column, n):
 
 
 @triton.jit
-def regulariser(y, beta, SHANNON: tl.constexpr):
-    """y (y^β − 1)/(β(1 + β)), which is y log y at β = 0."""
-    positive = tl.where(y > 0.0, y, 1.0)
-    terms = tl.log(positive)
-    if not SHANNON:
-        t = beta * terms
-        of_beta = tl.where(beta == 0.0, 1.0, beta)
-        terms = tl.where(beta == 0.0, terms, entmax.expm1(t) / of_beta) / (1.0 + beta)
-    return tl.where(y == 0.0, 0.0, tl.where(y != y, y, positive * terms))
+def shannon(y, theta):
+    """y log y."""
+    return tl.where(y > 0.0, y * tl.log(tl.where(y > 0.0, y, 1.0)), y)
 
 
 @triton.jit
 def account(
-    x, maximum, label, soft, weights, row, column, inside, n, smoothing, beta, FENCHEL: tl.constexpr, SHANNON: tl.constexpr
+    x, maximum, label, soft, weights, row, column, inside, n, smoothing, theta, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr
 ):  # fmt: skip
     """(U, Σ u (M − x), Ω(y), w, Σ y, how many classes of −∞ have a target) of a block, in double."""
     y = shares(label, soft, row, column, inside, n, smoothing)
@@ -121,7 +75,7 @@ def account(
     below = -gap(x.to(tl.float64), maximum.to(tl.float64))
     distance = row_sum(tl.where((u == 0.0) | (x == -INFINITY), 0.0, u * below))
     impossible = row_sum(tl.where((u != 0.0) & (x == -INFINITY) & inside, 1.0, 0.0).to(tl.float64))
-    omega = row_sum(regulariser(y, beta, SHANNON)) if FENCHEL else tl.zeros_like(mass)
+    omega = row_sum(REGULARISER(y, theta)) if FENCHEL else tl.zeros_like(mass)
     of_row = y
     if soft is None:
         of_row = (column == label).to(tl.float64)  # the weight of a label is not smoothed
@@ -130,14 +84,14 @@ def account(
 
 @triton.jit
 def account_label(
-    x, stride, starts, maximum, label, weights, row, n, smoothing, beta,
-    FENCHEL: tl.constexpr, SHANNON: tl.constexpr, COMPUTE: tl.constexpr,
+    x, stride, starts, maximum, label, weights, row, n, smoothing, theta,
+    FENCHEL: tl.constexpr, REGULARISER: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """The account of a row in which no class but the label has a share: one score."""
     inside = (label >= 0) & (label < n)
     column = tl.where(inside, label, 0)
     score = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
-    return account(score, maximum, label, None, weights, row, column, inside, n, smoothing, beta, FENCHEL, SHANNON)
+    return account(score, maximum, label, None, weights, row, column, inside, n, smoothing, theta, FENCHEL, REGULARISER)
 
 
 @triton.jit
@@ -156,16 +110,13 @@ def read_account(accounts, index, parts, count, PARTS: tl.constexpr):
 @triton.jit
 def value_of(
     v, mass, distance, omega, weight, total, impossible, maximum, theta,
-    FENCHEL: tl.constexpr, WEIGHTED: tl.constexpr, SINK: tl.constexpr,
+    FENCHEL: tl.constexpr, WEIGHTED: tl.constexpr, MISSING: tl.constexpr,
 ):  # fmt: skip
     """(the value, U, w) of rows [R, 1]."""
     if FENCHEL:
         mass = tl.full(mass.shape, 1.0, tl.float64)
-        if SINK:
-            missing = 1.0 - total
-            sink = theta - tl.where(maximum == -INFINITY, 0.0, maximum).to(tl.float64)
-            of_sink = missing * (tl.log(tl.where(missing > 0.0, missing, 1.0)) - sink)
-            omega += tl.where((missing > 0.0) & (theta > -INFINITY), of_sink, 0.0)
+        if MISSING is not None:
+            omega += MISSING(1.0 - total, maximum, theta)
     if not (FENCHEL and WEIGHTED):
         weight = tl.full(mass.shape, 1.0, tl.float64)
     value = mass * v + omega + distance
@@ -208,9 +159,9 @@ def store_gradient(
 
 @triton.jit
 def whole_losses(
-    x, stride, starts, theta, thetas, labels, soft, weights, smoothing, scale, scales, values, out, rows, n,
-    BEGIN: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr,
-    SINK: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    x, stride, starts, theta, labels, soft, weights, smoothing, scale, scales, values, out, rows, n,
+    BEGIN: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr,
+    MISSING: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     is_row = row < rows
@@ -218,18 +169,18 @@ def whole_losses(
     inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
     scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
-    parameter = read_number(theta, thetas, row)
+    theta = read_theta(theta, row)
     label = read_label(labels, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
-    a, b, c, d = BEGIN(scores, one, one, column, parameter, one, False)
-    sums = account(scores, a, label, soft, weights, row, column, inside, n, smoothing, parameter, FENCHEL, SHANNON)
-    v = CONJUGATE(a, b, c, d, parameter)
+    a, b, c, d = BEGIN(scores, one, one, column, theta, one, False)
+    sums = account(scores, a, label, soft, weights, row, column, inside, n, smoothing, theta, FENCHEL, REGULARISER)
+    v = CONJUGATE(a, b, c, d, theta)
     value, mass, weight = value_of(
-        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, parameter, FENCHEL, weights is not None, SINK
+        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, theta, FENCHEL, weights is not None, MISSING
     )
     tl.store(values + row, of_label(value, label, n), mask=is_row)
     if out is not None:
-        p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
+        p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
         store_gradient(
             out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
         )
@@ -237,8 +188,8 @@ def whole_losses(
 
 @triton.jit
 def account_parts(
-    x, stride, starts, theta, thetas, labels, soft, weights, smoothing, partial, accounts, first, n, parts, merged,
-    MERGE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
+    x, stride, starts, theta, labels, soft, weights, smoothing, partial, accounts, first, n, parts, merged,
+    MERGE: tl.constexpr, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """accounts [6, *, parts]: what the target says of each part."""
@@ -248,14 +199,14 @@ def account_parts(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    parameter = read_number(theta, thetas, row)
+    theta = read_theta(theta, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
-    a, b, c, d = MERGE(is_part, a, b, c, d, parameter, one, False)
+    a, b, c, d = MERGE(is_part, a, b, c, d, theta, one, False)
     scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
     sums = account(
-        scores, a, read_label(labels, row), soft, weights, row, column, inside, n, smoothing, parameter, FENCHEL,
-        SHANNON,
+        scores, a, read_label(labels, row), soft, weights, row, column, inside, n, smoothing, theta, FENCHEL,
+        REGULARISER,
     )  # fmt: skip
     place = accounts + index + tl.zeros((1, 1), tl.int64)
     for i in tl.static_range(6):
@@ -264,34 +215,34 @@ def account_parts(
 
 @triton.jit
 def finish_losses(
-    x, stride, starts, theta, thetas, labels, soft, weights, smoothing, scale, scales, partial, accounts, values, out, first,
+    x, stride, starts, theta, labels, soft, weights, smoothing, scale, scales, partial, accounts, values, out, first,
     n, parts, merged, accounted,
-    MERGE: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, SHANNON: tl.constexpr,
-    SINK: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr,
+    MERGE: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr,
+    MISSING: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     height = tl.num_programs(0).to(tl.int64) // parts
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    parameter = read_number(theta, thetas, row)
+    theta = read_theta(theta, row)
     label = read_label(labels, row)
     one = tl.full((1, 1), 1.0, COMPUTE)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, MERGED)
-    a, b, c, d = MERGE(is_part, a, b, c, d, parameter, one, False)
+    a, b, c, d = MERGE(is_part, a, b, c, d, theta, one, False)
     if accounts is None:
-        sums = account_label(x, stride, starts, a, label, weights, row, n, smoothing, parameter, FENCHEL, SHANNON, COMPUTE)
+        sums = account_label(x, stride, starts, a, label, weights, row, n, smoothing, theta, FENCHEL, REGULARISER, COMPUTE)
     else:
         sums = read_account(accounts, index // parts, accounted, height * accounted, PARTS)
-    v = CONJUGATE(a, b, c, d, parameter)
+    v = CONJUGATE(a, b, c, d, theta)
     value, mass, weight = value_of(
-        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, parameter, FENCHEL, weights is not None, SINK
+        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, theta, FENCHEL, weights is not None, MISSING
     )
     is_first = tl.zeros((1, 1), tl.int64) + index % parts == 0
     tl.store(values + row, of_label(value, label, n), mask=is_first)
     if out is not None:
         scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
-        p = FINISH(scores, one, one, column, parameter, one, False, a, b, c, d)
+        p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
         store_gradient(
             out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
         )
@@ -302,21 +253,17 @@ def finish_losses(
 
 @dataclass(frozen=True)
 class Loss:
-    """A map, its conjugate, whether its regulariser is Shannon's, and whether what is missing of a target has a score."""
+    """The map of a Fenchel–Young loss, and what it has beside its map.
+
+    conjugate(a, b, c, d, theta) → v             V(x) − M [R, 1] in double, from the map's accumulators
+    regulariser(y, theta) → ω                    Ω(y) = Σ ω of a target y in double
+    missing(share, M, theta) → ω                 what the share that a target lacks of 1 adds to Ω; None where it lacks none
+    """
 
     map: RowFunctions
     conjugate: Any
-    is_shannon: bool = False
-    has_sink: bool = False
-
-
-LOSSES = {
-    "softmax_loss": Loss(softmax.FORWARD, softmax_conjugate, is_shannon=True),
-    "elastic_softmax_loss": Loss(elastic_softmax.FORWARD, elastic_conjugate, is_shannon=True, has_sink=True),
-    "sparsemax_loss": Loss(sparsemax.FORWARD, sparsemax_conjugate),
-    "entmax15_loss": Loss(entmax15.FORWARD, entmax15_conjugate),
-    "entmax_loss": Loss(entmax.FORWARD, entmax_conjugate),
-}
+    regulariser: Any
+    missing: Any = None
 
 
 def launch(
@@ -333,11 +280,11 @@ def launch(
 ) -> None:
     """Fills `values` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     target = (labels, soft, weights, bits(smoothing))
-    inputs = (rows.x, rows.stride, rows.starts, rows.theta, rows.thetas)
+    inputs = (rows.x, rows.stride, rows.starts, rows.theta)
     scales = (bits(1.0), in_memory(scale.double())) if isinstance(scale, Tensor) else (bits(scale), None)
     compute = rows.numbers["COMPUTE"]
-    kind = {"FENCHEL": fenchel, "SHANNON": loss.is_shannon, "COMPUTE": compute}
-    functions = {"FINISH": loss.map.finish, "CONJUGATE": loss.conjugate, "SINK": loss.has_sink}
+    kind = {"FENCHEL": fenchel, "REGULARISER": loss.regulariser, "COMPUTE": compute}
+    functions = {"FINISH": loss.map.finish, "CONJUGATE": loss.conjugate, "MISSING": loss.missing}
     if rows.fits:
         programs, height = rows.tiles()
         whole_losses[(programs,)](

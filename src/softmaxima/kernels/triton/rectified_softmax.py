@@ -37,7 +37,7 @@ def merge(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     kept = weight(x, a, tau, TEMPERED) * inverse(b)
-    uniform = (b == 0.0) & (theta == 1.0) & (x > -INFINITY)
+    uniform = (b == 0.0) & (theta[0] == 1.0) & (x > -INFINITY)
     return tl.where(uniform, inverse(c), kept)
 
 

@@ -2,7 +2,7 @@ r"""Rows of scores on a GPU: where they lie, what a program reads of them, and h
 
 A map states three functions of a block of rows [R, B], whose accumulators (a, b, c, d) are numbers [R, 1]:
 
-    begin(x, p, g, column, theta, tau, …) → (a, b, c, d)         what the block adds up to; θ and τ are double
+    begin(x, p, g, column, theta, tau, …) → (a, b, c, d)         what the block adds up to; τ and each of θ are double
     merge(a, b, c, d, theta, tau, …) → (a, b, c, d)              of all parts of a row [1, parts], along them
     finish(x, p, g, column, theta, tau, …, a, b, c, d) → out     each element, when the whole row is known
 
@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.native import Layout, in_memory, mask_blocks, one_stride
+from softmaxima.kernels.native import Layout, Theta, in_memory, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # the longest row in registers, in elements of 4 bytes
 PART = 1 << 13  # elements of a long row that a program holds
@@ -87,6 +87,23 @@ def over(x, tau, TEMPERED: tl.constexpr):
             tau = tl.minimum(tl.maximum(tau, TINY), HUGE)
         x = divide(x, tau.to(x.dtype))
     return x
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) of numbers a row, in double, without cancellation."""
+    whole = 1.0 + x
+    return tl.where(whole == 1.0, x, tl.log(whole) * (x / tl.where(whole == 1.0, 1.0, whole - 1.0)))
+
+
+@triton.jit
+def expm1(x):
+    """e^x − 1 of numbers a row, in double (Kahan)."""
+    power = tl.exp(x)
+    plain = power - 1.0
+    logarithm = tl.log(tl.where(power == 0.0, 1.0, power))
+    near = plain * (x / tl.where(logarithm == 0.0, 1.0, logarithm))
+    return tl.where(power == 1.0, x, tl.where(plain == -1.0, -1.0, near))
 
 
 @triton.jit
@@ -160,6 +177,24 @@ def read_number(number, numbers, row):
 
 
 @triton.jit
+def read_each(number, row):
+    if number.dtype.is_ptr():
+        value = tl.load(number + row)
+    else:
+        value = double(number)
+    return value
+
+
+@triton.jit
+def read_theta(theta, row):
+    """θ of the rows, as many [R, 1] in double as the map's kernel has numbers."""
+    numbers = ()
+    for i in tl.static_range(len(theta)):
+        numbers = numbers + (read_each(theta[i], row),)  # noqa: RUF005 - Triton has no star
+    return numbers
+
+
+@triton.jit
 def read_values(values, row, column, inside, n, EACH: tl.constexpr, COMPUTE: tl.constexpr):
     """A block of p or g, 0 outside: one number an element, or one a row."""
     if values is None:
@@ -183,7 +218,7 @@ def read_block(
 
 @triton.jit
 def whole_rows(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, out, rows, n,
+    x, stride, starts, tau, taus, theta, mask, blocks, p, g, out, rows, n,
     BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
     DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -193,10 +228,10 @@ def whole_rows(
     inside = is_row & (column < n)
     row = tl.minimum(row, rows - 1)
     scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
-    parameter = read_number(theta, thetas, row)
+    theta = read_theta(theta, row)
     temperature = read_number(tau, taus, row)
-    a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
-    value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
+    a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, TEMPERED)
+    value = FINISH(scores, probability, slope, column, theta, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
         value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
     if EACH_OUT:
@@ -207,7 +242,7 @@ def whole_rows(
 
 @triton.jit
 def begin_parts(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, partial, first, n, parts,
+    x, stride, starts, tau, taus, theta, mask, blocks, p, g, partial, first, n, parts,
     BEGIN: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -218,9 +253,9 @@ def begin_parts(
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
     scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
-    parameter = read_number(theta, thetas, row)
+    theta = read_theta(theta, row)
     temperature = read_number(tau, taus, row)
-    a, b, c, d = BEGIN(scores, probability, slope, column, parameter, temperature, TEMPERED)
+    a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, TEMPERED)
     place = partial + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, a)
     tl.store(place + count, b)
@@ -239,7 +274,7 @@ def read_parts(partial, index, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def finish_parts(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, p, g, out, partial, first, n, parts, merged,
+    x, stride, starts, tau, taus, theta, mask, blocks, p, g, out, partial, first, n, parts, merged,
     MERGE: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
     DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -249,12 +284,12 @@ def finish_parts(
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = column < n
-    parameter = read_number(theta, thetas, row)
+    theta = read_theta(theta, row)
     temperature = read_number(tau, taus, row)
     is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
-    a, b, c, d = MERGE(is_part, a, b, c, d, parameter, temperature, TEMPERED)
+    a, b, c, d = MERGE(is_part, a, b, c, d, theta, temperature, TEMPERED)
     scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
-    value = FINISH(scores, probability, slope, column, parameter, temperature, TEMPERED, a, b, c, d)
+    value = FINISH(scores, probability, slope, column, theta, temperature, TEMPERED, a, b, c, d)
     if DERIVATIVE:
         value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
     if EACH_OUT:
@@ -294,10 +329,9 @@ class Rows:
     x: Tensor | None
     stride: int
     starts: Tensor | None  # of each row, in strides; None for one after the other
-    tau: int  # the bits of a double, as θ
+    tau: int  # the bits of a double
     taus: Tensor | None
-    theta: int
-    thetas: Tensor | None
+    theta: tuple[int | Tensor, ...]  # each the bits of a double, or one a row
     mask: Tensor | None
     blocks: Tensor | None
     compute: torch.dtype
@@ -312,7 +346,7 @@ class Rows:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return self.x, self.stride, self.starts, self.tau, self.taus, self.theta, self.thetas, self.mask, self.blocks
+        return self.x, self.stride, self.starts, self.tau, self.taus, self.theta, self.mask, self.blocks
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -350,7 +384,7 @@ class Rows:
             yield first, taken, parts, self.like.new_empty((4, taken, parts), dtype=dtype or self.compute)
 
 
-def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: float | Tensor) -> Rows:
+def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta = ()) -> Rows:
     """The rows of x, of the shape and dtype of `like`. Outer axes may lie in any way; the last is made contiguous."""
     compute = torch.float64 if like.dtype == torch.float64 else torch.float32
     stride, starts = like.shape[-1], None
@@ -360,13 +394,15 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
         found = one_stride(x)
         stride, starts = uneven_starts(x) if found is None else (found, None)
 
-    def per_row(value: float | Tensor) -> tuple[int, Tensor | None]:
+    def per_row(value: float | Tensor) -> int | Tensor:
         if isinstance(value, Tensor):
-            return 0, in_memory(value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1))
-        return bits(value), None
+            return in_memory(value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1))
+        return bits(value)
 
     mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
-    return Rows(like, x, stride, starts, *per_row(tau), *per_row(theta), mask, blocks, compute)
+    found = per_row(tau)
+    temperature = (0, found) if isinstance(found, Tensor) else (found, None)
+    return Rows(like, x, stride, starts, *temperature, tuple(map(per_row, theta)), mask, blocks, compute)
 
 
 def uneven_starts(x: Tensor) -> tuple[int, Tensor]:

@@ -37,6 +37,7 @@ from softmaxima.kernels.triton.rows import (
     read_number,
     read_parts,
     read_scores,
+    read_theta,
     row_max,
     row_sum,
 )
@@ -172,7 +173,7 @@ def digit_shift(key, digits):
 
 @triton.jit
 def row_of(
-    tau, taus, theta, thetas, partial, sums, keys, reaches, digits, first, index, height, parts, spans,
+    tau, taus, theta, partial, sums, keys, reaches, digits, first, index, height, parts, spans,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr,
     SPANS: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +184,7 @@ def row_of(
     span = tl.arange(0, SPANS)[None, :]
     place = sums + index * spans + span
     total = row_sum(tl.load(place, mask=span < spans, other=0.0))
-    goal = TARGET(read_number(theta, thetas, row), total)
+    goal = TARGET(read_theta(theta, row), total)
     before = (digits - 1) * height + index + tl.zeros((1, 1), tl.int64)
     key = tl.load(keys + before).to(new_keys(maximum).dtype)
     reached = tl.load(reaches + before)
@@ -201,7 +202,7 @@ def row_of(
 
 @triton.jit(do_not_specialize=["digits"])
 def add_digit(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, digits, first, n, parts, spans, length,
+    x, stride, starts, tau, taus, theta, mask, blocks, partial, sums, keys, reaches, digits, first, n, parts, spans, length,
     FIRST: tl.constexpr, MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
@@ -218,7 +219,7 @@ def add_digit(
         moving = True
     else:
         maximum, temperature, goal, key, reached, unit = row_of(
-            tau, taus, theta, thetas, partial, sums, keys, reaches, digits, first, index // spans, height, parts, spans,
+            tau, taus, theta, partial, sums, keys, reaches, digits, first, index // spans, height, parts, spans,
             MEASURE, TARGET, TEMPERED, COMPUTE, PARTS, SPANS,
         )  # fmt: skip
         moving = tl.max(is_open(goal, reached, unit).to(tl.int32)) > 0
@@ -239,7 +240,7 @@ def add_digit(
 
 @triton.jit
 def count_ties(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans,
+    x, stride, starts, tau, taus, theta, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans,
     length,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, SPANS: tl.constexpr,
@@ -249,7 +250,7 @@ def count_ties(
     count = tl.num_programs(0).to(tl.int64)
     row = tl.zeros((1, 1), tl.int64) + first + index // spans
     maximum, temperature, goal, key, _reached, _unit = row_of(
-        tau, taus, theta, thetas, partial, sums, keys, reaches, digits, first, index // spans, count // spans, parts, spans,
+        tau, taus, theta, partial, sums, keys, reaches, digits, first, index // spans, count // spans, parts, spans,
         MEASURE, TARGET, TEMPERED, COMPUTE, PARTS, SPANS,
     )  # fmt: skip
     threshold = number(key)
@@ -268,7 +269,7 @@ def count_ties(
 
 @triton.jit
 def settle(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n,
+    x, stride, starts, tau, taus, theta, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n,
     parts, spans, length,
     MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, SPANS: tl.constexpr,
@@ -277,7 +278,7 @@ def settle(
     index = tl.program_id(0).to(tl.int64)
     height = tl.num_programs(0).to(tl.int64)
     maximum, temperature, goal, key, _reached, unit = row_of(
-        tau, taus, theta, thetas, partial, sums, keys, reaches, digits, first, index, height, parts, spans,
+        tau, taus, theta, partial, sums, keys, reaches, digits, first, index, height, parts, spans,
         MEASURE, TARGET, TEMPERED, COMPUTE, PARTS, SPANS,
     )  # fmt: skip
     threshold = number(key)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.loss import Loss, shannon
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, log1p, over, row_max, row_sum
 
 
 @triton.jit
@@ -37,6 +38,21 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
 
 
 FORWARD = RowFunctions(begin, merge, finish)
+
+
+@triton.jit
+def log_mass(count, rest):
+    """log(m + r) = log m + log1p(r/m) of one number a row, in double, 0 in a row without scores."""
+    m = tl.where(count == 0.0, 1.0, count).to(tl.float64)
+    return tl.log(m) + log1p(rest.to(tl.float64) / m)
+
+
+@triton.jit
+def conjugate(a, b, c, d, theta):
+    return tl.where(a == INFINITY, float("nan"), log_mass(b, c))
+
+
+LOSS = Loss(FORWARD, conjugate, shannon)
 
 
 @triton.jit

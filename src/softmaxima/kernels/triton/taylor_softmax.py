@@ -44,7 +44,7 @@ def wide(x, tau, TEMPERED: tl.constexpr):
 def begin_double(x, theta, tau, TEMPERED: tl.constexpr):
     z = wide(x, tau, TEMPERED)
     scale = tl.maximum(row_max(tl.where(z == -INFINITY, 0.0, tl.abs(z))), 1.0)
-    order = tl.max(theta).to(tl.int32)
+    order = tl.max(theta[0]).to(tl.int32)
     f = polynomial(z, scale, order, 0)
     f = tl.where(x == INFINITY, float("nan"), f)
     return scale, row_sum(f)
@@ -61,7 +61,7 @@ def merge(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     scale = row_max(a)
     ratio = (a / scale).to(tl.float64)
     mass = b.to(tl.float64)
-    for _power in range(tl.max(theta).to(tl.int32)):
+    for _power in range(tl.max(theta[0]).to(tl.int32)):
         mass = mass * ratio
     mass = row_sum(tl.where(is_part, mass, 0.0))
     return scale, mass, row_sum(tl.where(is_part, c, 0.0)), tl.zeros_like(mass)
@@ -69,7 +69,7 @@ def merge(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    order = tl.max(theta).to(tl.int32)
+    order = tl.max(theta[0]).to(tl.int32)
     f = polynomial(wide(x, tau, TEMPERED), a.to(tl.float64), order, 0)
     return f / tl.where(b == 0.0, 1.0, b).to(tl.float64)
 
@@ -85,7 +85,7 @@ def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    order = tl.max(theta).to(tl.int32)
+    order = tl.max(theta[0]).to(tl.int32)
     slope = polynomial(wide(x, tau, TEMPERED), a.to(tl.float64), order, 1) / tl.where(b == 0.0, 1.0, b).to(tl.float64)
     return tl.where(slope == 0.0, 0.0, slope * (g - c))
 

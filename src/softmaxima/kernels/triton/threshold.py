@@ -5,6 +5,7 @@ Scores are z = (x − M)/τ ≤ 0. A map of this kind states, for a level [R, 1]
     sums(z, beta, level) → (mass, slope)             Σ p and Σ w of a block, where a step needs w
     step(level, mass, slope, beta) → level           the next level by Newton, from the left
     probability(z, beta, b, c) → p                   at the level b + c
+    beta(theta) → β                                  in double
 
 Only scores above −1/β can have a probability. Those of a long row are gathered in a scratch row, and its level found there.
 
@@ -39,6 +40,7 @@ from softmaxima.kernels.triton.rows import (
     read_number,
     read_parts,
     read_scores,
+    read_theta,
     row_max,
     row_sum,
     warps,
@@ -169,6 +171,12 @@ def first(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
 
 
 @triton.jit
+def conjugate_of(d, beta, depth):
+    """(β Σ p z + (1 − p_max^β)/β)/(1 + β), by the depth (1 − p_max^β)/β."""
+    return (beta * d.to(tl.float64) + depth) / (1.0 + beta)
+
+
+@triton.jit
 def begin_derivative(s, g):
     """(Σ s g, Σ s) of a gradient s ⊙ (g − Σ s g / Σ s); where s is 0 it is 0, whatever g is."""
     total = row_sum(tl.where(s == 0.0, 0.0, s * g))
@@ -193,15 +201,15 @@ def begin_maximum(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def candidates_of(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index,
-    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    x, stride, starts, tau, taus, theta, mask, blocks, partial, first, n, parts, index,
+    BETA: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """(z, which of them can have a probability) of a part."""
     count = tl.num_programs(0).to(tl.int64)
     row = tl.zeros((1, 1), tl.int64) + first + index // parts
     column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
     is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
-    beta = read_number(theta, thetas, row)
+    beta = BETA(read_theta(theta, row))
     tau = read_number(tau, taus, row)
     scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
     z = over(gap(scores, row_max(a)), tau, TEMPERED)
@@ -210,25 +218,25 @@ def candidates_of(
 
 @triton.jit
 def count_candidates(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, counts, first, n, parts,
-    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    x, stride, starts, tau, taus, theta, mask, blocks, partial, counts, first, n, parts,
+    BETA: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     z, is_candidate = candidates_of(
-        x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+        x, stride, starts, tau, taus, theta, mask, blocks, partial, first, n, parts, index, BETA, TEMPERED, COMPUTE, WIDTH, PARTS
     )
     tl.store(counts + index, tl.sum(is_candidate.to(tl.int32)))
 
 
 @triton.jit
 def gather_candidates(
-    x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, counts, gathered, first, n, parts,
-    TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    x, stride, starts, tau, taus, theta, mask, blocks, partial, counts, gathered, first, n, parts,
+    BETA: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """gathered [*, n]: the candidates of each row, in their order."""
     index = tl.program_id(0).to(tl.int64)
     z, is_candidate = candidates_of(
-        x, stride, starts, tau, taus, theta, thetas, mask, blocks, partial, first, n, parts, index, TEMPERED, COMPUTE, WIDTH, PARTS
+        x, stride, starts, tau, taus, theta, mask, blocks, partial, first, n, parts, index, BETA, TEMPERED, COMPUTE, WIDTH, PARTS
     )
     part = tl.arange(0, PARTS)
     before = tl.sum(tl.load(counts + index // parts * parts + part, mask=part < index % parts, other=0))
@@ -263,9 +271,9 @@ def gathered_mass(gathered, total, beta, b, c, PROBABILITY: tl.constexpr, WIDTH:
 
 @triton.jit
 def solve_gathered(
-    theta, thetas, partial, counts, gathered, solved, first, n, parts,
-    BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr, EDGES: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    theta, partial, counts, gathered, solved, first, n, parts,
+    BETA: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr,
+    EDGES: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """solved [4, *, 1]: what `begin_rows` says, of one gathered row a program."""
     index = tl.program_id(0).to(tl.int64)
@@ -276,7 +284,7 @@ def solve_gathered(
     part = tl.arange(0, PARTS)
     total = tl.sum(tl.load(counts + index * parts + part, mask=part < parts, other=0))
     gathered += index * n
-    beta = read_number(theta, thetas, tl.zeros((1, 1), tl.int64) + first + index)
+    beta = BETA(read_theta(theta, tl.zeros((1, 1), tl.int64) + first + index))
     low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
     level = low
     mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
@@ -324,6 +332,7 @@ class Threshold(RowFunctions):
     """The functions of a map with a threshold."""
 
     merge: Any = first
+    beta: Any
     bracket: Any
     sums: Any
     step: Any
@@ -338,14 +347,14 @@ class Threshold(RowFunctions):
             counts = partial.new_empty(taken * parts, dtype=torch.int32)
             gathered = partial.new_empty((taken, rows.n))
             solved = partial.new_empty((4, taken, 1))
-            merging = {"PARTS": triton.next_power_of_2(parts)}
+            merging = {"BETA": self.beta, "PARTS": triton.next_power_of_2(parts)}
             inputs = (*rows.arguments, partial, counts)
             count_candidates[(taken * parts,)](*inputs, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging)
             gather_candidates[(taken * parts,)](
                 *inputs, gathered, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging
             )
             solve_gathered[(taken,)](
-                rows.theta, rows.thetas, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=self.bracket,
+                rows.theta, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=self.bracket,
                 SUMS=self.sums, STEP=self.step, PROBABILITY=self.probability, EDGES=self.edges, COMPUTE=rows.numbers["COMPUTE"],
                 WIDTH=GATHERED, num_warps=warps(GATHERED), **merging,
             )  # fmt: skip

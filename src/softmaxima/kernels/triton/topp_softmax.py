@@ -7,6 +7,7 @@ import triton.language as tl
 
 from softmaxima.kernels.triton.rows import INFINITY
 from softmaxima.kernels.triton.selection import Selection, begin_rows, weight
+from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD
 
 
 @triton.jit
@@ -16,7 +17,7 @@ def measure(x, maximum, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def target(theta, total):
-    return tl.where((theta == 1.0) | (total == 0.0), INFINITY, theta * total)
+    return tl.where((theta[0] == 1.0) | (total == 0.0), INFINITY, theta[0] * total)
 
 
 @triton.jit

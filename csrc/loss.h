@@ -1,0 +1,340 @@
+// Losses whose gradient is a map less the target, with that gradient, in one call:
+//   value = w (U v + Ω(y) + Σ u_c (M − z_c))        out = w (U p − u)
+// V(z) = M + v, M the largest z. It is summed in double, where the terms cancel near the loss's zero.
+
+#pragma once
+
+#include "threshold_columns.h"
+
+namespace SOFTMAXIMA_ISA {
+
+template <class T>
+struct Target {
+    int64_t label;  // negative for probabilities
+    const T* soft;
+    const double* class_weight;
+    double smoothing;
+    double spread;  // what smoothing gives each class
+    bool fenchel;
+
+    double y(int64_t c) const { return (soft ? double(widen(soft[c])) : c == label ? 1.0 : 0.0) * (1 - smoothing) + spread; }
+
+    double u(int64_t c) const { return weighted() ? y(c) * class_weight[c] : y(c); }
+
+    bool weighted() const { return class_weight && !fenchel; }
+
+    bool one_hot() const { return !soft && smoothing == 0; }
+
+    bool left_out() const { return !soft && label < 0; }
+
+    // body(u) for a u(c) that loops can be made vectors of; a label is left to have its own share.
+    template <class Body>
+    void with_u(const Body& body) const {
+        const double kept = 1 - smoothing, each = spread;
+        const T* from = soft;
+        const double* w = class_weight;
+        if (soft && weighted()) {
+            body([=](int64_t c) __attribute__((always_inline)) { return (double(widen(from[c])) * kept + each) * w[c]; });
+        } else if (soft) {
+            body([=](int64_t c) __attribute__((always_inline)) { return double(widen(from[c])) * kept + each; });
+        } else if (weighted()) {
+            body([=](int64_t c) __attribute__((always_inline)) { return each * w[c]; });
+        } else {
+            body([=](int64_t) __attribute__((always_inline)) { return each; });
+        }
+    }
+};
+
+// What the target says of a row.
+struct Account {
+    double weight = 1;    // w
+    double mass = 0;      // U
+    double distance = 0;  // Σ u (M − z)
+    double regulariser = 0;
+    double total = 1;         // Σ y
+    bool impossible = false;  // a class that is −∞ has a target
+};
+
+// What a row's scores and the u(c) of its classes add up to, with what roundings lost.
+struct Weighed {
+    double mass = 0, mass_lost = 0, distance = 0, distance_lost = 0, impossible = 0;
+
+    void add(double u, double gap) {
+        if (u != 0 && gap == NOTHING) {
+            impossible = 1;
+        } else if (u != 0) {
+            add_exactly(u, mass, mass_lost);
+            add_exactly(u * -gap, distance, distance_lost);
+        }
+    }
+};
+
+template <class T, class Shares>
+Weighed weigh_classes(const T* x, int64_t n, double top, const Shares& u) {
+    double mass = 0, mass_lost = 0, distance = 0, distance_lost = 0, impossible = 0;
+#pragma omp simd reduction(+ : mass, mass_lost, distance, distance_lost, impossible)
+    for (int64_t c = 0; c < n; ++c) {
+        const double share = u(c), gap = double(widen(x[c])) - top;
+        const bool nothing = gap == NOTHING, counts = (share != 0) & !nothing;
+        add_exactly(counts ? share : 0.0, mass, mass_lost);
+        add_exactly(counts ? share * -gap : 0.0, distance, distance_lost);
+        impossible += ((share != 0) & nothing) ? 1.0 : 0.0;
+    }
+    return {mass, mass_lost, distance, distance_lost, impossible};
+}
+
+// A sum and what its roundings lost, where that can be said.
+inline double corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
+
+template <class T, class Regulariser>
+Account account(const Row<T>& row, const Target<T>& target, double top, const Regulariser& omega) {
+    Account sums;
+    Weighed weighed;
+    const int64_t n = row.n;
+    if (!target.one_hot()) target.with_u([&](const auto& u) { weighed = weigh_classes(row.x, n, top, u); });
+    if (!target.soft) {
+        const double share = (1 - target.smoothing) * (target.weighted() ? target.class_weight[target.label] : 1.0);
+        weighed.add(share, double(widen(row.x[target.label])) - top);
+    }
+    sums.mass = corrected(weighed.mass, weighed.mass_lost);
+    sums.distance = corrected(weighed.distance, weighed.distance_lost);
+    sums.impossible = weighed.impossible > 0;
+    if (!target.fenchel) return sums;
+    if (target.soft) {
+        Sum regulariser, total, weight;
+        for (int64_t c = 0; c < n; ++c) {
+            const double y = target.y(c);
+            regulariser.add(omega(y));
+            total.add(y);
+            if (target.class_weight) weight.add(y * target.class_weight[c]);
+        }
+        sums.regulariser = regulariser.value();
+        sums.total = total.value();
+        if (target.class_weight) sums.weight = weight.value();
+    } else {
+        if (target.class_weight) sums.weight = target.class_weight[target.label];
+        if (!target.one_hot()) sums.regulariser = double(n - 1) * omega(target.spread) + omega(target.y(target.label));
+    }
+    return sums;
+}
+
+// value, and out = weight p − factor u.
+struct Share {
+    double value, weight, factor;
+};
+
+// Whether the conjugate is log Σ exp, and whether what a distribution lacks of 1 has a score of its own there.
+template <class Kernel>
+constexpr bool is_exponential = false;
+
+template <class T, Kind kind>
+constexpr bool is_exponential<Softmax<T, kind>> = true;
+
+template <class Kernel>
+constexpr bool has_sink = false;
+
+template <class T>
+constexpr bool has_sink<Softmax<T, Kind::elastic>> = true;
+
+// `top` is M, and `conjugate` v.
+template <class Kernel, class T>
+Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    if (is_exponential<Kernel> && sizeof(compute_t<T>) < sizeof(double) && target.fenchel && !target.one_hot() && std::fabs(top) < infinity) {
+        // From Ω(y) not the last digits of a float sum are taken, but all of a double.
+        const LogSum sum = log_sum_of_gaps<double>(row, top);
+        if (conjugate == conjugate) conjugate = (has_sink<Kernel> ? sum.with_sink(*row.theta, row.tau) : sum).log_sum;
+    }
+    const Account sums = account(row, target, top == NOTHING ? 0.0 : top, Kernel::regulariser(row));
+    const double mass = target.fenchel ? 1.0 : sums.mass;
+    double regulariser = sums.regulariser;
+    if (target.fenchel && has_sink<Kernel>) {
+        const double missing = 1 - sums.total;
+        if (missing > 0 && *row.theta > NOTHING) regulariser += missing * (std::log(missing) + (top == NOTHING ? 0.0 : top) - *row.theta);
+    }
+    double value = mass * conjugate + regulariser + sums.distance;
+    if (target.fenchel && value < 0) {
+        // No less than 0 for a distribution: only rounding, here and of a target that sums to 1 no better, may have taken it there.
+        const double rounding = std::fabs(1 - sums.total) + 0x1p-40;
+        if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
+    }
+    value = sums.weight == 0 ? 0.0 : sums.weight * value;
+    if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
+    const double factor = sums.weight * call->scale;
+    return {value, factor * mass, factor};
+}
+
+template <class T>
+Target<T> target_of(const SoftmaximaLoss* call, const Row<T>& row, const T* soft) {
+    return {call->labels ? call->labels[row.index] : -1, soft, call->class_weight, call->smoothing, call->smoothing / double(row.n), call->fenchel != 0};
+}
+
+// What is subtracted from the gradient of a class.
+template <class T>
+double own(const Row<T>& row, const Target<T>& target, int64_t c, double factor) {
+    const double x = row.score(c);
+    return x > NOTHING || x != x ? factor * target.u(c) : 0.0;
+}
+
+template <class T, class Kernel>
+bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, const T* soft, Scratch<compute_t<T>>& scratch) {
+    using C = compute_t<T>;
+    const Target<T> target = target_of(call, row, soft);
+    if (target.left_out()) {
+        call->values[row.index] = 0;
+        for (int64_t c = 0; row.out && c < row.n; ++c) narrow(0.0, row.out[c]);
+        return true;
+    }
+    typename Kernel::Part part;
+    kernel.with_conjugate = true;
+    if (!kernel.scan(row, 0, row.n, part, scratch) || !kernel.finish(row, &part, 1, scratch)) return false;
+    const Share share = share_of<Kernel>(call, row, target, part.top, part.conjugate);
+    call->values[row.index] = share.value;
+    if (!row.out) return true;
+
+    part.weight = share.weight;
+    if (target.one_hot()) {
+        if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
+        const int64_t c = target.label;
+        if (row.score(c) > NOTHING) narrow(share.weight * kernel.probability(row, c, part) - share.factor * target.u(c), row.out[c]);
+        return true;
+    }
+    if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;
+    C block[BLOCK];
+    for (int64_t i = 0; i < row.n; i += BLOCK) {
+        const int64_t length = minimum(BLOCK, row.n - i);
+        const C* p = block;
+        if constexpr (sizeof(T) == sizeof(C)) {
+            p = row.out + i;
+        } else {
+            kernel.probabilities(row, i, length, part, block, scratch);
+        }
+        const bool has_label = !soft && target.label >= i && target.label < i + length;
+        const double of_label = has_label ? double(p[target.label - i]) : 0.0;
+        target.with_u([&](const auto& u) {
+            const T* x = row.x;
+            T* out = row.out;
+            for (int64_t c = i; c < i + length; ++c) {
+                const double taken = double(widen(x[c])) == NOTHING ? 0.0 : share.factor * u(c);
+                narrow(double(p[c - i]) - taken, out[c]);
+            }
+        });
+        if (has_label) narrow(of_label - own(row, target, target.label, share.factor), row.out[target.label]);
+    }
+    return true;
+}
+
+// Each kind of columns has
+//   prepare(out, step, scratch)       the conjugates, less the largest z,
+//   emit(weight, out, step)           weight · p,
+//   probabilities(distances, p)       p of one score of each row.
+template <class C, Kind kind>
+struct alignas(LINE) ExponentialColumns {
+    static constexpr int64_t WIDTH = Columns<C>::WIDTH;
+
+    Columns<C>& columns;
+    alignas(LINE) double conjugate[WIDTH];
+
+    explicit ExponentialColumns(Columns<C>& columns_) : columns(columns_) {}
+
+    bool prepare(C* out, int64_t step, Scratch<C>& scratch) {
+        columns.template sum<true>(false, out, step);
+        if (!columns.log_sums(true, scratch)) return false;
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            LogSum sum = columns.log_sum_of(j);
+            if (kind == Kind::elastic) {
+                sum = sum.with_sink(*columns.theta[j], columns.tau[j]);
+                columns.add_sink(j);
+            }
+            conjugate[j] = sum.log_sum;
+        }
+        return true;
+    }
+
+    void emit(const double* weight, C* out, int64_t step) { columns.emit(false, weight, true, out, step); }
+
+    void probabilities(const double* distances, double* p) const {
+        for (int64_t j = 0; j < WIDTH; ++j) p[j] = columns.mass[j] == columns.mass[j] ? distances[j] - conjugate[j] : columns.mass[j];
+        for (int64_t j = 0; j < WIDTH; ++j) p[j] = exp(p[j]);
+    }
+};
+
+// What a kernel is for columns, where it is anything.
+template <class Kernel>
+struct AsColumns {
+    using type = void;
+};
+
+template <class T, Kind kind>
+struct AsColumns<Softmax<T, kind>> {
+    using type = ExponentialColumns<compute_t<T>, kind>;
+};
+
+template <class T, class Family>
+struct AsColumns<ThresholdMap<T, Family>> {
+    using type = std::conditional_t<Family::costly, void, ThresholdColumns<compute_t<T>, Family>>;
+};
+
+// The losses of short rows, which lie beside one another then.
+template <class Kernel, class T>
+bool short_losses(const SoftmaximaLoss* call, T*) {
+    using C = compute_t<T>;
+    const SoftmaximaRows& rows = call->rows;
+    const T* soft = static_cast<const T*>(call->soft);
+    return for_each_short_rows<T>(rows, static_cast<T*>(call->out), 1.0, [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
+        constexpr int64_t WIDTH = Columns<C>::WIDTH;
+        typename AsColumns<Kernel>::type kernel(columns);
+        if (!kernel.prepare(out, step, scratch)) return false;
+        double weight[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
+        Share shares[WIDTH];
+        const auto row_at = [&](int64_t j) { return row_of<T>(rows, index + j, nullptr); };
+        const auto target_at = [&](const Row<T>& row) { return target_of(call, row, soft ? soft + row.index * row.n : nullptr); };
+        for (int64_t j = 0; j < columns.width(); ++j) {
+            const Row<T> row = row_at(j);
+            const Target<T> target = target_at(row);
+            const double top = double(columns.top[j]);
+            shares[j] = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, top, kernel.conjugate[j]);
+            call->values[row.index] = shares[j].value;
+            weight[j] = shares[j].weight;
+            if (target.one_hot()) distance[j] = row.gap_above(target.left_out() ? 0 : target.label, top);
+        }
+        if (!out) return true;
+        kernel.emit(weight, out, step);
+        kernel.probabilities(distance, of_label);
+        for (int64_t j = 0; j < columns.width(); ++j) {
+            const Row<T> row = row_at(j);
+            const Target<T> target = target_at(row);
+            if (target.left_out()) {
+                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = 0;
+            } else if (target.one_hot()) {
+                const int64_t c = target.label;
+                if (row.score(c) > NOTHING) out[c * step + j] = C(weight[j] * of_label[j] - shares[j].factor * target.u(c));
+            } else {
+                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, shares[j].factor));
+            }
+        }
+        return true;
+    });
+}
+
+template <class T, class Kernel>
+bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
+    if constexpr (!std::is_void_v<typename AsColumns<Kernel>::type>) {
+        if (are_short(call->rows)) return short_losses<Kernel>(call, type);
+    }
+    const T* inputs[] = {static_cast<const T*>(call->soft)};
+    return for_each_whole_row<T>(
+        call->rows, inputs, 1, call->out, nanoseconds,
+        [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) { return row_loss(call, kernel, row, others[0], scratch); });
+}
+
+// The kernel `name` of a map's losses, by its kernel in terms of the dtype T.
+#define SOFTMAXIMA_LOSS(name, nanoseconds, ...)                    \
+    int name(const SoftmaximaLoss* call) {                         \
+        return with_dtype(call->rows.dtype, [=](auto type) {       \
+            using T = std::remove_pointer_t<decltype(type)>;       \
+            return losses(call, type, __VA_ARGS__{}, nanoseconds); \
+        });                                                        \
+    }
+
+}  // namespace SOFTMAXIMA_ISA
