@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 import re
@@ -19,16 +18,19 @@ from rich.console import Console
 
 import softmaxima as sm
 from conftest import in_process
+from softmaxima.bench import clocks, machine, plan, tasks
+from softmaxima.bench.definitions import loss_definition
+from softmaxima.bench.peers import PEERS, Peer, stated_peers
+from softmaxima.bench.plan import QUICK_SHAPES, Settings
+from softmaxima.bench.results import Benchmark, as_json, from_json
+from softmaxima.bench.run import bench
+from softmaxima.bench.subjects import DIRECTIONS, Shape, choose, compulsory_bytes, read_shape, subjects
+from softmaxima.bench.sums import SUMS
 from softmaxima.cli.bench import show_benchmark
-from softmaxima.experiments import InputError, bench
-from softmaxima.experiments.bench import Benchmark, Settings
-from softmaxima.experiments.check import DEFINITIONS
-from softmaxima.experiments.peers import PEERS, Peer
-from softmaxima.experiments.subjects import DIRECTIONS, Shape, choose, read_shape
-from softmaxima.experiments.sums import SUMS
+from softmaxima.core.arguments import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.report.bench import LOGSUMEXP_ROWS, as_json, from_json, labels, markdown_table, number, picture
+from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, markdown_table, number, picture
 
 TINY = ("--shapes=4x8", "--threads=1")
 OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswith("softmaxima.")] + list(LOSSES)
@@ -36,13 +38,14 @@ OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswit
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SECONDS", 0.0), ("QUICK_SECONDS", 0.0), ("RUNS", 1), ("OVERHEAD_CALLS", 1)):
-        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
+    for module, name, value in ((plan, "QUICK_SECONDS", 0.0), (clocks, "RUNS", 1), (tasks, "OVERHEAD_CALLS", 1)):
+        monkeypatch.setattr(module, name, value)
 
 
 def measure(shapes: str = "4x8", names: str = "", **settings) -> Benchmark:
     chosen = choose([name for name in names.split(",") if name])
-    return bench.bench(Settings(tuple(map(read_shape, shapes.split(","))), threads=1, seconds=0.0, **settings), chosen)
+    return bench(Settings(shapes=tuple(map(read_shape, shapes.split(","))), threads=1, seconds=0.0, **settings), chosen)
 
 
 @pytest.fixture
@@ -62,32 +65,34 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_map_and_loss_has_a_peer_and_a_definition(name: str) -> None:
-    assert PEERS[name]
-    assert name in MAPS or name in DEFINITIONS
+def test_every_map_and_loss_has_a_definition(name: str) -> None:
+    for subject in choose([name]):
+        assert subject.kind == "map" or loss_definition(subject) is not None
 
 
 @pytest.mark.parametrize("name", [*SUMS, *OURS])
 def test_everything_has_a_right_row_with_every_installed_peer(name: str) -> None:
     shapes = ("3x120", "2x5x3@1") if name not in LOSSES else ("3x120",)  # 120 is above entmax's partial sort
     result = measure(",".join(shapes), name)
-    rows = [(row.shape, row.direction) for row in result.rows]
-    directions = [direction for direction in DIRECTIONS if name not in SUMS or SUMS[name].differentiable or direction == "forward"]
-    assert rows == list(itertools.product(shapes, directions))
+    rows = [(row.shape, row.title, row.direction) for row in result.rows]
+    assert rows == [(shape, s.title, direction) for shape in shapes for s in choose([name]) for direction in s.directions]
+    assert not result.not_reached
     for row in result.rows:
         assert row.verdict == "right", row.problem
         assert row.timing is not None
         assert {peer.label for peer in row.peers} == {
             peer.label
-            for peer in PEERS.get(name, ())
-            if (row.shape == "3x120" or not peer.above) and (row.direction == "forward" or peer.differentiable)
+            for peer in stated_peers(subjects()[row.title])
+            if peer.package in result.peers
+            and (row.shape == "3x120" or not peer.above)
+            and (row.direction == "forward" or peer.differentiable)
         }
         for peer in row.peers:
             assert row.ratio(peer.label) is not None, peer.problem
 
 
 def test_everything_is_right_in_every_dtype(dtype: torch.dtype) -> None:
-    result = measure("3x40", dtype=str(dtype).removeprefix("torch."), peers=())
+    result = measure("3x40", dtypes=(str(dtype).removeprefix("torch."),), peers=())
     assert {row.name for row in result.rows} >= {*SUMS, *OURS}
     assert not result.wrong, [(row.name, row.problem) for row in result.wrong]
 
@@ -129,13 +134,13 @@ def test_overheads_and_disturbance_are_measured() -> None:
 )
 def test_compulsory_bytes_are_inputs_and_outputs_once(name: str, forward: int, both: int) -> None:
     (subject,) = choose([name])
-    found = [bench.compulsory_bytes(subject, Shape((4, 8), 1), direction, 4) for direction in DIRECTIONS]
+    found = [compulsory_bytes(subject, Shape((4, 8), 1), direction, 4) for direction in DIRECTIONS]
     assert found == [4 * forward, 4 * both]  # a label is as long as two scores
 
 
 def test_a_quantised_score_is_a_byte() -> None:
     (subject,) = choose(["quantized_logsumexp"])
-    assert bench.compulsory_bytes(subject, Shape((4, 8), 1), "forward", 4) == 32 + 4 * 4
+    assert compulsory_bytes(subject, Shape((4, 8), 1), "forward", 4) == 32 + 4 * 4
 
 
 # What is wrong
@@ -154,13 +159,13 @@ def test_a_wrong_map_is_called_wrong_and_not_timed(doubled: str) -> None:
 def test_an_interval_beside_the_truth_is_called_wrong(end: str, distance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = lambda x, axis: replace(sm.bounds(x, axis), **{end: sm.logsumexp(x, axis) + distance})
     monkeypatch.setitem(SUMS, "bounds", replace(SUMS["bounds"], function=bounds))
-    assert {row.verdict for row in measure(names="bounds", dtype="float64").rows} == {"wrong"}
+    assert {row.verdict for row in measure(names="bounds", dtypes=("float64",)).rows} == {"wrong"}
 
 
 def test_a_wrong_map_makes_the_command_fail_at_the_end(doubled: str, run: Callable, tmp_path: Path) -> None:
     code, out, err = run("--maps=softmax,doubled", *TINY, f"--json={tmp_path / 'b.json'}")
     assert (code, err.count("\n")) == (1, 1)
-    assert "2 of 4 results are wrong: doubled on 4x8, forward: " in err
+    assert "2 of 4 results are wrong: doubled on 4x8, float32, forward: " in err
     assert re.search(r"^doubled +wrong *$", out, re.MULTILINE)
     assert [row["verdict"] for row in json.loads((tmp_path / "b.json").read_text())["rows"]] == ["right"] * 2 + ["wrong"] * 2
 
@@ -197,14 +202,14 @@ def test_a_map_that_raises_is_wrong_and_the_others_are_measured(monkeypatch: pyt
 
     monkeypatch.setitem(MAPS, "broken", replace(MAPS["softmax"], name="broken", kernel=None, forward=fail))
     result = measure(names="broken,softmax")
-    assert {row.name: row.problem for row in result.rows} == {"broken": "raised RuntimeError: no kernel", "softmax": ""}
+    assert {row.name: row.problem for row in result.rows} == {"broken": "RuntimeError: no kernel", "softmax": ""}
 
 
 @pytest.mark.parametrize(("factor", "cell"), [(2.0, "differs"), (None, "fails")])
 def test_a_peer_that_computes_something_else_gets_no_ratio(
     factor: float | None, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PEERS, "sparsemax", (Peer("entmax", "entmax", lambda x, axis: sm.sparsemax(x, axis) * factor),))
+    monkeypatch.setitem(PEERS, "sparsemax", (Peer("entmax", "entmax", lambda given: sm.sparsemax(given.x) * factor),))
     result = measure(names="sparsemax")
     for row in result.rows:
         assert row.verdict == "right"
@@ -217,44 +222,43 @@ def test_a_peer_that_computes_something_else_gets_no_ratio(
 
 
 def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "RUNS", 5)
+    monkeypatch.setattr(clocks, "RUNS", 5)
     order: list[str] = []
     calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    timings = bench.take_turns(calls, 0.0, burst=1)
+    times = clocks.take_turns(calls, 0.0, most=1)
     assert "".join(order) == "ab" * 6  # once to warm up
-    assert [timing.runs for timing in timings.values()] == [5, 5]
+    assert [len(found) for found in times.values()] == [5, 5]
 
     order.clear()
-    timings = bench.take_turns(calls, 0.0, burst=3)
+    times = clocks.take_turns(calls, 0.0, most=3)
     assert "".join(order) == "ab" + "aaaabbbb" * 2  # the first of each turn warms up again
-    assert [timing.runs for timing in timings.values()] == [6, 6]
+    assert [len(found) for found in times.values()] == [6, 6]
 
 
 def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "RUNS", 5)
+    monkeypatch.setattr(clocks, "RUNS", 5)
     seconds = {"quick": 0.001, "slow": 3.0}
     clock = [0.0]
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock[0])
 
     def spend(amount: float) -> None:
         clock[0] += amount
 
     calls = {name: (lambda amount=amount: spend(amount)) for name, amount in seconds.items()}
-    timings = bench.take_turns(calls, 0.0)
-    assert {name: timing.runs for name, timing in timings.items()} == {"quick": 20, "slow": 2}
-    assert {name: timing.seconds for name, timing in timings.items()} == pytest.approx(seconds)
+    times = clocks.take_turns(calls, 0.0)
+    assert {name: len(found) for name, found in times.items()} == {"quick": 20, "slow": 2}
+    assert {name: found[-1] for name, found in times.items()} == pytest.approx(seconds)
 
 
 def test_the_seconds_are_spent_on_repetitions() -> None:
-    timings = bench.take_turns({"a": lambda: None}, 0.02)
-    assert timings["a"].runs > 20
+    assert len(clocks.take_turns({"a": lambda: None}, 0.02)["a"]) > 20
 
 
 def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads(), torch.is_grad_enabled()
     seen = []
-    result = bench.bench(
-        Settings((Shape((2, 4), 1),), threads=before[0] + 1, seconds=0.0),
+    result = bench(
+        Settings(shapes=(Shape((2, 4), 1),), threads=before[0] + 1, seconds=0.0),
         choose(["softmax"]),
         lambda what: seen.append(torch.get_num_threads()),
     )
@@ -264,9 +268,10 @@ def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_part_is_announced() -> None:
-    settings, chosen, seen = Settings((Shape((2, 4), 1), Shape((3,), 0)), seconds=0.0), choose(["softmax", "arcface"]), []
-    bench.bench(settings, chosen, seen.append)
-    assert len(seen) == bench.steps(settings, chosen)
+    shapes = (Shape((2, 4), 1), Shape((3,), 0))
+    settings, chosen, seen = Settings(shapes=shapes, seconds=0.0, lengths=(2,)), choose(["softmax", "arcface"]), []
+    bench(settings, chosen, seen.append)
+    assert len(seen) == len(plan.plan(settings, chosen))
 
 
 # What comes out
@@ -279,8 +284,8 @@ def test_json_holds_everything_and_comes_back(run: Callable, tmp_path: Path) -> 
     assert f"written: {path}" in out
     record = json.loads(path.read_text())
     assert record.keys() == {
-        *("date", "commit", "machine", "versions", "dtype", "seconds", "seed", "peers", "left_out"),
-        *("grounds", "rows", "overheads"),
+        *("date", "commit", "device", "machine", "versions", "dtypes", "seconds", "seed", "peers", "left_out"),
+        *("grounds", "checks", "rows", "overheads", "not_reached", "elapsed"),
     }
     assert record["machine"].keys() == {"processor", "cores", "threads"}
     assert record["versions"].keys() == {"softmaxima", "torch", "numpy", "scipy", "entmax", "python"}
@@ -288,13 +293,13 @@ def test_json_holds_everything_and_comes_back(run: Callable, tmp_path: Path) -> 
     assert len(record["rows"]) == 6
     for row in record["rows"]:
         assert row.keys() == {
-            *("name", "title", "kind", "options", "shape", "direction", "bytes", "verdict", "deviation", "problem"),
-            *("timing", "gigabytes_a_second", "peers"),
+            *("name", "title", "kind", "shape", "n", "dtype", "direction", "bytes", "verdict", "deviation", "problem"),
+            *("timing", "gigabytes_a_second", "share_of_copy", "peers"),
         }
-        assert row["timing"].keys() == {"seconds", "runs"}
+        assert row["timing"].keys() == {"called", "runs"}
         for peer in row["peers"]:
             assert peer.keys() == {"label", "deviation", "problem", "timing", "ratio"}
-            assert peer["ratio"] == pytest.approx(peer["timing"]["seconds"] / row["timing"]["seconds"])
+            assert peer["ratio"] == pytest.approx(peer["timing"]["called"] / row["timing"]["called"])
     assert as_json(from_json(record)) == record
     assert [path.name for path in path.parent.iterdir()] == ["bench.json"]
 
@@ -347,7 +352,7 @@ def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch: pytest.MonkeyPa
     elsewhere = tmp_path / "__init__.py"
     elsewhere.touch()
     monkeypatch.setattr(sm, "__file__", str(elsewhere))
-    assert bench.commit() is None
+    assert machine.commit() is None
 
 
 # The command
@@ -360,7 +365,7 @@ def test_help_answers_without_torch_and_names_every_option() -> None:
         "try:\n    main(['bench', '--help'])\nfinally:\n    assert 'torch' not in sys.modules\n"
     )
     help = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for option in ("--maps", "--shapes", "--peers", "--dtype", "--threads", "--json", "--quick"):
+    for option in ("--maps", "--shapes", "--peers", "--device", "--dtype", "--threads", "--budget", "--json", "--quick"):
         (line,) = [line for line in help.splitlines() if line.strip("│ ").startswith(f"{option} ")]
         assert len(line.strip("│ ").split()) > 3, line
 
@@ -377,7 +382,7 @@ def test_names_are_found_in_any_spelling(run: Callable) -> None:
     ("arguments", "part"),
     [
         (("--maps=hardmax",), "--maps: there is no map, loss or sum 'hardmax'; choose among: logsumexp, weighted_logsumexp"),
-        (("--peers=jax",), "--peers: there is no peer 'jax'; choose among: torch, entmax, scipy"),
+        (("--peers=jax",), "--peers: there is no peer 'jax' on cpu; choose among: torch, entmax, scipy"),
         (("--shapes=axb",), "--shapes: 'axb' is not a shape; write sizes joined by x"),
         (("--shapes=4x",), "'4x' is not a shape"),
         (("--shapes=-4x3",), "'-4x3' is not a shape"),
@@ -390,9 +395,13 @@ def test_names_are_found_in_any_spelling(run: Callable) -> None:
             "--shapes: losses are measured on rows x classes, as in 256x32000, got only 4x3@0",
         ),
         (("--shapes=99999999999x99999999999", "--maps=softmax"), "99999999999x99999999999 does not fit in memory"),
-        (("--threads=0",), "--threads must be at least 1, got 0"),
+        (("--threads=0",), "--threads must be from 1 to 1024, got 0"),
+        (("--threads=100000",), "--threads must be from 1 to 1024, got 100000"),
+        (("--maps=,",), "--maps: no name is given; leave it out to measure all"),
         (("--threads=two",), "--threads"),
-        (("--dtype=int8",), "int8"),
+        (("--dtype=int8",), "--dtype must be one of float32, float64, bfloat16, float16, got 'int8'"),
+        (("--budget=0",), "--budget must be more than 0 seconds, got 0"),
+        (("--device=cuda",), "--device: torch finds no CUDA device here"),
         (("4x8",), "4x8"),
         (("--json=.",), "is a directory; give a file"),
     ],
@@ -414,11 +423,11 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(run: 
 
 
 def test_peers_that_are_not_installed_are_left_out_and_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = bench.util.find_spec
-    monkeypatch.setattr(bench.util, "find_spec", lambda name: None if name in ("entmax", "scipy") else found(name))
+    for name in ("entmax", "scipy", "scipy.special"):
+        monkeypatch.setitem(sys.modules, name, None)  # which an import finds missing
     code, out, _ = run("--maps=softmax,sparsemax", *TINY)
     assert code == 0
-    assert "left out, for they are not installed: entmax, scipy\n" in out
+    assert "left out: entmax, for it is not installed; scipy, for it is not installed\n" in out
     assert "×torch" in out
     assert "×entmax" not in out
 
@@ -437,7 +446,7 @@ def test_shapes_that_losses_do_not_take_are_named(run: Callable) -> None:
 
 def test_quick_takes_small_shapes_unless_others_are_named(run: Callable) -> None:
     _, out, _ = run("--quick", "--maps=softmax", "--threads=1")
-    assert [shape for shape in bench.QUICK_SHAPES if f"\n{shape} " in out] == list(bench.QUICK_SHAPES)
+    assert [shape for shape in QUICK_SHAPES if f"\n{shape} " in out] == list(QUICK_SHAPES)
     _, out, _ = run("--quick", "--maps=softmax", *TINY)
     assert "\n4x8 " in out
 
@@ -452,6 +461,6 @@ def test_shapes_are_read_and_written(text: str, shape: Shape) -> None:
 
 
 def test_settings_in_code_are_checked_too() -> None:
-    for wrong in ({"peers": ("jax",)}, {"dtype": "int8"}, {"threads": 0}):
+    for wrong in ({"peers": ("jax",)}, {"dtypes": ("int8",)}, {"threads": 0}, {"device": "tpu"}, {"budget": math.nan}):
         with pytest.raises(InputError):
             Settings(**wrong)

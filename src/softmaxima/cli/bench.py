@@ -1,11 +1,14 @@
-"""`softmaxima bench`: measures maps, losses and sums beside torch, the entmax package and scipy."""
+"""`softmaxima bench`: measures maps, losses and sums beside torch, the entmax package and others, on the CPU or a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import math
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +20,11 @@ from rich.text import Text
 from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, fail, keeping, names, plain_table, progress_bar, say
 
 if TYPE_CHECKING:
-    from softmaxima.experiments.bench import Benchmark
+    from softmaxima.bench.plan import Settings
+    from softmaxima.bench.results import Benchmark
+    from softmaxima.bench.subjects import Subject
+
+SHOWN = 5  # of what was not reached
 
 
 def bench(
@@ -29,71 +36,122 @@ def bench(
         list[str] | None,
         Parameter(
             help="Sizes joined by x, and @axis for another axis than the last: 256x32000,32000x4096@0. Without it: 4096x64, "
-            "1024x1024, 256x32000 and 64x128256, or two small ones with --quick.",
+            "1024x1024, 256x32000 and 64x128256 on the CPU, larger ones on a GPU, two small ones with --quick.",
             negative=(),
         ),
     ] = None,
     peers: Annotated[
-        list[str] | None, Parameter(help="Only these packages: torch, entmax, scipy. Without it: those installed.", negative=())
+        list[str] | None,
+        Parameter(
+            help="Only these: torch, entmax, scipy; on a GPU torch, torch.compile, entmax, liger, adasplash, softmaxima CPU. "
+            "Without it: those installed.",
+            negative=(),
+        ),
     ] = None,
-    dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], Parameter(help="Of the scores.")] = "float32",
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to measure.")] = "cpu",
+    dtype: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Of the scores: float32, float64, bfloat16, float16. Without it: float32, on a GPU bfloat16 too.", negative=()
+        ),
+    ] = None,
     threads: Annotated[int | None, Parameter(help="Threads of torch and softmaxima. Without it: torch's own choice.")] = None,
+    budget: Annotated[
+        float | None, Parameter(help="Seconds for everything: what is not reached is named, and the exit code is 1.")
+    ] = None,
     json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
     quick: Annotated[bool, Parameter(help="A first look: small shapes and few repetitions.", negative=())] = False,
 ) -> None:
-    """Measure maps, losses and sums of exponentials beside torch, the entmax package and scipy, in the same run.
+    """Measure maps, losses and sums of exponentials beside torch, the entmax package and others, in the same run.
 
     Nothing is timed before it agrees with its float64 definition; a result that does not is called wrong, and the exit code is 1.
+    On a GPU every kernel is checked on rows of awkward lengths first.
     """
-    from softmaxima.experiments import InputError
-    from softmaxima.experiments.bench import QUICK_SECONDS, QUICK_SHAPES, SECONDS, SHAPES, Settings, plan, steps
-    from softmaxima.experiments.bench import bench as run
-    from softmaxima.experiments.peers import PACKAGES
-    from softmaxima.experiments.subjects import choose, read_shape
-    from softmaxima.report.bench import write
+    import torch
 
+    from softmaxima.bench.checks import LENGTHS, QUICK_LENGTHS
+    from softmaxima.bench.plan import QUICK_SECONDS, QUICK_SHAPES, Settings, plan
+    from softmaxima.bench.results import write
+    from softmaxima.bench.subjects import choose, read_shape
+    from softmaxima.core.arguments import InputError
+
+    if maps is not None and not names(maps):
+        fail("--maps: no name is given; leave it out to measure all")
+    if device == "cuda" and not torch.cuda.is_available():
+        fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     try:
+        named = names(shapes) or (QUICK_SHAPES if quick else ())
         settings = Settings(
-            shapes=tuple(dict.fromkeys(read_shape(text) for text in names(shapes) or (QUICK_SHAPES if quick else SHAPES))),
-            peers=names(peers) or PACKAGES,
-            dtype=dtype,
+            device=device,
+            shapes=tuple(dict.fromkeys(map(read_shape, named))) or None,
+            peers=names(peers) or None,
+            dtypes=names(dtype) or None,
             threads=threads,
-            seconds=QUICK_SECONDS if quick else SECONDS,
+            seconds=QUICK_SECONDS if quick else None,
+            budget=math.inf if budget is None else budget,
+            lengths=() if device == "cpu" else QUICK_LENGTHS if quick else LENGTHS,
         )
-        chosen = choose(names(maps))
+        chosen = choose(names(maps), device)
         planned = plan(settings, chosen)
     except InputError as error:
         fail(str(error))
     if json is not None:
         check_writable(json)
 
-    left_out = [name for name in settings.peers if name not in settings.installed_peers]
-    if left_out:
-        say(f"left out, for {'they are' if len(left_out) > 1 else 'it is'} not installed: {', '.join(left_out)}")
-    without_losses = [str(shape) for shape in settings.shapes if len(planned.get(shape, ())) < len(chosen)]
+    without_losses = [str(s) for s in settings.shapes or () if not s.takes_losses and any(c.kind == "loss" for c in chosen)]
     if without_losses:
         say(f"losses are measured on rows x classes, so not on {', '.join(without_losses)}")
-    with progress_bar() as progress:
-        task = progress.add_task("", total=steps(settings, chosen))
-        done = itertools.count()
-
-        def starting(what: str) -> None:
-            progress.update(task, completed=next(done), description=escape(what))
-
-        try:
-            benchmark = run(settings, chosen, starting)
-        except InputError as error:
-            progress.stop()
-            fail(str(error))
+    benchmark = watched(settings, chosen, len(planned), json)
     if json is None:
         show_benchmark(benchmark)
     else:
         with keeping("--json", json, lambda: write(benchmark, json)):
             show_benchmark(benchmark)
         say(f"\nwritten: {json}")
+    finish(benchmark)
+
+
+def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Path | None) -> Benchmark:
+    """Measure, show how far it is, and write what there is so far."""
+    from softmaxima.bench.results import write
+    from softmaxima.bench.run import bench as run
+    from softmaxima.core.arguments import InputError
+
+    with progress_bar() as progress:
+        task = progress.add_task("", total=steps)
+        done = itertools.count()
+
+        def starting(what: str) -> None:
+            progress.update(task, completed=next(done), description=escape(what))
+
+        def save(found: Benchmark) -> None:
+            if json is not None and (json.is_file() or not json.exists()):  # a pipe is written to once, at the end
+                with contextlib.suppress(OSError):  # of which the last writing tells
+                    write(found, json)
+
+        try:
+            return run(settings, chosen, starting, save)
+        except InputError as error:
+            progress.stop()
+            fail(str(error))
+
+
+def finish(benchmark: Benchmark) -> None:
+    """Say what is left out, not reached and wrong; fail if anything is."""
+    from softmaxima.report.bench import complaint
+
+    if benchmark.left_out:
+        say(f"left out: {'; '.join(f'{name}, for {why}' for name, why in benchmark.left_out.items())}")
+    problems = []
     if benchmark.wrong:
-        what = "; ".join(f"{row.title} on {row.shape}, {row.direction}: {row.problem}" for row in benchmark.wrong)
-        fail(f"{len(benchmark.wrong)} of {len(benchmark.rows)} results are wrong: {what}", WRONG_RESULT)
+        measured = len(benchmark.rows) + len(benchmark.checks)
+        what = "; ".join(map(complaint, benchmark.wrong))
+        problems.append(f"{len(benchmark.wrong)} of {measured} results are wrong: {what}")
+    if benchmark.not_reached:
+        first = "; ".join(benchmark.not_reached[:SHOWN]) + ("; …" if len(benchmark.not_reached) > SHOWN else "")
+        problems.append(f"{len(benchmark.not_reached)} were not reached in {benchmark.elapsed:.0f} seconds: {first}")
+    if problems:
+        fail(". ".join(problems), WRONG_RESULT)
 
 
 def check_writable(json: Path) -> None:
@@ -112,7 +170,7 @@ def check_writable(json: Path) -> None:
 
 def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None:
     """A table for each shape, the overheads, and the caption."""
-    from softmaxima.report.bench import CAPTION, OVERHEAD_COLUMNS, columns, made_with, of_ground
+    from softmaxima.report.bench import CAPTION, OVERHEAD_COLUMNS, TARGETS, columns, made_with, of_ground
 
     console = console or Output()
     wide = console.width >= WIDE
@@ -120,7 +178,7 @@ def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None
         shown = [column for column in columns(benchmark, ground) if wide or column.short is not None]
         table = plain_table([column.heading if wide else column.short or "" for column in shown], wide)
         for row in benchmark.rows:
-            if row.shape == ground.shape:
+            if benchmark.ground(row) == ground:
                 style = "bold red" if row.verdict == "wrong" else None
                 table.add_row(*(Text(column.cell(row)) for column in shown), style=style)
         console.print()
@@ -132,6 +190,10 @@ def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None
             table.add_row(*(Text(column.cell(overhead)) for column in OVERHEAD_COLUMNS))
         console.print()
         console.print(table)
+    if benchmark.device != "cpu":
+        console.print()
+        for target in TARGETS:
+            console.print(Text(f"{target.title}: {target.outcome(benchmark)}"))
     console.print()
     console.print(Text(CAPTION, style="dim"))
     console.print(Text(f"{made_with(benchmark)}.", style="dim"))

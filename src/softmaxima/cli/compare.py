@@ -40,7 +40,7 @@ def compare(
 
     Folds, initial weights and batches are the same for every pair. Text and boolean features are one-hot encoded.
     """
-    from softmaxima.experiments import InputError
+    from softmaxima.core.arguments import InputError
     from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
     from softmaxima.experiments.compare import compare as run
     from softmaxima.experiments.tables import read_table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,14 +64,17 @@ def lse(
     """
     if str(file).startswith("-") and str(file) != "-" and not file.exists():
         fail(f"Unknown option: {file}; see softmaxima lse --help")
-    if not sys.float_info.min <= temperature < float("inf"):
-        fail(f"--temperature must be positive and finite, at least 2.3e-308, got {temperature}")
     if scale is not None and not 0 < scale < float("inf"):
         fail(f"--scale must be a positive finite number, got {scale}")
     if zero_point is not None and not abs(zero_point) < float("inf"):
         fail(f"--zero-point must be a finite number, got {zero_point}")
     if seed is not None and seed < 0:
         fail(f"--seed must be an int of at least 0, got {seed}")
+    from softmaxima.core.arguments import TEMPERATURE
+
+    is_valid, domain = TEMPERATURE
+    if not is_valid(temperature):
+        fail(f"--temperature must be {domain}, got {temperature}")
     if estimate is None:
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:

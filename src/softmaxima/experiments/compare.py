@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.experiments import InputError
+from softmaxima.core.arguments import InputError
 from softmaxima.experiments.tables import Table
 from softmaxima.maps import REGISTRY, Map, find_map
 
@@ -96,9 +96,9 @@ def _literal(value: Any) -> str:
 
 
 def pairs(classes: int) -> tuple[Pair, ...]:
-    """Every pair for that many classes: those chosen here, and a default pair for each other registered map of probabilities."""
+    """Every pair for that many classes: those chosen here, and a default pair for each other map of probabilities of one class."""
     chosen = _chosen_pairs(k=min(3, classes - 1))
-    maps = [map for map in REGISTRY.values() if not map.properties.logarithmic]
+    maps = [map for map in REGISTRY.values() if map.properties.of_one_class and not map.properties.logarithmic]
     return tuple(pair for map in maps for pair in chosen.get(map.name, (_default_pair(map),)))
 
 

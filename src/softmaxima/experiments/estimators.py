@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.experiments import InputError
+from softmaxima.core.arguments import InputError
 from softmaxima.lse import Estimate, InnerProduct, estimate, inner_product_index
 from softmaxima.lse.estimates.sources import BLOCK
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.experiments import InputError
-from softmaxima.experiments.bench import versions
+from softmaxima.bench.machine import versions
+from softmaxima.core.arguments import InputError
 
 DIGITS = 60
 EQUAL_TERMS, QUICK_EQUAL_TERMS = 10_000_000, 100_000

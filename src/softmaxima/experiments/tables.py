@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from sklearn.datasets import load_digits
 
-from softmaxima.experiments import InputError
+from softmaxima.core.arguments import InputError
 
 MOST_CATEGORIES = 1000  # indicator columns that one text column may become
 

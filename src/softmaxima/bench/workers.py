@@ -36,7 +36,8 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, begin: Callable[[], Any]) -> None:
+    begin()
     while True:
         try:
             function, task = pipe.recv()
@@ -53,10 +54,10 @@ def _serve(pipe: Connection) -> None:
 
 
 class _Worker(Generic[Task]):
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], Any]) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use a device that its parent has opened
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, begin), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -72,7 +73,8 @@ class _Worker(Generic[Task]):
             self.process.join()
             return Lost(f"its process ended with exit code {self.process.exitcode}")
         if isinstance(found, Last):
-            self.process.join()
+            self.process.join(GRACE)
+            self.kill()
             return found.result
         return found
 
@@ -82,14 +84,14 @@ class _Worker(Generic[Task]):
 
 
 class Workers:
-    """So many processes, or none: then tasks run in this one.
+    """So many processes, each of which calls `begin` first, or none: then tasks run in this one.
 
     `map(function, tasks, limit, ends)` yields (task, result) in the order in which they are finished. No task is drawn after `ends`
     (of `time.monotonic`), none may take more than `limit` seconds; what was not drawn is not yielded.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, begin: Callable[[], Any] = tuple) -> None:
+        self.count, self.begin = count, begin
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
 
@@ -114,7 +116,7 @@ class Workers:
             worker = self._idle.pop()
             if worker.process.is_alive():
                 return worker
-        return _Worker()
+        return _Worker(self.begin)
 
     def _in_processes(
         self, function: Callable[[Task], Any], tasks: Iterator[Task], limit: float, ends: float

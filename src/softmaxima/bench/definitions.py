@@ -1,0 +1,300 @@
+"""Whether a call computes what its definition says: values and gradients, compared in float64.
+
+A gradient of a map is held to `Map.sensitivity` in float64, which the tests hold to finite differences of the definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from softmaxima.bench.subjects import IGNORED, Computed, Problem, Subject
+from softmaxima.bench.sums import Sum
+from softmaxima.core.jacobian import jacobian_of
+from softmaxima.lse.bounds.intervals import Interval
+from softmaxima.maps import REGISTRY as MAPS
+from softmaxima.maps import Map
+
+COMPARED = 1 << 16  # scores that are compared with their definition, in at least 3 rows
+# Rounding decides where scores that are off by NUDGE move p or its derivative by more than STEEP: at a threshold, or the edge of a
+# nucleus.
+NUDGE, STEEP = 1e-5, 1e-3
+LAST_DIGITS = 1e-13  # that the definition of entmax loses in float64
+
+# How far a value may be from the float64 definition, as a share of the row's largest.
+TOLERANCE = {
+    torch.float64: 1e-11,
+    torch.float32: 3e-6,
+    torch.bfloat16: 2**-8 + 3e-6,  # the result is rounded by up to half a unit in the last place
+    torch.float16: 2**-11 + 3e-6,
+}
+GRADIENT_SLACK = 8  # the backward pass starts from a result that is rounded already
+# A peer may be coarser than we are, but must compute the same thing.
+PEER_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+# The losses, literally: (z, y) → [rows], both [rows, classes] float64, differentiable by z ---------------------------------------
+
+
+def _cross_entropy_of(map: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: -torch.special.xlogy(y, MAPS[map].reference(z, **MAPS[map].complete({}))).sum(-1)
+
+
+def _fenchel_young(map: Map, params: Mapping[str, Any], z: Tensor, y: Tensor) -> Tensor:
+    """⟨p, z⟩ − Ω(p) + Ω(y) − ⟨y, z⟩; by the envelope theorem its gradient is that at fixed p."""
+    p = map.reference(z.detach(), **params)
+    omega: Any = map.regulariser
+    return ((p - y) * z).sum(-1) - omega(p, **params) + omega(y, **params)
+
+
+def _with_margin(moved: Callable[[Tensor], Tensor], scale: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        scores = scale * torch.where(y > 0, moved(z), z)
+        return scores.exp().sum(-1).log() - (y * scores).sum(-1)
+
+    return loss
+
+
+def _moved_angle(cosine: Tensor) -> Tensor:
+    angle = cosine.acos()
+    return torch.where(angle <= math.pi - 0.5, (angle + 0.5).cos(), -2 - (angle + 0.5).cos())
+
+
+def _eps_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    p = (y * MAPS["sparsemax"].reference(z)).sum(-1)
+    return -((p + 1e-6) / (1 + z.shape[-1] * 1e-6)).log()
+
+
+def _surrogate(z: Tensor, y: Tensor) -> Tensor:
+    return ((MAPS["softmax"].reference(z.detach()) - y) * z).sum(-1)
+
+
+def _sparse_softmax(z: Tensor, y: Tensor, k: int) -> Tensor:
+    return z.sort(descending=True, stable=True).values[:, :k].exp().sum(-1).log() - (y * z).sum(-1)
+
+
+# Of the losses that are no Fenchel–Young loss of a map.
+DEFINITIONS: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": _cross_entropy_of("softmax"),
+    "elastic_cross_entropy": _cross_entropy_of("elastic_softmax"),
+    "eps_cross_entropy": _eps_cross_entropy,
+    "soft_accuracy_loss": lambda z, y: -(y * MAPS["softmax"].reference(z)).sum(-1),
+    "surrogate_loss": _surrogate,
+    "sparse_softmax_loss": _sparse_softmax,
+    "am_softmax_loss": _with_margin(lambda cosine: cosine - 0.35, 30.0),
+    "cosface": _with_margin(lambda cosine: cosine - 0.35, 64.0),
+    "arcface": _with_margin(_moved_angle, 64.0),
+}
+
+
+def loss_definition(subject: Subject) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(z, y) → [rows]; None for a loss that has none here."""
+    if subject.name in DEFINITIONS:
+        return lambda z, y: DEFINITIONS[subject.name](z, y, **subject.options)
+    map = MAPS["softmax"] if subject.name == "fenchel_young_loss" and subject.map is None else subject.map
+    if map is None or map.regulariser is None or not subject.entry.zero_at_target:  # type: ignore[union-attr]
+        return None
+    params = map.complete(subject.params)
+    return lambda z, y: _fenchel_young(map, params, z, y)
+
+
+# What is right ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the definition gives for some rows, and the size that errors in them are relative to."""
+
+    pick: Callable[[Tensor], Tensor]  # those rows of a tensor with the shape of x, or of one value a row
+    value: Tensor  # [k, n], [k, 1] of a sum or [] of a loss
+    value_size: Tensor
+    gradient: Tensor
+    gradient_size: Tensor
+    rounding: float = 0.0  # an error in the gradient that is always allowed
+    decided: Tensor | None = None  # [k, n]: False where rounding may decide otherwise on the gradient,
+    value_decided: Tensor | None = None  # and on the value
+    own: float = 0.0  # how far the rows of our loss, whose mean is the value, are from their definition, in units of the tolerance
+
+
+def expect(subject: Subject, given: Problem) -> Expected | None:
+    """What is right, in float64, for rows at random places, all of them where the problem is small; None for a loss without a
+    definition.
+    """
+    shape = given.shape
+    compared = min(shape.rows, max(3, COMPARED // shape.n))
+    chosen = torch.randperm(shape.rows, generator=torch.Generator().manual_seed(0))[:compared].sort().values.to(given.x.device)
+
+    def pick(values: Tensor) -> Tensor:
+        if values.shape == given.x.shape:
+            return values.movedim(shape.axis, -1).reshape(-1, shape.n)[chosen].double()
+        return values.reshape(-1, 1)[chosen].double()
+
+    if subject.kind == "loss":
+        return _expect_loss(subject, given, pick)
+    options = {name: pick(value) if isinstance(value, Tensor) else value for name, value in given.options.items()}
+    tau, where = options.pop("temperature", 1.0), options.pop("where", None)
+    z = pick(given.x) / tau
+    z = z if where is None else z.masked_fill(where == 0, -math.inf)
+    g = pick(given.upstream)  # type: ignore[arg-type]
+    if isinstance(subject.entry, Sum):
+        operands = [pick(operand) if operand.ndim else operand.double() for operand in given.arguments[1:]]
+        return _expect_sum(subject.entry, pick, z, g, tau, operands)
+    map: Map = subject.entry  # type: ignore[assignment]
+    return _expect_map(map, pick, z, g, tau, map.complete(options))
+
+
+def _expect_map(map: Map, pick: Callable, z: Tensor, g: Tensor, tau: Any, params: dict[str, Any]) -> Expected:
+    nothing = -math.inf if map.properties.logarithmic else 0.0
+    empty = (z == -math.inf).all(-1, keepdim=True)
+    p = map.reference(z.masked_fill(empty, 0.0), **params).masked_fill(empty, nothing)
+    local = jacobian_of(map.sensitivity(p, z if map.uses_scores else None, **params))
+    pulled = (local.q * g).sum(-1, keepdim=True)
+    size = _without_infinities(p).abs().clamp_min(1.0) if map.properties.logarithmic else _largest(p)
+    # The two terms of the gradient may cancel, so what they are before that is the size of its error.
+    slope = _largest(local.s * g) + _largest(local.r * pulled)
+    of_value, of_slope = _decided(map, z.masked_fill(empty, 0.0), p, local.s, params)
+    if map.properties.continuous:
+        return Expected(pick, p, size, local.pull(g) / tau, slope / tau, decided=of_slope)
+    return Expected(pick, p, size, local.pull(g) / tau, slope / tau, decided=of_value & of_slope, value_decided=of_value)
+
+
+def _decided(map: Map, z: Tensor, p: Tensor, s: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """[k, n] each: whether p, and whether its derivative, move no more than they should for scores that are a little off."""
+    noise = torch.randn(z.shape, generator=torch.Generator(z.device).manual_seed(0), device=z.device, dtype=z.dtype)
+    values, slopes = torch.ones_like(z, dtype=torch.bool), torch.ones_like(z, dtype=torch.bool)
+    for factor in (-NUDGE, NUDGE):
+        near = z + factor * noise
+        q = map.reference(near, **params)
+        t = jacobian_of(map.sensitivity(q, near if map.uses_scores else None, **params)).s
+        values &= (_without_infinities(q) - _without_infinities(p)).abs() <= STEEP * _without_infinities(p).abs()
+        apart = (t - s).abs()
+        slopes &= (apart <= STEEP * _largest(s)) & (apart.sum(-1, keepdim=True) <= STEEP * s.abs().sum(-1, keepdim=True))
+    return values, slopes
+
+
+def _expect_sum(entry: Sum, pick: Callable, z: Tensor, g: Tensor, tau: Any, operands: list[Tensor]) -> Expected:
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        value = entry.reference(z, *operands)
+        slopes = (torch.autograd.grad(value, z, along, retain_graph=True)[0].nan_to_num(0.0) / tau for along in (g, g.abs()))
+        gradient, size = slopes  # NaN: of a row of which all is masked
+    value = value.detach()
+    return Expected(pick, value, _without_infinities(value).abs().clamp_min(1.0), gradient, _largest(size))
+
+
+def _expect_loss(subject: Subject, given: Problem, pick: Callable) -> Expected | None:
+    definition, (target,), rows = loss_definition(subject), given.arguments, given.shape.rows
+    if definition is None:
+        return None
+    z, y = pick(given.x), _distribution(given, pick)
+    counts = y.any(-1)
+    counted = int((target != IGNORED).sum()) if target.ndim == 1 else rows
+    with torch.enable_grad():
+        z = z.requires_grad_()
+        values = torch.where(counts, definition(z, y), 0.0)
+        gradient = torch.autograd.grad(values.sum(), z)[0] / counted
+    unrounded = given if given.x.dtype.itemsize > 2 else replace(given, x=given.x.float())
+    with torch.no_grad():
+        every = subject(unrounded, reduction="none")
+    right = values.detach()[:, None]
+    own, _ = _worst(pick(every), right, right.abs().clamp_min(1.0), 0.0, None)
+    mean = every.double().sum() / counted
+    # p − y loses what is below the rounding of 1, and the margin losses multiply it by 64.
+    eps = max(torch.finfo(unrounded.x.dtype).eps, LAST_DIGITS)
+    rounding = (64 if subject.on_cosines else 1) * eps / counted
+    own /= TOLERANCE[given.x.dtype]
+    # Beside a label the gradient is p/N, far smaller than the label's own.
+    others = _largest(torch.where(y == y.amax(-1, keepdim=True), 0.0, gradient))
+    size = torch.where(y == y.amax(-1, keepdim=True), _largest(gradient), torch.where(others == 0, _largest(gradient), others))
+    return Expected(pick, mean, mean.abs().clamp_min(1.0), gradient, size, rounding, own=own)
+
+
+def _distribution(given: Problem, pick: Callable) -> Tensor:
+    """y [k, n], all zeros where a row is ignored."""
+    (target,) = given.arguments
+    if target.ndim == 2:
+        return pick(target)
+    n, smoothing = given.shape.n, given.options.get("label_smoothing", 0.0)
+    labels = pick(target).long().squeeze(-1)
+    y = F.one_hot(labels.clamp_min(0), n).double() * (1 - smoothing) + smoothing / n
+    return y * (labels != IGNORED)[:, None]
+
+
+def _largest(rows: Tensor) -> Tensor:
+    return rows.abs().amax(-1, keepdim=True)
+
+
+def _without_infinities(values: Tensor) -> Tensor:
+    return values.masked_fill(values.isinf(), 0.0)
+
+
+# The comparison ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a call is from what is right: in units of the tolerance of the dtype, at most 1 being right; and the largest error of
+    a value, absolute.
+    """
+
+    units: float
+    error: float
+
+
+def deviation(expected: Expected, computed: Computed, dtype: torch.dtype, *, selection: bool = False) -> Deviation:
+    """Errors as shares of the row's largest, in units of TOLERANCE; of a selection by someone else, who may take another of equal
+    scores, only those of the ordered values. NaN anywhere, also in rows that are not compared, is infinitely far.
+    """
+    value, gradient = computed
+    if isinstance(value, Interval):
+        return _deviation_of_interval(expected, value)
+    value = torch.as_tensor(value).detach()
+    if bool(expected.value.isnan().any() or expected.gradient.isnan().any()):
+        return Deviation(math.inf, math.inf)  # the definition itself fails
+    if any(bool(result.isnan().any()) for result in (value, gradient) if result is not None):
+        return Deviation(math.inf, math.inf)
+    spacing = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # of the numbers next to 0
+    device = expected.value.device
+    values, right = expected.pick(value.to(device)) if expected.value.ndim else value.to(device).double(), expected.value
+    if selection:
+        values, right = values.sort(-1).values, right.sort(-1).values
+    units, error = _worst(values, right, expected.value_size, spacing, expected.value_decided)
+    if gradient is not None and not selection:
+        allowed = spacing + expected.rounding
+        found = expected.pick(gradient.to(device))
+        slope, _ = _worst(found, expected.gradient, expected.gradient_size, allowed, expected.decided)
+        units = max(units, slope / GRADIENT_SLACK)
+    return Deviation(units / TOLERANCE[dtype], error)
+
+
+def _deviation_of_interval(expected: Expected, found: Interval) -> Deviation:
+    """0 for ends that hold the value, up to the rounding of that, and are no further apart than log n; else +∞."""
+    lower, upper = expected.pick(found.lower), expected.pick(found.upper)
+    slack = 8 * torch.finfo(torch.float64).eps * expected.value_size
+    right = (lower <= expected.value + slack) & (upper >= expected.value - slack)
+    every = torch.as_tensor(found.upper).double() - torch.as_tensor(found.lower).double()
+    narrow = (every >= 0) & (every <= math.log(expected.gradient.shape[-1]) + 1e-6)
+    far = 0.0 if bool(right.all() and narrow.all()) else math.inf
+    return Deviation(far, far)
+
+
+def _worst(values: Tensor, right: Tensor, size: Tensor, allowed: float, decided: Tensor | None) -> tuple[float, float]:
+    """(the largest error beyond what is allowed, as a share of `size`; the largest error)."""
+    error = torch.where(values == right, 0.0, (values - right).abs())
+    if decided is not None:
+        error = error.where(decided, 0.0)
+    beyond = (error - allowed).clamp_min(0.0)
+    return float(torch.where(beyond == 0, 0.0, beyond / size).max()), float(error.max())
+
+
+def poison(x: Tensor) -> None:
+    """Leave NaN in the memory that results like x are likely to be given, so that what a kernel does not write is seen."""
+    if x.is_floating_point():
+        blocks = [torch.full_like(x, math.nan) for _ in range(2)]
+        del blocks

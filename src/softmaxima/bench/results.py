@@ -1,0 +1,183 @@
+"""What a benchmark finds, and its JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from softmaxima.bench.checks import Check
+from softmaxima.bench.clocks import Timing
+from softmaxima.bench.subjects import Direction
+from softmaxima.core.writing import write_text
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """A peer's time, or why there is none. `deviation` is in units of our tolerance."""
+
+    label: str
+    deviation: float | None = None
+    problem: str = ""
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A subject on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: there is no definition."""
+
+    name: str
+    title: str
+    kind: str
+    shape: str
+    n: int  # scores of a row
+    dtype: str
+    direction: Direction
+    bytes: int
+    verdict: Literal["right", "wrong", "unchecked"]
+    deviation: float | None = None
+    timing: Timing | None = None  # None where it is wrong, or the time was over
+    peers: tuple[PeerResult, ...] = ()
+    problem: str = ""
+
+    def ratio(self, label: str) -> float | None:
+        """Median time of the peer / median time of ours; None where either has none."""
+        theirs = next((peer.timing for peer in self.peers if peer.label == label), None)
+        return None if self.timing is None or theirs is None else theirs.over(self.timing)
+
+    @property
+    def bytes_a_second(self) -> float | None:
+        return None if self.timing is None else self.bytes / self.timing.seconds
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a shape costs before anything is computed, and whether torch and we disturb each other there."""
+
+    shape: str
+    dtype: str
+    scores: int
+    bytes: int  # of a copy: one read and one write
+    clone: Timing
+    copy: Timing
+    amax: Timing
+    torch_alone: Timing  # torch.softmax
+    ours_alone: Timing  # sm.softmax
+    alternating: Timing  # one of each, in turns
+
+    @property
+    def floor(self) -> float:
+        return self.clone.seconds + self.amax.seconds
+
+    @property
+    def bytes_a_second(self) -> float:
+        return self.bytes / self.copy.seconds
+
+    @property
+    def disturbance(self) -> float:
+        """Time of one of each in turns / the sum of the two alone: above 1 where their threads compete for the cores."""
+        return self.alternating.called / (self.torch_alone.called + self.ours_alone.called)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds of a call on a row of 16 scores: without grad, with it, and with the backward pass."""
+
+    name: str
+    by: str
+    forward: Timing
+    forward_with_grad: Timing
+    forward_backward: Timing
+
+
+@dataclass
+class Benchmark:
+    """Everything that was measured, and on what. It grows while the run goes on."""
+
+    date: str
+    commit: str | None
+    device: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    dtypes: Sequence[str]
+    seconds: float  # for each call on a row
+    seed: int
+    peers: Sequence[str]
+    left_out: Mapping[str, str]  # other packages, and why
+    grounds: Sequence[Ground] = ()
+    checks: list[Check] = field(default_factory=list)
+    rows: Sequence[Row] = ()
+    overheads: list[Overhead] = field(default_factory=list)
+    not_reached: Sequence[str] = ()  # before the time was over
+    elapsed: float = 0.0
+
+    @property
+    def wrong(self) -> list[Row | Check]:
+        """What of ours is not right, or failed."""
+        return [check for check in self.checks if not check.right] + [row for row in self.rows if row.verdict == "wrong"]
+
+    def ground(self, row: Row) -> Ground | None:
+        """That of the row's shape and dtype."""
+        return next((ground for ground in self.grounds if (ground.shape, ground.dtype) == (row.shape, row.dtype)), None)
+
+    def share_of_copy(self, row: Row) -> float | None:
+        """Of the bandwidth of a copy."""
+        ground = self.ground(row)
+        return None if ground is None or row.bytes_a_second is None else row.bytes_a_second / ground.bytes_a_second
+
+
+def as_json(benchmark: Benchmark) -> dict[str, Any]:
+    """Everything in the benchmark, with the ratios; a number that is not finite becomes null."""
+    record = asdict(benchmark)
+    for row, entry in zip(benchmark.rows, record["rows"], strict=True):
+        entry["gigabytes_a_second"] = None if row.bytes_a_second is None else row.bytes_a_second / 1e9
+        entry["share_of_copy"] = benchmark.share_of_copy(row)
+        for peer in entry["peers"]:
+            peer["ratio"] = row.ratio(peer["label"])
+    for ground, entry in zip(benchmark.grounds, record["grounds"], strict=True):
+        entry |= {
+            "floor_seconds": ground.floor,
+            "gigabytes_a_second": ground.bytes_a_second / 1e9,
+            "disturbance": ground.disturbance,
+        }
+    return _finite(record)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        left_out = {"replayed": None, "capture": ""} if "called" in value else {}  # of thousands of times on the CPU
+        return {name: _finite(entry) for name, entry in value.items() if name not in left_out or entry != left_out[name]}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json(record: Mapping[str, Any]) -> Benchmark:
+    """The benchmark that `as_json` made the record of."""
+    return _restore(Benchmark, record)
+
+
+# What the fields hold that are no plain values.
+_FIELDS: dict[str, type] = {"grounds": Ground, "checks": Check, "rows": Row, "peers": PeerResult, "overheads": Overhead}
+
+
+def _restore(kind: type, record: Mapping[str, Any]) -> Any:
+    def value(name: str, entry: Any) -> Any:
+        if isinstance(entry, list):
+            return [_restore(_FIELDS[name], part) if isinstance(part, dict) else part for part in entry]
+        return Timing(**entry) if isinstance(entry, dict) and "called" in entry else entry
+
+    return kind(**{name: value(name, record[name]) for name in kind.__dataclass_fields__})
+
+
+def write(benchmark: Benchmark, path: Path) -> None:
+    """Write the JSON. The file appears complete or not at all."""
+    write_text(path, json.dumps(as_json(benchmark), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read(path: Path) -> Benchmark:
+    """The benchmark in a file."""
+    return from_json(json.loads(path.read_text(encoding="utf-8")))
