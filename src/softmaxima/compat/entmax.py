@@ -50,12 +50,15 @@ from torch import Tensor, nn
 
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
-from softmaxima.compat._budget import BUDGET, capped
 from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
-from softmaxima.compat._normmax import NORMMAX, normmax, normmax_loss
-from softmaxima.core.arguments import as_scores, check_axis, check_choice, check_int
+from softmaxima.core.arguments import as_scores, check_axis, check_choice, check_dim, check_int, like_input
 from softmaxima.core.contract import Map
+from softmaxima.core.evaluation import check_params
 from softmaxima.core.tracing import is_traced
+from softmaxima.losses._classification import prepare
+from softmaxima.losses.fenchel_young import fenchel_young
+from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
+from softmaxima.maps.normmax import NORMMAX
 
 __all__ = [
     "BudgetBisect",
@@ -101,6 +104,13 @@ def _may_be_below_one(alpha: Any) -> bool:
     if isinstance(alpha, Tensor):
         return is_traced(alpha) or bool((alpha < 1).any())
     return isinstance(alpha, Real) and alpha < 1
+
+
+def _in_float64(name: str, map: Map, X: Any, dim: int, **params: Any) -> Any:
+    """The map in float64, whatever the dtype: what rounds to 0 or 1 in a narrower one still has its gradient."""
+    scores = as_scores(name, X)
+    check_params(map, params, scores if scores.ndim else scores.reshape(1), check_dim(name, dim, scores.ndim), name)
+    return like_input(map(scores.double(), dim, **params).to(scores.dtype), X)
 
 
 # Activations -----------------------------------------------------------------------------------------------------------------
@@ -162,41 +172,33 @@ def entmax_bisect(
 
 
 def normmax_bisect(X: Tensor, alpha: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Normmax, `p = argmax_{q∈Δ} ⟨q, X⟩ − ‖q‖_α` along `dim`: u/Σu with u = relu(X − λ)^{1/(α−1)} and Σ u^α = 1.
-
-    Scores 1 or more below the maximum always get exactly zero, for every α; as α grows, p tends to uniform on its support.
+    """Normmax, `p = argmax_{q∈Δ} ⟨q, X⟩ − ‖q‖_α` along `dim`, in float64; see `softmaxima.normmax`.
 
     Args:
-        alpha: α ≥ 1, a number or a tensor that broadcasts against X with size 1 along `dim`; a tensor may require grad. 1 shares
-            equally among the largest scores, and has no gradient.
+        alpha: α ≥ 1, a number or a tensor that broadcasts against X with size 1 along `dim`; a tensor may require grad.
         n_iter: how often 1.3 bisects; the solution is exact to float64, whatever the dtype.
-
-    Cost: some 5 reads in float64, one for each step of Newton's method, and one write.
-    Source: Blondel, Martins & Niculae (2020), arXiv:1901.02324; Santos et al. (2024), arXiv:2402.13725.
 
     >>> normmax_bisect(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), alpha=2)
     tensor([0.0000, 0.0239, 0.1746, 0.3254, 0.4761])
     """
     _check_count("normmax_bisect", "n_iter", n_iter)
-    return normmax(X, dim, alpha)
+    return _in_float64("normmax_bisect", NORMMAX, X, dim, alpha=alpha)
 
 
 def budget_bisect(X: Tensor, budget: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Sparsemax with a budget, `p = argmin ‖q − X‖²` over 0 ≤ q ≤ 1 with Σq = budget: p = clamp(X − λ, 0, 1).
+    """Sparsemax with a budget, `p = argmin ‖q − X‖²` over 0 ≤ q ≤ 1 with Σq = budget, in float64.
 
     Args:
-        budget: at least 0, a number or a tensor that broadcasts against X with size 1 along `dim`; a tensor may require grad. 1 is
-            sparsemax. Where fewer scores are allowed than the budget asks for, each of them gets 1.
+        budget: at least 0, a number or a tensor that broadcasts against X with size 1 along `dim`; a tensor may require grad.
         n_iter: how often 1.3 bisects; the solution is exact to float64, whatever the dtype.
 
-    Cost: a selection of the largest ⌈budget⌉ scores, some 6 reads in float64, one for each step of Newton's method, and one write.
-    Source: Wang & Lu (2015), arXiv:1503.01002.
+    See `softmaxima.budget_sparsemax`.
 
     >>> budget_bisect(torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0]), budget=3)
     tensor([0.0000, 0.2500, 0.7500, 1.0000, 1.0000])
     """
     _check_count("budget_bisect", "n_iter", n_iter)
-    return capped(X, dim, budget)
+    return _in_float64("budget_bisect", BUDGET_SPARSEMAX, X, dim, budget=budget)
 
 
 # Thresholds ------------------------------------------------------------------------------------------------------------------
@@ -324,7 +326,8 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 2, n_
 
 def _normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter: int | None, **options: Any) -> Tensor:
     _check_count("normmax_bisect_loss", "n_iter", n_iter)
-    return normmax_loss(X, target, alpha, **options)
+    ignore_index, reduction = options["ignore_index"], options["reduction"]
+    return fenchel_young(prepare("normmax_bisect_loss", X, target, None, ignore_index, reduction, 0.0), NORMMAX, {"alpha": alpha})
 
 
 # Modules ---------------------------------------------------------------------------------------------------------------------
@@ -439,7 +442,7 @@ class BudgetBisect(_MapModule):
     """
 
     function = budget_bisect
-    map = BUDGET
+    map = BUDGET_SPARSEMAX
 
     def __init__(self, budget: float | Tensor = 2, dim: int = -1, n_iter: int | None = 50) -> None:
         super().__init__(budget=budget, dim=dim, n_iter=n_iter)

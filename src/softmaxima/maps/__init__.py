@@ -1,12 +1,15 @@
 """Maps from scores to probabilities: one file a map, each with its literal reference, its sensitivity and its claims."""
 
 from softmaxima.core.contract import REGISTRY, Cost, Map, Parameter, Properties, find_map, register
+from softmaxima.core.parts import InParts, in_parts
 from softmaxima.maps._module import MapModule
+from softmaxima.maps.budget_sparsemax import BudgetSparsemax, budget_sparsemax
 from softmaxima.maps.elastic_softmax import ElasticSoftmax, elastic_softmax
 from softmaxima.maps.entmax import Entmax, entmax
 from softmaxima.maps.entmax15 import Entmax15, entmax15
 from softmaxima.maps.eps_softmax import EpsSoftmax, eps_softmax
 from softmaxima.maps.log_softmax import LogSoftmax, log_softmax
+from softmaxima.maps.normmax import Normmax, normmax
 from softmaxima.maps.proportional import Proportional, proportional
 from softmaxima.maps.rectified_softmax import RectifiedSoftmax, rectified_softmax
 from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin
@@ -17,14 +20,17 @@ from softmaxima.maps.topp_softmax import TopPSoftmax, topp_softmax
 
 __all__ = [
     "REGISTRY",
+    "BudgetSparsemax",
     "Cost",
     "ElasticSoftmax",
     "Entmax",
     "Entmax15",
     "EpsSoftmax",
+    "InParts",
     "LogSoftmax",
     "Map",
     "MapModule",
+    "Normmax",
     "Proportional",
     "Parameter",
     "Properties",
@@ -35,12 +41,15 @@ __all__ = [
     "TaylorSoftmax",
     "TopKSoftmax",
     "TopPSoftmax",
+    "budget_sparsemax",
     "elastic_softmax",
     "entmax",
     "entmax15",
     "eps_softmax",
     "find_map",
+    "in_parts",
     "log_softmax",
+    "normmax",
     "proportional",
     "rectified_softmax",
     "register",

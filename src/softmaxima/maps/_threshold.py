@@ -17,6 +17,7 @@ bisects.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -142,8 +143,14 @@ def _by_halving(x: Tensor, beta: float | Tensor) -> Tensor:
     at = lambda level: (z - level).relu() ** (1 / order)
     low = torch.full_like(z[..., :1], -1.0)
     high = -(float(sizes(x)[-1]) ** -order) + torch.zeros_like(low)
+    low, high = halved(low, high, lambda level: at(level).sum(-1, keepdim=True) >= 1)
+    return torch.where(x.isfinite().any(-1, keepdim=True), _between(at(low), at(high)), 0.0)
+
+
+def halved(low: Tensor, high: Tensor, is_below: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The ends between which `is_below(level)` ceases to hold."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        heavy = at(middle).sum(-1, keepdim=True) >= 1
-        low, high = torch.where(heavy, middle, low), torch.where(heavy, high, middle)
-    return torch.where(x.isfinite().any(-1, keepdim=True), _between(at(low), at(high)), 0.0)
+        below = is_below(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return low, high

@@ -90,10 +90,11 @@ ELASTIC_SOFTMAX = register(
                 regulariser_gradient=beta_regulariser_gradient,
             ),
         ),
-        properties=Properties(mass="at most one", shift_invariant=False),
+        properties=Properties(mass="at most one", shift_invariant=False, additive_regulariser=False),
         cost=Cost(reads=2),
         kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss"),
         blocks=BLOCKS,
+        formula="exp(x_i) / (Σ exp(x_j) + exp(β))",
         source="Miller (2023), Attention Is Off By One, is the case β = 0",
     )
 )

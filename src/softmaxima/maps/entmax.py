@@ -114,6 +114,7 @@ ENTMAX = register(
         cost=Cost(reads=2),
         kernel=Kernel("entmax", "entmax_backward", "entmax_loss"),
         blocks=thresholded(forward, tsallis),
+        formula="relu((α−1) x_i − λ)^{1/(α−1)}",
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702; Correia et al. (2019), arXiv:1909.00015",
     )
 )

@@ -43,6 +43,7 @@ ENTMAX15 = register(
         cost=Cost(reads=2),
         kernel=Kernel("entmax15", "entmax15_backward", "entmax15_loss"),
         blocks=thresholded(forward, tsallis15),
+        formula="relu(x_i/2 − λ)²",
         source="Peters, Niculae & Martins (2019), arXiv:1905.05702",
     )
 )

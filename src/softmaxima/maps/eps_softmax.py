@@ -66,10 +66,11 @@ EPS_SOFTMAX = register(
                 regulariser_gradient=eps_regulariser_gradient,
             ),
         ),
-        properties=Properties(mass="at most one", shift_invariant=False),
+        properties=Properties(mass="at most one", shift_invariant=False, additive_regulariser=False),
         cost=Cost(reads=2),
-        kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss", theta=log),
+        kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss", theta=lambda eps: (log(eps),)),
         blocks=BLOCKS,
+        formula="exp(x_i) / (Σ exp(x_j) + ε)",
         source="Miller (2023), Attention Is Off By One, is the case ε = 1",
     )
 )

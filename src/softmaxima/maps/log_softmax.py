@@ -12,8 +12,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Part, exponential
 from softmaxima.core.contract import Cost, Map, Properties, register
-from softmaxima.core.monoid import LogSum
-from softmaxima.core.rows import shifted_logsumexp
+from softmaxima.core.monoid import LogSum, log_sum
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
@@ -23,10 +22,10 @@ def reference(x: Tensor) -> Tensor:
 
 
 def forward(z: Tensor) -> Tensor:
-    maximum, log_sum = shifted_logsumexp(z)
-    # A row of −∞ has log_sum = −∞ and stays −∞; one with +∞ has no probabilities.
-    log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0).masked_fill(maximum == math.inf, math.nan)
-    return ((z - maximum) - log_sum).to(z.dtype)
+    total = log_sum(z, 1.0)
+    # A row of −∞ has log m = −∞ and stays −∞; one with +∞ has no probabilities.
+    log_mass = total.log_mass().masked_fill(total.top == -math.inf, 0.0).masked_fill(total.top == math.inf, math.nan)
+    return ((z - total.anchor) - log_mass).to(z.dtype)
 
 
 def sensitivity(log_p: Tensor, z: None) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,6 +50,7 @@ LOG_SOFTMAX = register(
         cost=Cost(reads=2),
         kernel=Kernel("log_softmax", "log_softmax_backward"),
         blocks=BLOCKS,
+        formula="x_i − log Σ exp(x_j), the logarithm of softmax",
         source="Bridle (1990)",
     )
 )

@@ -111,6 +111,7 @@ PROPORTIONAL = register(
         properties=Properties(mass="zero or one", shift_invariant=False, order_preserving=False),
         cost=Cost(reads=2),
         blocks=BLOCKS,
+        formula="f(x_i) / Σ f(x_j)",
         source="Su (2024), kexue.fm/archives/10145",
         uses_scores=True,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.blocks import Blocks, Part, State
+from softmaxima.core.blocks import Blocks, Part, State, growth
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.core.rows import normalise_exp
@@ -56,7 +56,13 @@ def _finish(part: Part, state: State, empty: str) -> Tensor:
     return torch.where(total.top == -math.inf, (part.x > -math.inf) / allowed.clamp_min(1.0), p)
 
 
-BLOCKS = Blocks(_begin, _merge, _finish)
+def _factor(a: State, b: State, tau: float | Tensor, empty: str) -> Tensor:
+    old, new = (LogSum(*state[:3]) for state in (a, b))
+    of_sums = growth((old.anchor, old.log_mass()), (new.anchor, new.log_mass()), tau)
+    return torch.where(new.top == -math.inf, a[3] / b[3].clamp_min(1.0), of_sums)
+
+
+BLOCKS = Blocks(_begin, _merge, _finish, factor=_factor)
 
 RECTIFIED_SOFTMAX = register(
     Map(
@@ -78,8 +84,9 @@ RECTIFIED_SOFTMAX = register(
             mass="zero or one", shift_invariant=False, locally_shift_invariant=True, sparse=True, continuous=False
         ),
         cost=Cost(reads=2),
-        kernel=Kernel("rectified_softmax", "rectified_backward", theta=lambda empty: float(empty == "uniform")),
+        kernel=Kernel("rectified_softmax", "rectified_backward", theta=lambda empty: (float(empty == "uniform"),)),
         blocks=BLOCKS,
+        formula="softmax over {x_i ≥ 0}",
         source="softmaxima: softmax over the scores that are not negative",
         uses_scores=True,
     )

@@ -41,6 +41,7 @@ SOFTMAX = register(
         cost=Cost(reads=2),
         kernel=Kernel("softmax", "softmax_backward", "softmax_loss"),
         blocks=BLOCKS,
+        formula="exp(x_i) / Σ exp(x_j)",
         source="Boltzmann (1868); Bridle (1990)",
     )
 )

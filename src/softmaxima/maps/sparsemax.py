@@ -47,6 +47,7 @@ SPARSEMAX = register(
         cost=Cost(reads=2),
         kernel=Kernel("sparsemax", "sparsemax_backward", "sparsemax_loss"),
         blocks=thresholded(forward, gini),
+        formula="relu(x_i − λ)",
         source="Martins & Astudillo (2016), arXiv:1602.02068",
     )
 )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.blocks import Blocks, Part, State
+from softmaxima.core.blocks import Blocks, Part, State, of_the_mass
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
-from softmaxima.core.rows import divisor, total, without_mask
+from softmaxima.core.rows import divisor, row_maximum, total, without_mask
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
@@ -35,7 +35,7 @@ def polynomial(z: Tensor, scale: Tensor, degree: int, order: int) -> Tensor:
 def terms(z: Tensor) -> tuple[Tensor, Tensor]:
     """(z in float64, the row's scale max(1, |z|)), for negative scores cancel digits."""
     wide = z.double()
-    scale = without_mask(wide.detach()).abs().amax(-1, keepdim=True).clamp_min(1.0)
+    scale = row_maximum(without_mask(wide).abs()).clamp_min(1.0)
     return wide, scale
 
 
@@ -52,9 +52,6 @@ def sensitivity(p: Tensor, z: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def _begin(part: Part, known: State | None, order: int) -> State:
-    if part.x.shape[-1] == 0:
-        nothing = part.x.new_zeros((*part.x.shape[:-1], 1))
-        return nothing + 1.0, nothing
     wide, scale = terms(part.z)
     return scale, polynomial(wide, scale, order, order).sum(-1, keepdim=True)
 
@@ -69,7 +66,11 @@ def _finish(part: Part, state: State, order: int) -> Tensor:
     return polynomial(part.z, scale, order, order) / divisor(mass)
 
 
-BLOCKS = Blocks(_begin, _merge, _finish)
+def _factor(a: State, b: State, tau: float | Tensor, order: int) -> Tensor:
+    return a[1] / divisor(b[1]) * (a[0] / b[0]) ** order
+
+
+BLOCKS = Blocks(_begin, _merge, _finish, factor=_factor, derivative=of_the_mass)
 
 TAYLOR_SOFTMAX = register(
     Map(
@@ -91,6 +92,7 @@ TAYLOR_SOFTMAX = register(
         cost=Cost(reads=2),
         kernel=Kernel("taylor_softmax", "taylor_backward"),
         blocks=BLOCKS,
+        formula="f(x_i) / Σ f(x_j), f the Taylor polynomial of exp",
         source="de Brébisson & Vincent (2016), arXiv:1511.05042",
         uses_scores=True,
     )

@@ -74,7 +74,12 @@ def _finish(part: Part, state: State, k: int) -> Tensor:
     return log_sum(x, part.tau).shares(part.x.masked_fill(~kept, -math.inf), part.tau)
 
 
-BLOCKS = Blocks(_begin, _merge, _finish)
+def _conjugate(state: State, tau: float | Tensor, k: int) -> tuple[Tensor, Tensor]:
+    total = log_sum(state[0], tau)
+    return total.anchor, total.log_mass()
+
+
+BLOCKS = Blocks(_begin, _merge, _finish, conjugate=_conjugate)
 
 TOPK_SOFTMAX = register(
     Map(
@@ -96,6 +101,7 @@ TOPK_SOFTMAX = register(
         cost=Cost(reads=3),
         kernel=Kernel("topk_softmax", "softmax_backward"),
         blocks=BLOCKS,
+        formula="softmax over the k highest",
         source="Sun et al. (2021), arXiv:2112.12433",
     )
 )

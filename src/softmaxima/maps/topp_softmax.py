@@ -16,7 +16,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Blocks, Part, State, places
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.monoid import LogSum, log_sum, merge
-from softmaxima.core.rows import normalise_exp, row_maximum
+from softmaxima.core.rows import divisor, normalise_exp, row_maximum
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -106,7 +106,7 @@ class Nucleus(NamedTuple):
     top: Tensor
     ties: Tensor
     rest: Tensor  # of the sum over all scores, as in `LogSum`
-    passes: Tensor  # how many there were
+    passes: Tensor  # how many there were [..., 1]
     key: Tensor  # of the lowest score that is kept, the bytes that are known [..., 1]
     above: Tensor  # the weight of all scores that are higher, whatever the other bytes are
     bins: Tensor  # that of the scores with these bytes, by the next one [..., 256]; at the end that of each of them [..., 1]
@@ -120,6 +120,10 @@ class Nucleus(NamedTuple):
         """How many of the scores that equal the lowest are kept."""
         missing = p * self.sum.mass - self.above
         return (missing / self.bins).nan_to_num(1.0, posinf=1.0).ceil().clamp_min(1.0)
+
+    def mass(self, p: float) -> Tensor:
+        """Of the nucleus, by the largest score; NaN in a row with NaN or +∞."""
+        return self.above + self.wanted(p) * self.bins + 0.0 * self.sum.mass
 
     def with_byte(self, byte: int, p: float) -> Nucleus:
         """With one more byte of the key: the highest at which the weight reaches its share."""
@@ -137,12 +141,10 @@ def _begin(part: Part, known: State | None, p: float) -> State:
     x = part.x
     if known is None:
         row, none = x.new_zeros((*x.shape[:-1], 1)), x.new_zeros((*x.shape[:-1], 0))
-        return Nucleus(*log_sum(x, part.tau), torch.tensor(1), row.long(), row, none, none.long())
+        return Nucleus(*log_sum(x, part.tau), row.long() + 1, row.long(), row, none, none.long())
     known = Nucleus(*known)
-    passes = torch.tensor(int(known.passes) + 1 if p < 1.0 else _BYTES + 2)
-    if p == 1.0:
-        return known._replace(passes=passes)
-    byte = int(known.passes) - 1
+    byte = _pass(known) - 1
+    passes = known.passes + 1
     if byte > 0:
         known = known.with_byte(byte - 1, p)
     keys = ordered_bits(x) ^ _LOWEST  # whose bytes are in the order of the scores
@@ -157,11 +159,15 @@ def _begin(part: Part, known: State | None, p: float) -> State:
     return here._replace(places=torch.where(equal, places(part), _HIGHEST).sort(-1).values[..., :most])
 
 
+def _pass(state: Nucleus) -> int:
+    return int(state.passes.flatten()[0]) if state.passes.numel() else 1
+
+
 def _merge(a: State, b: State, tau: float | Tensor, p: float) -> State:
     a, b = Nucleus(*a), Nucleus(*b)
-    if int(a.passes) == 1:
+    if _pass(a) == 1:
         return a._replace(**merge(a.sum, b.sum, tau)._asdict())
-    if p == 1.0 or int(a.passes) <= _BYTES + 1:
+    if _pass(a) <= _BYTES + 1:
         return a._replace(bins=a.bins + b.bins)
     both = a._replace(bins=torch.maximum(a.bins, b.bins))
     most = int(both.wanted(p).max()) if both.bins.numel() else 0
@@ -172,16 +178,23 @@ def _finish(part: Part, state: State, p: float) -> Tensor:
     known = Nucleus(*state)
     if p == 1.0 or known.places.shape[-1] == 0:
         return known.sum.shares(part.x, part.tau)
-    wanted = known.wanted(p)
-    last = known.places.gather(-1, (wanted.long() - 1).clamp_max(known.places.shape[-1] - 1))
+    last = known.places.gather(-1, (known.wanted(p).long() - 1).clamp_max(known.places.shape[-1] - 1))
     keys, lowest = ordered_bits(part.x), known.key ^ _LOWEST
     kept = (keys > lowest) | ((keys == lowest) & (places(part) <= last))
-    mass = known.above + wanted * known.bins
     weights = torch.where(kept, known.sum.weigh(part.x, part.tau), 0.0)
-    return weights / mass.masked_fill(mass == 0, 1.0) + 0.0 * known.sum.mass  # NaN of which makes the row NaN
+    return weights / divisor(known.mass(p))
 
 
-BLOCKS = Blocks(_begin, _merge, _finish, lambda state: int(state[3]) == _BYTES + 2)
+def _passes(p: float) -> int:
+    return 1 if p == 1.0 else _BYTES + 2
+
+
+def _conjugate(state: State, tau: float | Tensor, p: float) -> tuple[Tensor, Tensor]:
+    known = Nucleus(*state)
+    return known.sum.anchor, known.sum.log_mass() if p == 1.0 else known.mass(p).log()
+
+
+BLOCKS = Blocks(_begin, _merge, _finish, _passes, _conjugate)
 
 TOPP_SOFTMAX = register(
     Map(
@@ -202,6 +215,7 @@ TOPP_SOFTMAX = register(
         cost=Cost(reads=3),
         kernel=Kernel("topp_softmax", "softmax_backward"),
         blocks=BLOCKS,
+        formula="softmax over the nucleus",
         source="Holtzman et al. (2020), arXiv:1904.09751",
     )
 )
