@@ -23,14 +23,9 @@ if TYPE_CHECKING:
     from softmaxima.lse import *
     from softmaxima.maps import *
 else:
-    # Names are imported on first use, with their room, so that the command line answers without loading torch.
+    # Names are imported on first use, with their room, so that the command line answers without loading torch. What is not in this
+    # table is a name of the maps, or none.
     _ROOMS = {
-        "maps": """
-            Cost ElasticSoftmax Entmax Entmax15 EpsSoftmax LogSoftmax Map MapModule Parameter Properties Proportional
-            RectifiedSoftmax Softmax Softmin Sparsemax TaylorSoftmax TopKSoftmax TopPSoftmax elastic_softmax entmax
-            entmax15 eps_softmax find_map log_softmax proportional rectified_softmax register softmax softmin
-            sparsemax taylor_softmax topk_softmax topp_softmax
-        """,
         "derivatives": """
             hessian_vector_product jacobian
         """,
@@ -50,21 +45,24 @@ else:
             entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
         """,
+        "maps": "",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
-    __all__ = sorted(_NAMES)
 
     def __getattr__(name: str) -> Any:
         if name in _ROOMS:
             return importlib.import_module(f"softmaxima.{name}")
+        if name == "__all__":
+            return sorted({*_NAMES, *__getattr__("maps").__all__} - {"REGISTRY"})  # one of the maps, and one of the losses
         if name in _RENAMED:
             warnings.warn(f"sm.{name} is called sm.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
             return __getattr__(_RENAMED[name])
-        if name not in _NAMES:
+        room = None if name.startswith("_") or name == "REGISTRY" else __getattr__(_NAMES.get(name, "maps"))
+        if room is None or name not in room.__all__:
             raise AttributeError(f"module 'softmaxima' has no attribute {name!r}")
-        globals()[name] = found = getattr(__getattr__(_NAMES[name]), name)
+        globals()[name] = found = getattr(room, name)
         return found
 
     def __dir__() -> list[str]:
-        return [*globals(), *_ROOMS, *_NAMES]
+        return [*globals(), *_ROOMS, *__getattr__("__all__")]

@@ -26,7 +26,7 @@ def jacobian(
     where: Array | None = None,
     **params: Any,
 ) -> Array:
-    """The Jacobian of a map, `J = (diag(s) − q rᵀ)/τ`, one n×n matrix a row: `J[..., i, j] = ∂p_i/∂x_j`.
+    """The Jacobian of a map, one n×n matrix a row: `J[..., i, j] = ∂p_i/∂x_j`.
 
     Args:
         map: a registered name ("sparsemax"), the function of a map (`sm.sparsemax`) or a `Map`.

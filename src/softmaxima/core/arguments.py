@@ -19,6 +19,11 @@ from softmaxima.core.tracing import is_concrete, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 
+
+class InputError(ValueError):
+    """What a command or an experiment was given or asked for cannot be used. The message is one line."""
+
+
 # The dtype that a map computes in, for each dtype of scores that it takes.
 COMPUTE_DTYPE = {
     torch.float64: torch.float64,
@@ -282,6 +287,19 @@ def check_one_temperature(name: str, value: Any) -> float:
 def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
     """A positive number, or a tensor of positive numbers that broadcasts against the rows."""
     return check_per_row(name, "temperature", temperature, x, dim, *TEMPERATURE)
+
+
+def rows_last(name: str, x: Tensor, dim: Any, temperature: Any, where: Any) -> tuple[int, Tensor, float | Tensor, Tensor | None]:
+    """(dim ≥ 0, x, τ, mask) validated, with `dim` moved last; a number is a row of one."""
+    dim = check_dim(name, dim, x.ndim)
+    x = x if x.ndim else x.reshape(1)
+    tau, mask = check_temperature(name, temperature, x, dim), check_where(name, where, x)
+    return dim, *(moved_last(v, dim) for v in (x, tau, mask))  # type: ignore[return-value]
+
+
+def moved_last(value: Any, dim: int) -> Any:
+    """A tensor with the axis `dim` last; anything else, and a tensor of which it is, as it came."""
+    return value.movedim(dim, -1) if isinstance(value, Tensor) and dim != value.ndim - 1 else value
 
 
 def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:

@@ -67,7 +67,7 @@ class _PlainMapFunction(_ReverseMapFunction):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         map, x, tau, _, *params = inputs
-        output = native.forward_plain(map.kernel.forward, x, tau, map.kernel.number(params))
+        output = native.forward_plain(map.kernel, x, tau, map.kernel.theta(*params))
         ctx.map, ctx.numbers, ctx.dtype = map, (tau, *params), x.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output, x if map.uses_scores else None, *[None] * (2 + len(params)))

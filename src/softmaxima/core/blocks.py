@@ -1,22 +1,14 @@
-"""Maps on parts of a row as on a whole: long rows, chunks of classes, key blocks of attention, shards and files are all this.
+"""What a map states of parts of a row; long rows, chunks of classes, key blocks of attention, shards and files are all this.
 
-A pass makes a state of each part, and states merge in any order. The state of all parts is what the next pass is given, until it is
-complete; then it tells every part its probabilities:
-
-    state = None
-    while state is None or not blocks.is_complete(state):
-        state = merged(blocks.begin(part, state) for part in parts)
-    probabilities = [blocks.finish(part, state) for part in parts]
-
-A state is a tuple of tensors, so that it can be sent. One pass is enough for all maps but those that select by mass.
+A pass makes a state of each part, and states merge in any order. The state of all parts is what the next pass is given; after the
+last it tells every part its probabilities. `parts.py` is for those who call this.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +17,7 @@ from torch import Tensor
 from softmaxima.core import monoid
 from softmaxima.core.rows import row_maximum
 
-State = tuple[Tensor, ...]
+State = tuple[Tensor, ...]  # of float64 or int64 [..., m]
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,8 @@ class Part:
 
     x: Tensor  # [..., n]
     tau: float | Tensor = 1.0  # a number or [..., 1]
-    first: int = 0  # the place of x[..., 0] in its row, by which ties are broken
+    first: int | Tensor = 0  # the place of x[..., 0] in its row, a number or [..., 1], by which ties are broken and labels found
+    given: Any = None  # the scores as they came, whose kind and dtype the results have
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float64:
@@ -47,36 +40,68 @@ class Part:
         return (self.x.masked_fill(silent, 0.0) / self.tau).masked_fill(silent, -math.inf)
 
 
+def _of_each_score(part: Part, state: State, p: Tensor, of: Callable[..., Any], /, **params: Any) -> Any:
+    return of(p, part.z, **params)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """How a map works on parts; every function takes the map's parameters by name as well.
 
-    begin(part, known) → the state of a part, `known` that of all parts in the pass before, None in the first.
+    begin(part, known) → the state of a part, `known` that of all parts in the pass before, None in the first. Of a part without
+        scores it is the identity; what has no width then, scores and places, may have any in other states.
     merge(a, b, tau) → the state of both, in either order.
-    finish(part, state) → the probabilities of a part, from the state of all; not to be differentiated but for maps of exponentials.
-    is_complete(state) → whether no further pass is needed.
-    conjugate(state, tau) → (M, c) with Ω*(x/τ) = M/τ + c, from the state of all, where the map is its gradient: what a loss needs.
+    finish(part, state) → the probabilities of a part, from the state of all.
+    passes() → how many passes over all parts make that state.
+    conjugate(state, tau) → (M, c) with V = M/τ + c, of which the map is the gradient: what a loss needs.
+    factor(a, b, tau) → what takes probabilities under the state a, of some parts, to those under b, of more: what attention needs
+        to begin before it knows all parts. None where a score that comes later takes others out.
+    derivative(part, state, p, of) → what of(p, z), the map's sensitivity or a parameter's gradient, says of the scores of a part
+        when it is given the whole row. Without it `of` is taken of each score by itself.
     """
 
     begin: Callable[..., State]
     merge: Callable[..., State]
     finish: Callable[..., Tensor]
-    is_complete: Callable[[State], bool] = lambda state: True
+    passes: Callable[..., int] = lambda **params: 1
     conjugate: Callable[..., tuple[Tensor, Tensor]] | None = None
+    factor: Callable[..., Tensor] | None = None
+    derivative: Callable[..., Any] = _of_each_score
 
 
-def state_of(blocks: Blocks, parts: Sequence[Part], params: dict[str, Any]) -> State:
-    """The complete state of all parts of a row."""
-    state: State | None = None
-    while state is None or not blocks.is_complete(state):
-        known = state
-        states: Iterable[State] = (blocks.begin(part, known, **params) for part in parts)
-        state = functools.reduce(lambda a, b: blocks.merge(a, b, parts[0].tau, **params), states)
-    return state
+def packed(state: State, identity: State, width: int | None = None) -> Tensor:
+    """A state as one tensor [..., m] of float64, to be sent: what varies in width, as in the identity, is padded to `width`."""
+    varies = [values.shape[-1] == 0 for values in identity]
+    own = max((values.shape[-1] for values, varying in zip(state, varies, strict=True) if varying), default=0)
+    width = own if width is None else width
+    if own > width:
+        raise ValueError(f"packed: width must be at least that of the state, {own}, got {width}; exchange the largest width first")
+    columns = []
+    for values, varying in zip(state, varies, strict=True):
+        if varying:
+            nothing = -math.inf if values.is_floating_point() else torch.iinfo(values.dtype).max
+            values = torch.cat((values, values.new_full((*values.shape[:-1], width - values.shape[-1]), nothing)), -1)
+        columns.append(values.contiguous().view(torch.float64))
+    return torch.cat(columns, -1)
+
+
+def unpacked(values: Tensor, identity: State) -> State:
+    """The state that was packed."""
+    widths = [column.shape[-1] for column in identity]
+    width, rest = divmod(values.shape[-1] - sum(widths), max(1, widths.count(0)))
+    if values.dtype != torch.float64 or width < 0 or rest or (width and 0 not in widths):
+        raise ValueError(
+            f"unpacked: this is no packed state of the map in this pass: {values.dtype} of shape {tuple(values.shape)}"
+        )
+    columns = values.split([own or width for own in widths], -1)
+    return tuple(column.contiguous().view(like.dtype) for column, like in zip(columns, identity, strict=True))
 
 
 def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Blocks:
-    """A map of exponentials over the monoid of logsumexp: `shares(part, sum, **params)` and `conjugate(sum, tau, **params)`."""
+    """A map of exponentials over the monoid of logsumexp: `shares(part, sum, **params)` and `conjugate(sum, tau, **params)`.
+
+    Where there is a conjugate the shares are exp(x/τ − V), and a parameter's gradient knows the row by its sum alone.
+    """
 
     def begin(part: Part, known: State | None, **params: Any) -> State:
         return monoid.log_sum(part.x, part.tau)
@@ -90,7 +115,20 @@ def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., tuple[Te
     def value(state: State, tau: float | Tensor, **params: Any) -> tuple[Tensor, Tensor]:
         return conjugate(monoid.LogSum(*state), tau, **params)  # type: ignore[misc]
 
-    return Blocks(begin, merge, finish, conjugate=None if conjugate is None else value)
+    def factor(a: State, b: State, tau: float | Tensor, **params: Any) -> Tensor:
+        return growth(value(a, tau, **params), value(b, tau, **params), tau)
+
+    def derivative(part: Part, state: State, p: Tensor, of: Callable[..., Any], /, **params: Any) -> Any:
+        return of(p, monoid.LogSum(*state).value(part.tau), **params)
+
+    if conjugate is None:
+        return Blocks(begin, merge, finish, derivative=derivative)
+    return Blocks(begin, merge, finish, conjugate=value, factor=factor, derivative=derivative)
+
+
+def growth(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], tau: float | Tensor) -> Tensor:
+    """exp(V_a − V_b) of two conjugates (M, c), 0 where there was nothing."""
+    return torch.where(a[1] == -math.inf, 0.0, ((a[0] - b[0]) / tau + (a[1] - b[1])).exp())
 
 
 class Sum(NamedTuple):
@@ -111,10 +149,19 @@ def additive(weigh: Callable[..., Tensor]) -> Blocks:
     def finish(part: Part, state: State, **params: Any) -> Tensor:
         return weigh(part, **params) / state[0].masked_fill(state[0] == 0, 1.0)
 
-    return Blocks(begin, merge, finish)
+    def factor(a: State, b: State, tau: float | Tensor, **params: Any) -> Tensor:
+        return a[0] / b[0].masked_fill(b[0] == 0, 1.0)
+
+    return Blocks(begin, merge, finish, factor=factor, derivative=of_the_mass)
 
 
-def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]) -> Blocks:
+def of_the_mass(part: Part, state: State, p: Tensor, of: Callable[..., tuple[Tensor, ...]], /, **params: Any) -> tuple[Tensor, ...]:
+    """The sensitivity (w′/Σw, p) of a map p = w/Σw, which of a part alone is over the weight of that part."""
+    s, q = of(p, part.z, **params)
+    return s * p.sum(-1, keepdim=True), q
+
+
+def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None) -> Blocks:
     """A map that is 0 below a threshold, of `solve(z, **params)`: its state are the scores that can be in the support.
 
     A score that is not in the support of a part is in that of no whole, for more scores only raise the threshold. So a state is no
@@ -140,25 +187,38 @@ def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]
     def merge(a: State, b: State, tau: float | Tensor, **params: Any) -> State:
         return candidates(torch.cat((a[0], b[0]), -1), tau, params)
 
+    def found(part: Part, state: State, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """(the candidates in order, −∞ before them, their p, where among them each score is: at −∞ if it is none)."""
+        ordered = torch.nn.functional.pad(state[0].flip(-1), (1, 0), value=-math.inf)
+        place = torch.searchsorted(ordered, part.x.contiguous()).clamp_max(ordered.shape[-1] - 1)
+        place = torch.where(ordered.gather(-1, place) == part.x, place, 0)
+        return ordered, probabilities(ordered, part.tau, params), place
+
     def finish(part: Part, state: State, **params: Any) -> Tensor:
-        ordered = state[0].flip(-1).contiguous()  # −∞ first
-        if ordered.shape[-1] == 0 or part.x.shape[-1] == 0:
-            return torch.zeros_like(part.x)
-        p = probabilities(ordered, part.tau, params)
-        place = torch.searchsorted(ordered, part.x.contiguous()).clamp_max(p.shape[-1] - 1)
-        found = (ordered.gather(-1, place) == part.x) & (part.x > -math.inf)
-        return torch.where(found, p.gather(-1, place), 0.0) + 0.0 * p.sum(-1, keepdim=True)  # NaN makes the row NaN
+        _, p, place = found(part, state, params)
+        return p.gather(-1, place)
 
     def conjugate(state: State, tau: float | Tensor, **params: Any) -> tuple[Tensor, Tensor]:
-        (x,) = state
-        if x.shape[-1] == 0:
-            return x.new_zeros((*x.shape[:-1], 1)), x.new_full((*x.shape[:-1], 1), -math.inf)
+        x = torch.nn.functional.pad(state[0], (0, 1), value=-math.inf)
         top, p = row_maximum(x), probabilities(x, tau, params)
         gaps = torch.where(p == 0, 0.0, p * (x - top)).sum(-1, keepdim=True) / tau
-        value = gaps - regulariser(p, **params).unsqueeze(-1)
+        value = gaps - regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
         return top, value.masked_fill((x == -math.inf).all(-1, keepdim=True), -math.inf)
 
-    return Blocks(begin, merge, finish, conjugate=conjugate)
+    def derivative(part: Part, state: State, p: Tensor, of: Callable[..., Any], /, **params: Any) -> Any:
+        ordered, p, place = found(part, state, params)
+        return _at(of(p, (ordered - row_maximum(ordered)) / part.tau, **params), place)
+
+    return Blocks(begin, merge, finish, conjugate=None if regulariser is None else conjugate, derivative=derivative)
+
+
+def _at(found: Any, place: Tensor) -> Any:
+    """What was found of each candidate, a tensor, several or a Jacobian, where they are."""
+    if isinstance(found, Tensor):
+        return found.gather(-1, place)
+    if isinstance(found, tuple):
+        return tuple(_at(values, place) for values in found)
+    return replace(found, **{field.name: _at(getattr(found, field.name), place) for field in fields(found)})
 
 
 def places(part: Part) -> Tensor:

@@ -5,8 +5,8 @@ A map sends scores x to probabilities p along one axis. Its Jacobian has the for
     J = ∂p/∂z = diag(s) − q rᵀ,        z = x/τ, −∞ where masked        (r = s for maps onto probabilities)
     vjp(g) = s ⊙ g − r ⟨q, g⟩          jvp(t) = s ⊙ t − q ⟨r, t⟩
 
-so a map states `forward` and `sensitivity = (s, q)`, `(s, q, r)` or log s (`jacobian.py`), from which the reverse, forward and
-double derivatives, vmap, torch.func, what recorders such as torch.compile and torch.export see, masks, temperature and axes follow.
+or another of `jacobian.py`, so a map states `forward` and `sensitivity`, from which the reverse, forward and double derivatives,
+vmap, torch.func, what recorders such as torch.compile and torch.export see, masks, temperature and axes follow.
 """
 
 from __future__ import annotations
@@ -70,16 +70,33 @@ class Properties:
 
     >>> import softmaxima as sm
     >>> [name for name, map in sm.maps.REGISTRY.items() if map.properties.sparse and map.properties.continuous]
-    ['entmax', 'entmax15', 'sparsemax']
+    ['budget_sparsemax', 'entmax', 'entmax15', 'normmax', 'sparsemax']
     """
 
-    mass: str = "one"  # what Σp is on a row with an allowed score: "one" | "at most one" | "zero or one"
+    # What Σp is on a row with an allowed score: "one" | "at most one" | "zero or one", or, where it depends on parameters,
+    # a function (how many scores are allowed, **params) → Σp.
+    mass: str | Callable[..., Tensor] = "one"
     shift_invariant: bool = True  # map(x + c) = map(x)
     locally_shift_invariant: bool = False  # so for a small c, where it is not so for every c
     order_preserving: bool = True  # x_i > x_j ⇒ p_i ≥ p_j
     sparse: bool = False  # finite scores can get exactly zero
     continuous: bool = True  # p moves continuously with x
     logarithmic: bool = False  # returns log p, so that the claims hold for its exponential
+    additive_regulariser: bool = True  # Ω(p) is a sum over scores, which is 0 where p is 0 or 1
+
+    @property
+    def constant_mass(self) -> bool:
+        """Whether Σp does not move with the scores."""
+        return self.mass == "one" or callable(self.mass)
+
+    @property
+    def of_one_class(self) -> bool:
+        """Whether p are the probabilities of events of which at most one happens: Σp ≤ 1, whatever the parameters."""
+        return not callable(self.mass)
+
+    def largest_mass(self, allowed: Tensor, **params: Any) -> Tensor:
+        """The most that Σp is on rows with so many allowed scores."""
+        return self.mass(allowed, **params) if callable(self.mass) else (allowed > 0).double()
 
 
 @dataclass(frozen=True)
@@ -103,9 +120,10 @@ class Map:
 
     reference(x, **params): the literal definition, in float64; tests compare with it.
     forward(z, **params): the same, stable and fast.
-    sensitivity(p, z, **params): (s, q) or (s, q, r), or `Balanced(log s)` where s may be huge. `z` is None unless `uses_scores`.
+    sensitivity(p, z, **params): (s, q) or (s, q, r), or another form of `jacobian.py`. `z` is None unless `uses_scores`.
+    formula: p_i in a line, for tables.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
-    kernel: its functions in the native library, which then do what `forward` and the derivative do; None where there are none.
+    kernel: what does the same as `forward` and the derivative on each device; None where there is nothing.
     blocks: how it works on parts of a row (`blocks.py`), in float64.
 
     >>> import numpy as np, softmaxima as sm
@@ -118,6 +136,7 @@ class Map:
     forward: Callable[..., Tensor]
     sensitivity: Callable[..., tuple[Tensor, ...] | Jacobian]
     source: str
+    formula: str = ""
     regulariser: Callable[..., Tensor] | None = None
     params: tuple[Parameter, ...] = ()
     properties: Properties = field(default_factory=Properties)

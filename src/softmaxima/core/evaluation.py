@@ -11,12 +11,11 @@ from torch import Tensor
 from softmaxima.core.arguments import (
     as_number,
     as_scores,
-    check_dim,
     check_per_row,
     check_scores,
-    check_temperature,
-    check_where,
     like_input,
+    moved_last,
+    rows_last,
 )
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.jacobian import Jacobian
@@ -45,7 +44,7 @@ def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: M
 def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]) -> Any:
     """The map of plain scores with numbers for parameters, by its kernel; None for anything else."""
     kernel = map.kernel
-    if kernel is None:
+    if kernel is None or kernel.functions.forward is None:
         return None
     if len(params) != len(map.params):
         return None
@@ -57,10 +56,9 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
         if type(value) is not parameter.kind or not parameter.valid(value):
             return None
         values += (value,)
-    theta = kernel.number(values)
     if x.requires_grad and torch.is_grad_enabled():
         return apply_plain(map, x, temperature, None, *values)
-    return native.forward_plain(kernel.forward, x, temperature, theta)
+    return native.forward_plain(kernel, x, temperature, kernel.theta(*values))  # type: ignore[arg-type]
 
 
 def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int, name: str | None = None) -> list[Any]:
@@ -80,13 +78,9 @@ def _rows_last(
     map: Map, x: Tensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]
 ) -> tuple[int, tuple[Any, ...]]:
     """(dim ≥ 0, (x, τ, mask, parameters…) validated, with `dim` moved last)."""
-    dim = check_dim(map.name, dim, x.ndim)
-    x = x if x.ndim else x.reshape(1)
-    tau = check_temperature(map.name, temperature, x, dim)
-    arguments = (x, tau, check_where(map.name, where, x), *check_params(map, params, x, dim))
-    if dim != x.ndim - 1:
-        arguments = tuple(v.movedim(dim, -1) if isinstance(v, Tensor) else v for v in arguments)
-    return dim, arguments
+    dim, *arguments = rows_last(map.name, x, dim, temperature, where)
+    values = check_params(map, params, x if x.ndim else x.reshape(1), dim)
+    return dim, (*arguments, *(moved_last(value, dim) for value in values))
 
 
 def linearise(

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from softmaxima.core.routing import takes_kernel
-from softmaxima.core.tracing import is_eager, transforming
+from softmaxima.core.routing import is_native, takes_kernel
+from softmaxima.core.tracing import is_eager, may_differentiate, transforming
 
-Pull = Callable[..., Tensor]  # (g, x, *kept) → ∂⟨g, value⟩/∂x
-Native = Callable[[Tensor, bool], tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (x, with gradient) → (value, pull, kept)
-Composite = Callable[[Tensor], Tensor]
+Pull = Callable[..., Any]  # (g, *x, *kept) → ∂⟨g, value⟩/∂x, of several x a tuple
+Native = Callable[..., tuple[Tensor, Pull, tuple[Tensor, ...]]]  # (*x, with gradient) → (value, pull, kept)
+Composite = Callable[..., Tensor]
 
 
 def is_fusible(x: Tensor, *others: Any) -> bool:
@@ -29,33 +29,37 @@ def is_fusible(x: Tensor, *others: Any) -> bool:
     return not any(isinstance(v, Tensor) and ((v.requires_grad and learning) or v.device != x.device) for v in others)
 
 
-def fused(native: Native, composite: Composite, x: Tensor) -> Tensor:
+def is_readable(x: Tensor, *others: Any) -> bool:
+    """Whether the native library can say the value at x now, unseen by a compiler, and gradients are asked of x alone."""
+    return not is_compiling() and is_native(x) and is_fusible(x, *others)
+
+
+def fused(native: Native, composite: Composite, *x: Tensor) -> Tensor:
     """The value at x by `native`, and its higher derivatives by `composite`."""
-    if x.requires_grad and torch.is_grad_enabled():
+    if may_differentiate(x):
         apply = _Fused.apply if is_compiling() else _apply
-        return apply(native, composite, x)  # type: ignore[return-value]
-    return native(x, False)[0]
+        return apply(native, composite, *x)  # type: ignore[return-value]
+    return native(*x, False)[0]
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, native: Native, composite: Composite, x: Tensor) -> Tensor:
-        value, ctx.pull, kept = native(x, True)
-        ctx.composite = composite
-        ctx.save_for_backward(x, *kept)
+    def forward(ctx: Any, native: Native, composite: Composite, *x: Tensor) -> Tensor:
+        value, ctx.pull, kept = native(*x, True)
+        ctx.composite, ctx.count = composite, len(x)
+        ctx.save_for_backward(*x, *kept)
         return value
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (g,) = grad_outputs
-        x, *kept = ctx.saved_tensors
         if is_compiling() or (is_eager(g) and not torch.is_grad_enabled()):
-            return None, None, ctx.pull(g, x, *kept)
+            gradients = ctx.pull(g, *ctx.saved_tensors)
+            return (None, None, *gradients) if isinstance(gradients, tuple) else (None, None, gradients)
         with torch.enable_grad():
-            # A view, so that the derivative is by what the composite is given here, and goes on to x.
-            x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(ctx.composite(x), x, g, create_graph=True)
-        return None, None, gradient
+            # Views, so that the derivative is by what the composite is given here, and goes on to x.
+            x = [v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in ctx.saved_tensors[: ctx.count]]
+            return None, None, *torch.autograd.grad(ctx.composite(*x), x, g, create_graph=True)
 
 
 _apply: Callable[..., Tensor] = super(torch.autograd.Function, _Fused).apply  # type: ignore[misc]  # as in autograd.py

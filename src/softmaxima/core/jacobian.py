@@ -4,13 +4,16 @@ Most maps state vectors (s, q) or (s, q, r), r = s:    J = diag(s) − q rᵀ
 
     pull(g) = Jᵀg = s ⊙ g − r ⟨q, g⟩        push(t) = J t = s ⊙ t − q ⟨r, t⟩
 
-Where probabilities are small s may be huge, and s ⊙ g − r ⟨q, g⟩ is then a small difference of huge numbers. A map with q = s/Σs,
-whose rows and columns add up to 0, states log s instead: `Balanced`.
+Where probabilities are small s may be huge, and s ⊙ g − r ⟨q, g⟩ is then a small difference of huge numbers. A map whose rows and
+columns add up to 0 states another form, which loses no digits: `Balanced` for q = s/Σs, `Centred` for any other q.
+
+Of a row in parts the Jacobian of each part has sums(g), which `merge`; pull(g, sums) is the part of Jᵀg.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -20,23 +23,100 @@ from softmaxima.core.rows import normalise_exp
 from softmaxima.core.temperature import over
 
 
+class Form(ABC):
+    """A form of J: a frozen dataclass of tensors [..., n], from which its products follow.
+
+    Each also has s, q and r: s ⊙ g and r ⟨q, g⟩ are the terms of Jᵀg that may cancel, whose size is that of its rounding.
+    """
+
+    @abstractmethod
+    def sums(self, g: Tensor) -> tuple[Tensor, ...]:
+        """What Jᵀg needs of the whole row, of this part [..., 1]."""
+
+    @staticmethod
+    @abstractmethod
+    def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The sums over both parts."""
+
+    @abstractmethod
+    def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Jᵀg, or the part of it that this is."""
+
+    def push(self, t: Tensor) -> Tensor:
+        """J t, the same where J is symmetric."""
+        return self.pull(t)
+
+    def matrix(self, tau: float | Tensor) -> Tensor:
+        """J/τ [..., n, n], whose rows are Jᵀe."""
+        of_rows = {name: v.unsqueeze(-2) for name, v in vars(self).items()}
+        like = next(iter(of_rows.values()))
+        n = like.shape[-1]
+        units = torch.eye(n, dtype=like.dtype, device=like.device).expand(*like.shape[:-2], n, n)
+        return over(type(self)(**of_rows).pull(units), tau)
+
+
 @dataclass(frozen=True)
-class DiagonalAndProduct:
+class DiagonalAndProduct(Form):
     """J = diag(s) − q rᵀ."""
 
     s: Tensor
     q: Tensor
     r: Tensor
 
-    def pull(self, g: Tensor) -> Tensor:
-        return self.s * g - self.r * (self.q * g).sum(-1, keepdim=True)
+    def sums(self, g: Tensor) -> tuple[Tensor, ...]:
+        """⟨q, g⟩."""
+        return ((self.q * g).sum(-1, keepdim=True),)
+
+    @staticmethod
+    def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (a[0] + b[0],)
+
+    def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
+        (moved,) = sums or self.sums(g)
+        return self.s * g - self.r * moved
 
     def push(self, t: Tensor) -> Tensor:
         return self.s * t - self.q * (self.r * t).sum(-1, keepdim=True)
 
-    def matrix(self, tau: float | Tensor) -> Tensor:
-        """J/τ."""
-        return over(torch.diag_embed(self.s) - self.q.unsqueeze(-1) * self.r.unsqueeze(-2), tau)
+
+@dataclass(frozen=True)
+class Centred(Form):
+    r"""J = (I − q 1ᵀ) diag(s) (I − 1 qᵀ) with Σq = 1: what is left of diag(s) when q-weighted means are taken off both sides.
+
+        J g = v − q Σv,    v = s ⊙ (γ − ⟨q, γ⟩)
+
+    with γ = g − g_k for any k, as a constant added to g changes nothing. Where k has the largest s, nothing cancels there more than
+    in g itself. s and q are in double; results beyond the dtype become its largest number.
+    """
+
+    s: Tensor
+    q: Tensor
+
+    @property
+    def r(self) -> Tensor:
+        return self.s
+
+    def sums(self, g: Tensor) -> tuple[Tensor, ...]:
+        """(s_k, g_k, Σq, Σqγ, Σs, Σsγ)."""
+        wide = g.to(self.s.dtype)
+        if wide.shape[-1] == 0:
+            return (wide.new_zeros((*wide.shape[:-1], 1)),) * 6
+        top, slope = (torch.take_along_dim(v, self.s.detach().argmax(-1, keepdim=True), -1) for v in (self.s, wide))
+        gaps = wide - slope
+        each = (self.q, self.q * gaps, self.s, self.s * gaps)
+        return top, slope, *(v.sum(-1, keepdim=True) for v in each)
+
+    @staticmethod
+    def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        first = a[0] >= b[0]
+        a, b = (tuple(torch.where(first, v, w) for v, w in zip(*pair, strict=True)) for pair in ((a, b), (b, a)))
+        moved = b[1] - a[1]
+        return a[0], a[1], a[2] + b[2], a[3] + b[3] + b[2] * moved, a[4] + b[4], a[5] + b[5] + b[4] * moved
+
+    def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
+        _, slope, _, mean, total, moved = sums or self.sums(g)
+        v = self.s * (g.to(self.s.dtype) - slope - mean)
+        return narrowed(v - self.q * (moved - total * mean), g.dtype)
 
 
 # Of s and of g, with room in double for their products and sums.
@@ -45,7 +125,7 @@ _LARGEST_SLOPE = 2.0**900
 
 
 @dataclass(frozen=True)
-class Balanced:
+class Balanced(Form):
     r"""J = diag(s) − s sᵀ/Σs, from log s in double, −∞ where s is 0.
 
     Let k have the largest s, and e^a be the second largest. A constant added to g changes nothing, so γ = g − g_k may stand for it:
@@ -70,32 +150,63 @@ class Balanced:
     def r(self) -> Tensor:
         return self.s
 
-    def pull(self, g: Tensor) -> Tensor:
-        top, order = self.log_s.detach().topk(min(2, self.log_s.shape[-1]), -1)
-        second = top[..., -1:]
-        second = second.masked_fill(second == -math.inf, 0.0)
-        largest = order[..., :1]
-        is_largest = torch.arange(self.log_s.shape[-1], device=g.device) == largest
-        bound = torch.finfo(g.dtype).max
-        most = min(bound, _LARGEST_SLOPE)  # of a second derivative g may have been beyond its dtype
-        wide = g.clamp(-most, most).to(self.log_s.dtype)
-        gaps = wide - torch.take_along_dim(wide, largest, -1)
-        weights = (self.log_s - second).masked_fill(is_largest, -math.inf).exp()
-        ratio = (second - torch.take_along_dim(self.log_s, largest, -1)).clamp_max(0.0).exp()
-        moved = (weights * gaps).sum(-1, keepdim=True) / (1 + ratio * weights.sum(-1, keepdim=True))
-        others = self.log_s.clamp_max(_LARGEST_LOGARITHM).exp() * (gaps - ratio * moved)
+    def sums(self, g: Tensor) -> tuple[Tensor, ...]:
+        """(ℓ_k, g_k, a, Σ_{j≠k} w_j, Σ_{j≠k} w_j γ_j); of nothing ℓ_k = a = −∞."""
+        wide = self._wide(g)
+        if wide.shape[-1] == 0:
+            nothing = wide.new_zeros((*wide.shape[:-1], 1))
+            return nothing - math.inf, nothing, nothing - math.inf, nothing, nothing
+        largest, is_largest = self._largest()
+        others = self.log_s.masked_fill(is_largest, -math.inf)
+        second = others.detach().amax(-1, keepdim=True)
+        weights = (others - _anchor(second)).exp()
+        top, slope = (torch.take_along_dim(v, largest, -1) for v in (self.log_s, wide))
+        return top, slope, second, weights.sum(-1, keepdim=True), (weights * (wide - slope)).sum(-1, keepdim=True)
+
+    @staticmethod
+    def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The sums over both parts, where the k of one is among the others."""
+        first = a[0] >= b[0]
+        a, b = (tuple(torch.where(first, v, w) for v, w in zip(*pair, strict=True)) for pair in ((a, b), (b, a)))
+        second = torch.maximum(a[2], b[0])
+        weight, moved = torch.zeros_like(second), torch.zeros_like(second)
+        one, none = torch.ones_like(second), torch.zeros_like(second)
+        for level, slope, weights, gaps in ((a[2], a[1], a[3], a[4]), (b[0], b[1], one, none), (b[2], b[1], b[3], b[4])):
+            scale = (level - _anchor(second)).exp()
+            weight = weight + scale * weights
+            moved = moved + scale * (gaps + weights * (slope - a[1]))
+        return a[0], a[1], second, weight, moved
+
+    def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
+        wide = self._wide(g)
+        top, slope, second, weight, gaps = sums or self.sums(g)
+        second = _anchor(second)
+        ratio = (second - top).clamp_max(0.0).exp()
+        moved = gaps / (1 + ratio * weight)
+        others = self.log_s.clamp_max(_LARGEST_LOGARITHM).exp() * (wide - slope - ratio * moved)
+        # Where k is in another part the first of these forms has the same value for whatever equals it.
+        is_largest = self._largest()[1] & (self.log_s == top) & (wide == slope)
         v = torch.where(is_largest, -second.clamp_max(_LARGEST_LOGARITHM).exp() * moved, others)
+        bound = torch.finfo(g.dtype).max
         return v.clamp(-bound, bound).to(g.dtype)
 
-    push = pull
+    def _largest(self) -> tuple[Tensor, Tensor]:
+        """(the index of the largest of this part, where it is)."""
+        log_s, n = self.log_s.detach(), self.log_s.shape[-1]
+        largest = log_s.argmax(-1, keepdim=True) if n else log_s.new_zeros((), dtype=torch.long)
+        return largest, torch.arange(n, device=log_s.device) == largest
 
-    def matrix(self, tau: float | Tensor) -> Tensor:
-        n = self.log_s.shape[-1]
-        each = torch.eye(n, dtype=self.log_s.dtype, device=self.log_s.device).expand(*self.log_s.shape, n)
-        return over(Balanced(self.log_s.unsqueeze(-2)).pull(each), tau)
+    def _wide(self, g: Tensor) -> Tensor:
+        most = min(torch.finfo(g.dtype).max, _LARGEST_SLOPE)  # of a second derivative g may have been beyond its dtype
+        return g.clamp(-most, most).to(self.log_s.dtype)
 
 
-Jacobian = DiagonalAndProduct | Balanced
+def _anchor(level: Tensor) -> Tensor:
+    """The level, and 0 where there is none."""
+    return level.masked_fill(level == -math.inf, 0.0)
+
+
+Jacobian = DiagonalAndProduct | Centred | Balanced
 
 
 def jacobian_of(sensitivity: tuple[Tensor, ...] | Jacobian) -> Jacobian:

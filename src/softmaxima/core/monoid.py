@@ -1,9 +1,13 @@
 r"""The monoid of logsumexp: sums of exponentials of parts of a row, which merge in any order.
 
-    Σ exp(x/τ) = e^{M/τ} (m + r),    M = max x,  m = #{x = M},  r = Σ_{x<M} e^{(x − M)/τ}
+    S = Σ b e^{x/τ} = e^{M/τ} (m + r),    M a largest score,  m = Σ_{x=M} b,  r = Σ_{x≠M} b e^{(x − M)/τ}
+    (M, m, r) ∘ (M′, m′, r′)  has the larger M, to whose r all of the other is moved
+    log|S| = M/τ + log|c| + log1p((m + r − c)/c),    c = m where the logarithms do not cancel, else m + r rounded
 
-Of M only differences are divided by τ, and r is kept apart from m, so that log Σ has its digits near 0. M is a constant, and m the
-sum of e^0 with its derivatives: those of the whole, of every order, by x and τ, hold also where several scores are the largest.
+Without weights m counts the largest scores. Weights with signs, or complex, make such numbers of m and r, and complex scores have a
+complex M, of the largest real part. Of M only differences are divided by τ, and r is kept apart from m, so that log|S| has its
+digits near 0. M is a constant, and m the sum of b e^0 with its derivatives: those of the whole, of every order, by x, b and τ, hold
+also where several scores are the largest. A sum is a tuple of tensors, so that it can be sent, and that of nothing the identity.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from softmaxima.core.temperature import anchored_at, is_one
+from softmaxima.core.tracing import sizes
+
 
 class LogSum(NamedTuple):
-    """The sum over a part of each row, [..., 1] in float64; of nothing M = −∞ and m = r = 0."""
+    """A sum over a part of each row, [..., 1] in float64 or complex128; of nothing M = −∞ and m = r = 0."""
 
     top: Tensor  # M
     ties: Tensor  # m
@@ -32,15 +39,40 @@ class LogSum(NamedTuple):
         """M, and 0 where it is infinite."""
         return self.top.masked_fill(self.top.isinf(), 0.0)
 
+    @property
+    def sign(self) -> Tensor:
+        """The sign of a real sum, a constant."""
+        whole = (self.ties + self.rest).detach()
+        return whole.sign().masked_fill(whole.isnan(), math.nan)
+
     def log_mass(self) -> Tensor:
-        """log(m + r), −∞ of nothing."""
-        nothing = self.ties == 0
-        ties = self.ties.masked_fill(nothing, 1.0)
-        return (ties.log() + torch.log1p(self.rest / ties)).masked_fill(nothing & ~self.top.isnan(), -math.inf)
+        """log|m + r|, of complex numbers log(m + r); −∞, with a gradient of 0, where that is 0."""
+        near = self.rest.abs() <= 0.5 * self.ties.abs()
+        if not self.ties.is_complex():  # two logarithms of one sign do not cancel
+            near = near | ((self.ties.abs() >= 1) & (self.ties * self.rest > 0))
+        whole = self.ties + self.rest
+        added = whole - self.ties
+        lost = ((self.ties - (whole - added)) + (self.rest - added)).detach()
+        base = torch.where(near, self.ties, whole)
+        nothing = base == 0
+        base = base.masked_fill(nothing, 1.0)
+        share = torch.where(near, self.rest, torch.where(lost.isfinite(), lost, 0.0)) / base
+        value = complex_log(base) + _log1p(share) if base.is_complex() else base.abs().log() + torch.log1p(share)
+        return value.masked_fill(nothing, -math.inf)
 
     def value(self, tau: float | Tensor) -> Tensor:
-        """log Σ exp(x/τ)."""
-        return torch.where(self.top.isinf(), self.top, self.anchor / tau + self.log_mass())
+        """log|S|; where M is +∞, that with the derivatives of log|m + r|."""
+        log_mass = self.log_mass()
+        height = self.anchor if is_one(tau) else self.anchor / tau
+        return (height + log_mass + (self.top - self.anchor)).masked_fill(log_mass == -math.inf, -math.inf)
+
+    def at(self, top: Tensor, tau: float | Tensor) -> LogSum:
+        """The same sum relative to an M that is no smaller."""
+        same = self.top == top
+        gap = torch.where(same, 0.0, self.top - top)
+        gone = (gap.real if gap.is_complex() else gap) == -math.inf
+        moved = (self.ties + self.rest) * (gap.masked_fill(gone, 0.0) / tau).exp().masked_fill(gone, 0.0)
+        return LogSum(top, torch.where(same, self.ties, 0.0), torch.where(same, self.rest, moved))
 
     def weigh(self, x: Tensor, tau: float | Tensor) -> Tensor:
         """exp((x − M)/τ), 0 at −∞."""
@@ -62,26 +94,60 @@ class LogSum(NamedTuple):
         return self.weigh(x, tau) * scale / mass.masked_fill(mass == 0, 1.0)
 
 
+def nothing(x: Tensor) -> LogSum:
+    """The sum over no scores of the rows x [..., n]."""
+    none = x.detach().new_zeros((*x.shape[:-1], 1), dtype=torch.complex128 if x.is_complex() else torch.float64)
+    return LogSum(torch.full_like(none, -math.inf), none, none)
+
+
+def of_logarithm(top: Tensor, log_mass: Tensor, ties: Tensor) -> LogSum:
+    """The sum of which a kernel says M, log(m + r) and m, without weights; of M = ±∞ r = 0."""
+    ties = ties.double()
+    above = torch.where(top.isfinite(), log_mass, 0.0) - ties.clamp_min(1.0).log()
+    return LogSum(top, ties, (ties * above.expm1()).clamp_min(0.0))
+
+
 def log_sum(x: Tensor, tau: float | Tensor) -> LogSum:
-    """The sum over a part [..., n] of each row, −∞ where scores are left out."""
-    x = x.double()
-    nothing = x.new_full((*x.shape[:-1], 1), -math.inf)
-    top = x.detach().amax(-1, keepdim=True) if x.shape[-1] else nothing
-    silent = x == -math.inf
-    terms = torch.where(silent, 0.0, (torch.where(silent, 0.0, x - top) / tau).exp())
-    at_top = (x == top) & ~silent
-    terms = torch.where(at_top & (top == math.inf), 1.0, terms)
-    ties, rest = (torch.where(chosen, terms, 0.0).sum(-1, keepdim=True) for chosen in (at_top, ~at_top))
-    return LogSum(top, ties, rest)
+    """The sum over a part [..., n] of each row, −∞ where scores are left out; exponentials in x's dtype. Of +∞ m = 1 and r = 0."""
+    if sizes(x)[-1] == 0:
+        return nothing(x)
+    top = x.detach().amax(-1, keepdim=True)
+    terms = anchored_at(top, x, tau)[1].exp()
+    infinite = top == math.inf
+    ties, rest = terms_apart(terms, x == top)
+    return LogSum(top.double(), ties.masked_fill(infinite, 1.0), rest.masked_fill(infinite, 0.0))
+
+
+def terms_apart(terms: Tensor, at_top: Tensor) -> tuple[Tensor, Tensor]:
+    """(m, r) of the terms of each row, relative to M."""
+    wide = terms.dtype if terms.is_complex() else torch.float64
+    ties, rest = torch.where(at_top, terms, 0.0), terms.masked_fill(at_top, 0.0)
+    return ties.sum(-1, keepdim=True, dtype=wide), rest.sum(-1, keepdim=True, dtype=wide)
 
 
 def merge(a: LogSum, b: LogSum, tau: float | Tensor) -> LogSum:
-    """The sum over both parts."""
-    top = torch.maximum(a.top, b.top)
-    ties, rest = torch.zeros_like(top), torch.zeros_like(top)
-    for part in (a, b):
-        same = part.top == top
-        below = torch.where(same | (part.top == -math.inf), 0.0, part.top - top) / tau
-        ties = ties + torch.where(same, part.ties, 0.0)
-        rest = rest + torch.where(same, part.rest, (part.ties + part.rest) * below.exp())
-    return LogSum(top, ties, rest + 0.0 * torch.where(top.isnan(), top, 0.0))
+    """The sum over both parts; ∞ − ∞ is NaN."""
+    top = _higher(a.top, b.top)
+    a, b = a.at(top, tau), b.at(top, tau)
+    ties = a.ties + b.ties
+    if not ties.is_complex():
+        ties = ties.masked_fill((top == math.inf) & (a.ties * b.ties < 0), math.nan)
+    return LogSum(top, ties, a.rest + b.rest)
+
+
+def _higher(a: Tensor, b: Tensor) -> Tensor:
+    """The larger, of complex numbers by the real part and then the other; NaN if either is."""
+    if not a.is_complex():
+        return torch.maximum(a, b)
+    later = (b.real > a.real) | ((b.real == a.real) & (b.imag > a.imag)) | b.isnan()
+    return torch.where(later & ~a.isnan(), b, a)
+
+
+def complex_log(z: Tensor) -> Tensor:
+    """log with the infinities of C99: the real part is ∞ if either part of z is infinite."""
+    return torch.complex(torch.where(z.real.isinf() | z.imag.isinf(), math.inf, z.abs()).log(), torch.atan2(z.imag, z.real))
+
+
+def _log1p(s: Tensor) -> Tensor:
+    a, b = s.real, s.imag
+    return torch.complex(0.5 * torch.log1p(a * (2 + a) + b * b), torch.atan2(b, 1 + a))

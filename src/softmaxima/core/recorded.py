@@ -22,6 +22,7 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.rowwise import arguments_of, centred, compose, compute, jacobian, named, pull
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, operation
+from softmaxima.kernels.operations import join
 
 if TYPE_CHECKING:
     from softmaxima.core.contract import Map
@@ -75,8 +76,7 @@ def _encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[
 
 def _decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
     """[τ, parameters…]."""
-    rest = iter(tensors)
-    values: list[Any] = [next(rest) if number != number else number for number in numbers]
+    values = join(tensors, numbers)
     for i, parameter in enumerate(map.params, 1):
         if parameter.kind is str:
             values[i] = parameter.examples[int(values[i])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from softmaxima.core.tracing import is_eager, is_recording, transforming
 from softmaxima.kernels import devices, native, operations
 
 if TYPE_CHECKING:
-    from softmaxima.core.contract import Map
+    from softmaxima.kernels.native import Kernel
 
 
 def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
@@ -42,9 +42,11 @@ def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
     )
 
 
-def has_kernel(map: Map, *tensors: Tensor) -> bool:
-    """Whether kernels evaluate the map on these tensors."""
-    return map.kernel is not None and all(takes_kernel(x) for x in tensors)
+def has_kernel(kernel: Kernel | None, *tensors: Tensor) -> TypeGuard[Kernel]:
+    """Whether the kernel takes these tensors, which are on one device."""
+    if kernel is None or not all(takes_kernel(x) for x in tensors):
+        return False
+    return devices.has_kernel(tensors[0].device.type, kernel.key)
 
 
 def takes_kernel(x: Tensor) -> bool:

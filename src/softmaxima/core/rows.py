@@ -37,17 +37,3 @@ def normalise_exp(z: Tensor) -> Tensor:
     """exp(z) / Σ exp(z)."""
     weights = (z - row_maximum(z)).exp()
     return (weights / total(weights)).to(z.dtype)
-
-
-def shifted_logsumexp(z: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, l) with LSE(z) = M + l and M = max z, in float64.
-
-    l = log m + log1p(r/m), m counting the maxima and r summing the other exp(z − M), keeps its digits where it is near 0.
-    A row of −∞ has M = 0 and l = −∞; a row that holds +∞ has M = +∞ and l = 0.
-    """
-    maximum = row_maximum(z)
-    at_maximum = z == maximum
-    count = at_maximum.sum(-1, keepdim=True)
-    rest = (z - maximum).masked_fill(at_maximum, -math.inf).exp().sum(-1, keepdim=True, dtype=torch.float64)
-    log_sum = count.to(torch.float64).log() + torch.log1p(rest / count.clamp_min(1))
-    return maximum.to(torch.float64), log_sum.masked_fill(maximum == math.inf, 0.0)

@@ -18,16 +18,14 @@ from softmaxima.core.temperature import anchored, is_one, over, tempered
 
 if TYPE_CHECKING:
     from softmaxima.core.contract import Map
-    from softmaxima.kernels.native import Kernel
 
 
 def compute(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
     """p, as a new tensor."""
     if x.numel() == 0:
         return x.clone()
-    if has_kernel(map, x):
-        kernel: Kernel = map.kernel  # type: ignore[assignment]
-        return kernels(x).forward(kernel.forward, x, tau, where, kernel.number(params))
+    if has_kernel(map.kernel, x):
+        return kernels(x).forward(map.kernel, x, tau, where, map.kernel.theta(*params))
     p = compose(map, x, tau, where, params)
     return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
 
@@ -43,9 +41,8 @@ def pull(
     map: Map, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]
 ) -> Tensor:
     """∂⟨g, p⟩/∂x, not to be differentiated itself; x where it depends on it."""
-    if p.numel() > 0 and has_kernel(map, p, g):
-        kernel: Kernel = map.kernel  # type: ignore[assignment]
-        return kernels(p).backward(kernel.backward, p, g, x, tau, where, kernel.number(params))
+    if p.numel() > 0 and has_kernel(map.kernel, p, g):
+        return kernels(p).backward(map.kernel, p, g, x, tau, where, map.kernel.theta(*params))
     dtype = COMPUTE_DTYPE[p.dtype]
     values = [v.to(dtype) if isinstance(v, Tensor) else v for v in params]
     z = None if x is None else arguments_of(map, x, tau, where)

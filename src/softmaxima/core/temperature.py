@@ -41,5 +41,5 @@ def over(v: Tensor, tau: float | Tensor) -> Tensor:
 
 def _quotient(x: Tensor, tau: float | Tensor) -> Tensor:
     if not isinstance(tau, Tensor):
-        return x / tau
+        return x if tau == 1.0 else x / tau
     return (without_mask(x) / tau.to(x.dtype)).masked_fill(x == -math.inf, -math.inf)  # ∂z/∂τ is 0, not −∞·0, at a mask

@@ -6,8 +6,9 @@ A loss turns a `Batch` into one value a row; `Batch` says what the target's expe
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -17,15 +18,19 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
-from softmaxima.core.blocks import Part, places, state_of
-from softmaxima.core.contract import Map, find_map
+from softmaxima.core.blocks import Part, places
+from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule
+from softmaxima.core.parts import Anew, again, as_given, in_parts, merged
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
+from softmaxima.kernels.devices import has_kernel
+from softmaxima.losses._parts import RowForm, bind, merge_targets
 
 REDUCTIONS = ("mean", "sum", "none")
+SHARED = ("ignore_index", "reduction", "label_smoothing")  # options of all losses
 
 # (rows, target, class_weight=, smoothing=, scale=, gradient=) → (the loss of each row in double, `scale` times its gradient)
 RowLosses = Callable[..., tuple[Tensor, Tensor | None]]
@@ -175,12 +180,13 @@ class Batch:
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
 
 
-def losses_of(map: Map, theta: float | Tensor, fenchel: bool = False) -> RowLosses | None:
-    """The losses whose gradient is the map less the target, by its kernel; `theta` is the map's parameter as that has it."""
+def losses_of(batch: Batch, map: Map, params: Iterable[Any] = (), fenchel: bool = False) -> RowLosses | None:
+    """The losses whose gradient is the map less the target, by its kernel."""
     kernel = map.kernel
-    if kernel is None or kernel.loss is None:
+    if kernel is None or not has_kernel(batch.rows.device.type, kernel.key, "loss"):
         return None
-    return lambda x, target, **account: kernels(x).loss(kernel.loss, x, target, theta=theta, fenchel=fenchel, **account)
+    theta = kernel.theta(*params)
+    return lambda x, target, **account: kernels(x).loss(kernel, x, target, theta=theta, fenchel=fenchel, **account)
 
 
 def native_only(batch: Batch, losses: RowLosses) -> RowLosses | None:
@@ -337,6 +343,22 @@ def _check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -
         raise ValueError(f"{name}: target probabilities must not be negative, got {float(targets.min())}")
 
 
+def check_sums(name: str, mass: Tensor) -> None:
+    """The target of a Fenchel–Young loss is a distribution."""
+    if bool(((mass - 1).abs() > 1e-2).any()):
+        raise ValueError(f"{name}: each row of target probabilities must sum to 1; divide it by its sum, or use cross_entropy")
+
+
+def as_labels(name: str, target: Any) -> Tensor:
+    """Class indices of rows in parts."""
+    labels = as_tensor(name, "target", target)
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"{name}: target must hold class indices, or be a list of the probabilities of each part, got {labels.dtype}"
+        )
+    return labels.long()
+
+
 class LossModule(OptionsModule):
     """A loss as a module. Subclasses name the function that they mirror.
 
@@ -393,45 +415,90 @@ class Loss:
     examples: tuple[dict[str, Any], ...] = ({},)
     nonnegative: bool = True
     zero_at_target: bool = False  # L = 0 where p = y
+    row_form: RowForm | None = None  # how it is made of rows in parts, None where it is not
     on_cosines: bool = False
 
-    def in_parts(self, parts: Sequence[Part], labels: Tensor, **params: Any) -> tuple[Tensor, list[Tensor]]:
-        """(the loss of labels [...], its gradient by the scores x of each part), of rows whose classes come in parts.
+    def in_parts(
+        self,
+        parts: Iterable[Any],
+        target: Any,
+        weight: Any = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        temperature: float | Tensor = 1.0,
+        **options: Any,
+    ) -> tuple[Any, list[Any]]:
+        """(the loss, its gradient by the scores of each part), of rows whose classes come in parts, the last axis.
 
-        For losses of a `map` with a conjugate: L = Ω*(x/τ) − x_t/τ, τ ∂L/∂x = p − y; +∞, with p as gradient, where x_t is −∞.
-        Raises ValueError for others, and for labels that are no place in the parts.
+        Args:
+            parts: arrays [..., n], one after the other, or what `sm.in_parts(…).part(…)` makes; not an iterator, for they are read
+                several times.
+            target: labels [...], the places of classes in the rows; or a list of the target probabilities of each part.
+            weight, ignore_index, reduction, label_smoothing, options: as the loss has them. `temperature` divides the scores.
+
+        Raises ValueError for a loss that has no form in parts, and for labels that are no place in them. Cost: two reads of the
+        parts more than the map's probabilities take, or three where the loss is no value whose gradient is the map.
 
         >>> import torch, softmaxima as sm
-        >>> from softmaxima.core.blocks import Part
-        >>> x = torch.tensor([[0.0, 1.0, 3.0]], dtype=torch.float64)
-        >>> parts = [Part(x[:, :2]), Part(x[:, 2:], first=2)]
-        >>> value, slopes = sm.losses.REGISTRY["sparsemax_loss"].in_parts(parts, torch.tensor([1]))
-        >>> value, slopes[1]
-        (tensor([2.], dtype=torch.float64), tensor([[1.]], dtype=torch.float64))
+        >>> x = torch.tensor([[0.0, 1.0, 3.0]])
+        >>> sm.losses.REGISTRY["sparsemax_loss"].in_parts([x[:, :2], x[:, 2:]], torch.tensor([1]))
+        (tensor(2.), [tensor([[ 0., -1.]]), tensor([[1.]])])
         """
-        map = None if self.map is None else find_map(self.map)
-        if map is None or map.blocks is None or map.blocks.conjugate is None:
-            raise ValueError(f"{self.name}: it has no form in parts; take the loss of whole rows")
-        params, tau = map.complete(params), parts[0].tau
-        state = state_of(map.blocks, parts, params)
-        rows = sizes(parts[0].x)[:-1]
-        if sizes(labels) != rows:
-            raise ValueError(f"{self.name}: labels must be one a row, {rows}, got {sizes(labels)}")
-        own = [places(part) == labels.unsqueeze(-1) for part in parts]
-        if not bool((torch.stack([hit.sum(-1) for hit in own]).sum(0) == 1).all()):
+        name = self.name
+        ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
+        self._check_options(options)
+        soft = isinstance(target, (list, tuple))
+        again(parts, 2, name)
+        plain = in_parts("softmax")
+        n = sum(part.x.shape[-1] for part in plain.parts(parts))
+        own = bind(name, self.row_form, n, soft, label_smoothing, ignore_index, temperature, options)
+        rows, labels = own.rows, None if soft else as_labels(name, target)
+        weights = None if weight is None else check_class_weight(name, weight, n)
+
+        def chunks() -> Iterator[tuple[Part, Tensor, Tensor | None]]:
+            targets = (as_tensor(name, "target", y) for y in target) if soft else itertools.repeat(labels)
+            for part, y in zip(rows.parts(parts), targets, strict=soft):
+                if soft:
+                    _check_soft(name, part.x, y, ignore_index)  # type: ignore[arg-type]
+                yield part, y, None if weights is None else weights[places(part)]  # type: ignore[misc]
+
+        targets = merged((own.begin(*chunk) for chunk in chunks()), merge_targets, name)
+        counted = torch.ones_like(targets.weight) if soft else (labels != ignore_index).unsqueeze(-1)  # type: ignore[union-attr]
+        if not soft and not bool((targets.labels == counted).all()):
+            wrong = labels[(targets.labels != counted).squeeze(-1)].flatten()[0]  # type: ignore[index]
             raise ValueError(
-                f"{self.name}: each label must be the place of one score in the parts, whose `first` says where they begin"
+                f"{name}: each label must be the place of one score in the parts, whose `first` says where they begin; "
+                f"got {int(wrong)}"
             )
-        hit = torch.stack([torch.where(hit, part.x, 0.0).sum(-1, keepdim=True) for hit, part in zip(own, parts, strict=True)]).sum(
-            0
-        )
-        top, rest = map.blocks.conjugate(state, tau, **params)
-        value = ((top - hit) / tau + rest).masked_fill((hit == -math.inf) & ~rest.isnan(), math.inf)
-        slopes = []
-        for part, hit in zip(parts, own, strict=True):
-            p = map.blocks.finish(part, state, **params)
-            slopes.append((p - (hit & (part.x > -math.inf)).to(p.dtype)) / tau)
-        return value.squeeze(-1), slopes
+        if soft and own.form.fenchel:
+            check_sums(name, targets.mass.squeeze(-1))
+        state = rows.state(Anew(lambda: (own.part(part, y) for part, y, _ in chunks())))
+        if own.form.of_p is None:
+            value = own.value(state, targets)
+            slopes = [own.gradient(*chunk, state, targets) for chunk in chunks()]
+        else:
+            of_p = [(own.part(part, y), *own.of_p(part, y, w, state)) for part, y, w in chunks()]
+            value = torch.stack([loss for _, loss, _ in of_p]).sum(0).squeeze(-1)
+            sums = merged((rows.begin_pull(part, g, state) for part, _, g in of_p), rows.merge_pull, name)
+            slopes = [rows.pull(part, g, state, sums)[0] for part, _, g in of_p]
+        scale = 1.0
+        if reduction == "mean":
+            total = float((counted if soft or weights is None else targets.weight).sum())
+            scale = 1.0 / total if total else math.nan
+        first = next(iter(rows.parts(parts)))
+        value = value if reduction == "none" else value.sum() * scale
+        slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
+        return as_given(value, first), [as_given(v, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        known = inspect.signature(self.function).parameters.values()
+        own = [p.name for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED]
+        unknown = options.keys() - own
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
+            takes = ", ".join(own) or "none"
+            raise TypeError(f"{self.name}: unknown option {', '.join(sorted(unknown))}; this loss takes: {takes}")
 
 
 REGISTRY: dict[str, Loss] = {}

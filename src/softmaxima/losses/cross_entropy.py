@@ -8,6 +8,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
+from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 
@@ -47,7 +48,7 @@ def cross_entropy(
     tensor(0.1809)
     """
     batch = prepare("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
-    return batch.evaluate(losses_of(SOFTMAX, 0.0), composite)
+    return batch.evaluate(losses_of(batch, SOFTMAX), composite)
 
 
 def composite(batch: Batch) -> Tensor:
@@ -65,4 +66,4 @@ class CrossEntropyLoss(LossModule):
     function = cross_entropy
 
 
-register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, map="softmax"))
+register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, map="softmax", row_form=RowForm(one_map("softmax"))))

@@ -10,6 +10,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.evaluation import check_params
 from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
+from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
@@ -48,7 +49,7 @@ def elastic_cross_entropy(
         log_p = LOG_SOFTMAX(torch.cat((scores, column), -1))[..., :-1]
         return batch.reduce(batch.cost(log_p))
 
-    return batch.evaluate(losses_of(ELASTIC_SOFTMAX, level), composite, (level,))
+    return batch.evaluate(losses_of(batch, ELASTIC_SOFTMAX, (level,)), composite, (level,))
 
 
 class ElasticCrossEntropyLoss(LossModule):
@@ -72,6 +73,7 @@ register(
         elastic_cross_entropy,
         ElasticCrossEntropyLoss,
         map="elastic_softmax",
+        row_form=RowForm(one_map("elastic_softmax")),
         examples=({"beta": 0.0}, {"beta": -3.0}),
     )
 )

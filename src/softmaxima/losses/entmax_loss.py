@@ -8,6 +8,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
@@ -95,6 +96,16 @@ register(
         map="entmax",
         examples=({"alpha": 1.5}, {"alpha": 1.0}, {"alpha": 1.1}, {"alpha": 2.5}),
         zero_at_target=True,
+        row_form=RowForm(one_map("entmax"), fenchel=True),
     )
 )
-register(Loss("entmax15_loss", entmax15_loss, Entmax15Loss, map="entmax15", zero_at_target=True))
+register(
+    Loss(
+        "entmax15_loss",
+        entmax15_loss,
+        Entmax15Loss,
+        map="entmax15",
+        zero_at_target=True,
+        row_form=RowForm(one_map("entmax15"), fenchel=True),
+    )
+)

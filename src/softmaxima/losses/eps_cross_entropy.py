@@ -12,7 +12,8 @@ from softmaxima.core.arguments import Array, check_number
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.tracing import is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Loss, prepare, register
-from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
+from softmaxima.losses._parts import RowForm
+from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map
 
 
 def eps_cross_entropy(
@@ -46,12 +47,11 @@ def eps_cross_entropy(
     eps = _check_eps(batch.name, eps)
     found = probability_map(batch.name, map)
     p = found(batch.scores, **class_params(batch, found, params))
-    return batch.result(batch.reduce(batch.cost(log_share(p, eps))))
+    return batch.result(batch.reduce(batch.cost(log_share(p, sizes(p)[-1], eps))))
 
 
-def log_share(p: Tensor, eps: float) -> Tensor:
+def log_share(p: Tensor, n: int, eps: float) -> Tensor:
     """log((p + ε)/(1 + nε)) ≤ 0; from p = ½ as log1p of −((1 − p) + (n − 1)ε)/(1 + nε), no part of which has another sign."""
-    n = sizes(p)[-1]
     # An optimiser of ONNX takes 1 + nε for 1, and does not divide by it.
     likely = torch.zeros_like(p, dtype=torch.bool) if is_exporting_to_onnx() else p >= 0.5
     low = torch.where(likely, 1.0, p + eps)
@@ -60,6 +60,11 @@ def log_share(p: Tensor, eps: float) -> Tensor:
     missing = 1 - torch.where(likely, p, 1.0)
     missing = missing - missing.detach().clamp_max(0.0)  # where p was rounded above 1
     return torch.where(likely, torch.log1p(-(missing + (n - 1) * eps) / (1 + n * eps)), unlikely)
+
+
+def _of_p(p: Tensor, n: int, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    eps = _check_eps("eps_cross_entropy", eps)
+    return -log_share(p, n, eps), torch.where(p + eps == 0, 0.0, -1 / (p + eps))
 
 
 def _check_eps(name: str, eps: Any) -> float:
@@ -85,6 +90,7 @@ register(
         "eps_cross_entropy",
         eps_cross_entropy,
         EpsCrossEntropyLoss,
+        row_form=RowForm(any_map("sparsemax", "eps"), of_p=_of_p),
         examples=(
             {"map": "sparsemax"},
             {"map": "taylor_softmax", "eps": 0.0},

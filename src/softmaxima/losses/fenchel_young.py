@@ -18,7 +18,8 @@ from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete
-from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, losses_of, prepare, register
+from softmaxima.losses._parts import FindMap, RowForm
 
 
 def probability_map(name: str, map: AnyMap) -> Map:
@@ -47,6 +48,18 @@ def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, An
     values = check_params(map, map.complete(of_map(batch.name, map, params)), scores, batch.class_axis, batch.name)
     moved = (v.movedim(batch.class_axis, -1) if isinstance(v, Tensor) else v for v in values)
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
+
+
+def any_map(default: str, *own: str) -> FindMap:
+    """Of a loss that takes `map=`, the map, its parameters and the `own` options."""
+
+    def find(name: str, options: dict[str, Any]) -> tuple[AnyMap, dict[str, Any], dict[str, Any]]:
+        found = probability_map(name, options.get("map", default))
+        left = {key: options[key] for key in own if key in options}
+        params = {key: value for key, value in options.items() if key != "map" and key not in own}
+        return found, of_map(name, found, params), left
+
+    return find
 
 
 def regularised_map(name: str, map: AnyMap) -> Map:
@@ -78,28 +91,20 @@ class MapLossModule(LossModule):
 def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
     """The reduced loss."""
     if batch.soft is not None and is_concrete(batch.soft):
-        mass = batch.soft.sum(-1)
-        if bool(((mass - 1).abs() > 1e-2).any()):
-            raise ValueError(
-                f"{batch.name}: each row of target probabilities must sum to 1; divide it by its sum, or use cross_entropy"
-            )
+        check_sums(batch.name, batch.soft.sum(-1))
     values = class_params(batch, map, params)
-    theta = 0.0 if map.kernel is None else map.kernel.number(values.values())
-    losses = losses_of(map, theta, fenchel=True)
+    losses = losses_of(batch, map, values.values(), fenchel=True)
     return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
 
 
-def composite(batch: Batch, map: Map, values: dict[str, Any], probabilities: Callable[..., Any] | None = None) -> Tensor:
-    """The same by differentiable operations, in float64: near the loss's zero the terms cancel.
-
-    `probabilities(z, **params)` makes p where the map itself has another mass.
-    """
+def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
+    """The same by differentiable operations, in float64: near the loss's zero the terms cancel."""
     params: dict[str, Any] = {name: v.to(torch.float64) if isinstance(v, Tensor) else v for name, v in values.items()}
     z = batch.scores.to(torch.float64)
     top = row_maximum(z)
     if map.properties.shift_invariant:
         z, top = z - top, torch.zeros_like(top)
-    p = (probabilities or map)(z, **params)
+    p = map(z, **params)
     y = batch.target_distribution(z.dtype)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
@@ -173,5 +178,6 @@ register(
         FenchelYoungLoss,
         examples=({"map": "softmax"}, {"map": "elastic_softmax", "beta": 1.0}, {"map": "eps_softmax", "eps": 0.5}),
         zero_at_target=True,
+        row_form=RowForm(any_map("softmax"), fenchel=True),
     )
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.losses._classification import Loss, prepare, register
-from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
+from softmaxima.losses._parts import RowForm
+from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map
 
 
 def soft_accuracy_loss(
@@ -65,6 +67,7 @@ register(
         soft_accuracy_loss,
         SoftAccuracyLoss,
         examples=({"map": "softmax"}, {"map": "entmax15"}),
+        row_form=RowForm(any_map("softmax"), of_p=lambda p, n: (-p, -torch.ones_like(p))),
         nonnegative=False,
     )
 )

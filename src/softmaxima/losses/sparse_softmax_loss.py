@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Map
 from softmaxima.core.rows import row_maximum
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
+from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
 from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
@@ -46,7 +48,7 @@ def sparse_softmax_loss(
     """
     batch = prepare("sparse_softmax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     k, p = _check_choice(batch.name, k, p)
-    name, theta = ("topk_softmax", k) if k is not None else ("topp_softmax", p)
+    map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
 
     def composite(batch: Batch) -> Tensor:
         z = batch.scores - row_maximum(batch.scores)
@@ -54,7 +56,7 @@ def sparse_softmax_loss(
         log_sum = logsumexp(z, keepdim=True, where=kept)
         return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
 
-    losses = native_only(batch, partial(native.selected_loss, name, theta=float(theta)))  # type: ignore[arg-type]
+    losses = native_only(batch, partial(native.selected_loss, map.kernel, theta=(theta,)))  # type: ignore[arg-type]
     return batch.evaluate(losses, composite, wide=True)
 
 
@@ -81,4 +83,17 @@ class SparseSoftmaxLoss(LossModule):
         super().__init__(weight, k=k, p=p, **options)
 
 
-register(Loss("sparse_softmax_loss", sparse_softmax_loss, SparseSoftmaxLoss, examples=({"k": 3}, {"p": 0.8})))
+def _selection(name: str, options: dict[str, Any]) -> tuple[Map, dict[str, Any], dict[str, Any]]:
+    k, p = _check_choice(name, options.get("k"), options.get("p"))
+    return (TOPK_SOFTMAX, {"k": k}, {}) if k is not None else (TOPP_SOFTMAX, {"p": p}, {})
+
+
+register(
+    Loss(
+        "sparse_softmax_loss",
+        sparse_softmax_loss,
+        SparseSoftmaxLoss,
+        row_form=RowForm(_selection),
+        examples=({"k": 3}, {"p": 0.8}),
+    )
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.sparsemax import SPARSEMAX
 
@@ -43,4 +44,13 @@ class SparsemaxLoss(LossModule):
     function = sparsemax_loss
 
 
-register(Loss("sparsemax_loss", sparsemax_loss, SparsemaxLoss, map="sparsemax", zero_at_target=True))
+register(
+    Loss(
+        "sparsemax_loss",
+        sparsemax_loss,
+        SparsemaxLoss,
+        map="sparsemax",
+        zero_at_target=True,
+        row_form=RowForm(one_map("sparsemax"), fenchel=True),
+    )
+)

@@ -1,7 +1,4 @@
-r"""Sums of complex exponentials: log S = log|S| + i arg S of S = Σ b_i exp(z_i), arg S in (−π, π].
-
-    log S = M + log m + log(1 + r/m),  M a score of largest real part,  m what the scores equal to M contribute,  r the others
-    log(1 + a + ib) = ½ log1p(a(2 + a) + b²) + i atan2(b, 1 + a)
+r"""Sums of complex exponentials: log S = log|S| + i arg S of S = Σ b_i exp(z_i), arg S in (−π, π], by `core/monoid.py`.
 
 Written with torch's complex operations; the gradient is that of log Σ b_i exp(z_i − M).
 """
@@ -13,36 +10,45 @@ import math
 import torch
 from torch import Tensor
 
+from softmaxima.core.monoid import LogSum, complex_log, nothing, terms_apart
+from softmaxima.core.tracing import sizes
 from softmaxima.lse._weighted import with_gradient_of
 
 
 def complex_logsumexp(z: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """(log S, the phase S/|S|) [...] along the last axis of z [..., n], n > 0. Terms of −∞, or of weight 0, are left out."""
+    total = complex_sum(z, weights)
+    value = total.value(1.0).detach()
+    value = torch.complex(value.real, _wrapped(value.imag))
+    known = z.detach()
+    plain = _exp(torch.complex(known.real, _turned(known.imag)))
+    plain = (plain if weights is None else plain * weights.detach()).masked_fill(_left_out(known, weights), 0.0)
+    plain = complex_log(plain.sum(-1, keepdim=True))
+    value = torch.where(value.isfinite() | (total.top.real == -math.inf), value, plain)
+    phase = torch.polar(torch.ones_like(value.real), value.imag).masked_fill(value.real == -math.inf, 0.0)
+    return with_gradient_of(total.log_mass(), value).squeeze(-1), phase.squeeze(-1)
+
+
+def complex_sum(z: Tensor, weights: Tensor | None) -> LogSum:
+    """The sum over each row of z [..., n]."""
+    if sizes(z)[-1] == 0:
+        return nothing(z)
     z = torch.complex(z.real, _turned(z.imag))
-    with torch.no_grad():
-        nil = z.real == -math.inf
-        left_out = nil if weights is None else nil | (weights == 0)
-        # A finite score of weight 0 keeps its part in the gradient by the weights.
-        nil = nil | (left_out & ~z.isfinite())
-        origin = z.gather(-1, z.real.masked_fill(left_out, -math.inf).argmax(-1, keepdim=True))
-        origin = torch.where(origin.isfinite(), origin, 0).detach()  # a tracer does not see `no_grad`
-        nothing = left_out.all(-1, keepdim=True)
+    known = z.detach()
+    left_out = _left_out(known, weights)
+    # A finite score of weight 0 keeps its part in the gradient by the weights.
+    nil = (known.real == -math.inf) | (left_out & ~known.isfinite())
+    origin = known.gather(-1, known.real.masked_fill(left_out, -math.inf).argmax(-1, keepdim=True))
+    origin = torch.where(origin.isfinite(), origin, 0)
     factors = (z.masked_fill(nil, 0.0) - origin).exp().masked_fill(nil, 0.0)
     terms = factors if weights is None else factors * weights.to(z.dtype)
-    total = terms.sum(-1, keepdim=True)
-    with torch.no_grad():
-        at_origin = (z == origin) & ~left_out
-        m = terms.masked_fill(~at_origin, 0.0).sum(-1, keepdim=True)
-        r = terms.masked_fill(at_origin, 0.0).sum(-1, keepdim=True)
-        value = origin + torch.where((r / m).abs() <= 0.5, _log(m) + _log1p(r / m), _log(m + r))
-        value = torch.complex(value.real, _wrapped(value.imag))
-        plain = _exp(z) if weights is None else _exp(z) * weights
-        plain = plain.masked_fill(left_out, 0.0).sum(-1, keepdim=True)
-        value = torch.where(value.isfinite(), value, _log(plain))
-        value = value.masked_fill(nothing, -math.inf)
-        phase = torch.polar(torch.ones_like(value.real), value.imag.detach()).masked_fill(value.real == -math.inf, 0.0)
-    total = total.masked_fill((total == 0) & ~value.isnan(), 1.0)  # whose logarithm has the gradient 0
-    return with_gradient_of(total.log(), value).squeeze(-1), phase.squeeze(-1)
+    ties, rest = terms_apart(terms, (known == origin) & ~left_out)
+    return LogSum(origin.masked_fill(left_out.all(-1, keepdim=True), -math.inf), ties, rest)
+
+
+def _left_out(z: Tensor, weights: Tensor | None) -> Tensor:
+    nil = z.real == -math.inf
+    return nil if weights is None else nil | (weights == 0)
 
 
 def _exp(z: Tensor) -> Tensor:
@@ -50,16 +56,6 @@ def _exp(z: Tensor) -> Tensor:
     size = z.real.exp()
     across = torch.where(z.imag.isinf() & (size == math.inf), 1.0, z.imag.cos())
     return torch.complex(size * across, torch.where(z.imag == 0, z.imag, size * z.imag.sin()))
-
-
-def _log(z: Tensor) -> Tensor:
-    """log with the infinities of C99: the real part is ∞ if either part of z is infinite."""
-    return torch.complex(torch.where(z.real.isinf() | z.imag.isinf(), math.inf, z.abs()).log(), torch.atan2(z.imag, z.real))
-
-
-def _log1p(s: Tensor) -> Tensor:
-    a, b = s.real, s.imag
-    return torch.complex(0.5 * torch.log1p(a * (2 + a) + b * b), torch.atan2(b, 1 + a))
 
 
 def _turned(angle: Tensor) -> Tensor:

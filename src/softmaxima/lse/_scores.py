@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.arguments import as_floating, check_dim, check_scores, check_temperature, check_where, like_input
+from softmaxima.core.arguments import as_floating, check_scores, like_input, rows_last
 
 
 def scores_last(
@@ -16,14 +16,6 @@ def scores_last(
 ) -> tuple[Tensor, float | Tensor, Callable[[Tensor], Any]]:
     """(x [..., n], τ, what gives a result [...] back in x's kind and dtype). Integers become floating point."""
     scores = check_scores(name, as_floating(name, x))
-    dim = check_dim(name, dim, scores.ndim)
-    rows = scores if scores.ndim else scores.reshape(1)
-    tau = check_temperature(name, temperature, rows, dim)
-    mask = check_where(name, where, rows)
-    if dim != rows.ndim - 1:
-        rows = rows.movedim(dim, -1)
-        tau = tau.movedim(dim, -1) if isinstance(tau, Tensor) else tau
-        mask = None if mask is None else mask.movedim(dim, -1)
-    rows = rows.double()
-    rows = rows if mask is None else rows.masked_fill(~mask, -math.inf)
+    _, rows, tau, mask = rows_last(name, scores, dim, temperature, where)
+    rows = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
     return rows, tau, lambda value: like_input(value.to(scores.dtype), x)

@@ -1,7 +1,7 @@
 r"""Weighted sums: log|S| and the sign of S = Σ b_i exp(z_i), for weights b of either sign.
 
-    S = 2^k e^M (m + r),  M the score of the largest |b_i exp(z_i)|,  m what the scores equal to M contribute,  r the others
-    ∂log|S|/∂z_i = b_i exp(z_i)/S          ∂log|S|/∂b_i = exp(z_i)/S, also where b_i = 0
+    S = e^{M/τ} (m + r),  M the score of the largest |b_i exp(x_i/τ)|          (m and r of `core/monoid.py`, with signs)
+    ∂log|S|/∂z_i = b_i exp(z_i)/S          ∂log|S|/∂b_i = exp(z_i)/S, also where b_i = 0;  z = x/τ
 
 A weight of 0 removes its score, whatever that is; several +∞ share the gradient by their weights, and cancel to NaN. Where S is
 exactly 0, of terms that cancel as of none, log|S| is −∞, its sign 0, and its gradient zero.
@@ -13,13 +13,12 @@ import math
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from softmaxima.core.envelope import with_slope
-from softmaxima.core.fused import is_fusible
-from softmaxima.core.routing import is_native
-from softmaxima.core.temperature import anchored
-from softmaxima.core.tracing import may_differentiate
+from softmaxima.core.fused import is_readable
+from softmaxima.core.monoid import LogSum, nothing, terms_apart
+from softmaxima.core.temperature import anchored, anchored_at
+from softmaxima.core.tracing import may_differentiate, sizes
 from softmaxima.kernels import native
 
 LARGEST_GAP = 1418.0  # e^(gap/2) is finite, times a scale above 1 that is taken off it
@@ -30,49 +29,45 @@ ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights sta
 
 def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
     """(log|S| [...], the sign of S [...]) of S = Σ b_i exp(x_i/τ) in float64, x and b [..., n], n > 0."""
-    readable = is_native(x) and is_fusible(x, weights, tau, where) and not is_compiling() and not may_differentiate((x,))
-    if readable and x.numel() > 0:
+    if is_readable(x, weights, tau, where) and not may_differentiate((x,)) and x.numel() > 0:
         value, sign = native.weighted(x, weights, tau, where)
         if not bool((sign == UNDECIDED).any()):
             return value, sign
-    top, z = anchored(x, tau, where, used=weights != 0)
-    value, sign = _composed(z, weights.to(torch.float64))
-    return (value + top.squeeze(-1)).masked_fill(value == -math.inf, -math.inf), sign  # with a gradient of 0, by τ too
+    wide = x.double() if where is None else x.double().masked_fill(~where, -math.inf)
+    total = weighted_sum(wide, weights.double(), tau)
+    return total.value(tau).squeeze(-1), total.sign.squeeze(-1)
 
 
-def _composed(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of torch's operations, which autograd follows: z and weights in float64."""
-    with torch.no_grad():
-        used = weights != 0
-        size = (z + weights.abs().log()).masked_fill(~used | (z == -math.inf), -math.inf)  # log|b_i exp(z_i)|
-        largest, first = size.max(-1, keepdim=True)
-        nothing, infinite = largest == -math.inf, size == math.inf
-        overflows = infinite.any(-1, keepdim=True)
-        origin = z.gather(-1, first).masked_fill(nothing | overflows, 0.0)
-        size_of_weight = weights.gather(-1, first).abs()
-        power = torch.where((size_of_weight > 0) & (size_of_weight < math.inf), size_of_weight, 1.0).log2()
-        power = torch.where((power.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (power / 2).floor(), 0.0)
-        scale = 2.0 ** (-power / 2)
-        most = LARGEST_GAP + power.clamp_max(0.0) * math.log(2)
-        relative = torch.where(used, z - origin, torch.minimum(z - origin, most)).masked_fill(~used & ~z.isfinite(), -math.inf)
-        relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
+def weighted_sum(x: Tensor, weights: Tensor, tau: float | Tensor) -> LogSum:
+    """The sum over each row of x and weights [..., n], in float64, by torch's operations, which autograd follows.
+
+    M is the score of the largest term; where its weight is beyond float64's roots, M takes that from m and r.
+    """
+    if sizes(x)[-1] == 0:
+        return nothing(x)
+    known, used, fixed_tau = x.detach(), weights.detach() != 0, tau.detach() if isinstance(tau, Tensor) else tau
+    size = anchored(known, fixed_tau, None, used)[1] + weights.detach().abs().log()  # log|b_i exp(z_i)|, up to a constant
+    size = size.masked_fill(~used | (known == -math.inf), -math.inf)
+    largest, first = size.max(-1, keepdim=True)
+    infinite, silent = size == math.inf, largest == -math.inf
+    overflows = infinite.any(-1, keepdim=True)
+    origin = known.gather(-1, first).masked_fill(silent | overflows, 0.0)
+    size_of_weight = weights.detach().gather(-1, first).abs()
+    power = torch.where((size_of_weight > 0) & (size_of_weight < math.inf), size_of_weight, 1.0).log2()
+    power = torch.where((power.abs() > ORDINARY_EXPONENT) & ~overflows, 2 * (power / 2).floor(), 0.0)
+    most = LARGEST_GAP + power.clamp_max(0.0) * math.log(2)
+    z = anchored_at(origin, x, tau)[1]
+    relative = torch.where(used, z, torch.minimum(z, most)).masked_fill(~used & ~known.isfinite(), -math.inf)
+    relative = torch.where(overflows, torch.where(infinite, 0.0, -math.inf), relative).masked_fill(size.isnan(), math.nan)
+    top = origin + power * math.log(2) * fixed_tau
     # No product overflows, nor does its derivative: where a root is large, its weight is small.
+    scale = (((origin - top) / tau + power * math.log(2)) / 2).exp() * 2.0 ** (-power / 2)  # the first factor is 1, to a rounding
     root = (with_gradient_of(z, relative) / 2).exp() * scale
     root = torch.where(used | (relative.abs() < SAFE_GAP), root, root.detach())  # of no weight and far away, by the weight alone
-    terms = weights * root * root
-    total = terms.sum(-1, keepdim=True)
-    with torch.no_grad():
-        at_origin = used & (relative == 0)
-        m = terms.masked_fill(~at_origin, 0.0).sum(-1, keepdim=True)
-        r = terms.masked_fill(at_origin, 0.0).sum(-1, keepdim=True)
-        share = r / m
-        log_sum = torch.where(share.abs() <= 0.5, m.abs().log() + torch.log1p(share), (m + r).abs().log())
-        value = origin + (log_sum + power * math.log(2))
-        opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)
-        value = torch.where(overflows & ~value.isnan(), math.inf, value).masked_fill(opposed, math.nan)
-        sign = (m + r).sign().masked_fill(value.isnan(), math.nan)
-    total = total.masked_fill((total == 0) & ~value.isnan(), 1.0)  # whose logarithm has the gradient 0
-    return with_gradient_of(total.abs().log(), value).squeeze(-1), sign.squeeze(-1)
+    ties, rest = terms_apart(weights * root * root, used & (relative == 0))
+    opposed = (infinite & (weights > 0)).any(-1, keepdim=True) & (infinite & (weights < 0)).any(-1, keepdim=True)
+    top = top.masked_fill(overflows, math.inf).masked_fill(silent, -math.inf)
+    return LogSum(top, ties.masked_fill(opposed, math.nan), rest)
 
 
 def with_gradient_of(y: Tensor, value: Tensor) -> Tensor:

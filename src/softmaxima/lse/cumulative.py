@@ -1,9 +1,6 @@
-r"""logcumsumexp: LSE(x_1, …, x_k) for every k, as a scan of the states (M, m, r) of logsumexp.
+r"""logcumsumexp: LSE(x_1, …, x_k) for every k, as a scan of the monoid (M, m, r) of logsumexp (`core/monoid.py`).
 
-    exp(M)·(m + r),  M the maximum,  m what the scores equal to M contribute,  r the others
-    (M, m, r) ∘ (M', m', r')  has the larger maximum, and the other's m + r, scaled, in its r
-
-is associative. The native kernel runs along the row, with sums that do not round. Elsewhere pairs are merged first, their prefixes
+The native kernel runs along the row, with sums that do not round. Elsewhere pairs are merged first, their prefixes
 found the same way, and the scores between merged with these: O(n) work in 2 log₂ n steps, with rounding that grows with log n.
 Autograd follows the merges, all of whose factors are at most 1.
 """
@@ -16,18 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import Array, as_tensor, check_dim, like_input
-from softmaxima.core.fused import Native, fused, is_fusible
-from softmaxima.core.routing import is_native
-from softmaxima.core.rows import without_mask
+from softmaxima.core.fused import Native, fused, is_readable
+from softmaxima.core.monoid import LogSum, merge
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
-
-State = tuple[Tensor, Tensor, Tensor]
 
 
 def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, temperature: float | Array = 1.0) -> Array:
@@ -59,9 +52,9 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     dim = check_dim(name, dim, ndim)
     rows, tau, mask, _, _ = prepare(name, x, dim, True, where, temperature)
     check_real(name, rows)
-    readable = is_native(rows) and is_fusible(rows, tau, mask) and rows.numel() > 0 and not is_compiling()
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
-    y = (fused(_native(tau, mask), composite, rows) if readable else composite(rows)).movedim(rows.ndim - 1, dim)
+    by_kernel = is_readable(rows, tau, mask) and rows.numel() > 0
+    y = (fused(_native(tau, mask), composite, rows) if by_kernel else composite(rows)).movedim(rows.ndim - 1, dim)
     return like_input(y if ndim else y.reshape(()), x)
 
 
@@ -76,55 +69,32 @@ def _native(tau: float | Tensor, where: Tensor | None) -> Native:
 
 def _row_logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """[..., n] → [..., n] in x's dtype."""
-    x_wide = x.to(torch.float64)
-    x_wide = x_wide if where is None else x_wide.masked_fill(~where, -math.inf)
+    wide = x.to(torch.float64)
+    wide = wide if where is None else wide.masked_fill(~where, -math.inf)
     tau = tau.to(torch.float64) if isinstance(tau, Tensor) else tau
-    maximum = x_wide.detach()
-    nothing = maximum == -math.inf
+    top = wide.detach()
     # 1, with the derivative of exp((x − M)/τ).
-    mass = (with_gradient_of(x_wide, torch.zeros_like(maximum)) / tau).exp().masked_fill(nothing, 0.0)
-    if sizes(x)[-1] > 0:
-        maximum, m, r = _scan((maximum, mass, torch.zeros_like(mass)), tau)
-    else:
-        m, r = mass, mass
-    nothing = maximum == -math.inf
-    m = m.masked_fill(nothing, 1.0)
-    value = without_mask(maximum) / tau + (m.log() + torch.log1p(r / m))
-    return value.masked_fill(nothing, -math.inf).to(x.dtype)
+    ties = (with_gradient_of(wide, torch.zeros_like(top)) / tau).exp().masked_fill(top == -math.inf, 0.0)
+    each = LogSum(top, ties, torch.zeros_like(top))
+    return (_scan(each, tau) if sizes(x)[-1] else each).value(tau).to(x.dtype)
 
 
-def _scan(states: State, tau: float | Tensor) -> State:
-    """The merged state of every prefix."""
-    n = sizes(states[0])[-1]
+def _scan(sums: LogSum, tau: float | Tensor) -> LogSum:
+    """The sum of every prefix."""
+    n = sizes(sums.top)[-1]
     if n == 1:
-        return states
-    at_odd = _scan(_merge(_every(states, slice(0, n - n % 2, 2)), _every(states, slice(1, n, 2)), tau), tau)
+        return sums
+    at_odd = _scan(merge(_every(sums, slice(0, n - n % 2, 2)), _every(sums, slice(1, n, 2)), tau), tau)
     # The prefix at an even place 2k > 0 is that at 2k − 1 and one score.
-    merged = _merge(_every(at_odd, slice(0, (n - 1) // 2)), _every(states, slice(2, n, 2)), tau)
-    first = _every(states, slice(0, 1))
-    maximum, mass, rest = (
-        _interleave(torch.cat((start, later), -1), odd) for start, later, odd in zip(first, merged, at_odd, strict=True)
-    )
-    return maximum, mass, rest
+    at_even = merge(_every(at_odd, slice(0, (n - 1) // 2)), _every(sums, slice(2, n, 2)), tau)
+    starts = (torch.cat((own[..., :1], later), -1) for own, later in zip(sums, at_even, strict=True))
+    return LogSum(*map(_interleave, starts, at_odd))
 
 
-def _every(states: State, places: slice) -> State:
-    maximum, mass, rest = states
-    return maximum[..., places], mass[..., places], rest[..., places]
+def _every(sums: LogSum, places: slice) -> LogSum:
+    return LogSum(*(field[..., places] for field in sums))
 
 
 def _interleave(even: Tensor, odd: Tensor) -> Tensor:
     pairs = torch.stack((even[..., : odd.shape[-1]], odd), -1).flatten(-2)
     return torch.cat((pairs, even[..., odd.shape[-1] :]), -1)
-
-
-def _merge(a: State, b: State, tau: float | Tensor) -> State:
-    maximum = torch.maximum(a[0], b[0])
-    mass, rest = torch.zeros_like(a[1]), torch.zeros_like(a[1])
-    for own, m, r in (a, b):
-        largest = own == maximum
-        gap = torch.where(largest, 0.0, own - maximum)
-        factor = (without_mask(gap) / tau).exp().masked_fill(gap == -math.inf, 0.0)
-        mass = mass + torch.where(largest, m, 0.0)
-        rest = rest + torch.where(largest, r, (m + r) * factor)
-    return maximum, mass, rest

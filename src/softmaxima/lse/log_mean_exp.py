@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.envelope import envelope
-from softmaxima.core.fused import is_fusible
+from softmaxima.core.fused import is_readable
 from softmaxima.core.onnx import expm1
-from softmaxima.core.routing import is_native, kernels
+from softmaxima.core.routing import kernels
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import may_differentiate, sizes
@@ -69,7 +68,7 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     """[..., n] → [...] in x's dtype."""
     if sizes(x)[-1] == 0:
         return x.sum(-1) - math.inf
-    if is_compiling() or not (is_native(x) and is_fusible(x, tau, where)):
+    if not is_readable(x, tau, where):
         return _careful(x, tau, where)
     with torch.no_grad():
         value, flat = _from_states(x, tau, where)

@@ -2,16 +2,12 @@ r"""logaddexp: log(exp(x) + exp(y)) = LSE(x, y) = max + log1p(exp(−|x − y|))
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import Array, as_scores, like_input
-from softmaxima.core.fused import is_fusible
-from softmaxima.core.routing import is_native, is_plain
-from softmaxima.core.tracing import is_eager, may_differentiate
+from softmaxima.core.fused import Pull, fused, is_readable
+from softmaxima.core.routing import is_plain
 from softmaxima.kernels import native
 from softmaxima.lse.logsumexp import row_logsumexp
 
@@ -37,7 +33,7 @@ def logaddexp(x: Array, y: Array) -> Array:
     array([4.24835426e-18, 1.00069315e+03,           -inf])
     """
     if is_plain(x, -1, 1.0, None) and is_plain(y, -1, 1.0, None) and x.shape == y.shape and x.dtype == y.dtype:
-        return _of_pairs(x, y)  # type: ignore[arg-type,return-value]
+        return fused(_native, _composed, x, y)  # type: ignore[arg-type,return-value]
     name = "logaddexp"
     if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
@@ -49,37 +45,15 @@ def logaddexp(x: Array, y: Array) -> Array:
         raise ValueError(f"{name}: x and y must broadcast against each other, got shapes {shapes}") from None
     dtype = torch.promote_types(first.dtype, second.dtype)
     pair = tuple(v.to(dtype) for v in pair)
-    if is_compiling() or not all(is_native(v) and is_fusible(v) for v in pair):
-        return like_input(_composed(*pair), x)
-    return like_input(_of_pairs(*pair), x)
+    value = fused(_native, _composed, *pair) if all(map(is_readable, pair)) else _composed(*pair)
+    return like_input(value, x)
 
 
-def _of_pairs(x: Tensor, y: Tensor) -> Tensor:
-    """By the kernel, for tensors of one shape and dtype."""
-    return _apply(x, y) if may_differentiate((x, y)) else native.logaddexp(x.contiguous(), y.contiguous())
+def _native(x: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Pull, tuple[()]]:
+    pull = lambda g, x, y: native.logaddexp_backward(x.contiguous(), y.contiguous(), g.contiguous())
+    return native.logaddexp(x.contiguous(), y.contiguous()), pull, ()
 
 
 def _composed(x: Tensor, y: Tensor) -> Tensor:
     """The same of operations that have every derivative."""
     return row_logsumexp(torch.stack((x, y), -1), 1.0, None)
-
-
-class _LogAddExp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y)
-        return native.logaddexp(x.contiguous(), y.contiguous())
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        (g,) = grad_outputs
-        x, y = ctx.saved_tensors
-        if is_eager(g) and not torch.is_grad_enabled():
-            return native.logaddexp_backward(x.contiguous(), y.contiguous(), g.contiguous())
-        with torch.enable_grad():
-            # Views, so that the derivative is by what is given here, and goes on to x and y.
-            pair = [v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in (x, y)]
-            return torch.autograd.grad(_composed(*pair), pair, g, create_graph=True)
-
-
-_apply: Any = super(torch.autograd.Function, _LogAddExp).apply  # type: ignore[misc]  # as in autograd.py

@@ -30,9 +30,10 @@ from softmaxima.core.arguments import (
 )
 from softmaxima.core.envelope import envelope
 from softmaxima.core.fused import Composite, Native, fused, is_fusible
+from softmaxima.core.monoid import log_sum
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.routing import is_plain, kernels
-from softmaxima.core.rows import normalise_exp, shifted_logsumexp
+from softmaxima.core.rows import normalise_exp
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
@@ -238,8 +239,7 @@ def _evaluations(tau: float | Tensor, where: Tensor | None) -> tuple[Native, Com
 
     def composite(x: Tensor) -> Tensor:
         top, z = anchored(x, tau, where)
-        maximum, log_sum = shifted_logsumexp(z.detach())  # the maximum is 0 or +∞ here
-        return (top + envelope(GRADIENT, maximum + log_sum, z, None, {})).to(x.dtype).squeeze(-1)
+        return (top + envelope(GRADIENT, log_sum(z.detach(), 1.0).value(1.0), z, None, {})).to(x.dtype).squeeze(-1)
 
     return native, composite
 

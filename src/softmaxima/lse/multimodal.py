@@ -13,7 +13,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.rows import row_maximum
-from softmaxima.core.temperature import anchored
+from softmaxima.core.temperature import anchored_at
 from softmaxima.lse._double_double import two_product
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
@@ -64,8 +64,9 @@ def multimodal_logsumexp(
         raise ValueError(f"{name}: the modalities' axes other than dim must broadcast, got shapes {shapes} without it") from None
     parts = []
     for x, tau, _ in rows:
-        top, z = anchored(x, tau, None)
-        parts.append((top.squeeze(-1), _lost(x, tau, top), logsumexp(z)))
+        anchor = row_maximum(x)
+        top, z = anchored_at(anchor, x, tau)
+        parts.append((top.squeeze(-1), _lost(anchor, tau, top.detach()), logsumexp(z)))
     tops, lost, sums = (torch.stack(torch.broadcast_tensors(*part), -1) for part in zip(*parts, strict=True))
     highest = tops.detach().masked_fill(sums == -math.inf, -math.inf).max(-1, keepdim=True)
     top = highest.values.masked_fill(~highest.values.isfinite(), 0.0)
@@ -74,14 +75,12 @@ def multimodal_logsumexp(
     return _promoted(scores, top.squeeze(-1) + (lost_there.squeeze(-1) + log_sum))
 
 
-def _lost(x: Tensor, tau: float | Tensor, quotient: Tensor) -> Tensor:
+def _lost(anchor: Tensor, tau: float | Tensor, quotient: Tensor) -> Tensor:
     """What division rounded off A/τ, A the largest score [...]; 0 where A or A/τ is too large, or too small, to tell."""
-    with torch.no_grad():
-        divisor = torch.as_tensor(tau, dtype=x.dtype, device=x.device)
-        anchor = row_maximum(x)
-        product, error = two_product(quotient, divisor)
-        lost = ((anchor - product) - error) / divisor
-        return lost.masked_fill(~(lost.abs() <= quotient.abs() * 2.0**-52), 0.0).squeeze(-1)
+    divisor = torch.as_tensor(tau, dtype=anchor.dtype, device=anchor.device).detach()
+    product, error = two_product(quotient, divisor)
+    lost = ((anchor - product) - error) / divisor
+    return lost.masked_fill(~(lost.abs() <= quotient.abs() * 2.0**-52), 0.0).squeeze(-1)
 
 
 def _one_each(name: str, what: str, values: Any, count: int) -> list[Any]:

@@ -20,16 +20,15 @@ from softmaxima.core.arguments import (
     Array,
     as_number,
     as_tensor,
-    check_dim,
     check_per_row,
-    check_temperature,
-    check_where,
     like_input,
+    moved_last,
+    rows_last,
 )
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete, may_differentiate, transforming
 from softmaxima.kernels import native
-from softmaxima.lse.logsumexp import row_logsumexp
+from softmaxima.lse._weighted import weighted_sum
 
 BINS = 256
 
@@ -145,7 +144,7 @@ class _Codes:
 
 
 def _logsumexp(scores: Tensor, counts: Tensor) -> Tensor:
-    return row_logsumexp(scores + counts.log(), 1.0, None).unsqueeze(-1)
+    return weighted_sum(scores, counts, 1.0).value(1.0)
 
 
 def _check(name: str, q: Any, scale: Any, zero_point: Any, dim: int, temperature: Any, where: Any) -> tuple[_Codes, int]:
@@ -158,17 +157,10 @@ def _check(name: str, q: Any, scale: Any, zero_point: Any, dim: int, temperature
         dtype = as_tensor(name, "scale", scale).dtype
         if dtype not in COMPUTE_DTYPE:
             raise TypeError(f"{name}: scale must be float64, float32, bfloat16 or float16, got {dtype}; call scale.float()")
-    dim = check_dim(name, dim, codes.ndim)
+    dim, q, tau, mask = rows_last(name, codes, dim, temperature, where)
     codes = codes if codes.ndim else codes.reshape(1)
     scale = check_per_row(name, "scale", scale, codes, dim, lambda s: (s > 0) & (s < math.inf), "positive and finite")
     zero_point = check_per_row(name, "zero_point", zero_point, codes, dim, lambda z: abs(z) < math.inf, "finite")
-    tau = check_temperature(name, temperature, codes, dim)
-    mask = check_where(name, where, codes)
-
-    def rows(value: Any) -> Any:
-        return value.movedim(dim, -1) if isinstance(value, Tensor) else value
-
-    def wide(value: Any) -> Any:
-        return rows(value).double() if isinstance(value, Tensor) else value
-
-    return _Codes(rows(codes), wide(scale) / wide(tau), wide(zero_point), rows(mask), dtype), dim
+    scale, zero_point = moved_last(scale, dim), moved_last(zero_point, dim)
+    scale, zero_point, tau = (v.double() if isinstance(v, Tensor) else v for v in (scale, zero_point, tau))
+    return _Codes(q, scale / tau, zero_point, mask, dtype), dim

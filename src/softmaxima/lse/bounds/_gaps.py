@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_floating, check_dim, check_scores, check_temperature, check_where
+from softmaxima.core.arguments import as_floating, check_scores, rows_last
 
 UNIT = 2.0**-53
 SUBNORMAL = 2.0**-1074  # twice what rounding takes from the smallest numbers
@@ -201,12 +201,10 @@ def with_nothing_beyond(furthest: Tensor) -> Tensor:
 def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> GapsOfRows:
     """The gaps of x/τ along `dim`, everything validated."""
     scores = check_scores(name, as_floating(name, x).detach())
-    dim = check_dim(name, dim, scores.ndim)
-    scores = scores if scores.ndim else scores.reshape(1)
-    tau, mask = check_temperature(name, temperature, scores, dim), check_where(name, where, scores)
-    allowed = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).movedim(dim, -1)
-    tau = tau.detach().double().movedim(dim, -1) if isinstance(tau, Tensor) else tau
-    return GapsOfRows(x, scores.shape, dim, scores.dtype, allowed, tau)
+    dim, rows, tau, mask = rows_last(name, scores, dim, temperature, where)
+    rows = rows if mask is None else rows.masked_fill(~mask, -math.inf)
+    tau = tau.detach().double() if isinstance(tau, Tensor) else tau
+    return GapsOfRows(x, rows.movedim(-1, dim).shape, dim, scores.dtype, rows, tau)
 
 
 def quotient(x: Tensor, tau: Tensor | float) -> Tensor:

@@ -49,7 +49,7 @@ from softmaxima.lse.estimates.confidence import (
     with_unseen,
 )
 from softmaxima.lse.estimates.sources import InnerProduct, Source, open_source
-from softmaxima.lse.logsumexp import row_logsumexp
+from softmaxima.lse.logsumexp import logsumexp, row_logsumexp
 
 METHODS = ("auto", "uniform", "stratified", "bucket", "topk_tail", "importance")
 PILOT = 2000  # draws at least, to know the variance and the skewness
@@ -303,10 +303,7 @@ def _as_asked(ask: _Request, value: float, differentiable: Tensor | None) -> Any
 
 def _log_sum(z: np.ndarray) -> float:
     """LSE in float64, −∞ of nothing."""
-    largest = float(z.max(initial=-math.inf))
-    if math.isinf(largest) or math.isnan(largest):
-        return largest
-    return largest + math.log(float(np.exp(z - largest).sum()))
+    return float(logsumexp(z))
 
 
 # Designs --------------------------------------------------------------------------------------------------------------------

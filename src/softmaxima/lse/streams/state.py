@@ -1,4 +1,4 @@
-r"""The state of a logsumexp: (M, m, r), the maximum, how many scores equal it, and the others' sum, which two parts merge into.
+r"""The state of a logsumexp: the monoid (M, m, r) of `core/monoid.py` in 106 bits, for sums of any number of parts.
 
     LSE = M + log m + log1p(r/m),        M = max z,  m = #{z_i = M},  r = Σ_{z_i<M} exp(z_i − M)
 
@@ -26,13 +26,13 @@ from softmaxima.core.arguments import (
     Array,
     as_floating,
     as_tensor,
-    check_dim,
     check_one_temperature,
     check_scores,
-    check_where,
     like_input,
+    rows_last,
 )
 from softmaxima.core.envelope import envelope
+from softmaxima.core.monoid import of_logarithm
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
@@ -178,11 +178,9 @@ class LogSumExpState:
 def _rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Tensor, Tensor | None, float]:
     """(scores, mask, τ) validated, with `dim` moved last."""
     scores = check_scores(name, as_floating(name, x, torch.float64))
-    dim = check_dim(name, dim, scores.ndim)
-    scores = scores if scores.ndim else scores.reshape(1)
     tau = check_one_temperature(name, temperature)
-    mask = check_where(name, where, scores)
-    return scores.movedim(dim, -1), None if mask is None else mask.movedim(dim, -1), tau
+    _, rows, _, mask = rows_last(name, scores, dim, tau, where)
+    return rows, mask, tau
 
 
 def _of_rows(x: Tensor, where: Tensor | None, tau: float, squares: bool) -> LogSumExpState:
@@ -231,31 +229,23 @@ def _of_long_rows(x: Tensor, tau: float, seen: np.ndarray, squares: bool) -> Log
 class _Sums(NamedTuple):
     """What the native kernel says of rows, of x/τ and, or None, of 2x/τ."""
 
-    log_sum: np.ndarray  # LSE less the largest
-    highest: np.ndarray  # the largest x
-    maxima: np.ndarray  # how many x are that
-    twice: np.ndarray | None  # LSE of 2x/τ less the largest
+    log_mass: Tensor  # LSE less the largest
+    highest: Tensor  # the largest x
+    maxima: Tensor  # how many x are that
+    twice: Tensor | None  # LSE of 2x/τ less the largest
 
 
 def _sums(x: Tensor, tau: float, squares: bool) -> _Sums:
-    log_sum, highest, maxima = (field.numpy() for field in native.logsumexp_state(x, tau))
-    return _Sums(log_sum, highest, maxima, native.logsumexp_state(x, tau / 2)[0].numpy() if squares else None)
+    return _Sums(*native.logsumexp_state(x, tau), native.logsumexp_state(x, tau / 2)[0] if squares else None)
 
 
 def _of_sums(sums: _Sums, tau: float, seen: np.ndarray) -> LogSumExpState:
-    with np.errstate(over="ignore"):
-        maximum = sums.highest / tau
-    count = np.where(maximum == -math.inf, 0, sums.maxima)
-    unit = exponential(maximum)
-    rest = unit.times(_rest(sums.log_sum, maximum, count))
-    squares = None if sums.twice is None else unit.squared().times(_rest(sums.twice, maximum, count))
-    return LogSumExpState(maximum, count, rest, squares, seen)
-
-
-def _rest(log_sum: np.ndarray, maximum: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """r = m expm1(LSE − M − log m), 0 where the maximum is infinite or NaN."""
-    above = np.where(np.isfinite(maximum), log_sum, 0.0) - np.log(np.maximum(count, 1))
-    return np.maximum(count * np.expm1(above), 0.0)
+    maximum = sums.highest / tau
+    count = torch.where(maximum == -math.inf, 0, sums.maxima)
+    unit = exponential(maximum.numpy())
+    rest = unit.times(of_logarithm(maximum, sums.log_mass, count).rest.numpy())
+    squares = None if sums.twice is None else unit.squared().times(of_logarithm(maximum, sums.twice, count).rest.numpy())
+    return LogSumExpState(maximum.numpy(), count.numpy(), rest, squares, seen)
 
 
 def of_pieces(pieces: Iterable[Any], tau: float, squares: bool) -> LogSumExpState:
@@ -273,7 +263,7 @@ def of_pieces(pieces: Iterable[Any], tau: float, squares: bool) -> LogSumExpStat
         else:
             state = state.merge(_of_rows(x, None, tau, squares))
     if sums:
-        together = _Sums(*(None if field[0] is None else np.stack(field) for field in zip(*sums, strict=True)))  # type: ignore[arg-type]
+        together = _Sums(*(None if field[0] is None else torch.stack(field) for field in zip(*sums, strict=True)))  # type: ignore[arg-type]
         state = state.merge(_merged(_of_sums(together, tau, np.array(seen))))
     return state
 
@@ -285,20 +275,10 @@ def of_codes(blocks: Iterable[Any], scale: float, zero_point: float, tau: float,
         q = as_tensor("LogSumExpState", "q", block)
         codes = np.arange(256, dtype=np.uint8).view(np.int8 if q.dtype == torch.int8 else np.uint8)
         counts += torch.bincount(q.view(torch.uint8), minlength=256).numpy()
-    seen, times = counts > 0, counts[counts > 0]
-    if not len(times):
-        return _nothing((), squares)
     with np.errstate(over="ignore"):
-        z = scale * (codes[seen].astype(np.float64) - zero_point) / tau
-    at_maximum = z == z.max()
-    terms, others = exponential(np.where(at_maximum, -math.inf, z)), times.astype(np.float64)
-    return LogSumExpState(
-        z.max(),
-        times[at_maximum].sum(),
-        terms.times(others).sum(),
-        terms.squared().times(others).sum() if squares else None,
-        times.sum(),
-    )
+        z = scale * (codes.astype(np.float64) - zero_point) / tau
+    z = np.where(counts > 0, z, -math.inf)
+    return _merged(replace(_nothing(z.shape, squares), maximum=z, count=np.where(z == -math.inf, 0, counts), n=counts))
 
 
 def _merged(states: LogSumExpState) -> LogSumExpState:

@@ -1,0 +1,179 @@
+r"""Losses of rows whose classes come in parts, from sums over the parts of three kinds, all of which merge in any order:
+
+    the state of the map, which has V with ∂V/∂x = p;   the `Targets`;   and, for losses of p, those of its derivative.
+
+Most losses are Σ_c s_c (V − x_c), s = w ⊙ y, or V + Ω(y) − ⟨y, x⟩ a row, with the gradient p Σs − s; others are Σ_c s_c ℓ(p_c).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.blocks import Part, State, places
+from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.parts import InParts, in_parts
+from softmaxima.core.tracing import sizes
+
+# (the loss's name and options) → (a map, its parameters, the options that are left)
+FindMap = Callable[[str, dict[str, Any]], tuple[AnyMap, dict[str, Any], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """How a loss is made of sums over a row.
+
+    `of_p(p, n, **options)` = (ℓ(p), ℓ′(p)) of each score, for a loss Σ_c w_c y_c ℓ(p_c) of n classes. Without it the loss is
+    V + Ω(y) − ⟨y, x⟩, times the weight of the row, if it is a Fenchel–Young loss, and Σ_c w_c y_c (V − x_c) otherwise.
+    """
+
+    map: FindMap
+    fenchel: bool = False
+    of_p: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+class Targets(NamedTuple):
+    """What the targets y of a part come to, [..., 1] each in float64; with the identity top = −∞ and 0 elsewhere."""
+
+    top: Tensor  # the largest finite score
+    share: Tensor  # Σ s over finite scores, s = w ⊙ y, or y for a Fenchel–Young loss
+    moment: Tensor  # Σ s (x − top)
+    masked: Tensor  # Σ s over scores of −∞
+    regulariser: Tensor  # Ω(y)
+    weight: Tensor  # what the row counts
+    labels: Tensor  # how many of its scores are the label's
+    mass: Tensor  # Σ y
+
+
+def merge_targets(a: Targets, b: Targets) -> Targets:
+    """Those of the parts of both."""
+    top = torch.maximum(a.top, b.top)
+    moments = [part.moment + part.share * torch.where(part.share == 0, 0.0, part.top - top) for part in (a, b)]
+    added = (v + w for v, w in zip(a[3:], b[3:], strict=True))
+    return Targets(top, a.share + b.share, moments[0] + moments[1], *added)
+
+
+@dataclass(frozen=True, eq=False)
+class LossInParts:
+    """A loss with its options over rows in parts; `rows` is its map over them, whose state it needs."""
+
+    name: str
+    rows: InParts
+    form: RowForm
+    n: int  # classes of a row
+    smoothing: float
+    ignore_index: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def target(self, part: Part, target: Tensor) -> tuple[Tensor, Tensor]:
+        """(y of a part, smoothed; where the label is), of labels [...] or of its own probabilities [..., n]."""
+        if target.is_floating_point():
+            if sizes(target) != sizes(part.x):
+                raise ValueError(
+                    f"{self.name}: target probabilities must have the shape of their part, {sizes(part.x)}, got {sizes(target)}"
+                )
+            hit, y = torch.zeros_like(part.x, dtype=torch.bool), target.double()
+        else:
+            if sizes(target) != sizes(part.x)[:-1]:
+                raise ValueError(f"{self.name}: labels must be one a row, {sizes(part.x)[:-1]}, got {sizes(target)}")
+            hit = (places(part) == target.unsqueeze(-1)) & (target != self.ignore_index).unsqueeze(-1)
+            y = hit.double()
+        y = y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / self.n
+        return y.masked_fill(self._ignored(target), 0.0), hit
+
+    def _ignored(self, target: Tensor) -> Tensor:
+        return torch.tensor(False) if target.is_floating_point() else (target == self.ignore_index).unsqueeze(-1)
+
+    def part(self, part: Part, target: Tensor) -> Part:
+        """The part as the map is given it: 0 in rows that are ignored, whatever they hold."""
+        return Part(part.x.masked_fill(self._ignored(target), 0.0), self.rows.tau, part.first)
+
+    def shares(self, part: Part, target: Tensor, weight: Tensor | None) -> Tensor:
+        """s of a part."""
+        y, _ = self.target(part, target)
+        return y if weight is None or self.form.fenchel else y * weight.double()
+
+    def begin(self, part: Part, target: Tensor, weight: Tensor | None = None) -> Targets:
+        """The targets of a part; `weight` are the weights of its classes [n]."""
+        y, hit = self.target(part, target)
+        part = self.part(part, target)
+        s, silent = self.shares(part, target, weight), part.x == -math.inf
+        top = torch.nn.functional.pad(part.x, (0, 1), value=-math.inf).amax(-1, keepdim=True)
+        gaps = torch.where(silent | (s == 0), 0.0, part.x - top)
+        each = torch.ones_like(part.x) if weight is None else weight.double().expand(part.x.shape)
+        count = each * (y if target.is_floating_point() else hit)
+        omega = self.regulariser(y, hit) if self.form.fenchel else torch.zeros_like(top[..., 0])
+        sums = (s.masked_fill(silent, 0.0), s * gaps, s.masked_fill(~silent, 0.0), count, hit.double(), y)
+        share, moment, masked, counted, labels, mass = (v.sum(-1, keepdim=True) for v in sums)
+        return Targets(top, share, moment, masked, omega.unsqueeze(-1), counted, labels, mass)
+
+    def regulariser(self, y: Tensor, hit: Tensor) -> Tensor:
+        """What a part adds to Ω(y) [...]: Ω of a label where that is."""
+        omega: Any = self.rows.map.regulariser
+        if self.rows.map.properties.additive_regulariser:
+            return omega(y, **self.rows.params)
+        return hit.any(-1) * omega(y.new_ones((*y.shape[:-1], 1)), **self.rows.params)
+
+    def value(self, state: State, targets: Targets) -> Tensor:
+        """The loss of each row [...], for a loss of V."""
+        top, rest = self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
+        above = torch.where(targets.top == -math.inf, 0.0, top - targets.top)
+        level = above / self.rows.tau + rest
+        if self.form.fenchel:
+            value = self._times(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
+        else:
+            value = self._times(targets.share, level) - targets.moment / self.rows.tau
+        counts = targets.masked > 0 if not self.form.fenchel else (targets.masked > 0) & (targets.weight > 0)
+        return value.masked_fill(counts & ~rest.isnan(), math.inf).squeeze(-1)
+
+    def gradient(self, part: Part, target: Tensor, weight: Tensor | None, state: State, targets: Targets) -> Tensor:
+        """∂/∂x of a part of the sum of those values."""
+        part = self.part(part, target)
+        p, y = self.rows.wide(part, state), self.shares(part, target, weight).masked_fill(part.x == -math.inf, 0.0)
+        slope = targets.weight * (p - y) if self.form.fenchel else self._times(targets.share, p) - y
+        return (slope / self.rows.tau).masked_fill(self._ignored(target), 0.0)
+
+    def of_p(self, part: Part, target: Tensor, weight: Tensor | None, state: State) -> tuple[Tensor, Tensor]:
+        """(the loss of a part [..., 1], its slopes by p), for a loss of p: the gradient is what `rows.pull` makes of them."""
+        s = self.shares(part, target, weight)
+        value, slope = self.form.of_p(self.rows.wide(self.part(part, target), state), self.n, **self.options)  # type: ignore[misc]
+        return self._times(s, value).sum(-1, keepdim=True), self._times(s, slope)
+
+    @staticmethod
+    def _times(share: Tensor, values: Tensor) -> Tensor:
+        """The product, 0 where there is no share."""
+        return torch.where(share == 0, 0.0, share * values)
+
+
+def one_map(name: str) -> FindMap:
+    """A loss of one map, whose parameters are its options."""
+    return lambda loss, options: (name, options, {})
+
+
+def bind(
+    name: str,
+    form: RowForm | None,
+    n: int,
+    soft: bool,
+    smoothing: float,
+    ignore_index: int,
+    temperature: Any,
+    options: dict[str, Any],
+) -> LossInParts:
+    """The loss over rows of n classes; `soft` is whether its targets are probabilities."""
+    if form is None:
+        raise ValueError(f"{name}: it has no form in parts; take the loss of whole rows")
+    map, params, own = form.map(name, options)
+    found = find_map(map, name)
+    if found.blocks is None or (form.of_p is None and found.blocks.conjugate is None):
+        raise ValueError(f"{name}: {found.name} has no form in parts; take the loss of whole rows")
+    if form.fenchel and found.regulariser is None:
+        raise ValueError(f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss")
+    if form.fenchel and (soft or smoothing > 0) and not found.properties.additive_regulariser:
+        raise ValueError(f"{name}: the regulariser of {found.name} does not add up over parts; take labels, without smoothing")
+    return LossInParts(name, in_parts(found, temperature=temperature, **params), form, n, smoothing, ignore_index, own)
