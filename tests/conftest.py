@@ -104,6 +104,10 @@ class Case:
     def claims(self) -> Properties:
         return self.map.properties
 
+    def largest_mass(self, x: Tensor, dim: int = -1) -> Tensor:
+        """The most that Σp is."""
+        return self.claims.largest_mass((x > -math.inf).sum(dim), **self.params)
+
     @property
     def nothing(self) -> float:
         """What a masked score gets."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
-from softmaxima.experiments import InputError
+from softmaxima.core.arguments import InputError
 from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
     LARGEST,

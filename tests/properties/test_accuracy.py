@@ -202,6 +202,15 @@ def test_softmax_and_its_relatives_keep_their_last_digits(kind: torch.dtype, tem
         assert_within(LIMIT[kind], nucleus, p, (p > FAINT) & (kind != torch.float16))  # float16 rounds some that it keeps to 0
 
 
+@pytest.mark.parametrize("beta", [1000.0, -1003.7, 745.0])
+def test_elastic_softmax_keeps_its_digits_at_any_level(beta: float):
+    gaps = 4 * normal(50, 3)
+    for dim in (0, 1):
+        p = sm.elastic_softmax(beta + gaps, dim, beta=beta)
+        exact = np.exp(wide((beta + gaps) - beta))
+        assert_within(4, p, exact / (1 + exact.sum(dim, keepdims=True)))
+
+
 @pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("order", [2, 10])

@@ -1,4 +1,4 @@
-"""The Jacobian of every map: its sums, and its products through each way to them; of entmax also where its entries are huge."""
+"""The Jacobian of every map: its sums, and its products through each way to them; of entmax and normmax where entries are huge."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.jacobian import jacobian_of
 from softmaxima.core.routing import has_kernel, kernels
 from softmaxima.maps.entmax import ENTMAX
+from softmaxima.maps.normmax import NORMMAX
 
 pytestmark = pytest.mark.gpu
 
 ALPHAS = chosen((1.0, 1.0 + 1e-8, 1.5, 2.0 - 1e-8, 2.0, 2.0 + 1e-8, 2.5, 4.0, 6.0, 10.0, 50.0, 100.0))
-STEEP = Case(ENTMAX, {"alpha": 6.0})
+STEEP = pytest.mark.parametrize("steep", [Case(ENTMAX, {"alpha": 6.0}), Case(NORMMAX, {"alpha": 6.0})], ids=str)
 
 # Relative to the largest entry. Of float64 the rounding of log p counts up to 100 times; others are rounded once, and for α ≤ 2
 # have the roundings of a power of p in float32.
@@ -57,8 +58,9 @@ def test_jacobian_adds_up_to_zero(case: Case, dtype: torch.dtype):
     check_sums(case, dtype)
 
 
-def test_steep_jacobian_adds_up_to_zero(dtype: torch.dtype):
-    check_sums(STEEP, dtype)
+@STEEP
+def test_steep_jacobian_adds_up_to_zero(steep: Case, dtype: torch.dtype):
+    check_sums(steep, dtype)
 
 
 def check_sums(case: Case, dtype: torch.dtype) -> None:
@@ -66,7 +68,7 @@ def check_sums(case: Case, dtype: torch.dtype) -> None:
     for way, v in products(case, x, g).items():
         along_scores = way in ("kernel", "operations", "pulled by the matrix")
         # A constant added to the scores changes nothing, and one number less a score is one more for the others.
-        if case.claims.shift_invariant if along_scores else case.claims.mass == "one" and not case.claims.logarithmic:
+        if case.claims.shift_invariant if along_scores else case.claims.constant_mass and not case.claims.logarithmic:
             assert bool((v.sum(-1).abs() <= slack(v, g)).all()), way
     if case.claims.shift_invariant:
         ones = torch.ones_like(x)
@@ -78,8 +80,9 @@ def test_products_with_the_jacobian_agree(case: Case):
     check_products(case)
 
 
-def test_products_with_the_steep_jacobian_agree():
-    check_products(STEEP)
+@STEEP
+def test_products_with_the_steep_jacobian_agree(steep: Case):
+    check_products(steep)
 
 
 def check_products(case: Case) -> None:
@@ -215,8 +218,8 @@ def test_steep_derivative_of_any_probabilities(row: list[float], alpha: float, s
     s = powers(row, alpha)
     exact = times_jacobian(s, g[0].tolist())
     found = [jacobian_of(ENTMAX.sensitivity(p, None, alpha=alpha)).pull(g)]
-    if has_kernel(ENTMAX, p) and alpha > 2:
-        found.append(kernels(p).backward("entmax_backward", p, g, None, 1.0, None, alpha))
+    if has_kernel(ENTMAX.kernel, p) and alpha > 2:
+        found.append(kernels(p).backward(ENTMAX.kernel, p, g, None, 1.0, None, (alpha,)))
     for v in found:
         assert_near(v[0], exact, RELATIVE[torch.float32])
         if max(abs(a) for a in exact) < 1e37:
@@ -257,3 +260,22 @@ def test_entmax_loss_by_alpha_is_exact(alpha: float):
         else:
             exact = sum(v * (mp.exp(b * log) * log * a * b - mp.expm1(b * log) * (2 * a - 1)) / (a * b) ** 2 for v, log in terms)
         assert abs(mpf(found) + exact) <= 1e-12 * (sum(abs(v * log) for v, log in terms) + abs(exact))
+
+
+# Normmax, beside any number of digits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", chosen((1.01, 1.5, 2.0, 3.0, 6.0, 50.0)))
+def test_product_with_the_jacobian_of_normmax_has_its_digits(alpha: float):
+    mp.dps = 60
+    x = torch.cat((normal(20, 6, scale=0.4), -torch.logspace(-15, 0.3, 6, dtype=torch.float64).expand(2, 6)))
+    for g in (normal(22, 6, seed=1), 1e6 + normal(22, 6, seed=2)):
+        p = sm.normmax(x, alpha=alpha)
+        pulled = jacobian_of(NORMMAX.sensitivity(p, None, alpha=alpha)).pull(g)
+        for row, slopes, actual in zip(p.tolist(), g.tolist(), pulled, strict=True):
+            norm = sum(mpf(v) ** alpha for v in row) ** (1 / mpf(alpha))
+            s = [(v / norm) ** (2 - mpf(alpha)) * norm / (mpf(alpha) - 1) if v > 0 else mpf(0) for v in row]
+            center = mean([mpf(v) for v in row], slopes)
+            moved = [a * (b - center) for a, b in zip(s, slopes, strict=True)]
+            exact = [m - mpf(v) / sum(row) * sum(moved) for m, v in zip(moved, row, strict=True)]
+            assert_near(actual, exact, RELATIVE[torch.float64])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.experiments import InputError, lse_bounds
+from softmaxima.core.arguments import InputError
+from softmaxima.experiments import lse_bounds
 from softmaxima.experiments.lse_bounds import EPS, Narrowing, Placed, Result, Sparsity
 from softmaxima.report.lse_bounds import narrowing_table, picture, sparsity_table, verdict
 from softmaxima.report.signed_log import signed_log

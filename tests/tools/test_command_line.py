@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 
 import softmaxima
+from softmaxima.bench import plan
 from softmaxima.cli import main
 from softmaxima.cli.compare import show
 from softmaxima.core import writing
-from softmaxima.experiments import bench
 from softmaxima.kernels import native
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
@@ -159,7 +159,7 @@ def test_output_that_cannot_be_written_is_one_line_and_loses_no_file(
     command: str, run: Callable, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
     (tmp_path / "x.txt").write_text("1 2 3")
     writes, files = COMMANDS[command]
     for error in (OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")):
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_table(
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
     monkeypatch.setattr(writing.os, "fsync", full)
     code, out, err = run(*command.split())
     assert (code, err.count("\n")) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from softmaxima.cli import main
+from softmaxima.maps import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,6 +71,13 @@ def test_links_lead_somewhere(page: Path):
         assert (page.parent / path).exists(), path
 
 
+def test_the_table_of_maps_is_what_they_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    table = importlib.import_module("update").maps_blocks()["maps"]
+    assert f"written by make readme -->\n{table}\n<!-- end of maps" in (ROOT / "README.md").read_text()
+    assert all(f"`{name}" in table and map.formula for name, map in REGISTRY.items() if map.function is not None)
+
+
 def test_what_commands_write_has_one_place():
     pages = "".join(page.read_text() for page in PAGES)
     script = (ROOT / "docs" / "update.py").read_text()
@@ -76,4 +85,4 @@ def test_what_commands_write_has_one_place():
     assert sorted(places) == sorted(set(places))
     assert len(places) == len(re.findall(r"<!-- end of \w+ -->", pages))
     for place in places:
-        assert f'"{place}": f"' in script
+        assert re.search(rf'"{place}": (f"|"\\n"\.join)', script)

@@ -20,11 +20,12 @@ def save_checkpoint(path: Path) -> None:
 
 
 def write_benchmark(path: Path) -> None:
-    from softmaxima.experiments.bench import Settings, bench
-    from softmaxima.experiments.subjects import choose, read_shape
-    from softmaxima.report.bench import write
+    from softmaxima.bench.plan import Settings
+    from softmaxima.bench.results import write
+    from softmaxima.bench.run import bench
+    from softmaxima.bench.subjects import choose, read_shape
 
-    write(bench(Settings((read_shape("4x8"),), (), threads=1, seconds=0.0), choose(["softmax"])), path)
+    write(bench(Settings(shapes=(read_shape("4x8"),), peers=(), threads=1, seconds=0.0), choose(["softmax"])), path)
 
 
 WRITERS = [save_checkpoint, write_benchmark, lambda path: write_text(path, "scores")]
