@@ -70,6 +70,7 @@ wheel:
 	release/wheel.sh
 
 readme: $(INSTALLED)-report
+	$(BIN)/python docs/update.py maps
 	$(BIN)/python docs/update.py compare
 
 logsumexp: $(INSTALLED)-test

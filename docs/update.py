@@ -1,5 +1,6 @@
 """Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND`, where COMMAND is
 
+maps         the table of the maps, from what each states of itself                                    make readme
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
 precision    errors of logsumexp in units in the last place                                            make logsumexp
@@ -24,11 +25,14 @@ from pathlib import Path
 import plotly.graph_objects as go
 import torch
 
+from softmaxima.bench.machine import commit, machine
+from softmaxima.bench.results import read
 from softmaxima.experiments import estimators, lse_bounds
-from softmaxima.experiments.bench import machine
 from softmaxima.experiments.compare import Comparison, Settings, compare
 from softmaxima.experiments.precision import precision
 from softmaxima.experiments.tables import read_table
+from softmaxima.maps import REGISTRY as MAPS
+from softmaxima.maps import Map
 from softmaxima.report import bench as bench_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import lse_bounds as bounds_report
@@ -65,9 +69,32 @@ def markdown_table(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
+MASS = {"one": "1", "at most one": "at most 1", "zero or one": "0 or 1"}
+
+
+def maps_blocks() -> Blocks:
+    """The table of maps: formula, whether finite scores can get zero, and the sum."""
+    lines = ["| map | p_i | zeros | sum |", "|---|---|---|---|"]
+    for map in sorted(MAPS.values(), key=_place):
+        names = ", ".join(parameter.name for parameter in map.params)
+        called = f"`{map.name}({names})`" if names else f"`{map.name}`"
+        lines.append(f"| {called} | {map.formula} | {'yes' if map.properties.sparse else 'no'} | {MASS.get(_mass(map), names)} |")
+    return {"maps": "\n".join(lines)}
+
+
+def _place(map: Map) -> tuple[int, bool, bool, str]:
+    claims = map.properties
+    return [*MASS, None].index(_mass(map)), claims.sparse, claims.logarithmic, map.name
+
+
+def _mass(map: Map) -> str | None:
+    """What a map's mass is called, None where it depends on parameters."""
+    return map.properties.mass if isinstance(map.properties.mass, str) else None
+
+
 def bench_blocks() -> Blocks:
     """Draw the ratios of the last benchmark, and give its table."""
-    benchmark = bench_report.read(ROOT / "benchmarks" / "cpu.json")
+    benchmark = read(ROOT / "benchmarks" / "cpu.json")
     draw(bench_report.picture(benchmark), DOCS / "bench.png")
     table, made_with = bench_report.markdown_table(benchmark), bench_report.made_with(benchmark)
     picture = "![Time of each peer divided by that of softmaxima, for every map and loss](docs/bench.png)"
@@ -106,6 +133,7 @@ def estimators_blocks() -> Blocks:
 
 
 COMMANDS = {
+    "maps": maps_blocks,
     "compare": compare_blocks,
     "bench": bench_blocks,
     "precision": precision_blocks,
@@ -114,7 +142,7 @@ COMMANDS = {
 }
 
 
-def made_on() -> dict[str, str]:
+def made_on() -> dict[str, str | None]:
     """When, where and from which commit."""
     facts = machine()
     threads = facts["threads"]
@@ -125,16 +153,10 @@ def made_on() -> dict[str, str]:
     }
 
 
-def caption(command: str, made: dict[str, str], note: str = "") -> str:
+def caption(command: str, made: dict[str, str | None], note: str = "") -> str:
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     made_by = f"`{command}`, {made['date']}, commit {made['commit']}, {made['machine']}, {versions}."
     return f"*{f'{note} {made_by}'.strip()}*"
-
-
-def commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def draw(plot: go.Figure, path: Path) -> None:
