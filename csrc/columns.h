@@ -107,7 +107,7 @@ struct alignas(LINE) Columns {
 
     // The sink's part of the mass, where a score is allowed: alone it may be too small to divide by.
     void add_sink(int64_t j) {
-        if (mass[j] != 0) mass[j] += std::exp(-origin(j).above(sink_above(*theta[j], anchor_[j], tau[j])));
+        if (mass[j] != 0) mass[j] += sink_weight(*theta[j], anchor_[j], tau[j], origin(j));
     }
 
     Origin<C> origin(int64_t j) const { return {shift_[j], power_[j]}; }

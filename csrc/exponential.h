@@ -41,47 +41,60 @@ struct BlockSum {
     Sum sum;
 };
 
-// Σ exp(z − origin) over a block of 4 q terms, each into out where there is one, and the largest z. The block is worked on at four
-// places at a time, for exp is a long chain of operations; sums of a few terms are added up in double.
+// Terms that are worked on at a time, for exp is a long chain of operations: four lines of the cache, one after the other, since
+// more places that are written to at a time would be slow.
+template <class C>
+constexpr int64_t STRIDE = 4 * LINE / sizeof(C);
+
+// Σ exp(z − origin) over a multiple of as many terms, each into out where there is one, and the largest z; sums of a few terms are
+// added up in double.
 template <bool Store, bool Low, class C>
-[[gnu::always_inline]] inline BlockSum<C> sum_exp_of_quarters(const C* high, const C* low, int64_t q, const Exponential<C>& exp, C* out) {
-    C top = -std::numeric_limits<C>::infinity();
-    double sum = 0, lost = 0;
+[[gnu::always_inline]] inline BlockSum<C> sum_exp_of_lines(const C* high, const C* low, int64_t length, const Exponential<C>& exp, C* out) {
+    constexpr int64_t lanes = STRIDE<C> / 4;
+    C tops[lanes];
+    double sums[lanes] = {}, losses[lanes] = {};
+    for (C& top : tops) top = -std::numeric_limits<C>::infinity();
     const auto larger = [](C a, C b) __attribute__((always_inline)) { return a > b ? a : b; };
     const auto term = [=](int64_t i) __attribute__((always_inline)) {
         const C e = Low ? exp(high[i], low[i]) : exp(high[i]);
         if (Store) out[i] = e;
         return e;
     };
-#pragma omp simd reduction(max : top) reduction(+ : sum, lost)
-    for (int64_t i = 0; i < q; ++i) {
-        const C highest = larger(larger(high[i], high[i + q]), larger(high[i + 2 * q], high[i + 3 * q]));
-        top = highest > top ? highest : top;
-        const C e0 = term(i), e1 = term(i + q), e2 = term(i + 2 * q), e3 = term(i + 3 * q);
-        // A probability is as exact as the sum; of a logarithm the same rounding is a smaller part.
-        const double four = Store ? double(e0 + e1) + double(e2 + e3) : double((e0 + e1) + (e2 + e3));
-        if constexpr (sizeof(C) == sizeof(double)) {
-            add_exactly(four, sum, lost);
-        } else {
-            sum += four;
+    for (int64_t i = 0; i < length; i += STRIDE<C>) {
+#pragma omp simd
+        for (int64_t lane = 0; lane < lanes; ++lane) {
+            const int64_t a = i + lane, b = a + lanes, c = b + lanes, d = c + lanes;
+            tops[lane] = larger(larger(larger(high[a], high[b]), larger(high[c], high[d])), tops[lane]);
+            const C e0 = term(a), e1 = term(b), e2 = term(c), e3 = term(d);
+            // A probability is as exact as the sum; of a logarithm the same rounding is a smaller part.
+            const double four = Store ? double(e0 + e1) + double(e2 + e3) : double((e0 + e1) + (e2 + e3));
+            if constexpr (sizeof(C) == sizeof(double)) {
+                add_exactly(four, sums[lane], losses[lane]);
+            } else {
+                sums[lane] += four;
+            }
         }
     }
-    return {top, {sum, lost}};
+    BlockSum<C> block = {tops[0], {sums[0], losses[0]}};
+    for (int64_t lane = 1; lane < lanes; ++lane) {
+        block.maximum = larger(tops[lane], block.maximum);
+        block.sum.add({sums[lane], losses[lane]});
+    }
+    return block;
 }
 
 // The same over any number of terms: the last of them with −∞ behind them.
 template <bool Store, bool Low, class C>
 [[gnu::noinline]] BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
     const Exponential<C> exp(origin);
-    const int64_t whole = length / 64 * 64, rest = length - whole;
-    BlockSum<C> block = sum_exp_of_quarters<Store, Low>(high, low, whole / 4, exp, out);
+    const int64_t whole = length / STRIDE<C> * STRIDE<C>, rest = length - whole;
+    BlockSum<C> block = sum_exp_of_lines<Store, Low>(high, low, whole, exp, out);
     if (rest == 0) return block;
-    alignas(LINE) C last[64], last_low[64] = {}, terms[64];
-    const int64_t padded = rest <= 32 ? 32 : 64;
-    for (int64_t i = 0; i < padded; ++i) last[i] = -std::numeric_limits<C>::infinity();
+    alignas(LINE) C last[STRIDE<C>], last_low[STRIDE<C>] = {}, terms[STRIDE<C>];
+    for (C& value : last) value = -std::numeric_limits<C>::infinity();
     for (int64_t i = 0; i < rest; ++i) last[i] = high[whole + i];
     for (int64_t i = 0; Low && i < rest; ++i) last_low[i] = low[whole + i];
-    const BlockSum<C> end = sum_exp_of_quarters<Store, Low>(last, last_low, padded / 4, exp, terms);
+    const BlockSum<C> end = sum_exp_of_lines<Store, Low>(last, last_low, STRIDE<C>, exp, terms);
     for (int64_t i = 0; Store && i < rest; ++i) out[whole + i] = terms[i];
     block.maximum = end.maximum > block.maximum ? end.maximum : block.maximum;
     block.sum.add(end.sum);
@@ -108,6 +121,19 @@ struct Tsallis {
 inline double sink_above(double theta, double x, double tau) {
     const Quotient z(x, tau);
     return theta == NOTHING ? theta : (theta - z.high) - z.low;
+}
+
+// exp(θ − x/τ) relative to an origin of scores less x: what a sink adds to their mass.
+template <class C>
+double sink_weight(double theta, double x, double tau, Origin<C> origin) {
+    using F = Format<double>;
+    const Quotient z(x, tau);
+    Sum gap{theta};
+    gap.add(-z.high);
+    gap.add(-double(origin.shift));
+    gap.add(-double(origin.power) * F::log_2_high);
+    const double weight = std::exp(gap.high), low = gap.low - z.low - double(origin.power) * F::log_2_low;
+    return std::fabs(gap.high) < 1e3 ? weight * (1 + low) : weight;  // beyond that it is 0 or ∞, and the low term may be neither
 }
 
 // The monoid (M, m, r) of logsumexp as its logarithm, LSE(x/τ) = maximum/τ + log_sum with log_sum = log(m + r), exact also near 0.
@@ -423,7 +449,7 @@ struct Softmax {
         weigh_largest(row, whole);
         double mass = whole.mass, uniform = 0;
         // Where nothing is allowed there is nothing to divide by, and a sink alone may be too small to divide by.
-        if (kind == Kind::elastic && mass != 0) mass += std::exp(-sum.origin.above(sink_above(*row.theta, row.anchor, row.tau)));
+        if (kind == Kind::elastic && mass != 0) mass += sink_weight(*row.theta, row.anchor, row.tau, sum.origin);
         if (kind == Kind::rectified && mass == 0 && *row.theta != 0) {
             int64_t allowed = 0;
             for (int64_t i = 0; i < row.n; ++i) allowed += row.score(i) > NOTHING;

@@ -84,19 +84,23 @@ struct Quadratic {
 // Adds Σ term(i) for i in [0, length), taken in a few sums side by side.
 template <class C, class Term>
 [[gnu::always_inline]] inline void add(int64_t length, Sum& total, const Term& term) {
-    const int64_t q = length / 4;
-    double sum = 0, lost = 0;
-#pragma omp simd reduction(+ : sum, lost)
-    for (int64_t i = 0; i < q; ++i) {
-        const double four = (term(i) + term(i + q)) + (term(i + 2 * q) + term(i + 3 * q));
-        if constexpr (sizeof(C) == sizeof(double)) {
-            add_exactly(four, sum, lost);
-        } else {
-            sum += four;
+    constexpr int64_t lanes = LINE / sizeof(double);
+    const int64_t whole = length / (4 * lanes) * (4 * lanes);
+    double sums[lanes] = {}, losses[lanes] = {};
+    for (int64_t i = 0; i < whole; i += 4 * lanes) {
+#pragma omp simd
+        for (int64_t lane = 0; lane < lanes; ++lane) {
+            const int64_t a = i + lane, b = a + lanes, c = b + lanes, d = c + lanes;
+            const double four = (term(a) + term(b)) + (term(c) + term(d));
+            if constexpr (sizeof(C) == sizeof(double)) {
+                add_exactly(four, sums[lane], losses[lane]);
+            } else {
+                sums[lane] += four;
+            }
         }
     }
-    for (int64_t i = 4 * q; i < length; ++i) sum += term(i);
-    total.add({sum, lost});
+    for (int64_t i = whole; i < length; ++i) sums[i % lanes] += term(i);
+    for (int64_t lane = 0; lane < lanes; ++lane) total.add({sums[lane], losses[lane]});
 }
 
 // Multiplies by numerator / denominator: where C is less exact than W, that needs no care.
