@@ -118,11 +118,12 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 5
+#define SOFTMAXIMA_INTERFACE 6
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)
-// below that namespace exports softmaxima_name(const SoftmaximaForward*), which calls the one that dispatch.cpp chose.
+// below that namespace exports softmaxima_name(const SoftmaximaForward*), which calls the one that dispatch.cpp chose, and
+// softmaxima_name_takes(), which says "Forward".
 extern const int softmaxima_level;  // of x86-64: 4, 3, or 0 for the baseline
 
 #define SOFTMAXIMA_KERNEL(name, kind) SOFTMAXIMA_KERNEL_OF(SOFTMAXIMA_ISA, name, kind)
@@ -140,9 +141,11 @@ extern const int softmaxima_level;  // of x86-64: 4, 3, or 0 for the baseline
     }                                                                                                                  \
     SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) {                                            \
         return softmaxima_level == 4 ? v4::name(call) : softmaxima_level == 3 ? v3::name(call) : baseline::name(call); \
-    }
+    }                                                                                                                  \
+    SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
 #else
-#define SOFTMAXIMA_KERNEL_baseline(name, kind) \
-    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return baseline::name(call); }
+#define SOFTMAXIMA_KERNEL_baseline(name, kind)                                                             \
+    SOFTMAXIMA_EXPORT int softmaxima_##name(const Softmaxima##kind* call) { return baseline::name(call); } \
+    SOFTMAXIMA_EXPORT const char* softmaxima_##name##_takes() { return #kind; }
 #endif
 #define SOFTMAXIMA_EXPORT extern "C" __attribute__((visibility("default")))

@@ -801,13 +801,28 @@ def test_the_interface_is_what_the_header_says():
     for kind, maps, sums in zip(("Forward", "Backward", "Loss"), of_maps, of_sums, strict=True):
         assert maps | sums == {name for name, its_kind in declared.items() if its_kind == kind} | (sums & {None})
     if native.AVAILABLE:
-        names = {f"softmaxima_{name}" for name in declared} | {"softmaxima_interface", "softmaxima_instruction_set"}
+        exported = {f"softmaxima_{name}{end}" for name in declared for end in ("", "_takes")}
+        names = exported | {"softmaxima_interface", "softmaxima_instruction_set"}
         assert all(hasattr(native.LIBRARY, name) for name in names)
         if shutil.which("nm"):
             listed = subprocess.run(
                 ["nm", "-D", "--defined-only", native.LIBRARY._name], capture_output=True, text=True, check=True
             )
             assert {line.split()[-1] for line in listed.stdout.splitlines() if " T " in line} == names
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("logsumexp_backward", "softmax"), "forward= must .* takes Forward, got 'logsumexp_backward', which takes Backward"),
+        (("softmax", "sparsemax"), "backward= must .* takes Backward, got 'sparsemax', which takes Forward"),
+    ],
+)
+def test_a_kernel_of_another_structure_is_refused(names: tuple[str, str], message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "KERNELS", {})
+    with pytest.raises(ValueError, match=message):
+        _ = native.Kernel(*names).functions
 
 
 # As operations ---------------------------------------------------------------------------------------------------------------

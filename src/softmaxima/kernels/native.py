@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-INTERFACE = 5  # the version that csrc/kernels.h states
+INTERFACE = 6  # the version that csrc/kernels.h states
 Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -182,7 +182,8 @@ class Kernel:
         library = LIBRARY if self.library is None or LIBRARY is None else _opened(self.library)
         if library is None:
             return Functions()
-        return Functions(*(name and _function(name, library) for name in (self.forward, self.backward, self.loss)))
+        names = {"Forward": self.forward, "Backward": self.backward, "Loss": self.loss}
+        return Functions(*(name and _checked(name, kind, library) for kind, name in names.items()))
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -248,6 +249,15 @@ def _function(name: str, library: ctypes.CDLL | None = LIBRARY) -> Function:
         ) from None
     function.argtypes = [ctypes.c_char_p]
     function.restype = ctypes.c_int
+    return function
+
+
+def _checked(name: str, kind: str, library: ctypes.CDLL) -> Function:
+    """The function, which must take the structure of this kind: of another it would read what is not there."""
+    function, says = _function(name, library), getattr(library, f"softmaxima_{name}_takes")
+    says.restype = ctypes.c_char_p
+    if (takes := says().decode()) != kind:
+        raise ValueError(f"Kernel: {kind.lower()}= must name a kernel that takes {kind}, got {name!r}, which takes {takes}")
     return function
 
 
