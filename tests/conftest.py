@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from softmaxima.cli import main
+from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY, Map, Properties
@@ -25,6 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_TRITON = os.environ.get("SOFTMAXIMA_BACKEND") == "triton"
 if INTERPRETED:
     import triton.language
     from triton.language import standard
@@ -54,7 +56,7 @@ if INTERPRETED:
     for name in ("gradcheck", "gradgradcheck"):
         setattr(torch.autograd, name, functools.partial(getattr(torch.autograd, name), fast_mode=True))
 
-elif os.environ.get("SOFTMAXIMA_BACKEND") == "triton":
+elif ON_TRITON:
     # On a GPU, where the tensors of the tests go and come back.
     from softmaxima.kernels.triton import library
 
@@ -132,13 +134,19 @@ def cases(map: Map) -> Iterator[Case]:
             yield Case(map, defaults | {parameter.name: value})
 
 
+def has_gpu_kernel(map: Map) -> bool:
+    return map.kernel is not None and has_kernel("cpu", map.kernel.key)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--maps", default="", help="comma-separated names of the maps to test; all by default")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [name for name in metafunc.config.getoption("--maps").split(",") if name]
-    maps = [REGISTRY[name] for name in names] if names else list(REGISTRY.values())
+    maps = [REGISTRY[name] for name in names or REGISTRY]
+    if ON_TRITON and not names:
+        maps = [map for map in maps if has_gpu_kernel(map)]
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", [case for map in maps for case in cases(map)], ids=str)
     if "learnable" in metafunc.fixturenames:

@@ -14,8 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import normal, rows
+from softmaxima.core import double_double as dd
 from softmaxima.lse import _compensated
-from softmaxima.lse import _double_double as dd
 
 INF, NAN = math.inf, math.nan
 DIGITS = 1200  # enough for a sum that cancels down to the smallest number

@@ -204,11 +204,27 @@ def test_softmax_and_its_relatives_keep_their_last_digits(kind: torch.dtype, tem
 
 @pytest.mark.parametrize("beta", [1000.0, -1003.7, 745.0])
 def test_elastic_softmax_keeps_its_digits_at_any_level(beta: float):
-    gaps = 4 * normal(50, 3)
-    for dim in (0, 1):
-        p = sm.elastic_softmax(beta + gaps, dim, beta=beta)
-        exact = np.exp(wide((beta + gaps) - beta))
-        assert_within(4, p, exact / (1 + exact.sum(dim, keepdims=True)))
+    for gaps in (4 * normal(50, 3), 200 * normal(50, 3)):
+        for dim in (0, 1):
+            p = sm.elastic_softmax(beta + gaps, dim, beta=beta)
+            exact = np.exp(wide(beta + gaps) - Wide(beta))
+            exact /= 1 + exact.sum(dim, keepdims=True)
+            assert_within(4, p, exact, exact > 1e-300)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
+def test_parts_are_as_exact_as_the_whole(temperature: float, scale: float):
+    x = scale * temperature * normal(50, 24)
+    z = wide(x) / Wide(temperature)
+    for name, params, exact in (
+        ("softmax", {}, exact_softmax(z)),
+        ("elastic_softmax", {"beta": 400.0}, exact_softmax(z, 400.0)),
+        ("rectified_softmax", {}, exact_softmax(np.where(z < 0, -INF, z))),
+    ):
+        rows = sm.in_parts(name, temperature=temperature, **params)
+        p = torch.cat(list(rows.probabilities([x[:, :7], x[:, 7:7], x[:, 7:]])), -1)
+        assert_within(4, p, exact, exact > 1e-300)
 
 
 @pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)

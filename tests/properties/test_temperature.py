@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softmaxima as sm
-from conftest import INTERPRETED, TOLERANCE, Case, LossCase, normal
+from conftest import INTERPRETED, ON_TRITON, TOLERANCE, Case, LossCase, normal
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,8 @@ def test_equal_scores_have_equal_probabilities(case: Case, dtype: torch.dtype):
     sizes = torch.tensor(finite(SIZES, dtype), dtype=dtype).unsqueeze(-1)
     for tau, n in itertools.product(TEMPERATURES[:: 2 if INTERPRETED else 1], (1, 3) if INTERPRETED else (1, 2, 3, 20, 300)):
         alike = sizes.expand(-1, n)
-        rounding = torch.finfo(dtype).eps * (2 + n / 4 if not case.claims.logarithmic else 2 + 2 * math.log(n))  # of n terms
+        few = 4 if ON_TRITON else 2  # the mass that a threshold of the GPU kernels may leave is of 4
+        rounding = torch.finfo(dtype).eps * (few + n / 4 if not case.claims.logarithmic else 2 + 2 * math.log(n))  # of n terms
         for rows, dim in ((alike, -1), (alike.T.contiguous(), 0), (alike.repeat(6, 1), -1))[: 2 if INTERPRETED else 3]:
             taus = torch.full_like(rows.select(dim, 0), tau, dtype=torch.float64).unsqueeze(dim)
             for temperature in (tau, taus):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -130,7 +131,7 @@ def time_ground(task: GroundTask) -> Ground:
     theirs, ours = each(torch.softmax, shape.axis)[:1], each(sm.softmax, shape.axis)[:1]
     alone = [measure(clock, {"alone": calls}, place.seconds / 2).times["alone"] for calls in (theirs, ours)]
     both = take_turns({"theirs": theirs[0], "ours": ours[0]}, place.seconds / 2, clock, most=1)
-    each_of_both = sum(sorted(times)[len(times) // 2] for times in both.values())
+    each_of_both = sum(map(statistics.median, both.values()))
     return Ground(
         str(shape),
         task.dtype,

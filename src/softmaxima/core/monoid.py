@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from softmaxima.core.double_double import Pair, divide, two_sum
 from softmaxima.core.temperature import anchored_at, is_one
 from softmaxima.core.tracing import sizes
 
@@ -75,9 +76,11 @@ class LogSum(NamedTuple):
         return LogSum(top, torch.where(same, self.ties, 0.0), torch.where(same, self.rest, moved))
 
     def weigh(self, x: Tensor, tau: float | Tensor) -> Tensor:
-        """exp((x − M)/τ), 0 at −∞."""
+        """exp((x − M)/τ) to an ulp or two, 0 at −∞."""
         silent = x == -math.inf
-        return torch.where(silent, 0.0, (torch.where(silent, 0.0, x - self.top) / tau).exp())
+        high, low = two_sum(x.masked_fill(silent, 0.0), -self.top)
+        high, low = (part.masked_fill(silent, 0.0) for part in _over((high, low), tau))
+        return _exp(high, low).masked_fill(silent, 0.0)
 
     def shares(self, x: Tensor, tau: float | Tensor) -> Tensor:
         """exp(x/τ)/Σ exp(x/τ): 0 in a row of nothing, NaN in one with NaN or +∞."""
@@ -85,13 +88,28 @@ class LogSum(NamedTuple):
 
     def shares_beside(self, x: Tensor, tau: float | Tensor, level: float | Tensor) -> Tensor:
         """exp(x/τ)/(Σ exp(x/τ) + exp(level))."""
-        sink = torch.as_tensor(level, dtype=x.dtype, device=x.device)
-        nothing, height = self.top == -math.inf, self.anchor / tau
-        shift = torch.maximum(height.masked_fill(nothing, -math.inf), sink).detach()
-        shift = shift.masked_fill(shift == -math.inf, 0.0)
-        scale = torch.where(nothing, 0.0, (height - shift).exp())
-        mass = self.mass * scale + (sink - shift).exp()
+        height, lost = _over((self.anchor, torch.zeros_like(self.anchor)), tau)
+        above, rounding = two_sum(height, -torch.as_tensor(level, dtype=x.dtype, device=x.device))
+        lost = lost + rounding
+        empty = self.top == -math.inf
+        scale = _exp(above.clamp_max(0.0), torch.where(above < 0, lost, 0.0)).masked_fill(empty, 0.0)
+        sink = _exp(-above.clamp_min(0.0), torch.where(above > 0, -lost, 0.0))
+        mass = self.mass * scale + sink
         return self.weigh(x, tau) * scale / mass.masked_fill(mass == 0, 1.0)
+
+
+def _over(x: Pair, tau: float | Tensor) -> Pair:
+    """x/τ of two terms, the second a constant."""
+    if is_one(tau):
+        return x[0], x[1].detach()
+    z = x[0] / tau
+    high, low = divide((x[0].detach(), x[1].detach()), torch.as_tensor(tau, dtype=torch.float64, device=z.device).detach())
+    return z, (high - z.detach()) + low  # torch multiplies by the reciprocal of a number
+
+
+def _exp(high: Tensor, low: Tensor) -> Tensor:
+    """exp(high + low), where low has its digits, else of high alone."""
+    return high.exp() * (1 + torch.where(low.isfinite(), low, 0.0))
 
 
 def nothing(x: Tensor) -> LogSum:

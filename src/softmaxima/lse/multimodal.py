@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
+from softmaxima.core.double_double import two_product
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
-from softmaxima.lse._double_double import two_product
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp
 
