@@ -23,6 +23,7 @@ STOREYS = (
     "core.rows",
     "core.temperature",
     "core.differentiable",
+    "core.double_double",
     "core.monoid",
     "core.blocks",
     "core.jacobian",
