@@ -1,6 +1,7 @@
 // Sums of exponentials of a row, relative to an origin near its maximum: what softmax, its relatives and logsumexp are made of.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "rows.h"
@@ -41,64 +42,87 @@ struct BlockSum {
     Sum sum;
 };
 
-// Terms that are worked on at a time, for exp is a long chain of operations: four lines of the cache, one after the other, since
-// more places that are written to at a time would be slow.
+// Terms that fill a line of the cache.
 template <class C>
-constexpr int64_t STRIDE = 4 * LINE / sizeof(C);
+constexpr int64_t LANES = LINE / sizeof(C);
 
-// Σ exp(z − origin) over a multiple of as many terms, each into out where there is one, and the largest z; sums of a few terms are
-// added up in double.
-template <bool Store, bool Low, class C>
-[[gnu::always_inline]] inline BlockSum<C> sum_exp_of_lines(const C* high, const C* low, int64_t length, const Exponential<C>& exp, C* out) {
-    constexpr int64_t lanes = STRIDE<C> / 4;
-    C tops[lanes];
-    double sums[lanes] = {}, losses[lanes] = {};
-    for (C& top : tops) top = -std::numeric_limits<C>::infinity();
-    const auto larger = [](C a, C b) __attribute__((always_inline)) { return a > b ? a : b; };
-    const auto term = [=](int64_t i) __attribute__((always_inline)) {
-        const C e = Low ? exp(high[i], low[i]) : exp(high[i]);
-        if (Store) out[i] = e;
-        return e;
-    };
-    for (int64_t i = 0; i < length; i += STRIDE<C>) {
+// The largest z and Σ exp(z − origin) of each lane.
+template <class C>
+struct LaneSums {
+    C tops[LANES<C>];
+    double sums[LANES<C>] = {}, losses[LANES<C>] = {};
+
+    LaneSums() {
+        for (C& top : tops) top = -std::numeric_limits<C>::infinity();
+    }
+
+    // Adds so many lines, each term into out where there is one. Sums of a few terms are added up in double.
+    template <bool Store, bool Low, int Lines>
+    [[gnu::always_inline]] inline void add(const C* high, const C* low, const Exponential<C>& exp, C* out) {
+        const auto larger = [](C a, C b) __attribute__((always_inline)) { return a > b ? a : b; };
+        const auto term = [=](int64_t i) __attribute__((always_inline)) {
+            const C e = Low ? exp(high[i], low[i]) : exp(high[i]);
+            if (Store) out[i] = e;
+            return e;
+        };
 #pragma omp simd
-        for (int64_t lane = 0; lane < lanes; ++lane) {
-            const int64_t a = i + lane, b = a + lanes, c = b + lanes, d = c + lanes;
-            tops[lane] = larger(larger(larger(high[a], high[b]), larger(high[c], high[d])), tops[lane]);
-            const C e0 = term(a), e1 = term(b), e2 = term(c), e3 = term(d);
-            // A probability is as exact as the sum; of a logarithm the same rounding is a smaller part.
-            const double four = Store ? double(e0 + e1) + double(e2 + e3) : double((e0 + e1) + (e2 + e3));
-            if constexpr (sizeof(C) == sizeof(double)) {
-                add_exactly(four, sums[lane], losses[lane]);
+        for (int64_t a = 0; a < LANES<C>; ++a) {
+            const int64_t b = a + LANES<C>, c = b + LANES<C>, d = c + LANES<C>;
+            double sum;
+            if constexpr (Lines == 4) {
+                tops[a] = larger(larger(larger(high[a], high[b]), larger(high[c], high[d])), tops[a]);
+                const C e0 = term(a), e1 = term(b), e2 = term(c), e3 = term(d);
+                // A probability is as exact as the sum; of a logarithm the same rounding is a smaller part.
+                sum = Store ? double(e0 + e1) + double(e2 + e3) : double((e0 + e1) + (e2 + e3));
             } else {
-                sums[lane] += four;
+                tops[a] = larger(high[a], tops[a]);
+                sum = double(term(a));
+            }
+            if constexpr (sizeof(C) == sizeof(double)) {
+                add_exactly(sum, sums[a], losses[a]);
+            } else {
+                sums[a] += sum;
             }
         }
     }
-    BlockSum<C> block = {tops[0], {sums[0], losses[0]}};
-    for (int64_t lane = 1; lane < lanes; ++lane) {
-        block.maximum = larger(tops[lane], block.maximum);
-        block.sum.add({sums[lane], losses[lane]});
-    }
-    return block;
-}
 
-// The same over any number of terms: the last of them with −∞ behind them.
+    BlockSum<C> total() const {
+        C top = tops[0];
+        double sum = sums[0], lost = losses[0];
+        for (int64_t a = 1; a < LANES<C>; ++a) top = tops[a] > top ? tops[a] : top;
+        if constexpr (sizeof(C) == sizeof(double)) {
+            for (int64_t a = 1; a < LANES<C>; ++a) {
+                add_exactly(sums[a], sum, lost);
+                lost += losses[a];
+            }
+        } else {
+            sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t a = 0; a < LANES<C>; ++a) sum += sums[a];
+        }
+        return {top, {sum, lost}};
+    }
+};
+
+// Σ exp(z − origin) over a block, each term into out where there is one, and the largest z. Four lines of the cache are worked on at
+// a time, for exp is a long chain of operations: one after the other, since more places that are written to at a time are slow.
 template <bool Store, bool Low, class C>
 [[gnu::noinline]] BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
+    constexpr int64_t lanes = LANES<C>;
     const Exponential<C> exp(origin);
-    const int64_t whole = length / STRIDE<C> * STRIDE<C>, rest = length - whole;
-    BlockSum<C> block = sum_exp_of_lines<Store, Low>(high, low, whole, exp, out);
-    if (rest == 0) return block;
-    alignas(LINE) C last[STRIDE<C>], last_low[STRIDE<C>] = {}, terms[STRIDE<C>];
-    for (C& value : last) value = -std::numeric_limits<C>::infinity();
-    for (int64_t i = 0; i < rest; ++i) last[i] = high[whole + i];
-    for (int64_t i = 0; Low && i < rest; ++i) last_low[i] = low[whole + i];
-    const BlockSum<C> end = sum_exp_of_lines<Store, Low>(last, last_low, STRIDE<C>, exp, terms);
-    for (int64_t i = 0; Store && i < rest; ++i) out[whole + i] = terms[i];
-    block.maximum = end.maximum > block.maximum ? end.maximum : block.maximum;
-    block.sum.add(end.sum);
-    return block;
+    LaneSums<C> sums;
+    int64_t i = 0;
+    for (; i + 4 * lanes <= length; i += 4 * lanes) sums.template add<Store, Low, 4>(high + i, low + i, exp, out + i);
+    for (; i + lanes <= length; i += lanes) sums.template add<Store, Low, 1>(high + i, low + i, exp, out + i);
+    if (i < length) {  // with −∞ behind them
+        alignas(LINE) C last[lanes], last_low[lanes] = {}, terms[lanes];
+        for (C& value : last) value = -std::numeric_limits<C>::infinity();
+        std::memcpy(last, high + i, (length - i) * sizeof(C));
+        if (Low) std::memcpy(last_low, low + i, (length - i) * sizeof(C));
+        sums.template add<Store, Low, 1>(last, last_low, exp, terms);
+        if (Store) std::memcpy(out + i, terms, (length - i) * sizeof(C));
+    }
+    return sums.total();
 }
 
 // Where log Σ of terms up to 1 is below this, the rounding of the sum is more than half a unit of it.
