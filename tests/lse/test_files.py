@@ -809,6 +809,7 @@ def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int,
 # Memory and terminals -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_billion_scores_are_summed_in_a_few_hundred_megabytes(tmp_path: Path):
     """torch's own libraries take more than 512 MiB of addresses: the limit is on what is added to them once they are loaded."""
     path = tmp_path / "scores.bin"

@@ -103,6 +103,7 @@ def test_compiled_functions_are_registered_operations():
         assert f"softmaxima.{operation}" in graph
 
 
+@pytest.mark.exhaustive
 def test_compiled_by_the_default_backend_equals_eager():
     torch._dynamo.reset()
     x = normal(8, 16, dtype=torch.float32).requires_grad_()
