@@ -8,12 +8,13 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare bench test gpu-test sanitize lint format wheel readme logsumexp clean
+.PHONY: help compare bench test test-all gpu-test sanitize lint format wheel readme logsumexp clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make test      run the tests"
+	@echo "make test-all  run those too that take long"
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
@@ -25,7 +26,7 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(BIN)/python
+$(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/python/*.*) $(BIN)/python
 	$(INSTALL) $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation --editable ".[$*]"
 	@touch $@
@@ -40,6 +41,9 @@ bench: $(INSTALLED)-test
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
+test-all: $(INSTALLED)-test
+	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" $(ARGS)
+
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
 	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
@@ -52,14 +56,17 @@ sanitize:
 	cmake --build build/sanitize --target fuzz --parallel
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 
-CSRC := $(wildcard csrc/* tests/kernels/native/*.cpp)
+CSRC := $(wildcard csrc/*.* csrc/python/*.* tests/kernels/native/*.cpp)
 
 lint: $(INSTALLED)-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
-	for file in $(wildcard csrc/*.cpp); do $(BIN)/clang-tidy --quiet $$file -- -std=c++17 -O1 -Icsrc -DSOFTMAXIMA_ISA=baseline || exit 1; done
+	python=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))"); \
+	for file in $(wildcard csrc/*.cpp csrc/python/*.cpp); do \
+		$(BIN)/clang-tidy --quiet $$file -- -std=c++17 -O1 -Icsrc -isystem $$python -DSOFTMAXIMA_ISA=baseline || exit 1; \
+	done
 
 format: $(INSTALLED)-lint
 	$(BIN)/ruff check --fix .

@@ -258,6 +258,25 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(table: str, tmp_path: Path
     assert b"of 2" not in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lse", "absent.npy"],
+        ["compare", "absent.csv"],
+        ["lse", "-", "--temperature", "0"],
+        ["lse", "--unknown"],
+        ["compare", "--help"],
+    ],
+)
+def test_what_is_plainly_wrong_is_told_before_torch_is_loaded(arguments: list[str]):
+    code = "import sys; from softmaxima.cli import main; main(sys.argv[1:])"
+    told = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert told.returncode == (0 if "--help" in arguments else 2)
+    assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
+
+
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path: Path) -> None:
     command = [sys.executable, "-c", *SOFTMAXIMA, "compare", "--epochs=100000", f"--out={tmp_path}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import WIDE, Output, fail, keeping, names, plain_table, progress_bar, say
+from softmaxima.cli.terminal import WIDE, Output, check_exists, fail, keeping, names, plain_table, progress_bar, say
 
 if TYPE_CHECKING:
     from softmaxima.experiments.compare import Comparison, Pair
@@ -40,6 +40,8 @@ def compare(
 
     Folds, initial weights and batches are the same for every pair. Text and boolean features are one-hot encoded.
     """
+    if table is not None:
+        check_exists(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.arguments import InputError
     from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
     from softmaxima.experiments.compare import compare as run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.progress import Progress, ProgressColumn, TaskProgressColumn
 from rich.progress import Task as ProgressTask
 from rich.text import Text
 
-from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, fail, progress_bar, say, terminable
+from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, check_exists, fail, progress_bar, say, terminable
 
 if TYPE_CHECKING:
     from softmaxima.lse.streams.formats import Scores
@@ -64,17 +65,16 @@ def lse(
     """
     if str(file).startswith("-") and str(file) != "-" and not file.exists():
         fail(f"Unknown option: {file}; see softmaxima lse --help")
+    if str(file) != "-":
+        check_exists(file, ", or - for standard input")
     if scale is not None and not 0 < scale < float("inf"):
         fail(f"--scale must be a positive finite number, got {scale}")
     if zero_point is not None and not abs(zero_point) < float("inf"):
         fail(f"--zero-point must be a finite number, got {zero_point}")
     if seed is not None and seed < 0:
         fail(f"--seed must be an int of at least 0, got {seed}")
-    from softmaxima.core.arguments import TEMPERATURE
-
-    is_valid, domain = TEMPERATURE
-    if not is_valid(temperature):
-        fail(f"--temperature must be {domain}, got {temperature}")
+    if not sys.float_info.min <= temperature < math.inf:
+        fail(f"--temperature must be positive and finite, at least 2.3e-308, got {temperature}")
     if estimate is None:
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:

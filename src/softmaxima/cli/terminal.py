@@ -57,6 +57,12 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def check_exists(file: Path, otherwise: str) -> None:
+    """Fail at once where there is nothing of that name: what reads files takes a second to load."""
+    if not file.exists():
+        fail(f"there is no file {file}; give a path to an existing file{otherwise}")
+
+
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
     """The names in an option that takes several, separated by commas."""
     return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())

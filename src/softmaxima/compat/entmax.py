@@ -55,7 +55,6 @@ from softmaxima.core.arguments import as_scores, check_axis, check_choice, check
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.tracing import is_traced
-from softmaxima.losses._classification import prepare
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
 from softmaxima.maps.normmax import NORMMAX
@@ -327,7 +326,7 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor = 2, n_
 def _normmax_bisect_loss(X: Tensor, target: Tensor, alpha: float | Tensor, n_iter: int | None, **options: Any) -> Tensor:
     _check_count("normmax_bisect_loss", "n_iter", n_iter)
     ignore_index, reduction = options["ignore_index"], options["reduction"]
-    return fenchel_young(prepare("normmax_bisect_loss", X, target, None, ignore_index, reduction, 0.0), NORMMAX, {"alpha": alpha})
+    return fenchel_young("normmax_bisect_loss", NORMMAX, {"alpha": alpha}, X, target, None, ignore_index, reduction, 0.0)
 
 
 # Modules ---------------------------------------------------------------------------------------------------------------------

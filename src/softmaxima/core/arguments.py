@@ -70,6 +70,8 @@ def _dense(name: str, what: str, x: Tensor) -> Tensor:
         )
     if is_compiling():  # which cannot ask; the kernels resolve what comes to them
         return x
+    if x._is_zerotensor():  # which has no memory
+        x = x.clone()
     if x.is_conj():
         x = x.resolve_conj()
     return x.resolve_neg() if x.is_neg() else x

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from softmaxima.core.differentiable import batch_first, forward_mode, primal
 from softmaxima.core.jacobian import narrowed
@@ -18,6 +19,7 @@ from softmaxima.kernels import native
 
 if TYPE_CHECKING:
     from softmaxima.core.contract import Map
+    from softmaxima.kernels.native import Theta
 
 
 def apply(map: Map, *arguments: Any) -> Tensor:
@@ -44,7 +46,7 @@ class _MapFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         _, _, tau_needs, _, *params_need = ctx.needs_input_grad
-        x_grad, tau_grad, *param_grads = gradients(ctx, grad_outputs[0], tau_needs, params_need)
+        x_grad, tau_grad, *param_grads = gradients(ctx, ctx.saved_tensors, grad_outputs[0], tau_needs, params_need)
         return (None, x_grad, tau_grad, None, *param_grads)
 
 
@@ -61,22 +63,43 @@ class _ReverseMapFunction(_MapFunction):
     setup_context = torch.autograd.Function.setup_context
 
 
-class _PlainMapFunction(_ReverseMapFunction):
-    """The same for plain scores and numbers, with nothing to find out."""
+class _PlainMapFunction(torch.autograd.Function):
+    """The same of what `CALLS` takes, plain scores, a plain mask and numbers, with the fewest steps in Python."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        map, x, tau, _, *params = inputs
-        output = native.forward_plain(map.kernel, x, tau, map.kernel.theta(*params))
-        ctx.map, ctx.numbers, ctx.dtype = map, (tau, *params), x.dtype
+    def forward(ctx: Any, x: Tensor, plan: tuple[Any, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        map, tau, where, _, theta = ctx.plan = plan
+        output = native.CALLS.forward(map.kernel.addresses.forward, x, -1, tau, where, theta)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output, x if map.uses_scores else None, *[None] * (2 + len(params)))
+        if map.uses_scores:
+            ctx.save_for_backward(output, x)
+        else:
+            ctx.save_for_backward(output)
         return output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        g, saved = grad_outputs[0], ctx.saved_tensors
+        map, tau, where, numbers, theta = ctx.plan
+        x = saved[1] if map.uses_scores else None
+        if g is not None and not is_dynamo_compiling() and not torch.is_grad_enabled():
+            mask = where if map.uses_scores else None
+            v = native.CALLS.backward(map.kernel.addresses.backward, saved[0], g, x, tau, mask, theta)
+            if v is not None:
+                return v, None
+        ctx.map, ctx.numbers, ctx.dtype = map, (tau, *numbers), saved[0].dtype
+        whole = (saved[0], x, where, *[None] * len(ctx.numbers))
+        return gradients(ctx, whole, g, False, [False] * len(numbers))[0], None
 
 
 # The C++ half of `apply`: the other half is for torch.func, and takes as long again.
 _apply_reverse: Callable[..., Tensor] = super(torch.autograd.Function, _ReverseMapFunction).apply  # type: ignore[misc]
-apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, _PlainMapFunction).apply  # type: ignore[misc]
+_apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, _PlainMapFunction).apply  # type: ignore[misc]
+
+
+def apply_plain(map: Map, x: Tensor, tau: float, where: Tensor | None, numbers: tuple[Any, ...], theta: Theta) -> Tensor:
+    """What `CALLS` is to compute and autograd to record."""
+    return _apply_plain(x, (map, tau, where, numbers, theta))
 
 
 class _TransformableMapFunction(_MapFunction):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from softmaxima.core.arguments import (
     as_number,
@@ -19,7 +19,6 @@ from softmaxima.core.arguments import (
 )
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.jacobian import Jacobian
-from softmaxima.core.routing import is_plain
 from softmaxima.core.rowwise import arguments_of, jacobian, named
 from softmaxima.kernels import native
 
@@ -29,10 +28,14 @@ if TYPE_CHECKING:
 
 def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> Any:
     """The map of x/τ along `dim`."""
-    if is_plain(x, dim, temperature, where):
-        p = _directly(map, x, temperature, params)
-        if p is not None:
-            return p
+    calls = native.CALLS
+    if calls is not None and not is_dynamo_compiling() and map.kernel is not None and (forward := map.kernel.addresses.forward):
+        numbers = plain_numbers(map, params) if map.params else () if not params else None
+        if numbers is not None:
+            theta = map.kernel.theta(*numbers) if numbers else ()
+            p = calls.forward(forward, x, dim, temperature, where, theta)
+            if p is not None:
+                return p if p is not NotImplemented else apply_plain(map, x, temperature, where, numbers, theta)
     scores = as_scores(map.name, x)
     dim, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
     p = apply(map, *arguments)
@@ -41,11 +44,8 @@ def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: M
     return like_input(p if scores.ndim else p.reshape(()), x)
 
 
-def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]) -> Any:
-    """The map of plain scores with numbers for parameters, by its kernel; None for anything else."""
-    kernel = map.kernel
-    if kernel is None or kernel.functions.forward is None:
-        return None
+def plain_numbers(map: Map, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """The values of the map's parameters where all are given and plain, None for anything else."""
     if len(params) != len(map.params):
         return None
     values: tuple[Any, ...] = ()
@@ -56,9 +56,7 @@ def _directly(map: Map, x: Tensor, temperature: float, params: Mapping[str, Any]
         if type(value) is not parameter.kind or not parameter.valid(value):
             return None
         values += (value,)
-    if x.requires_grad and torch.is_grad_enabled():
-        return apply_plain(map, x, temperature, None, *values)
-    return native.forward_plain(kernel, x, temperature, kernel.theta(*values))  # type: ignore[arg-type]
+    return values
 
 
 def check_params(map: Map, params: Mapping[str, Any], x: Tensor, dim: int, name: str | None = None) -> list[Any]:

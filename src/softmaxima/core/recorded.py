@@ -151,12 +151,16 @@ def recall(ctx: Any, saved: Sequence[Tensor | None]) -> tuple[Tensor, Any, float
     return p.to(dtype), z, tau, named(ctx.map, values)  # type: ignore[union-attr]
 
 
-def gradients(ctx: Any, g: Tensor | None, tau_needs: bool, params_need: Sequence[bool]) -> list[Tensor | None]:
-    """∂⟨g, p⟩ by x, τ and each parameter; by torch's operations where more is asked than a kernel has."""
+def gradients(
+    ctx: Any, saved: Sequence[Any], g: Tensor | None, tau_needs: bool, params_need: Sequence[bool]
+) -> list[Tensor | None]:
+    """∂⟨g, p⟩ by x, τ and each parameter; by torch's operations where more is asked than a kernel has.
+
+    `saved` is read off ctx once: what a checkpoint recomputes, it recomputes for one reading.
+    """
     map: Map = ctx.map
     if g is None:
         return [None] * (2 + len(map.params))
-    saved = ctx.saved_tensors  # read once: what a checkpoint recomputes, it recomputes for one reading
     if not (tau_needs or any(params_need) or torch.is_grad_enabled()):
         p, x, where, *tensors = saved
         tau, *params = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
@@ -192,7 +196,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, g: Tensor | None) -> Any:
     tensors_need = iter(ctx.needs_input_grad[3])
     tau_needs, *params_need = (number is None and next(tensors_need) for number in ctx.numbers)
-    x_grad, *others = gradients(ctx, g, tau_needs, params_need)
+    x_grad, *others = gradients(ctx, ctx.saved_tensors, g, tau_needs, params_need)
     return None, x_grad, None, [grad for grad, number in zip(others, ctx.numbers, strict=True) if number is None], None
 
 

@@ -8,8 +8,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-import torch
-
+from softmaxima.core.tracing import constant_when_compiled
 from softmaxima.kernels import native
 
 
@@ -25,14 +24,14 @@ def library(device_type: str) -> Any:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def has_kernel(device_type: str, key: str, what: str = "forward") -> bool:
     """Whether the device has "forward", "backward" or "loss" of the kernel of this key."""
     kernels = library(device_type)
     return kernels is not None and kernels.has(native.KERNELS[key], what)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def has_library(device_type: str) -> bool:
     return library(device_type) is not None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import math
 import os
 import struct
@@ -185,6 +186,11 @@ class Kernel:
         names = {"Forward": self.forward, "Backward": self.backward, "Loss": self.loss}
         return Functions(*(name and _checked(name, kind, library) for kind, name in names.items()))
 
+    @functools.cached_property
+    def addresses(self) -> Functions:
+        """Where those functions are, for `CALLS`."""
+        return Functions(*(function and ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
+
 
 KERNELS: dict[str, Kernel] = {}
 
@@ -296,8 +302,8 @@ class Layout(NamedTuple):
 
 
 def in_memory(x: Tensor) -> Tensor:
-    """The tensor as its memory reads, without a sign that torch has put off."""
-    return x.contiguous().resolve_neg()
+    """The tensor as its memory reads, without a sign, or zeros, that torch has put off."""
+    return (x.clone() if x._is_zerotensor() else x).contiguous().resolve_neg()
 
 
 def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
@@ -386,7 +392,8 @@ def one_thread() -> Iterator[None]:
         del _own.threads
 
 
-def _threads() -> int:
+def threads_here() -> int:
+    """How many threads a kernel may use that this one calls."""
     return getattr(_own, "threads", 0) or torch.get_num_threads()
 
 
@@ -397,7 +404,7 @@ def _address(tensor: Tensor | None) -> int:
 def _plain_rows(x: Tensor, tau: float, theta: int) -> tuple[Any, ...]:
     """The fields of `Rows` for contiguous rows and numbers, without looking at them or naming them, which takes as long again."""
     n = x.shape[-1]
-    outer, threads = x.numel() // n, _threads()
+    outer, threads = x.numel() // n, threads_here()
     return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 0, theta, 0, 0, 0
 
 
@@ -414,7 +421,7 @@ def _rows(
         outer=layout.outer,
         n=layout.n,
         inner=layout.inner,
-        threads=_threads(),
+        threads=threads_here(),
         x=address,
         stride=stride,
         tau=tau_number,
@@ -451,19 +458,11 @@ def forward(kernel: Kernel, x: Tensor, tau: float | Tensor, where: Tensor | None
     return out
 
 
-def forward_plain(kernel: Kernel, x: Tensor, tau: float, theta: Sequence[float]) -> Tensor:
-    """The same for contiguous rows and numbers, without looking at them."""
-    out = torch.empty_like(x)
-    numbers = array("d", theta) if theta else None
-    address = 0 if numbers is None else numbers.buffer_info()[0]
-    _run(kernel.functions.forward, _FORWARD(*_plain_rows(x, tau, address), out.data_ptr(), 0))
-    return out
-
-
 def backward(
     kernel: Kernel, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, theta: Theta
 ) -> Tensor:
     """∂⟨g, p⟩/∂x for p = map(x/τ); x where the derivative depends on it."""
+    p = p.resolve_neg()
     layout, p_read, stride = _layout(p)
     if stride != layout.n and layout.inner == 1:
         p_read = p.contiguous()
@@ -650,7 +649,7 @@ def quantized(
         outer=layout.outer,
         n=layout.n,
         inner=layout.inner,
-        threads=_threads(),
+        threads=threads_here(),
         q=read.data_ptr(),
         scale=scale_number,
         zero=zero_number,
@@ -667,7 +666,7 @@ def quantized(
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
     out = torch.empty_like(x)
-    pairs = Pairs(DTYPES[x.dtype], x.numel(), _threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
+    pairs = Pairs(DTYPES[x.dtype], x.numel(), threads_here(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
     _run(_function("logaddexp"), _PAIRS(*pairs))
     return out
 
@@ -676,7 +675,7 @@ def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]
     """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
     of_x, of_y = torch.empty_like(x), torch.empty_like(y)
     addresses = {"x": x.data_ptr(), "y": y.data_ptr(), "g": g.data_ptr(), "out": of_x.data_ptr(), "other": of_y.data_ptr()}
-    _run(_function("logaddexp"), _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), _threads(), **addresses)))
+    _run(_function("logaddexp"), _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), threads_here(), **addresses)))
     return of_x, of_y
 
 
@@ -685,3 +684,17 @@ def elementwise(name: str, x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     _run(_function(name), _ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
     return y
+
+
+# Calls on plain arguments ---------------------------------------------------------------------------------------------------
+
+
+def _load_calls() -> Any:
+    """The module of csrc/python, None where it was not built: then every call is made here."""
+    try:
+        return importlib.import_module("softmaxima.kernels._calls") if AVAILABLE else None
+    except ImportError:
+        return None
+
+
+CALLS = _load_calls()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
 from softmaxima.core.blocks import Part, places
@@ -26,6 +26,7 @@ from softmaxima.core.parts import Anew, again, as_given, in_parts, merged
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
+from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses._parts import RowForm, bind, merge_targets
 
@@ -150,7 +151,7 @@ class Batch:
             account = {"class_weight": self.class_weight, "smoothing": self.smoothing, "scale": scale}
             return losses(x, target, **account, gradient=gradient)
 
-        def native(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+        def by_kernel(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
             values, slope = evaluate(x, gradient)
             if compiling:
                 value = values
@@ -166,7 +167,7 @@ class Batch:
 
         # Probabilities are not rounded to the scores' dtype.
         rows = self.rows if self.soft is None and not wide else _wide(self.rows)
-        loss = fused(native, lambda rows: composite(replace(self, rows=rows)).to(dtype), rows)
+        loss = fused(by_kernel, lambda rows: composite(replace(self, rows=rows)).to(dtype), rows)
         return self.result(self.reduce(loss) if compiling else loss)
 
     def _normaliser(self) -> float | Tensor:
@@ -178,6 +179,44 @@ class Batch:
             else torch.ones(self.labels.shape, device=self.labels.device)
         )
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
+
+
+def directly(
+    name: str,
+    map: Map,
+    params: tuple[Any, ...],
+    composite: Callable[[Batch], Tensor],
+    input: Any,
+    target: Any,
+    weight: Any,
+    ignore_index: Any,
+    reduction: Any,
+    label_smoothing: Any,
+    *,
+    fenchel: bool = False,
+) -> Any:
+    """The reduced loss whose gradient is the map, of `params`, less the target, of plain scores and labels; None of all else."""
+    calls, kernel = native.CALLS, map.kernel
+    if calls is None or is_dynamo_compiling() or kernel is None or not (loss := kernel.addresses.loss):
+        return None
+    if weight is not None or reduction not in ("mean", "sum"):
+        return None
+    if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1:
+        return None
+    theta = kernel.theta(*params) if params else ()
+    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean")
+    found = calls.loss(*own, False)
+    if found is None:
+        return None
+    if found is not NotImplemented:
+        return torch.scalar_tensor(found[0], dtype=input.dtype)
+
+    def with_gradient(x: Tensor, _: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+        value, slope = calls.loss(*own, True)
+        return torch.scalar_tensor(value, dtype=x.dtype), _scaled, (slope,)
+
+    whole = lambda x: composite(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
+    return fused(with_gradient, whole, input)
 
 
 def losses_of(batch: Batch, map: Map, params: Iterable[Any] = (), fenchel: bool = False) -> RowLosses | None:

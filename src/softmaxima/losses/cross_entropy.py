@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, directly, losses_of, prepare, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
@@ -47,7 +47,11 @@ def cross_entropy(
     >>> sm.cross_entropy(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.1809)
     """
-    batch = prepare("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    loss = directly("cross_entropy", SOFTMAX, (), composite, *shared)
+    if loss is not None:
+        return loss
+    batch = prepare("cross_entropy", *shared)
     return batch.evaluate(losses_of(batch, SOFTMAX), composite)
 
 

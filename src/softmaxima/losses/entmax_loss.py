@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.entmax import ENTMAX
@@ -37,8 +37,7 @@ def entmax_loss(
     >>> sm.entmax_loss(torch.tensor([[4.0, 0.0]]), torch.tensor([0]), alpha=1.25)
     tensor(0.)
     """
-    batch = prepare("entmax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
-    return fenchel_young(batch, ENTMAX, {"alpha": alpha})
+    return fenchel_young("entmax_loss", ENTMAX, {"alpha": alpha}, input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 class EntmaxLoss(LossModule):
@@ -73,8 +72,7 @@ def entmax15_loss(
     >>> sm.entmax15_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.3905])
     """
-    batch = prepare("entmax15_loss", input, target, weight, ignore_index, reduction, label_smoothing)
-    return fenchel_young(batch, ENTMAX15, {})
+    return fenchel_young("entmax15_loss", ENTMAX15, {}, input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 class Entmax15Loss(LossModule):

@@ -15,10 +15,11 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.envelope import envelope
-from softmaxima.core.evaluation import check_params
+from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.rows import row_maximum, without_mask
+from softmaxima.core.rowwise import named
 from softmaxima.core.tracing import is_concrete
-from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, directly, losses_of, prepare, register
 from softmaxima.losses._parts import FindMap, RowForm
 
 
@@ -88,8 +89,14 @@ class MapLossModule(LossModule):
         super().__init__(weight, map=map, **shared, **(own or {}), **given)
 
 
-def fenchel_young(batch: Batch, map: Map, params: dict[str, Any]) -> Any:
-    """The reduced loss."""
+def fenchel_young(name: str, map: Map, params: dict[str, Any], *shared: Any) -> Any:
+    """The reduced loss; `shared` are the arguments that all losses have, in the order of `prepare`."""
+    numbers = plain_numbers(map, params)
+    if numbers is not None:
+        loss = directly(name, map, numbers, lambda batch: composite(batch, map, named(map, numbers)), *shared, fenchel=True)
+        if loss is not None:
+            return loss
+    batch = prepare(name, *shared)
     if batch.soft is not None and is_concrete(batch.soft):
         check_sums(batch.name, batch.soft.sum(-1))
     values = class_params(batch, map, params)
@@ -152,8 +159,9 @@ def fenchel_young_loss(
     >>> sm.fenchel_young_loss(x, torch.tensor([0]), map="entmax", alpha=1.3)
     tensor(0.0135)
     """
-    batch = prepare("fenchel_young_loss", input, target, weight, ignore_index, reduction, label_smoothing)
-    return fenchel_young(batch, regularised_map(batch.name, map), params)
+    name = "fenchel_young_loss"
+    found = regularised_map(name, map)
+    return fenchel_young(name, found, params, input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 class FenchelYoungLoss(MapLossModule):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from softmaxima.core.arguments import Array
-from softmaxima.losses._classification import Loss, LossModule, prepare, register
+from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.sparsemax import SPARSEMAX
@@ -29,8 +29,7 @@ def sparsemax_loss(
     >>> sm.sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.2500])
     """
-    batch = prepare("sparsemax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
-    return fenchel_young(batch, SPARSEMAX, {})
+    return fenchel_young("sparsemax_loss", SPARSEMAX, {}, input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 class SparsemaxLoss(LossModule):
