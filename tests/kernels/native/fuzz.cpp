@@ -24,6 +24,9 @@ namespace baseline {
 namespace v3 {
 #include "kernels.inc"
 }
+namespace v4 {
+#include "kernels.inc"
+}
 #undef SOFTMAXIMA_KERNEL
 
 namespace {
@@ -439,7 +442,7 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
 }  // namespace
 
 int main(int count, char** arguments) {
-    const int64_t rounds = count > 1 ? std::atoll(arguments[1]) : 200;
+    const int64_t rounds = count > 1 ? std::atoll(arguments[1]) : 120;
     {
         Kernels kernels;
         namespace variant = baseline;
@@ -447,9 +450,15 @@ int main(int count, char** arguments) {
         fuzz(kernels, rounds);
     }
 #ifdef SOFTMAXIMA_X86
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
+    if (softmaxima_level >= 3) {
         Kernels kernels;
         namespace variant = v3;
+#include "kernels.inc"
+        fuzz(kernels, rounds);
+    }
+    if (softmaxima_level == 4) {
+        Kernels kernels;
+        namespace variant = v4;
 #include "kernels.inc"
         fuzz(kernels, rounds);
     }
