@@ -22,7 +22,7 @@ constexpr Py_ssize_t PARAMETERS = 8;  // more make a call none for this file
 // What is asked of tensors and of torch, once.
 struct Names {
     PyObject *dtype, *is_cpu, *layout, *is_nested, *requires_grad, *shape;
-    PyObject *is_contiguous, *contiguous, *is_neg, *data_ptr, *level, *cpu;
+    PyObject *is_contiguous, *contiguous, *stride, *is_neg, *data_ptr, *level, *cpu;
 } name;
 
 PyObject *tensor_type, *parameter_type, *array_type, *strided, *boolean, *int64;
@@ -119,6 +119,22 @@ class Memory {
         return ndim == scores.ndim - 1 && std::memcmp(shape, scores.shape, ndim * sizeof *shape) == 0;
     }
 
+    // One number of a tensor in the place of all that it was expanded to, as the gradient of a sum is: written out into the room.
+    bool read_spread(PyObject* x, const Memory& like, char* room) {
+        constexpr size_t sizes[] = {8, 4, 2, 2};
+        const Owned its(PyObject_GetAttr(x, name.dtype)), strides(PyObject_CallMethodObjArgs(x, name.stride, nullptr));
+        if (its.get() != dtypes[like.dtype] || !strides || like.outer * like.n > ALONE) return false;
+        if (!is_ordinary(x) || !axes(PyObject_GetAttr(x, name.shape)) || !is_like(like)) return false;
+        for (int64_t i = 0; i < ndim; ++i) {
+            if (PyLong_AsLongLong(PyTuple_GetItem(strides.get(), Py_ssize_t(i))) != 0) return false;
+        }
+        if (!address_of(x)) return false;
+        const size_t size = sizes[like.dtype];
+        for (int64_t i = 0; i < outer * n; ++i) std::memcpy(room + size_t(i) * size, address, size);
+        address = room;
+        return true;
+    }
+
     // A new tensor or array like x, whose memory this is to be.
     bool make(PyObject* x, const Memory& scores, Owned& made) {
         made.reset(PyObject_CallFunctionObjArgs(scores.is_array() ? empty_array : empty_like, x, nullptr));
@@ -136,9 +152,11 @@ class Memory {
     void* address = nullptr;
 
    private:
-    bool read_tensor(PyObject* x) {
+    bool read_tensor(PyObject* x) { return method_says(x, name.is_contiguous, Py_True) && is_ordinary(x) && address_of(x); }
+
+    static bool is_ordinary(PyObject* x) {
         return attribute_is(x, name.is_cpu, Py_True) && attribute_is(x, name.layout, strided) && attribute_is(x, name.is_nested, Py_False) &&
-               method_says(x, name.is_contiguous, Py_True) && method_says(x, name.is_neg, Py_False) && address_of(x);
+               method_says(x, name.is_neg, Py_False);
     }
 
     bool address_of(PyObject* x) {
@@ -226,17 +244,20 @@ PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     SoftmaximaForward call = {};
     const auto compute = [&] {
         if (!PyLong_CheckExact(arguments[2]) || !PyFloat_CheckExact(arguments[3])) return false;
-        if ((is_tensor(x) && !unobserved()) || !scores.read(x)) return false;
+        if (is_tensor(x)) {
+            if (!unobserved()) return false;
+            if (must_record(x)) {
+                made.reset(Py_NewRef(Py_NotImplemented));
+                return true;
+            }
+        }
+        if (!scores.read(x)) return false;
         const double tau = PyFloat_AsDouble(arguments[3]);
         const int64_t dim = PyLong_AsLongLong(arguments[2]);
         if (!(tau >= DBL_MIN && tau <= DBL_MAX)) return false;
         if (dim != -1 && dim != scores.ndim - 1) return false;
         if (scores.dtype >= 2 && !is(PyObject_CallFunctionObjArgs(autocast, name.cpu, nullptr), Py_False)) return false;
         if (mask != Py_None && !allowed.read_mask(mask, scores)) return false;
-        if (!scores.is_array() && must_record(x)) {
-            made.reset(Py_NewRef(Py_NotImplemented));
-            return true;
-        }
         if (!read_theta(arguments[5], theta) || !result.make(x, scores, made)) return false;
         if (!fill(call.rows, scores, scores.address, allowed.address, tau, theta)) return false;
         call.out = result.address;
@@ -249,20 +270,23 @@ PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyObject* backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (count != 7) return PyErr_Format(PyExc_TypeError, "backward takes 7 arguments, got %zd", count);
     PyObject *function = arguments[0], *p = arguments[1], *x = arguments[3], *mask = arguments[5];
-    Memory shares, slopes, scores, allowed, result;
+    Memory shares, slopes, spread, scores, allowed, result;
     Owned made, g;
+    alignas(64) char room[ALONE * sizeof(double)];
     double theta[PARAMETERS];
     SoftmaximaBackward call = {};
     const auto compute = [&] {
         if (!is_tensor(p) || !is_tensor(arguments[2]) || !unobserved() || !shares.read(p)) return false;
-        g.reset(PyObject_CallMethodObjArgs(arguments[2], name.contiguous, nullptr));
-        if (!g || !slopes.read(g.get()) || slopes.dtype != shares.dtype || !slopes.is_like(shares)) return false;
+        if (!spread.read_spread(arguments[2], shares, room)) {
+            g.reset(PyErr_Occurred() ? nullptr : PyObject_CallMethodObjArgs(arguments[2], name.contiguous, nullptr));
+            if (!g || !slopes.read(g.get()) || slopes.dtype != shares.dtype || !slopes.is_like(shares)) return false;
+        }
         if (x != Py_None && (!scores.read(x) || scores.dtype != shares.dtype || !scores.is_like(shares))) return false;
         if (mask != Py_None && !allowed.read_mask(mask, shares)) return false;
         if (!read_theta(arguments[6], theta) || !result.make(p, shares, made)) return false;
         if (!fill(call.rows, shares, scores.address, allowed.address, PyFloat_AsDouble(arguments[4]), theta)) return false;
         call.p = shares.address;
-        call.g = slopes.address;
+        call.g = g ? slopes.address : spread.address;
         call.out = result.address;
         return run(function, call);
     };
@@ -337,11 +361,11 @@ bool import() {
     for (int i = 0; i < 4; ++i) {
         if (!found(dtypes[i], torch.get(), kinds[i])) return false;
     }
-    PyObject** interned[] = {&name.dtype,         &name.is_cpu,     &name.layout, &name.is_nested, &name.requires_grad, &name.shape,
-                             &name.is_contiguous, &name.contiguous, &name.is_neg, &name.data_ptr,  &name.level,         &name.cpu};
-    const char* texts[] = {"dtype",         "is_cpu",     "layout", "is_nested", "requires_grad",  "shape",
-                           "is_contiguous", "contiguous", "is_neg", "data_ptr",  "_current_level", "cpu"};
-    for (int i = 0; i < 12; ++i) {
+    PyObject** interned[] = {&name.dtype,      &name.is_cpu, &name.layout, &name.is_nested, &name.requires_grad, &name.shape, &name.is_contiguous,
+                             &name.contiguous, &name.stride, &name.is_neg, &name.data_ptr,  &name.level,         &name.cpu};
+    const char* texts[] = {"dtype",      "is_cpu", "layout", "is_nested", "requires_grad",  "shape", "is_contiguous",
+                           "contiguous", "stride", "is_neg", "data_ptr",  "_current_level", "cpu"};
+    for (int i = 0; i < 13; ++i) {
         *interned[i] = PyUnicode_InternFromString(texts[i]);
         if (!*interned[i]) return false;
     }

@@ -64,23 +64,21 @@ class _ReverseMapFunction(_MapFunction):
 
 
 class _PlainMapFunction(torch.autograd.Function):
-    """The same of what `CALLS` takes, plain scores, a plain mask and numbers, with the fewest steps in Python."""
+    """The same of what `CALLS` takes, plain scores, a plain mask and numbers, with the fewest steps in Python; None of all else."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: tuple[Any, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        map, tau, where, _, theta = ctx.plan = plan
-        output = native.CALLS.forward(map.kernel.addresses.forward, x, -1, tau, where, theta)
-        ctx.set_materialize_grads(False)
-        if map.uses_scores:
-            ctx.save_for_backward(output, x)
-        else:
-            ctx.save_for_backward(output)
+    def forward(ctx: Any, x: Tensor, plan: tuple[Any, ...]) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        map, dim, tau, where, _, theta = ctx.plan = plan
+        output = native.CALLS.forward(map.kernel.addresses.forward, x, dim, tau, where, theta)
+        if output is not None:
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(output, x) if map.uses_scores else ctx.save_for_backward(output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         g, saved = grad_outputs[0], ctx.saved_tensors
-        map, tau, where, numbers, theta = ctx.plan
+        map, _, tau, where, numbers, theta = ctx.plan
         x = saved[1] if map.uses_scores else None
         if g is not None and not is_dynamo_compiling() and not torch.is_grad_enabled():
             mask = where if map.uses_scores else None
@@ -94,12 +92,12 @@ class _PlainMapFunction(torch.autograd.Function):
 
 # The C++ half of `apply`: the other half is for torch.func, and takes as long again.
 _apply_reverse: Callable[..., Tensor] = super(torch.autograd.Function, _ReverseMapFunction).apply  # type: ignore[misc]
-_apply_plain: Callable[..., Tensor] = super(torch.autograd.Function, _PlainMapFunction).apply  # type: ignore[misc]
+_apply_plain: Callable[..., Tensor | None] = super(torch.autograd.Function, _PlainMapFunction).apply  # type: ignore[misc]
 
 
-def apply_plain(map: Map, x: Tensor, tau: float, where: Tensor | None, numbers: tuple[Any, ...], theta: Theta) -> Tensor:
-    """What `CALLS` is to compute and autograd to record."""
-    return _apply_plain(x, (map, tau, where, numbers, theta))
+def apply_plain(map: Map, x: Tensor, dim: Any, tau: Any, where: Any, numbers: tuple[Any, ...], theta: Theta) -> Tensor | None:
+    """What `CALLS` is to compute and autograd to record; None where the arguments are not plain."""
+    return _apply_plain(x, (map, dim, tau, where, numbers, theta))
 
 
 class _TransformableMapFunction(_MapFunction):

@@ -34,8 +34,10 @@ def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: M
         if numbers is not None:
             theta = map.kernel.theta(*numbers) if numbers else ()
             p = calls.forward(forward, x, dim, temperature, where, theta)
+            if p is NotImplemented:
+                p = apply_plain(map, x, dim, temperature, where, numbers, theta)
             if p is not None:
-                return p if p is not NotImplemented else apply_plain(map, x, temperature, where, numbers, theta)
+                return p
     scores = as_scores(map.name, x)
     dim, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
     p = apply(map, *arguments)
