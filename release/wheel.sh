@@ -29,6 +29,7 @@ import softmaxima as sm
 from softmaxima.kernels import native
 
 assert native.AVAILABLE, "the wheel has no kernels"
+assert native.CALLS is not None, "the wheel has no module of calls"
 x = torch.randn(50, 1000, dtype=torch.float64)
 assert torch.allclose(sm.logsumexp(x), torch.logsumexp(x, -1))
 assert torch.allclose(sm.entmax(x, alpha=2.0), sm.sparsemax(x))
