@@ -86,21 +86,25 @@ struct LaneSums {
         }
     }
 
-    BlockSum<C> total() const {
+    BlockSum<C> total() {
         C top = tops[0];
-        double sum = sums[0], lost = losses[0];
-        for (int64_t a = 1; a < LANES<C>; ++a) top = tops[a] > top ? tops[a] : top;
+        double sum = 0;
+#pragma omp simd reduction(max : top)
+        for (int64_t a = 0; a < LANES<C>; ++a) top = tops[a] > top ? tops[a] : top;
         if constexpr (sizeof(C) == sizeof(double)) {
-            for (int64_t a = 1; a < LANES<C>; ++a) {
-                add_exactly(sums[a], sum, lost);
-                lost += losses[a];
+            for (int64_t half = LANES<C> / 2; half > 0; half /= 2) {
+#pragma omp simd
+                for (int64_t a = 0; a < half; ++a) {
+                    add_exactly(sums[a + half], sums[a], losses[a]);
+                    losses[a] += losses[a + half];
+                }
             }
+            return {top, {sums[0], losses[0]}};
         } else {
-            sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int64_t a = 0; a < LANES<C>; ++a) sum += sums[a];
+            return {top, {sum, 0}};
         }
-        return {top, {sum, lost}};
     }
 };
 
@@ -147,17 +151,38 @@ inline double sink_above(double theta, double x, double tau) {
     return theta == NOTHING ? theta : (theta - z.high) - z.low;
 }
 
+// exp of a sum, with the digits of its low term.
+inline double exp_of(Sum x) {
+    const double whole = x.low - x.low == 0 ? x.value() : x.high, low = (x.high - whole) + x.low, e = std::exp(whole);
+    return std::fabs(whole) < 1e3 ? e * (1 + low) : e;  // beyond that it is 0 or ∞, and the low term need not be a number
+}
+
+// What takes terms relative to one origin to another.
+template <class C>
+double moved(Origin<C> from, Origin<C> to) {
+    using F = Format<double>;
+    const double power = double(from.power) - double(to.power);
+    if (power == 0 && from.shift == to.shift) return 1;
+    Sum distance{double(from.shift)};
+    distance.add(-double(to.shift));
+    distance.add(power * F::log_2_high);
+    distance.low += power * F::log_2_low;
+    return exp_of(distance);
+}
+
 // exp(θ − x/τ) relative to an origin of scores less x: what a sink adds to their mass.
 template <class C>
 double sink_weight(double theta, double x, double tau, Origin<C> origin) {
     using F = Format<double>;
+    if (theta == NOTHING) return 0;
     const Quotient z(x, tau);
     Sum gap{theta};
     gap.add(-z.high);
+    gap.add(-z.low);
     gap.add(-double(origin.shift));
     gap.add(-double(origin.power) * F::log_2_high);
-    const double weight = std::exp(gap.high), low = gap.low - z.low - double(origin.power) * F::log_2_low;
-    return std::fabs(gap.high) < 1e3 ? weight * (1 + low) : weight;  // beyond that it is 0 or ∞, and the low term may be neither
+    gap.low -= double(origin.power) * F::log_2_low;
+    return exp_of(gap);
 }
 
 // The monoid (M, m, r) of logsumexp as its logarithm, LSE(x/τ) = maximum/τ + log_sum with log_sum = log(m + r), exact also near 0.
@@ -201,10 +226,10 @@ struct ExpSum {
         BlockSum<C> block = terms<Store>(z, length, out);
         const bool is_far = block.maximum > base + HEADROOM<C> || (first && !(block.maximum > -DEPTH<C>));
         if (__builtin_expect(is_far && !has_anchor, 0)) {
-            const double before = origin.value();
+            const Origin<C> before = origin;
             base = highest(z.high, length);
             origin = Origin<C>::at(base);
-            if (!first) total = total * std::exp(before - origin.value());
+            if (!first) total = total * moved(before, origin);
             block = terms<Store>(z, length, out);
         }
         if (first) {
@@ -220,9 +245,8 @@ struct ExpSum {
     void merge(const ExpSum& other) {
         if (other.sum() == 0) return;  // nothing but −∞
         const ExpSum &above = sum() == 0 || other.base > base ? other : *this, &below = &above == this ? other : *this;
-        const double distance = below.origin.value() - above.origin.value();
         ExpSum merged = above;
-        if (below.sum() != 0) merged.total.add(below.total * std::exp(distance));
+        if (below.sum() != 0) merged.total.add(below.total * moved(below.origin, above.origin));
         if (below.maximum > merged.maximum) merged.maximum = below.maximum;
         *this = merged;
     }
@@ -449,7 +473,7 @@ struct Softmax {
     bool scan(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const bool keep = can_keep && row.out;
         const bool each = keep && end - begin > BLOCK;
-        double* origins = each ? scratch.origins.at_least((end - begin + BLOCK - 1) / BLOCK) : nullptr;
+        double* origins = each ? scratch.origins.at_least(2 * ((end - begin + BLOCK - 1) / BLOCK)) : nullptr;
         if (each && !origins) return false;
         part.sum = {};
         part.weight = 1;
@@ -461,7 +485,11 @@ struct Softmax {
             } else {
                 part.sum.template add<false>(z, length, nullptr, row.tau != 1.0);
             }
-            if (origins) origins[(i - begin) / BLOCK] = part.sum.sum() == 0 ? NOTHING : part.sum.origin.value();
+            if (origins) {  // −∞ for a block of nothing
+                double* origin = origins + 2 * ((i - begin) / BLOCK);
+                origin[0] = part.sum.sum() == 0 ? NOTHING : double(part.sum.origin.shift);
+                origin[1] = double(part.sum.origin.power);
+            }
         }
         return true;
     }
@@ -523,7 +551,7 @@ struct Softmax {
 
     bool emit(const Row<T>& row, int64_t begin, int64_t end, Part& part, Scratch<C>& scratch) const {
         const double* origins = can_keep && end - begin > BLOCK ? scratch.origins.at_least(0) : nullptr;
-        const double mass = part.mass == 0 ? 1.0 : part.mass, origin = part.sum.origin.value();  // a row of zeros stays one
+        const double mass = part.mass == 0 ? 1.0 : part.mass;  // a row of zeros stays one
         const Largest<C> largest = largest_of(part);
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
@@ -531,9 +559,10 @@ struct Softmax {
                 for (int64_t j = i; j < i + length; ++j) narrow(row.score(j) > NOTHING ? part.uniform : 0.0, row.out[j]);
             } else if (can_keep) {
                 C* out = reinterpret_cast<C*>(row.out + i);
-                const double distance = origins ? origins[(i - begin) / BLOCK] - origin : 0.0;
-                const Ratio<C> ratio(distance == 0 ? part.weight : part.weight * std::exp(distance), mass);
-                if (largest && distance == 0) {
+                const double* origin = origins ? origins + 2 * ((i - begin) / BLOCK) : nullptr;
+                const double factor = !origin ? 1.0 : origin[0] == NOTHING ? 0.0 : moved<C>({C(origin[0]), C(origin[1])}, part.sum.origin);
+                const Ratio<C> ratio(part.weight * factor, mass);
+                if (largest && factor == 1) {
                     for (int64_t j = 0; j < length; ++j) out[j] = out[j] == largest.term ? largest.share : ratio(out[j]);
                 } else {
                     for (int64_t j = 0; j < length; ++j) out[j] = ratio(out[j]);

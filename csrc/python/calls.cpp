@@ -224,14 +224,20 @@ bool run(PyObject* function, const Structure& structure) {
     return !failed;
 }
 
-// What the function made, or None where the arguments were not plain, which what raises is not either.
+// What the function made, or None where the arguments were not plain, as those are not that torch or Python refuse. What else is
+// raised, such as an interruption, is not theirs.
 PyObject* done(bool all, Owned& made) {
-    if (all && !PyErr_Occurred()) return made.release();
-    if (PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return nullptr;
-        PyErr_Clear();
+    if (!PyErr_Occurred()) {
+        if (all) return made.release();
+        Py_RETURN_NONE;
     }
-    Py_RETURN_NONE;
+    PyObject* const refusals[] = {PyExc_RuntimeError, PyExc_TypeError, PyExc_ValueError, PyExc_OverflowError, PyExc_AttributeError};
+    for (PyObject* refusal : refusals) {
+        if (!PyErr_ExceptionMatches(refusal)) continue;
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    return nullptr;
 }
 
 // forward(function, x, dim, tau, mask, theta) → map(x/τ); NotImplemented where autograd is to record it
@@ -316,11 +322,12 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
             counted += label[i] >= 0;
         }
         if (counted == 0) return false;
+        if (!read_theta(arguments[3], theta)) return false;
         if (!gradient && must_record(x)) {
             made.reset(Py_NewRef(Py_NotImplemented));
             return true;
         }
-        if (!read_theta(arguments[3], theta) || !fill(call.rows, scores, scores.address, nullptr, 1.0, theta)) return false;
+        if (!fill(call.rows, scores, scores.address, nullptr, 1.0, theta)) return false;
         if (gradient && !result.make(x, scores, slope)) return false;
         std::unique_ptr<double[]> values(new (std::nothrow) double[scores.outer]);
         if (!values) return PyErr_NoMemory() != nullptr;
@@ -355,7 +362,7 @@ bool found(PyObject*& to, PyObject* from, const char* attribute) {
 
 bool import() {
     const Owned torch(PyImport_ImportModule("torch")), numpy(PyImport_ImportModule("numpy")), inner(PyImport_ImportModule("torch._C"));
-    const Owned native(PyImport_ImportModule("softmaxima.kernels.native")), parameters(PyImport_ImportModule("torch.nn"));
+    const Owned parameters(PyImport_ImportModule("torch.nn"));
     forward_mode = PyImport_ImportModule("torch.autograd.forward_ad");
     const char* kinds[] = {"float64", "float32", "bfloat16", "float16"};
     for (int i = 0; i < 4; ++i) {
@@ -372,7 +379,7 @@ bool import() {
     return forward_mode && found(tensor_type, torch.get(), "Tensor") && found(strided, torch.get(), "strided") && found(boolean, torch.get(), "bool") &&
            found(int64, torch.get(), "int64") && found(empty_like, torch.get(), "empty_like") && found(learning, torch.get(), "is_grad_enabled") &&
            found(autocast, torch.get(), "is_autocast_enabled") && found(parameter_type, parameters.get(), "Parameter") &&
-           found(array_type, numpy.get(), "ndarray") && found(empty_array, numpy.get(), "empty_like") && found(threads, native.get(), "threads_here") &&
+           found(array_type, numpy.get(), "ndarray") && found(empty_array, numpy.get(), "empty_like") && found(threads, torch.get(), "get_num_threads") &&
            found(dispatched, inner.get(), "_len_torch_dispatch_stack") && found(tracing, inner.get(), "_get_tracing_state") &&
            found(transforming, inner.get(), "_are_functorch_transforms_active");
 }

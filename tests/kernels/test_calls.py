@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -164,6 +165,8 @@ def test_what_is_not_plain_is_left_to_python(calls: Counted):
         lambda: sm.cross_entropy(x, torch.full((4,), -100)),
         lambda: sm.cross_entropy(x, y, reduction="none"),
         lambda: sm.cross_entropy(x, y, reduction="all"),
+        lambda: sm.cross_entropy(x, y, reduction=np.array(["mean"])),
+        lambda: sm.cross_entropy(x, y, reduction=np.str_("mean")),
         lambda: sm.cross_entropy(x, y, label_smoothing=1.5),
         lambda: sm.cross_entropy(x, y, label_smoothing=0),
         lambda: sm.cross_entropy(x, y, torch.ones(6)),
@@ -208,6 +211,63 @@ def test_saved_tensors_that_another_gives_back_are_read_anew():
         for upstream in (g, torch._efficientzerotensor((4, 6), dtype=torch.float64)):
             expected = torch.autograd.grad(x.softmax(-1), x, upstream)[0]
             torch.testing.assert_close(torch.autograd.grad(p, x, upstream, retain_graph=True)[0], expected)
+
+
+def test_a_mask_that_is_changed_before_the_gradient_is_noticed():
+    x, mask = normal(4, 5).requires_grad_(), normal(4, 5, seed=1) > -0.5
+    p = sm.taylor_softmax(x, where=mask)
+    mask.logical_not_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        p.sum().backward()
+
+
+def test_parameters_that_no_number_can_hold_are_told():
+    for x in (normal(2, 3), normal(2, 3).requires_grad_()):
+        with pytest.raises(OverflowError):
+            sm.topk_softmax(x, k=10**400)
+
+
+def test_an_interruption_is_not_lost():
+    """A signal that comes while C is at work is raised, and no result takes its place."""
+    code = """
+import signal, random, torch, softmaxima as sm
+arrived = raised = 0
+def handler(number, frame):
+    global arrived
+    arrived += 1
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, handler)
+x, y = torch.randn(8, 4000), torch.arange(8)
+learning = x.clone().requires_grad_()
+calls = [lambda: sm.softmax(x), lambda: sm.cross_entropy(x, y), lambda: sm.softmax(learning), lambda: sm.cross_entropy(learning, y)]
+for _ in range(300):
+    for call in calls:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 3e-4))
+            while True:
+                assert call() is not None
+        except KeyboardInterrupt:
+            raised += 1
+assert arrived == raised == 1200, (arrived, raised)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_another_default_device_changes_nothing():
+    x, y = normal(4, 6), torch.tensor([0, 5, 2, 1])
+    tries = [
+        lambda: sm.softmax(x),
+        lambda: sm.cross_entropy(x, y),
+        lambda: sm.cross_entropy(x, y, torch.ones(6, device="cpu")),
+        lambda: sm.cross_entropy(x, y, reduction="none"),
+        lambda: sm.logsumexp(x),
+    ]
+    for call in tries:
+        expected = call()
+        for with_calls in (native.CALLS, None):
+            with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
+                patch.setattr(native, "CALLS", with_calls)
+                assert_same(call(), expected)
 
 
 def test_nothing_is_kept_of_a_call():

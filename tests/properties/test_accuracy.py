@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -210,6 +211,39 @@ def test_elastic_softmax_keeps_its_digits_at_any_level(beta: float):
             exact = np.exp(wide(beta + gaps) - Wide(beta))
             exact /= 1 + exact.sum(dim, keepdims=True)
             assert_within(4, p, exact, exact > 1e-300)
+
+
+def test_elastic_softmax_is_right_where_the_level_is_near_a_huge_score():
+    cases = [
+        ([3e16], 0.3, 1e17),
+        ([1e18 * 0.3, 1e18 * 0.3 - 0.6], 0.3, 1e18),
+        ([300.0], 0.3, 1000.0),
+        ([77.63835876804356, 73.19604076786437], 0.07763835876804356, 1000.0),
+        ([3e9, 3e9 - 0.6], 0.3, 1e10),
+    ]
+    for scores, tau, beta in cases:
+        x = torch.tensor(scores, dtype=torch.float64)
+        gaps = [Fraction(score) / Fraction(tau) - Fraction(beta) for score in scores]
+        e = np.exp(np.array([Wide(float(gap)) + Wide(float(gap - Fraction(float(gap)))) for gap in gaps]))
+        rows = sm.in_parts("elastic_softmax", temperature=tau, beta=beta)
+        assert_within(4, torch.cat(list(rows.probabilities([x[:1], x[1:]]))), e / (1 + e.sum()))
+        assert_within(4, sm.elastic_softmax(x, temperature=tau, beta=beta), e / (1 + e.sum()))
+        columns = sm.elastic_softmax(x[:, None].expand(-1, 70).contiguous(), 0, temperature=tau, beta=beta)
+        assert_within(4, columns[:, 0], e / (1 + e.sum()))
+    for tau in (1e-30, 1e-300):
+        x = torch.full((2, 1), -1e10 if tau < 1e-100 else -1e300, dtype=torch.float64)
+        for dim, rows in ((0, x), (1, x.T.contiguous())):
+            assert bool((sm.elastic_softmax(rows, dim, beta=-INF, temperature=tau) == 0.5).all())
+
+
+@pytest.mark.parametrize(("first", "last"), [(1400.0, 1441.0), (0.1, 60.0), (0.1, 300.0), (-1400.0, -1300.0), (0.3, -700.0)])
+def test_blocks_far_apart_keep_their_digits(first: float, last: float):
+    x = torch.full((2100,), first, dtype=torch.float64)
+    x[-2:] = last
+    p = exact_softmax(wide(x)[None])[0]
+    for row, exact in ((x, p), (x.flip(0), p[::-1])):
+        assert_within(4, sm.softmax(row), exact, exact > 1e-300)
+        assert_within(4, sm.elastic_softmax(row, beta=-INF), exact, exact > 1e-300)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])

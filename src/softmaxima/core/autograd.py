@@ -72,21 +72,20 @@ class _PlainMapFunction(torch.autograd.Function):
         output = native.CALLS.forward(map.kernel.addresses.forward, x, dim, tau, where, theta)
         if output is not None:
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(output, x) if map.uses_scores else ctx.save_for_backward(output)
+            ctx.save_for_backward(*((output, x, where) if map.uses_scores else (output, None, None)))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         g, saved = grad_outputs[0], ctx.saved_tensors
-        map, _, tau, where, numbers, theta = ctx.plan
-        x = saved[1] if map.uses_scores else None
+        map, _, tau, _, numbers, theta = ctx.plan
         if g is not None and not is_dynamo_compiling() and not torch.is_grad_enabled():
-            mask = where if map.uses_scores else None
-            v = native.CALLS.backward(map.kernel.addresses.backward, saved[0], g, x, tau, mask, theta)
+            p, x, mask = saved
+            v = native.CALLS.backward(map.kernel.addresses.backward, p, g, x, tau, mask, theta)
             if v is not None:
                 return v, None
         ctx.map, ctx.numbers, ctx.dtype = map, (tau, *numbers), saved[0].dtype
-        whole = (saved[0], x, where, *[None] * len(ctx.numbers))
+        whole = (*saved, *[None] * len(ctx.numbers))
         return gradients(ctx, whole, g, False, [False] * len(numbers))[0], None
 
 

@@ -88,13 +88,14 @@ class LogSum(NamedTuple):
 
     def shares_beside(self, x: Tensor, tau: float | Tensor, level: float | Tensor) -> Tensor:
         """exp(x/τ)/(Σ exp(x/τ) + exp(level))."""
+        sink = torch.as_tensor(level, dtype=x.dtype, device=x.device)
         height, lost = _over((self.anchor, torch.zeros_like(self.anchor)), tau)
-        above, rounding = two_sum(height, -torch.as_tensor(level, dtype=x.dtype, device=x.device))
-        lost = lost + rounding
+        above, rounding = two_sum(height, -sink)
+        above, lost = two_sum(above.masked_fill(sink == -math.inf, math.inf), torch.nan_to_num(lost + rounding, 0.0, 0.0, 0.0))
         empty = self.top == -math.inf
         scale = _exp(above.clamp_max(0.0), torch.where(above < 0, lost, 0.0)).masked_fill(empty, 0.0)
-        sink = _exp(-above.clamp_min(0.0), torch.where(above > 0, -lost, 0.0))
-        mass = self.mass * scale + sink
+        beside = _exp(-above.clamp_min(0.0), torch.where(above > 0, -lost, 0.0)).masked_fill(empty & (sink > -math.inf), 1.0)
+        mass = self.mass * scale + beside
         return self.weigh(x, tau) * scale / mass.masked_fill(mass == 0, 1.0)
 
 

@@ -298,7 +298,7 @@ class Layout(NamedTuple):
             return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         shape = list(x.shape[:-1])
         shape.insert(self.axis, self.n)
-        return torch.empty(shape, dtype=dtype or x.dtype).movedim(self.axis, -1)
+        return torch.empty(shape, dtype=dtype or x.dtype, device="cpu").movedim(self.axis, -1)
 
 
 def in_memory(x: Tensor) -> Tensor:
@@ -477,8 +477,8 @@ def backward(
 
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
     """(LSE [...] in x's dtype; if `wide` its state [2, ...] in double: the largest x, and LSE(x/τ) less that over τ)."""
-    out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype)
-    states = torch.empty((2, *out.shape), dtype=torch.float64) if wide else None
+    out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype, device="cpu")
+    states = torch.empty((2, *out.shape), dtype=torch.float64, device="cpu") if wide else None
     rows, _, _kept = _read(x, tau, where)
     _run(_function("logsumexp"), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
@@ -486,7 +486,7 @@ def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: boo
 
 def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
     """(LSE(x/τ) less the largest x/τ [...], the largest x [...], both in double, how many x are that [...])."""
-    value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
+    value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")
     maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
     rows, _, _kept = _read(x, tau, None)
     own = State(values=value.data_ptr(), maxima=maximum.data_ptr(), counts=count.data_ptr())
@@ -508,7 +508,7 @@ def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: 
     """(LSE of every prefix of the rows x [..., n]; if `wide` their states, [2, ...] of the rows as they lie in memory)."""
     rows, layout, _kept = _read(x, tau, where)
     out = layout.empty(x)
-    states = torch.empty((2, out.numel()), dtype=torch.float64) if wide else None
+    states = torch.empty((2, out.numel()), dtype=torch.float64, device="cpu") if wide else None
     _run(_function("logcumsumexp"), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
@@ -531,7 +531,7 @@ def weighted(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | No
     shared = all(size == 1 or stride == 0 for size, stride in zip(weights.shape[:-1], weights.stride()[:-1], strict=True))
     b = (weights[(0,) * (weights.ndim - 1)] if shared else weights).to(torch.float64)
     b = in_memory(b)
-    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
+    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")
     signs = torch.empty_like(values)
     rows, layout, _kept = _read(x, tau, where)
     distance = 0 if shared else layout.n
@@ -574,7 +574,7 @@ def _loss(
     out: Tensor | None,
 ) -> tuple[Loss, Tensor, tuple[Tensor | None, ...]]:
     """(what a loss is given beside its rows, the values that it fills, the tensors that the fields point into)."""
-    values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64)
+    values = torch.zeros(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")  # which those of no classes stay
     labels = in_memory(target) if target.dtype == torch.int64 else None
     soft = None if labels is not None else layout.to_memory(target)
     weight = None if class_weight is None else in_memory(class_weight.to(torch.float64))
@@ -641,7 +641,7 @@ def quantized(
     scale_number, scales = _per_row(scale, q)
     zero_number, zeros = _per_row(zero_point, q)
     mask = None if where is None else layout.to_memory(where.expand(q.shape)).view(torch.uint8)
-    values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64)
+    values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64, device="cpu")
     out = layout.empty(q, dtype) if softmax else None
     own = Quantized(
         dtype=DTYPES[dtype],

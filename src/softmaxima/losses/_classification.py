@@ -158,7 +158,7 @@ class Batch:
             elif self.reduction == "none":
                 value = values.to(dtype)
             elif is_concrete(x):
-                value = torch.full((), float(values.sum()) * float(scale), dtype=dtype)
+                value = torch.full((), float(values.sum()) * float(scale), dtype=dtype, device=x.device)
             else:
                 value = (values.sum() * scale).to(dtype)
             in_place = slope is not None and not compiling and not is_concrete(x)
@@ -199,7 +199,7 @@ def directly(
     calls, kernel = native.CALLS, map.kernel
     if calls is None or is_dynamo_compiling() or kernel is None or not (loss := kernel.addresses.loss):
         return None
-    if weight is not None or reduction not in ("mean", "sum"):
+    if weight is not None or not isinstance(reduction, str) or reduction not in ("mean", "sum"):
         return None
     if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1:
         return None
@@ -209,11 +209,13 @@ def directly(
     if found is None:
         return None
     if found is not NotImplemented:
-        return torch.scalar_tensor(found[0], dtype=input.dtype)
+        return torch.scalar_tensor(found[0], dtype=input.dtype, device="cpu")
 
     def with_gradient(x: Tensor, _: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
-        value, slope = calls.loss(*own, True)
-        return torch.scalar_tensor(value, dtype=x.dtype), _scaled, (slope,)
+        found = calls.loss(*own, True)
+        if found is None:  # a moment ago it was not: there is no memory
+            raise MemoryError(f"{name}: no memory for the gradient, of shape {tuple(x.shape)}")
+        return torch.scalar_tensor(found[0], dtype=x.dtype, device="cpu"), _scaled, found[1:]
 
     whole = lambda x: composite(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
     return fused(with_gradient, whole, input)
