@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int64_t ALONE = 2048;       // as many scores are worth neither a second thread nor a release of the interpreter's lock
+constexpr int64_t ALONE = 512;        // as many scores are worth neither a second thread nor a release of the interpreter's lock
 constexpr Py_ssize_t PARAMETERS = 8;  // more make a call none for this file
 
 // What is asked of tensors and of torch, once.

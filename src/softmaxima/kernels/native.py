@@ -384,7 +384,7 @@ _own = threading.local()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it the calling thread runs kernels by itself, for work that is shared out among threads already."""
+    """Within it the calling thread runs by itself what is called here, for work that is shared out among threads already."""
     _own.threads = 1
     try:
         yield
@@ -392,8 +392,7 @@ def one_thread() -> Iterator[None]:
         del _own.threads
 
 
-def threads_here() -> int:
-    """How many threads a kernel may use that this one calls."""
+def _threads() -> int:
     return getattr(_own, "threads", 0) or torch.get_num_threads()
 
 
@@ -404,7 +403,7 @@ def _address(tensor: Tensor | None) -> int:
 def _plain_rows(x: Tensor, tau: float, theta: int) -> tuple[Any, ...]:
     """The fields of `Rows` for contiguous rows and numbers, without looking at them or naming them, which takes as long again."""
     n = x.shape[-1]
-    outer, threads = x.numel() // n, threads_here()
+    outer, threads = x.numel() // n, _threads()
     return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 0, theta, 0, 0, 0
 
 
@@ -421,7 +420,7 @@ def _rows(
         outer=layout.outer,
         n=layout.n,
         inner=layout.inner,
-        threads=threads_here(),
+        threads=_threads(),
         x=address,
         stride=stride,
         tau=tau_number,
@@ -649,7 +648,7 @@ def quantized(
         outer=layout.outer,
         n=layout.n,
         inner=layout.inner,
-        threads=threads_here(),
+        threads=_threads(),
         q=read.data_ptr(),
         scale=scale_number,
         zero=zero_number,
@@ -666,7 +665,7 @@ def quantized(
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
     out = torch.empty_like(x)
-    pairs = Pairs(DTYPES[x.dtype], x.numel(), threads_here(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
+    pairs = Pairs(DTYPES[x.dtype], x.numel(), _threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
     _run(_function("logaddexp"), _PAIRS(*pairs))
     return out
 
@@ -675,7 +674,7 @@ def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]
     """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
     of_x, of_y = torch.empty_like(x), torch.empty_like(y)
     addresses = {"x": x.data_ptr(), "y": y.data_ptr(), "g": g.data_ptr(), "out": of_x.data_ptr(), "other": of_y.data_ptr()}
-    _run(_function("logaddexp"), _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), threads_here(), **addresses)))
+    _run(_function("logaddexp"), _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), _threads(), **addresses)))
     return of_x, of_y
 
 
