@@ -370,7 +370,21 @@ template <class T, class C>
 template <class W, class T>
 [[gnu::noinline]] LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
     W count = 0, rest = 0, lost = 0;
-    if constexpr (sizeof(W) == sizeof(double)) {
+    if constexpr (sizeof(T) < sizeof(double)) {  // what doubles round is nothing here
+        alignas(LINE) float buffer[BLOCK];
+        const Exponential<double> exponential(Origin<double>{});
+        for (int64_t i = 0; i < row.n; i += BLOCK) {
+            const int64_t length = minimum(BLOCK, row.n - i);
+            const float* x = row.raw(i, length, buffer);
+#pragma omp simd reduction(+ : rest)
+            for (int64_t j = 0; j < length; ++j) {
+                const double z = gap(x[j], maximum, row.scale), e = exponential(z);
+                rest += z < 0 ? e : 0.0;
+            }
+#pragma omp simd reduction(+ : count)
+            for (int64_t j = 0; j < length; ++j) count += gap(x[j], maximum, row.scale) < 0 ? 0.0 : 1.0;
+        }
+    } else if constexpr (sizeof(W) == sizeof(double)) {
 #pragma omp simd reduction(+ : rest, lost, count)
         for (int64_t i = 0; i < row.n; ++i) {
             double low;
