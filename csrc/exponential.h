@@ -370,16 +370,16 @@ template <class T, class C>
 template <class W, class T>
 [[gnu::noinline]] LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
     W count = 0, rest = 0, lost = 0;
-    if constexpr (sizeof(T) < sizeof(double)) {  // what doubles round is nothing here
+    if constexpr (sizeof(T) < sizeof(double) && sizeof(W) == sizeof(double)) {  // what a gap in double is rounded by is nothing here
         alignas(LINE) float buffer[BLOCK];
         const Exponential<double> exponential(Origin<double>{});
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
             const float* x = row.raw(i, length, buffer);
-#pragma omp simd reduction(+ : rest)
+#pragma omp simd reduction(+ : rest, lost)
             for (int64_t j = 0; j < length; ++j) {
                 const double z = gap(x[j], maximum, row.scale), e = exponential(z);
-                rest += z < 0 ? e : 0.0;
+                add_exactly(z < 0 ? e : 0.0, rest, lost);
             }
 #pragma omp simd reduction(+ : count)
             for (int64_t j = 0; j < length; ++j) count += gap(x[j], maximum, row.scale) < 0 ? 0.0 : 1.0;
