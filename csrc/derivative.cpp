@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "rows.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -54,21 +54,32 @@ struct Power {
     }
 };
 
-constexpr int64_t STEP = 256;
+constexpr int64_t STEP = 512;
 
-template <class C>
+// Σ w and Σ w g, of blocks.
+template <class C, bool weighted>
 struct Sums {
-    double weights = 0, products = 0;
+    VectorSum<C> weights, products;
 
-    void add(const C* w, const C* g, int64_t length) {
-        C sum = 0, product = 0;
-#pragma omp simd reduction(+ : sum, product)
-        for (int64_t i = 0; i < length; ++i) {
-            sum += w[i];
-            product += w[i] * g[i];
+    // Four vectors at a time, to hide the latency of an addition.
+    [[gnu::always_inline]] inline void add(const C* w, const C* g, int64_t length) {
+        constexpr int64_t lanes = LANES<C>;
+        Vector<C> weight[4] = {}, product[4] = {};
+        const auto of = [&](int k, Vector<C> own, Vector<C> upstream) __attribute__((always_inline)) {
+            product[k] += own * upstream;
+            if (weighted) weight[k] += own;
+        };
+        int64_t i = 0;
+        for (; i + 4 * lanes <= length; i += 4 * lanes) {
+            of(0, load(w + i), load(g + i));
+            of(1, load(w + i + lanes), load(g + i + lanes));
+            of(2, load(w + i + 2 * lanes), load(g + i + 2 * lanes));
+            of(3, load(w + i + 3 * lanes), load(g + i + 3 * lanes));
         }
-        weights += double(sum);
-        products += double(product);
+        for (; i + lanes <= length; i += lanes) of(0, load(w + i), load(g + i));
+        if (i < length) of(1, load(w + i, length - i, C(0)), load(g + i, length - i, C(0)));
+        products.add((product[0] + product[1]) + (product[2] + product[3]));
+        if (weighted) weights.add((weight[0] + weight[1]) + (weight[2] + weight[3]));
     }
 };
 
@@ -172,14 +183,21 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
         }
         const Weight weigh(row.theta);
         C p_block[STEP], g_block[STEP], w[STEP];
-        Sums<C> sums;
+        Sums<C, Weight::divided> sums;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const C* values = widened(p + i, length, p_block);
-            for (int64_t j = 0; j < length; ++j) w[j] = weigh(values[j]);
-            sums.add(w, widened(g + i, length, g_block), length);
+            const C *values = widened(p + i, length, p_block), *weights = values;
+            if constexpr (!std::is_same_v<Weight, Probability>) {
+                for (int64_t j = 0; j < length; ++j) w[j] = weigh(values[j]);
+                weights = w;
+            }
+            sums.add(weights, widened(g + i, length, g_block), length);
         }
-        const double mean = !Weight::divided ? sums.products : sums.weights == 0 ? 0.0 : sums.products / sums.weights;
+        double mean = sums.products.total().value();
+        if (Weight::divided) {
+            const double total = sums.weights.total().value();
+            mean = total == 0 ? 0.0 : mean / total;
+        }
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(p + i, length, p_block), *upstream = widened(g + i, length, g_block);
@@ -210,14 +228,14 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
         const Exponential<C> exp(Origin<C>{});
         constexpr C nothing = -std::numeric_limits<C>::infinity();
         C l_block[STEP], g_block[STEP], allowed[STEP];
-        Sums<C> sums;
+        Sums<C, false> sums;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(log_p + i, length, l_block);
             for (int64_t j = 0; j < length; ++j) allowed[j] = values[j] == nothing ? C(0) : C(1);
             sums.add(allowed, widened(g + i, length, g_block), length);
         }
-        const C total = C(sums.products);
+        const C total = C(sums.products.total().value());
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(log_p + i, length, l_block), *upstream = widened(g + i, length, g_block);

@@ -9,8 +9,9 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
-#include "number.h"
+#include "vector.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -27,9 +28,10 @@ struct Format<float> {
     static constexpr float log_2_high = 0x1.62e4p-1f, log_2_low = 0x1.7f7d1cp-20f;  // n · high is exact for |n| < 2^10
     // exp of a larger argument is ∞, of a smaller one 0.
     static constexpr float overflow = 88.8f, underflow = -104.0f;
-    // From here on arguments lose digits; rows with such a maximum are shifted by it.
-    static constexpr float exact_range = 140.0f;
-    static inline float q(float r) {
+    // Rows with a maximum beyond this are shifted by it: a difference to it is exact where its exp is not 0.
+    static constexpr float exact_range = 152.0f;
+    template <class V>
+    [[gnu::always_inline]] static inline V q(V r) {
         return 0.500000010099f + r * (0.166665128907f + r * (0.0416661872443f + r * (0.00836959819965f + r * 0.00139517199729f)));
     }
     static inline float R(float z) { return z * (0.66666783223f + z * (0.39976612314f + z * 0.29898652756f)); }
@@ -45,9 +47,9 @@ struct Format<double> {
     static constexpr double log_2_high = 0x1.62e42fefap-1, log_2_low = 0x1.cf79abc9e3b3ap-40;
     static constexpr double overflow = 709.8, underflow = -746.0;
     static constexpr double exact_range = 1500.0;
-    static inline double q(double r) {
-        double value = 2.5119160531125604859e-8;
-        value = 2.7632753083757483216e-7 + r * value;
+    template <class V>
+    [[gnu::always_inline]] static inline V q(V r) {
+        V value = 2.7632753083757483216e-7 + r * 2.5119160531125604859e-8;
         value = 2.755721219205453538e-6 + r * value;
         value = 2.4801486028184577692e-5 + r * value;
         value = 1.984126992198866311e-4 + r * value;
@@ -93,6 +95,26 @@ struct Origin {
     }
 };
 
+// The bits of a number, or of each of a vector.
+template <class C, class V>
+[[gnu::always_inline]] inline auto bits_of(V value) {
+    if constexpr (std::is_same_v<C, V>) {
+        return bit_cast<typename Format<C>::bits>(value);
+    } else {
+        return bit_cast<decltype(value < value)>(value);
+    }
+}
+
+// A comparison as bits: all, or none.
+template <class C, class B>
+[[gnu::always_inline]] inline auto mask_of(B holds) {
+    if constexpr (std::is_same_v<bool, B>) {
+        return typename Format<C>::bits(holds ? -1 : 0);
+    } else {
+        return holds;
+    }
+}
+
 // The numbers that exp relative to an origin needs, once a row.
 template <class C>
 struct Exponential {
@@ -108,17 +130,20 @@ struct Exponential {
     // exp(x + low − shift) / 2^power for x at most about the origin; 0 where that is not a normal number.
     [[gnu::always_inline]] inline C operator()(C x, C low = 0) const { return evaluate(x, low, shift, magic, floor); }
 
-    [[gnu::always_inline]] static inline C evaluate(C x, C low, C shift, C magic, C floor) {
+    // The same of a vector.
+    [[gnu::always_inline]] inline Vector<C> of(Vector<C> x, Vector<C> low) const { return evaluate(x, low, shift, magic, floor); }
+
+    template <class V>
+    [[gnu::always_inline]] static inline V evaluate(V x, V low, C shift, C magic, C floor) {
         using F = Format<C>;
-        const C difference = x - shift;
-        const C argument = difference < floor ? floor : difference;
-        const C shifted = argument * F::log2_e + magic;
-        const C n = shifted - magic;
-        const C r = ((argument - n * F::log_2_high) - n * F::log_2_low) + low;
-        const C t = r + (r * r) * F::q(r);
-        const C scale = bit_cast<C>(bit_cast<typename F::bits>(shifted) << F::mantissa);
-        const C value = scale + scale * t;
-        return difference < floor ? C(0) : value;
+        const V difference = x - shift;
+        const V shifted = difference * F::log2_e + magic;
+        const V n = shifted - magic;
+        const V r = ((difference - n * F::log_2_high) - n * F::log_2_low) + low;
+        const V t = r + (r * r) * F::q(r);
+        const V scale = bit_cast<V>(bits_of<C>(shifted) << F::mantissa);
+        const V value = scale + scale * t;  // below the floor anything, also NaN
+        return bit_cast<V>(bits_of<C>(value) & ~mask_of<C>(difference < floor));
     }
 };
 

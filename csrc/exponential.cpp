@@ -1,6 +1,6 @@
 // softmax, elastic softmax, rectified softmax, log_softmax and logsumexp, and the derivative of logsumexp.
 
-#include "columns.h"
+#include "lines.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -63,6 +63,7 @@ using element = std::remove_pointer_t<Pointer>;
 template <class T, class Kernel, class Body>
 bool for_each_row_or_column(const SoftmaximaRows& rows, T* out, const Kernel& kernel, double nanoseconds, const Body& body) {
     if (rows.inner > 1) return for_each_columns<T>(rows, out, 1.5 * nanoseconds, body);
+    if (are_lines<compute_t<T>>(rows)) return for_each_lines<T>(rows, out, nanoseconds, body);
     if (are_short(rows)) return for_each_short_rows<T>(rows, out, nanoseconds, body);
     return for_each_contiguous_row<T>(rows, out, kernel, nanoseconds);
 }

@@ -42,91 +42,86 @@ struct BlockSum {
     Sum sum;
 };
 
-// Terms that fill a line of the cache.
+// Sums of lanes: of floats in double, and of doubles with what roundings lost.
 template <class C>
-constexpr int64_t LANES = LINE / sizeof(C);
+struct VectorSum;
 
-// The largest z and Σ exp(z − origin) of each lane.
-template <class C>
-struct LaneSums {
-    C tops[LANES<C>];
-    double sums[LANES<C>] = {}, losses[LANES<C>] = {};
+template <>
+struct VectorSum<float> {
+    Vector<double> sums[2] = {};
 
-    LaneSums() {
-        for (C& top : tops) top = -std::numeric_limits<C>::infinity();
+    [[gnu::always_inline]] inline void add(Vector<float> terms) { SOFTMAXIMA_ISA::add(terms, sums); }
+    [[gnu::always_inline]] inline Sum total() const {
+        return {reduce<LANES<double>>(sums[0] + sums[1], [](auto a, auto b) __attribute__((always_inline)) { return a + b; }), 0};
     }
+};
 
-    // Adds so many lines, each term into out where there is one. Sums of a few terms are added up in double.
-    template <bool Store, bool Low, int Lines>
-    [[gnu::always_inline]] inline void add(const C* high, const C* low, const Exponential<C>& exp, C* out) {
-        const auto larger = [](C a, C b) __attribute__((always_inline)) { return a > b ? a : b; };
-        const auto term = [=](int64_t i) __attribute__((always_inline)) {
-            const C e = Low ? exp(high[i], low[i]) : exp(high[i]);
-            if (Store) out[i] = e;
-            return e;
-        };
-#pragma omp simd
-        for (int64_t a = 0; a < LANES<C>; ++a) {
-            const int64_t b = a + LANES<C>, c = b + LANES<C>, d = c + LANES<C>;
-            double sum;
-            if constexpr (Lines == 4) {
-                tops[a] = larger(larger(larger(high[a], high[b]), larger(high[c], high[d])), tops[a]);
-                const C e0 = term(a), e1 = term(b), e2 = term(c), e3 = term(d);
-                // A probability is as exact as the sum; of a logarithm the same rounding is a smaller part.
-                sum = Store ? double(e0 + e1) + double(e2 + e3) : double((e0 + e1) + (e2 + e3));
-            } else {
-                tops[a] = larger(high[a], tops[a]);
-                sum = double(term(a));
-            }
-            if constexpr (sizeof(C) == sizeof(double)) {
-                add_exactly(sum, sums[a], losses[a]);
-            } else {
-                sums[a] += sum;
-            }
-        }
+template <>
+struct VectorSum<double> {
+    Vector<double> sum = {}, lost = {};
+
+    [[gnu::always_inline]] inline void add(Vector<double> terms) {
+        const Vector<double> next = sum + terms, added = next - sum;
+        lost += (sum - (next - added)) + (terms - added);
+        sum = next;
     }
+    [[gnu::always_inline]] inline Sum total() const { return folded<LANES<double>>(sum, lost); }
 
-    BlockSum<C> total() {
-        C top = tops[0];
-        double sum = 0;
-#pragma omp simd reduction(max : top)
-        for (int64_t a = 0; a < LANES<C>; ++a) top = tops[a] > top ? tops[a] : top;
-        if constexpr (sizeof(C) == sizeof(double)) {
-            for (int64_t half = LANES<C> / 2; half > 0; half /= 2) {
-#pragma omp simd
-                for (int64_t a = 0; a < half; ++a) {
-                    add_exactly(sums[a + half], sums[a], losses[a]);
-                    losses[a] += losses[a + half];
-                }
-            }
-            return {top, {sums[0], losses[0]}};
+   private:
+    template <int64_t lanes, class V>
+    [[gnu::always_inline]] static inline Sum folded(V sum, V lost) {
+        if constexpr (lanes == 2) {
+            Sum whole{sum[0], lost[0]};
+            whole.add({sum[1], lost[1]});
+            return whole;
         } else {
-#pragma omp simd reduction(+ : sum)
-            for (int64_t a = 0; a < LANES<C>; ++a) sum += sums[a];
-            return {top, {sum, 0}};
+            const auto a = lower<lanes>(sum), b = upper<lanes>(sum), next = a + b, added = next - a;
+            return folded<lanes / 2>(next, (lower<lanes>(lost) + upper<lanes>(lost)) + ((a - (next - added)) + (b - added)));
         }
     }
 };
 
-// Σ exp(z − origin) over a block, each term into out where there is one, and the largest z. Four lines of the cache are worked on at
-// a time, for exp is a long chain of operations: one after the other, since more places that are written to at a time are slow.
+// Σ exp(z − origin) over a block, each term into out where there is one, and the largest z. Four vectors are worked on at a time, for
+// exp is a long chain of operations: one after the other, since more places that are written to at a time are slow.
 template <bool Store, bool Low, class C>
 [[gnu::noinline]] BlockSum<C> sum_exp(const C* high, const C* low, int64_t length, Origin<C> origin, C* out) {
     constexpr int64_t lanes = LANES<C>;
+    constexpr C nothing = -std::numeric_limits<C>::infinity();
     const Exponential<C> exp(origin);
-    LaneSums<C> sums;
+    const auto larger = [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; };
+    Vector<C> tops = all(nothing);
+    VectorSum<C> sum;
+    const auto term = [=](Vector<C> z, int64_t i) __attribute__((always_inline)) {
+        const Vector<C> e = exp.of(z, Low ? load(low + i) : Vector<C>{});
+        if (Store) store(e, out + i);
+        return e;
+    };
     int64_t i = 0;
-    for (; i + 4 * lanes <= length; i += 4 * lanes) sums.template add<Store, Low, 4>(high + i, low + i, exp, out + i);
-    for (; i + lanes <= length; i += lanes) sums.template add<Store, Low, 1>(high + i, low + i, exp, out + i);
-    if (i < length) {  // with −∞ behind them
-        alignas(LINE) C last[lanes], last_low[lanes] = {}, terms[lanes];
-        for (C& value : last) value = -std::numeric_limits<C>::infinity();
-        std::memcpy(last, high + i, (length - i) * sizeof(C));
-        if (Low) std::memcpy(last_low, low + i, (length - i) * sizeof(C));
-        sums.template add<Store, Low, 1>(last, last_low, exp, terms);
-        if (Store) std::memcpy(out + i, terms, (length - i) * sizeof(C));
+    for (; i + 4 * lanes <= length; i += 4 * lanes) {
+        const int64_t j = i + lanes, k = j + lanes, l = k + lanes;
+        const Vector<C> a = load(high + i), b = load(high + j), c = load(high + k), d = load(high + l);
+        tops = larger(larger(larger(a, b), larger(c, d)), tops);
+        const Vector<C> two = term(a, i) + term(b, j), others = term(c, k) + term(d, l);
+        if (Store) {  // a probability is as exact as the sum; of a logarithm the same rounding is a smaller part
+            sum.add(two);
+            sum.add(others);
+        } else {
+            sum.add(two + others);
+        }
     }
-    return sums.total();
+    for (; i + lanes <= length; i += lanes) {
+        const Vector<C> z = load(high + i);
+        tops = larger(z, tops);
+        sum.add(term(z, i));
+    }
+    if (i < length) {
+        const int64_t count = length - i;
+        const Vector<C> z = load(high + i, count, nothing), e = exp.of(z, Low ? load(low + i, count, C(0)) : Vector<C>{});
+        tops = larger(z, tops);
+        if (Store) store(e, count, out + i);
+        sum.add(e);
+    }
+    return {reduce<lanes>(tops, larger), sum.total()};
 }
 
 // Where log Σ of terms up to 1 is below this, the rounding of the sum is more than half a unit of it.
@@ -576,7 +571,11 @@ struct Softmax {
                 const double* origin = origins ? origins + 2 * ((i - begin) / BLOCK) : nullptr;
                 const double factor = !origin ? 1.0 : origin[0] == NOTHING ? 0.0 : moved<C>({C(origin[0]), C(origin[1])}, part.sum.origin);
                 const Ratio<C> ratio(part.weight * factor, mass);
-                if (largest && factor == 1) {
+                if (factor != 1) {  // what is 0 relative to the last origin is so here
+                    const double least = double(std::numeric_limits<C>::min()) / factor, most = double(std::numeric_limits<C>::max());
+                    const C floor = mass != mass ? C(0) : C(least < most ? least : most);
+                    for (int64_t j = 0; j < length; ++j) out[j] = out[j] < floor ? C(0) : ratio(out[j]);
+                } else if (largest) {
                     for (int64_t j = 0; j < length; ++j) out[j] = out[j] == largest.term ? largest.share : ratio(out[j]);
                 } else {
                     for (int64_t j = 0; j < length; ++j) out[j] = ratio(out[j]);

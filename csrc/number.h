@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace SOFTMAXIMA_ISA {
 

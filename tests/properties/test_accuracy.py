@@ -236,6 +236,45 @@ def test_elastic_softmax_is_right_where_the_level_is_near_a_huge_score():
             assert bool((sm.elastic_softmax(rows, dim, beta=-INF, temperature=tau) == 0.5).all())
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_scores_far_below_a_large_one_keep_their_digits(rows: int):
+    for n in (2, 18, 65, 300, 1100):
+        for top in (100.0, 139.0, 141.0, 150.0, 153.0, 1e3, 1e6):
+            x = (top - 80 * torch.rand(rows, n, generator=torch.Generator().manual_seed(n))).index_fill(
+                1, torch.tensor([n // 2]), top
+            )
+            p = exact_softmax(wide(x))
+            assert_within(LIMIT[torch.float32], sm.softmax(x), p, p > FAINT)
+            assert_within(LIMIT[torch.float32], sm.softmax(x.T.contiguous(), 0).T, p, p > FAINT)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [(torch.float32, -95.0), (torch.float64, -720.0)], ids=str)
+def test_equal_scores_that_hardly_count_get_the_same(kind: torch.dtype, depth: float):
+    for top, place in ((0.0, 1500), (60.0, 1100), (-30.0, 3000)):
+        p = sm.softmax(torch.full((4000,), depth, dtype=kind).index_fill(0, torch.tensor([place]), top))
+        assert p.unique().tolist() == sorted({p[place].item(), p[place - 1].item()})
+
+
+@pytest.mark.parametrize("n", [4097, 30_000])
+def test_log_softmax_of_long_columns_keeps_its_digits_near_0(n: int):
+    for mass in (1.2e-7, 1e-6, 1e-5, 1e-3):
+        x = torch.full((n, 3), -math.log((n - 1) / mass)).index_fill(0, torch.tensor([n // 3]), 0.0)
+        exact = -np.log1p(Wide(n - 1) * np.exp(wide(x[0, :1])))
+        assert_within(2.0, sm.log_softmax(x, 0)[n // 3, :1], exact)
+
+
+def test_many_parts_are_as_exact_as_one():
+    x = torch.arange(3000, dtype=torch.float64) * 1e-3
+    exact = exact_softmax(wide(x))
+    parts = sm.in_parts("softmax").probabilities(list(x.split(1)))
+    assert_within(4.0, torch.cat(list(parts)), exact, exact > 0)
+    for gap in np.linspace(5, 27, 23):
+        row = torch.tensor([3.7, 3.7 - gap, 3.7 - gap], dtype=torch.float64)
+        log_p = torch.cat(list(sm.in_parts("log_softmax", temperature=0.7).probabilities(list(row.split(1)))))
+        z = wide(row) / Wide(0.7)
+        assert_within(4.0, log_p[:1], -np.log1p(2 * np.exp(z[1:2] - z[:1])))
+
+
 @pytest.mark.parametrize(("first", "last"), [(1400.0, 1441.0), (0.1, 60.0), (0.1, 300.0), (-1400.0, -1300.0), (0.3, -700.0)])
 def test_blocks_far_apart_keep_their_digits(first: float, last: float):
     x = torch.full((2100,), first, dtype=torch.float64)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.double_double import Pair, divide, two_sum
-from softmaxima.core.temperature import anchored_at, is_one
+from softmaxima.core.temperature import is_one
 from softmaxima.core.tracing import sizes
 
 
@@ -72,7 +72,12 @@ class LogSum(NamedTuple):
         same = self.top == top
         gap = torch.where(same, 0.0, self.top - top)
         gone = (gap.real if gap.is_complex() else gap) == -math.inf
-        moved = (self.ties + self.rest) * (gap.masked_fill(gone, 0.0) / tau).exp().masked_fill(gone, 0.0)
+        if gap.is_complex():
+            factor = (gap.masked_fill(gone, 0.0) / tau).exp()
+        else:
+            still = same | gone
+            factor = _exp(*_over(two_sum(self.top.masked_fill(still, 0.0), -top.masked_fill(still, 0.0)), tau))
+        moved = (self.ties + self.rest) * factor.masked_fill(gone, 0.0)
         return LogSum(top, torch.where(same, self.ties, 0.0), torch.where(same, self.rest, moved))
 
     def weigh(self, x: Tensor, tau: float | Tensor) -> Tensor:
@@ -86,15 +91,20 @@ class LogSum(NamedTuple):
         """exp(x/τ)/Σ exp(x/τ): 0 in a row of nothing, NaN in one with NaN or +∞."""
         return self.weigh(x, tau) / self.mass.masked_fill(self.mass == 0, 1.0)
 
-    def shares_beside(self, x: Tensor, tau: float | Tensor, level: float | Tensor) -> Tensor:
-        """exp(x/τ)/(Σ exp(x/τ) + exp(level))."""
-        sink = torch.as_tensor(level, dtype=x.dtype, device=x.device)
+    def above(self, level: float | Tensor, tau: float | Tensor) -> Pair:
+        """How far M/τ is above a level, in two terms; +∞ above −∞."""
+        sink = torch.as_tensor(level, dtype=self.top.dtype, device=self.top.device)
         height, lost = _over((self.anchor, torch.zeros_like(self.anchor)), tau)
         above, rounding = two_sum(height, -sink)
-        above, lost = two_sum(above.masked_fill(sink == -math.inf, math.inf), torch.nan_to_num(lost + rounding, 0.0, 0.0, 0.0))
+        lost = torch.nan_to_num(lost + rounding, 0.0, 0.0, 0.0)
+        return two_sum(above.masked_fill(sink == -math.inf, math.inf), lost.masked_fill(sink == -math.inf, 0.0))
+
+    def shares_beside(self, x: Tensor, tau: float | Tensor, level: float | Tensor) -> Tensor:
+        """exp(x/τ)/(Σ exp(x/τ) + exp(level))."""
+        above, lost = self.above(level, tau)
         empty = self.top == -math.inf
         scale = _exp(above.clamp_max(0.0), torch.where(above < 0, lost, 0.0)).masked_fill(empty, 0.0)
-        beside = _exp(-above.clamp_min(0.0), torch.where(above > 0, -lost, 0.0)).masked_fill(empty & (sink > -math.inf), 1.0)
+        beside = _exp(-above.clamp_min(0.0), torch.where(above > 0, -lost, 0.0)).masked_fill(empty & (above < math.inf), 1.0)
         mass = self.mass * scale + beside
         return self.weigh(x, tau) * scale / mass.masked_fill(mass == 0, 1.0)
 
@@ -127,14 +137,15 @@ def of_logarithm(top: Tensor, log_mass: Tensor, ties: Tensor) -> LogSum:
 
 
 def log_sum(x: Tensor, tau: float | Tensor) -> LogSum:
-    """The sum over a part [..., n] of each row, −∞ where scores are left out; exponentials in x's dtype. Of +∞ m = 1 and r = 0."""
+    """The sum over a part [..., n] of each row, −∞ where scores are left out. Of +∞ m = 1 and r = 0."""
     if sizes(x)[-1] == 0:
         return nothing(x)
+    x = x.double()
     top = x.detach().amax(-1, keepdim=True)
-    terms = anchored_at(top, x, tau)[1].exp()
     infinite = top == math.inf
+    terms = LogSum(top.masked_fill(top.isinf(), 0.0), top, top).weigh(x, tau)
     ties, rest = terms_apart(terms, x == top)
-    return LogSum(top.double(), ties.masked_fill(infinite, 1.0), rest.masked_fill(infinite, 0.0))
+    return LogSum(top, ties.masked_fill(infinite, 1.0), rest.masked_fill(infinite, 0.0))
 
 
 def terms_apart(terms: Tensor, at_top: Tensor) -> tuple[Tensor, Tensor]:

@@ -263,12 +263,17 @@ class Anew:
 
 
 def merged(states: Iterable[AnyState], merge: Callable[[AnyState, AnyState], AnyState], name: str) -> AnyState:
-    """The state of all."""
-    rest = iter(states)
-    try:
-        return functools.reduce(merge, rest, next(rest))
-    except StopIteration:
-        raise ValueError(f"{name}: there must be one part at least, got none; a part may be empty") from None
+    """The state of all, by pairs, pairs of pairs and so on: each of k parts is rounded ⌈log₂ k⌉ times."""
+    pending: list[tuple[int, AnyState]] = []  # (parts, their state), each of more parts than the next
+    for state in states:
+        count = 1
+        while pending and pending[-1][0] == count:
+            state = merge(pending.pop()[1], state)
+            count *= 2
+        pending.append((count, state))
+    if not pending:
+        raise ValueError(f"{name}: there must be one part at least, got none; a part may be empty")
+    return functools.reduce(lambda later, earlier: merge(earlier, later), [state for _, state in reversed(pending)])
 
 
 def _no_graph(what: str, values: Tensor) -> None:

@@ -66,8 +66,8 @@ def beta_regulariser_gradient(p: Tensor, beta: float | Tensor) -> Tensor:
 
 
 def conjugate(total: LogSum, tau: float | Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor]:
-    level = torch.as_tensor(beta, dtype=total.top.dtype, device=total.top.device)
-    return total.anchor, torch.logaddexp(total.log_mass(), level - total.anchor / tau)
+    above, lost = total.above(beta, tau)
+    return total.anchor, torch.logaddexp(total.log_mass(), -(above + lost))
 
 
 BLOCKS = exponential(lambda part, total, beta: total.shares_beside(part.x, part.tau, beta), conjugate)

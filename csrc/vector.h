@@ -1,0 +1,124 @@
+// Vectors that fill a register, by the extension of GCC and clang: operators work on each element, and a comparison is 0 or −1.
+#pragma once
+
+#include <limits>
+#include <utility>
+
+#include "number.h"
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace SOFTMAXIMA_ISA {
+
+#if defined(__AVX512F__)
+constexpr int64_t REGISTER = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int64_t REGISTER = 32;
+#else
+constexpr int64_t REGISTER = 16;
+#endif
+
+template <class C>
+constexpr int64_t LANES = REGISTER / sizeof(C);
+
+template <class C, int64_t lanes>
+struct VectorOf {
+    typedef C type __attribute__((vector_size(lanes * sizeof(C))));
+};
+
+template <class C, int64_t lanes = LANES<C>>
+using Vector = typename VectorOf<C, lanes>::type;
+
+template <class C>
+[[gnu::always_inline]] inline Vector<C> all(C value) {
+    return value - Vector<C>{};
+}
+
+template <class C>
+[[gnu::always_inline]] inline Vector<C> load(const C* from) {
+    Vector<C> value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+template <class C>
+[[gnu::always_inline]] inline void store(Vector<C> value, C* to) {
+    std::memcpy(to, &value, sizeof(value));
+}
+
+// The last values of a row, fewer than LANES, with others behind them; and back.
+template <class C>
+[[gnu::always_inline]] inline Vector<C> load(const C* from, int64_t count, C fill) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(C) == sizeof(float)) {
+        return (Vector<C>)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), __mmask16((1u << count) - 1), from);
+    } else {
+        return (Vector<C>)_mm512_mask_loadu_pd(_mm512_set1_pd(fill), __mmask8((1u << count) - 1), from);
+    }
+#else
+    Vector<C> value = all(fill);
+    for (int64_t a = 0; a < LANES<C> - 1; ++a)
+        if (a < count) value[a] = from[a];
+    return value;
+#endif
+}
+
+template <class C>
+[[gnu::always_inline]] inline void store(Vector<C> value, int64_t count, C* to) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(C) == sizeof(float)) {
+        _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)value);
+    } else {
+        _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), (__m512d)value);
+    }
+#else
+    for (int64_t a = 0; a < LANES<C> - 1; ++a)
+        if (a < count) to[a] = value[a];
+#endif
+}
+
+template <int64_t first, class V, int... i>
+[[gnu::always_inline]] inline auto part(V value, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(value, value, (first + i)...);
+}
+
+// The halves of a vector.
+template <int64_t lanes, class V>
+[[gnu::always_inline]] inline auto lower(V value) {
+    return part<0>(value, std::make_integer_sequence<int, lanes / 2>());
+}
+
+template <int64_t lanes, class V>
+[[gnu::always_inline]] inline auto upper(V value) {
+    return part<lanes / 2>(value, std::make_integer_sequence<int, lanes / 2>());
+}
+
+// Adds floats to as many doubles, in two halves.
+[[gnu::always_inline]] inline void add(Vector<float> values, Vector<double> (&sums)[2]) {
+    const auto low = lower<LANES<float>>(values), high = upper<LANES<float>>(values);
+#if defined(__AVX512F__)
+    // With a mask of all, for GCC 12 warns of the register that the other leaves undefined.
+    sums[0] += (Vector<double>)_mm512_maskz_cvtps_pd(0xff, (__m256)low);
+    sums[1] += (Vector<double>)_mm512_maskz_cvtps_pd(0xff, (__m256)high);
+#elif defined(__AVX2__)
+    sums[0] += (Vector<double>)_mm256_cvtps_pd((__m128)low);
+    sums[1] += (Vector<double>)_mm256_cvtps_pd((__m128)high);
+#else
+    sums[0] += __builtin_convertvector(low, Vector<double>);
+    sums[1] += __builtin_convertvector(high, Vector<double>);
+#endif
+}
+
+// All elements by one operation, half and half.
+template <int64_t lanes, class V, class Operation>
+[[gnu::always_inline]] inline auto reduce(V value, const Operation& operation) {
+    if constexpr (lanes == 2) {
+        return operation(value[0], value[1]);
+    } else {
+        return reduce<lanes / 2>(operation(lower<lanes>(value), upper<lanes>(value)), operation);
+    }
+}
+
+}  // namespace SOFTMAXIMA_ISA
