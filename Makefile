@@ -20,7 +20,7 @@ help:
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
 	@echo "make wheel     build this platform's wheel into dist/ and try it in an empty environment"
 	@echo "make readme    run the comparison again for the README's picture and table"
-	@echo "make logsumexp measure precision, bounds and estimators again for docs/logsumexp.md"
+	@echo "make logsumexp measure precision, bounds, estimators and their times again for docs/logsumexp.md"
 	@echo "make format    let ruff and clang-format format and fix"
 
 $(BIN)/python:
@@ -84,6 +84,7 @@ logsumexp: $(INSTALLED)-test
 	$(BIN)/python docs/update.py precision
 	$(BIN)/python docs/update.py bounds
 	$(BIN)/python docs/update.py estimators
+	$(BIN)/python docs/update.py times
 
 clean:
 	rm -rf $(VENV) build dist
