@@ -190,13 +190,14 @@ def _timings(
     name: str, n: int, truth: float, total: Callable[[], Any], source: Callable[[], Any], targets: Sequence[float], runs: int
 ) -> Iterator[Timing]:
     for target in targets:
-        summed, estimated, found = [], [], []
+        summed, estimated = [], []
+        found: list[Estimate] = []
         for seed in range(runs):
-            summed.append(_seconds(total)[0])
+            summed.append(_seconds(total))
             x = source()
-            seconds, estimated_sum = _seconds(lambda x=x, seed=seed: estimate(x, target, generator=seed))
-            estimated.append(seconds)
-            found.append(estimated_sum)
+            estimated.append(
+                _seconds(lambda x=x, target=target, seed=seed, found=found: found.append(estimate(x, target, generator=seed)))
+            )
         yield Timing(
             source=name,
             scores=n,
@@ -209,10 +210,10 @@ def _timings(
         )
 
 
-def _seconds(function: Callable[[], Any]) -> tuple[float, Any]:
+def _seconds(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
-    result = function()
-    return time.perf_counter() - start, result
+    function()
+    return time.perf_counter() - start
 
 
 def measure(

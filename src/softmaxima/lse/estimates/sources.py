@@ -24,7 +24,7 @@ from softmaxima.lse.streams.state import of_pieces
 
 BLOCK = 1 << 22  # numbers that are in memory at once during a pass, in float64
 
-# Nanoseconds, measured on one core of a server of 2023 whose disk gives 2 GB/s. docs/logsumexp.md has the choices that they lead to.
+# Nanoseconds, measured on one core of a server whose disk gives 2 GB/s; docs/logsumexp.md has what comes of them.
 SCORE = 0.5  # to sum a score
 SCORE_OF_RUN = 1.7  # the same of a run at a random place
 PRODUCT = 0.35  # to multiply and add a number of an inner product
