@@ -13,8 +13,8 @@ BUILD_TOOLS := scikit-build-core ninja cmake
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
-	@echo "make test      run the tests"
-	@echo "make test-all  run those too that take long"
+	@echo "make test      run the tests, each property on a few examples"
+	@echo "make test-all  run those too that take long, and each property on many examples"
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
@@ -42,7 +42,7 @@ test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 test-all: $(INSTALLED)-test
-	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" --hypothesis-profile=thorough $(ARGS)
 
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test

@@ -69,8 +69,19 @@ elif ON_TRITON:
     for kernel in ("forward", "backward", "logsumexp", "logsumexp_backward", "loss", "scale_rows"):
         setattr(library, kernel, there_and_back(getattr(library, kernel)))
 
-hypothesis.settings.register_profile("default", deadline=None, max_examples=60 if not INTERPRETED else 5, derandomize=True)
+# `make test` tries a quarter of the examples that `make test-all` does, by --hypothesis-profile=thorough; the interpreter fewer.
+EXAMPLES = 60
+for profile, share in (("default", 4), ("thorough", 1)):
+    examples = 5 if INTERPRETED else EXAMPLES // share
+    hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples, derandomize=True)
 hypothesis.settings.load_profile("default")
+
+
+def at_most(examples: int) -> hypothesis.settings:
+    """So many, instead of EXAMPLES, of a property whose examples are dear; the same share of them as of others."""
+    own = hypothesis.settings().max_examples
+    return hypothesis.settings(max_examples=examples if INTERPRETED else max(1, examples * own // EXAMPLES))
+
 
 # The interpreter is slow, and the GPU kernels know half precision only where they read and write.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)[: 2 if INTERPRETED else 4]

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
+from conftest import at_most
 from softmaxima.core.arguments import InputError
 from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
@@ -426,7 +427,7 @@ def table(n: int = 30_000, d: int = 16, scale: float = 0.4) -> tuple[np.ndarray,
     return scale * (centres[rng.integers(40, size=n)] + 0.7 * rng.standard_normal((n, d))), rng.standard_normal(d)
 
 
-@settings(max_examples=20)
+@at_most(20)
 @given(st.integers(1, 50), st.integers(1, 6), st.integers(0, 1000))
 def test_no_inner_product_exceeds_the_maximum_of_norms(n: int, d: int, seed: int):
     rng = np.random.default_rng(seed)
