@@ -149,7 +149,7 @@ def estimate(
     the sum, nothing is claimed. Of arrays m is 2 million at least, unless a budget forbids, and a twentieth of the time of a pass
     goes into reads before a claim. Scores that lie together in the array are seen together, or not.
 
-    Cost: of scores in memory the pass, 0.5 ns a score, is the faster below 9 million scores, and estimates pay above
+    Cost: of scores in memory the pass, 0.5 ns a score, is the faster below 17 million scores, and estimates pay above
     where a run tells as much as its scores. They pay most where reading is slow: files that are not in memory, on a disk or on a
     network, where an estimate reads a few thousand pages, and inner products. Uniform draws take about (nΣp² − 1)(z/target)² reads,
     for N(0, 1) scores 1.7(z/target)² whatever n is, and no method without an index finds a needle in a haystack with fewer than n.

@@ -22,14 +22,14 @@ from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
 from softmaxima.lse.streams.state import of_pieces
 
-BLOCK = 1 << 22  # numbers that are in memory at once during a pass, in float64
+BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
 
 # Nanoseconds, measured on one core of a server whose disk gives 2 GB/s; docs/logsumexp.md has what comes of them.
 SCORE = 0.5  # to sum a score
-SCORE_OF_RUN = 1.7  # the same of a run at a random place
-PRODUCT = 0.35  # to multiply and add a number of an inner product
-PRODUCT_OF_ROW = 0.7  # the same of a row at a random place
-DRAW = 200.0  # to find a random place, and what is computed of it
+SCORE_OF_RUN = 3.5  # the same of a run at a random place
+PRODUCT = 0.5  # to multiply and add a number of an inner product
+PRODUCT_OF_ROW = 1.5  # the same of a row at a random place
+DRAW = 400.0  # to find a random place, and what is computed of it
 FILE_BYTE = 0.6  # to read a byte of a file in order
 FILE_PAGE = 20_000.0  # to read a page of a file at a random place, many at a time
 
@@ -163,11 +163,11 @@ class ArraySource:
         whole = self.n // width
         places = torch.from_numpy(numbers).to(self._scores.device)
         table = self._scores[: whole * width].unflatten(0, (whole, width))
-        if whole * width == self.n:
-            return table.index_select(0, places).double()
-        rest = torch.nn.functional.pad(self._scores[whole * width :].double(), (0, (whole + 1) * width - self.n), value=-math.inf)
         found = table.index_select(0, places.clamp(max=whole - 1)).double()
-        return torch.where((places == whole).unsqueeze(1), rest, found)
+        if bool((last := places == whole).any()):
+            rest = self._scores[whole * width :].double()
+            found[last] = torch.nn.functional.pad(rest, (0, width - len(rest)), value=-math.inf)
+        return found
 
     def times(self, width: int) -> Times:
         if self._scores.device.type != "cpu":
