@@ -46,7 +46,8 @@ test-all: $(INSTALLED)-test
 
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
-	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
+	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu \
+		--hypothesis-profile=thorough tests $(ARGS)
 ifeq ($(wildcard /dev/nvidia0),)
 	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/kernels/test_triton_compiles.py
 endif
