@@ -544,8 +544,7 @@ class _Run:
             interval = self._deterministic()
             if self._meets(*interval):
                 return self._finish(self._value(), *interval, "deterministic")
-            dear = (self.rounds + rounds) * design.strata >= ask.whole
-            if dear and self.evaluations + ask.source.n <= ask.budget:
+            if self._is_dearer_than_a_pass(self.rounds + rounds):
                 return _exact(ask, self.evaluations)
             self._draw(rounds, bets)
             special = self._special(self.z[-1])
@@ -561,7 +560,13 @@ class _Run:
                 least = 0
             planned = min(max(self._plan(limit), least), limit)
             bets = self._bets(planned)
-            rounds = min(planned, STAGE * self.rounds) - self.rounds
+            # A plan that costs more than a pass needs no better variance.
+            trusted = planned if self._is_dearer_than_a_pass(planned) else STAGE * self.rounds
+            rounds = min(planned, trusted) - self.rounds
+
+    def _is_dearer_than_a_pass(self, rounds: int) -> bool:
+        """Whether so many rounds cost what a pass does, and the budget allows one."""
+        return rounds * self.design.strata >= self.ask.whole and self.evaluations + self.ask.source.n <= self.ask.budget
 
     def _draw(self, rounds: int, bets: tuple[float, float]) -> None:
         indices, log_weights = self.design.draw(rounds)
