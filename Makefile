@@ -13,14 +13,14 @@ BUILD_TOOLS := scikit-build-core ninja cmake
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
-	@echo "make test      run the tests"
-	@echo "make test-all  run those too that take long"
+	@echo "make test      run the tests, each property on a few examples"
+	@echo "make test-all  run those too that take long, and each property on many examples"
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
 	@echo "make sanitize  random calls of the native kernels under the address and undefined-behaviour sanitizers"
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
 	@echo "make wheel     build this platform's wheel into dist/ and try it in an empty environment"
 	@echo "make readme    run the comparison again for the README's picture and table"
-	@echo "make logsumexp measure precision, bounds and estimators again for docs/logsumexp.md"
+	@echo "make logsumexp measure precision, bounds, estimators and their times again for docs/logsumexp.md"
 	@echo "make format    let ruff and clang-format format and fix"
 
 $(BIN)/python:
@@ -42,11 +42,12 @@ test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 test-all: $(INSTALLED)-test
-	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" --hypothesis-profile=thorough $(ARGS)
 
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
-	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu tests $(ARGS)
+	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu \
+		--hypothesis-profile=thorough tests $(ARGS)
 ifeq ($(wildcard /dev/nvidia0),)
 	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/kernels/test_triton_compiles.py
 endif
@@ -84,6 +85,7 @@ logsumexp: $(INSTALLED)-test
 	$(BIN)/python docs/update.py precision
 	$(BIN)/python docs/update.py bounds
 	$(BIN)/python docs/update.py estimators
+	$(BIN)/python docs/update.py times
 
 clean:
 	rm -rf $(VENV) build dist

@@ -6,6 +6,7 @@ bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
+times        what estimates take beside sums, in memory and on disk (400 MB in the folder for temporaries) make logsumexp
 
 Each table goes between its markers, in whichever page has them. Needs a Chromium to draw the pictures.
 """
@@ -132,6 +133,14 @@ def estimators_blocks() -> Blocks:
     return {"estimators": f"{picture}\n\n{estimators_report.coverage_table(works)}\n\n{note}"}
 
 
+def times_blocks() -> Blocks:
+    """Seconds of sums and of estimates of the same scores."""
+    made = made_on()
+    with tempfile.TemporaryDirectory() as folder:
+        table = estimators_report.times_table(estimators.measure_times(folder))
+    return {"times": f"{table}\n\n{caption('make logsumexp', made, estimators_report.TIMES_CAPTION)}"}
+
+
 COMMANDS = {
     "maps": maps_blocks,
     "compare": compare_blocks,
@@ -139,6 +148,7 @@ COMMANDS = {
     "precision": precision_blocks,
     "bounds": bounds_blocks,
     "estimators": estimators_blocks,
+    "times": times_blocks,
 }
 
 

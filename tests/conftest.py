@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,6 @@ if INTERPRETED:
 
     interpreter._convert_float = rounded
 
-    # The interpreter is slow: one direction of all, instead of each.
-    for name in ("gradcheck", "gradgradcheck"):
-        setattr(torch.autograd, name, functools.partial(getattr(torch.autograd, name), fast_mode=True))
-
 elif ON_TRITON:
     # On a GPU, where the tensors of the tests go and come back.
     from softmaxima.kernels.triton import library
@@ -69,8 +65,43 @@ elif ON_TRITON:
     for kernel in ("forward", "backward", "logsumexp", "logsumexp_backward", "loss", "scale_rows"):
         setattr(library, kernel, there_and_back(getattr(library, kernel)))
 
-hypothesis.settings.register_profile("default", deadline=None, max_examples=60 if not INTERPRETED else 5, derandomize=True)
+# `make test` tries a quarter of the examples that `make test-all` does, by --hypothesis-profile=thorough; the interpreter fewer.
+EXAMPLES = 60
+for profile, share in (("default", 4), ("thorough", 1)):
+    examples = 5 if INTERPRETED else EXAMPLES // share
+    hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples, derandomize=True)
 hypothesis.settings.load_profile("default")
+
+
+def is_thorough() -> bool:
+    """Whether this is `make test-all`."""
+    return hypothesis.settings().max_examples == EXAMPLES
+
+
+def some(examples: Iterable[Any], *of: Any) -> Sequence[Any]:
+    """All in `make test-all`; else a quarter, others for each map or dtype that they are `of`. The interpreter's are few."""
+    examples = list(examples)
+    if is_thorough() or INTERPRETED:
+        return examples
+    drawn = random.Random(" ".join(map(str, of))).sample(range(len(examples)), math.ceil(len(examples) / 4))
+    return [examples[place] for place in sorted(drawn)]
+
+
+def in_one_direction(check: Callable[..., bool]) -> Callable[..., bool]:
+    """A check of derivatives that takes one direction of all, instead of each, but in `make test-all`."""
+    return lambda *arguments, **options: check(*arguments, fast_mode=not is_thorough(), **options)
+
+
+# Before the tests import them.
+torch.autograd.gradcheck = in_one_direction(torch.autograd.gradcheck)
+torch.autograd.gradgradcheck = in_one_direction(torch.autograd.gradgradcheck)
+
+
+def at_most(examples: int) -> hypothesis.settings:
+    """So many, instead of EXAMPLES, of a property whose examples are dear; the same share of them as of others."""
+    own = hypothesis.settings().max_examples
+    return hypothesis.settings(max_examples=examples if INTERPRETED else max(1, examples * own // EXAMPLES))
+
 
 # The interpreter is slow, and the GPU kernels know half precision only where they read and write.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)[: 2 if INTERPRETED else 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import normal, rows
+from conftest import normal, rows, some
 
 INF, NAN = math.inf, math.nan
 
@@ -63,18 +64,15 @@ def test_an_interval_holds_the_truth(bound: Callable[..., Any], x: Tensor, tau: 
 
 
 @every_bound
-@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4, 1e-9])
-@pytest.mark.parametrize("n", [1, 2, 150])
-def test_an_interval_holds_the_truth_in_every_dtype_and_far_from_zero(
-    bound: Callable[..., Any], dtype: torch.dtype, n: int, offset: float
-):
-    x = (normal(3, n, scale=4.0) + offset).to(dtype)
-    x[1, :: n // 2 + 1] = x[1].amax()  # ties
-    x[2, 1:] -= 600.0
-    values = truths(x)
-    for interval in (bound(x), bound(x, temperature=1.0, where=torch.ones(n, dtype=torch.bool))):
-        assert interval.lower.dtype == interval.upper.dtype == dtype
-        assert_holds(interval, values)
+def test_an_interval_holds_the_truth_in_every_dtype_and_far_from_zero(bound: Callable[..., Any], dtype: torch.dtype):
+    for n, offset in some(itertools.product((1, 2, 150), (0.0, 1e4, -1e4, 1e-9)), list(BOUNDS.values()).index(bound), dtype):
+        x = (normal(3, n, scale=4.0) + offset).to(dtype)
+        x[1, :: n // 2 + 1] = x[1].amax()  # ties
+        x[2, 1:] -= 600.0
+        values = truths(x)
+        for interval in (bound(x), bound(x, temperature=1.0, where=torch.ones(n, dtype=torch.bool))):
+            assert interval.lower.dtype == interval.upper.dtype == dtype
+            assert_holds(interval, values)
 
 
 @every_bound

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
+from conftest import at_most
 from softmaxima.core.arguments import InputError
 from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
@@ -28,6 +29,7 @@ from softmaxima.lse.estimates.confidence import (
     moments,
     tail_index,
 )
+from softmaxima.lse.estimates.sources import open_source
 
 INF = math.inf
 HAS_FAISS = importlib.util.find_spec("faiss") is not None
@@ -114,6 +116,29 @@ def test_a_needle_is_no_guarantee_unless_its_height_is_known(method: str):
         assert abs(known.value - truth) <= 0.05
 
 
+@pytest.mark.parametrize("share", [4, 6, 16, 64, 256])
+def test_rare_scores_with_most_of_the_mass_are_seen_or_nothing_is_claimed(share: float):
+    """In 1000 runs: scores of which `share` are expected among those read at the first look have 69 % of the mass."""
+    x, budget, first_look = scores_of("normal", 1_000_000), 40_000, 10_000
+    rare = round(len(x) * share / first_look)
+    x[np.random.default_rng(1).choice(len(x), rare, replace=False)] = math.log(0.69 / 0.31 * np.exp(x).sum() / rare)
+    truth = truth_of(x)
+    found = [sm.estimate(x, 0.1, budget=budget, generator=seed) for seed in range(200)]
+    assert all(e.certificate in ("asymptotic", "none") for e in found)
+    claims = [e for e in found if e.certificate == "asymptotic"]
+    assert sum(not e.lower <= truth <= e.upper for e in claims) <= 0.05 * len(found)
+    assert all(e.lower <= truth for e in found if e.certificate == "none")
+    assert len(claims) == len(found) if share >= 64 else len(claims) < 0.1 * len(found)
+
+
+def test_a_score_that_is_not_read_cannot_be_known():
+    x = scores_of("normal", 1_000_000)
+    x[777_777] = math.log(0.69 / 0.31 * np.exp(x).sum())
+    found = [sm.estimate(x, 0.1, budget=40_000, generator=seed) for seed in range(20)]
+    assert any(e.certificate == "asymptotic" and e.upper < truth_of(x) for e in found)
+    assert sm.estimate(x, 0.1).certificate == "deterministic"  # a sum takes less time
+
+
 def test_terms_without_a_variance_are_refused():
     x = np.random.default_rng(0).exponential(1.0, 300_000)  # P(exp(x) > u) = 1/u
     for seed in range(20):
@@ -138,7 +163,7 @@ def test_an_estimate_stops_when_its_interval_is_narrow_enough(target: float, opt
 
 def test_more_confidence_costs_more_reads():
     x = scores_of("normal")
-    reads = [sm.estimate(x, 0.05, confidence, maximum=5.0, generator=0).evaluations for confidence in (0.5, 0.95, 0.999)]
+    reads = [sm.estimate(x, 0.05, confidence, "uniform", maximum=5.0, generator=0).evaluations for confidence in (0.5, 0.95, 0.999)]
     assert reads[0] < reads[1] < reads[2]
 
 
@@ -270,8 +295,6 @@ def test_every_kind_of_source_gives_one_answer(tmp_path: Path):
     x.tofile(tmp_path / "x.bin")
     double = np.empty(2 * len(x), np.float32)
     double[::2] = x
-    options = {"target_nats": 0.05, "generator": 0}
-    expected = sm.estimate(x, **options)
     sources = [
         tmp_path / "x.npy",
         str(tmp_path / "x.npy"),
@@ -281,10 +304,44 @@ def test_every_kind_of_source_gives_one_answer(tmp_path: Path):
         x.astype(">f4"),
         sm.InnerProduct(x[:, None], np.ones(1)),
     ]
-    for source in sources:
-        assert sm.estimate(source, **options) == expected
-    assert isinstance(expected.value, np.float64)
-    assert isinstance(sm.estimate(torch.from_numpy(x), **options).value, torch.Tensor)
+    of_arrays = sources[:-1]
+    for options, alike in (({}, of_arrays), ({"method": "uniform"}, sources), ({"budget": 40_000}, of_arrays)):
+        expected = sm.estimate(x, 0.05, generator=0, **options)
+        assert isinstance(expected.value, np.float64)
+        assert isinstance(sm.estimate(torch.from_numpy(x), 0.05, generator=0, **options).value, torch.Tensor)
+        for source in alike:
+            assert sm.estimate(source, 0.05, generator=0, **options) == expected
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+@pytest.mark.parametrize("share", [0.6, 1.0, 1.3, 1.7])
+def test_no_budget_is_too_large_for_few_scores(share: float, method: str):
+    x = scores_of("normal", 9001)
+    found = sm.estimate(x, 1e-5, method=method, budget=round(share * len(x)), generator=0)
+    assert found.evaluations <= share * len(x) + 1
+    assert found.lower <= truth_of(x) <= found.upper
+    if method == "uniform":
+        assert (found.certificate == "deterministic") == (share >= 1)
+
+
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(0, 3))
+def test_runs_are_neighbours_and_end_with_nothing(n: int, width: int, offset: int):
+    width = min(n, width)
+    x = np.arange(n + offset, dtype=np.float32)[offset:]
+    runs = -(-n // width)
+    expected = np.full(runs * width, -INF)
+    expected[:n] = x
+    found = open_source(x).runs(np.arange(runs)[::-1].copy(), width)
+    np.testing.assert_array_equal(found.numpy(), expected.reshape(runs, width)[::-1])
+
+
+def test_what_a_pass_in_memory_takes_longer_for_is_drawn():
+    x = np.zeros(1)
+    file = lambda n: np.lib.stride_tricks.as_strided(x, (n,), (0,))  # as many scores as one likes, in 8 bytes
+    assert sm.estimate(file(5_000_000), 0.1, generator=0).certificate == "deterministic"
+    drawn = sm.estimate(file(100_000_000), 0.1, maximum=0.0, generator=0)
+    assert drawn.certificate in ("finite-sample", "deterministic")
+    assert drawn.evaluations < 20_000_000
 
 
 @pytest.mark.parametrize("method", ["uniform", "stratified", "bucket", "topk_tail"])
@@ -313,12 +370,13 @@ def test_few_scores_and_none(method: str):
     assert broken.certificate == "none"
 
 
-@pytest.mark.parametrize("method", [*SAMPLED, "topk_tail", "bucket"])
+@pytest.mark.parametrize("method", [*SAMPLED, "topk_tail", "bucket", "runs"])
 @pytest.mark.parametrize("special", [INF, math.nan, -INF])
 def test_special_scores_among_many(method: str, special: float):
     x = np.full(50_000, special)
     x[::3] = 0.5
-    found = sm.estimate(x, 0.1, method=method, generator=0)
+    options = {"budget": 40_000} if method == "runs" else {"method": method}
+    found = sm.estimate(x, 0.1, generator=0, **options)
     if special == INF:
         assert (found.value, found.lower, found.upper, found.certificate) == (INF, INF, INF, "deterministic")
     elif special == -INF:
@@ -326,27 +384,29 @@ def test_special_scores_among_many(method: str, special: float):
     else:
         assert math.isnan(found.value)
         assert found.certificate == "none"
-    nothing = sm.estimate(np.full(50_000, -INF), 0.1, method=method, budget=200_000, generator=0)
+    nothing = sm.estimate(np.full(50_000, -INF), 0.1, generator=0, **{"budget": 200_000} | options)
     assert nothing.value == -INF
     assert nothing.certificate in ("none", "deterministic")
 
 
 def test_temperature_divides_the_scores_and_their_maximum():
     x = scores_of("normal")
-    plain, tempered = (
-        sm.estimate(x / 0.5, 0.05, maximum=20.0, generator=0),
-        sm.estimate(x, 0.05, maximum=10.0, temperature=0.5, generator=0),
-    )
-    assert tempered == plain
+    for options in ({}, {"method": "uniform"}, {"budget": 40_000}):
+        plain = sm.estimate(x / 0.5, 0.05, maximum=20.0, generator=0, **options)
+        tempered = sm.estimate(x, 0.05, maximum=10.0, temperature=0.5, generator=0, **options)
+        assert (tempered.certificate, tempered.evaluations) == (plain.certificate, plain.evaluations)
+        for end in ("lower", "value", "upper"):
+            assert getattr(tempered, end) == pytest.approx(getattr(plain, end), abs=1e-12)  # the bound of a run is a rounded sum
     assert sm.estimate(x, 0.05, method="bucket", temperature=0.5).value == pytest.approx(truth_of(2 * x), abs=0.05)
 
 
 def test_a_seed_repeats_and_a_generator_goes_on():
     x = scores_of("normal")
-    assert sm.estimate(x, 0.05, generator=5) == sm.estimate(x, 0.05, generator=5)
+    draw = lambda generator: sm.estimate(x, 0.05, budget=40_000, generator=generator)
+    assert draw(5) == draw(5)
     rng = np.random.default_rng(5)
-    first, second = sm.estimate(x, 0.05, generator=rng), sm.estimate(x, 0.05, generator=rng)
-    assert first == sm.estimate(x, 0.05, generator=5)
+    first, second = draw(rng), draw(rng)
+    assert first == draw(5)
     assert first.value != second.value
 
 
@@ -367,7 +427,7 @@ def table(n: int = 30_000, d: int = 16, scale: float = 0.4) -> tuple[np.ndarray,
     return scale * (centres[rng.integers(40, size=n)] + 0.7 * rng.standard_normal((n, d))), rng.standard_normal(d)
 
 
-@settings(max_examples=20)
+@at_most(20)
 @given(st.integers(1, 50), st.integers(1, 6), st.integers(0, 1000))
 def test_no_inner_product_exceeds_the_maximum_of_norms(n: int, d: int, seed: int):
     rng = np.random.default_rng(seed)
@@ -514,9 +574,10 @@ def test_gradients_of_queries_and_rows_are_exact_for_the_sample(method: str, n: 
     torch.testing.assert_close(rows.sum(0), h.detach(), atol=1e-12, rtol=0)  # Σ p̂_i = 1
 
 
-def test_the_gradient_of_scores_is_a_distribution_over_those_that_were_read():
+@pytest.mark.parametrize("options", [{}, {"method": "uniform"}, {"budget": 40_001}], ids=str)
+def test_the_gradient_of_scores_is_a_distribution_over_those_that_were_read(options: dict):
     x = torch.from_numpy(scores_of("masked")).requires_grad_()
-    found = sm.estimate(x, 0.1, generator=0)
+    found = sm.estimate(x, 0.1, generator=0, **options)
     (p,) = torch.autograd.grad(found.value, x)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-12)
     assert float(p.min()) == 0.0
@@ -573,6 +634,7 @@ def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
         (lambda x: sm.estimate(x, k=0), ValueError, r"k must be an int of at least 1, got 0"),
         (lambda x: sm.estimate(x, strata=1.5), TypeError, r"strata must be an int of at least 1, got 1.5"),
         (lambda x: sm.estimate(x, maximum=1.0), ValueError, r"maximum must be at least every score, and a score of .* was met"),
+        (lambda x: sm.estimate(x, maximum=1.0, budget=40_000), ValueError, r"a score of .* was met; raise maximum"),
         (lambda x: sm.estimate(x, method="bucket", maximum=1.0), ValueError, r"maximum must be at least every score"),
         (lambda x: sm.estimate(x[:9], maximum=-9.0), ValueError, r"maximum must be at least every score"),
         (lambda x: sm.estimate(x, method="bucket", budget=200), ValueError, r"bucket reads all n = 100000 scores.*budget of 200"),

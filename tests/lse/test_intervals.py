@@ -11,12 +11,12 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import normal
+from conftest import at_most, normal
 from softmaxima.core.arguments import SMALLEST_TEMPERATURE
 from softmaxima.lse.bounds.intervals import BOUNDS
 
@@ -129,7 +129,7 @@ def assert_between(lower: float, upper: float, row: list[float], tau: float) -> 
 
 
 @every_interval
-@settings(max_examples=40)
+@at_most(40)
 @given(case=hard_rows())
 def test_an_interval_holds_the_exact_value_at_every_magnitude(name: str, case: tuple[Tensor, float]):
     x, tau = case
@@ -143,7 +143,7 @@ def test_an_interval_holds_the_exact_value_at_every_magnitude(name: str, case: t
 
 
 @pytest.mark.parametrize("form", ["trimmed", "winsorized"])
-@settings(max_examples=40)
+@at_most(40)
 @given(case=hard_rows(), proportion=st.floats(0, 0.49), data=st.data())
 def test_a_robust_interval_holds_what_was_before_scores_were_replaced(
     form: str, case: tuple[Tensor, float], proportion: float, data: st.DataObject

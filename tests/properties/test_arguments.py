@@ -428,7 +428,7 @@ def test_modules_take_tensors_and_parameters_as_options():
 
 # Everything that draws, of a generator.
 DRAWING = {
-    "estimate": lambda generator: sm.estimate(np.linspace(0.0, 1.0, 50_000), 0.05, generator=generator).value,
+    "estimate": lambda generator: sm.estimate(np.linspace(0.0, 1.0, 50_000), 0.05, method="uniform", generator=generator).value,
     "matrix_logsumexp": lambda generator: sm.matrix_logsumexp(lambda V: V, size=300, method="lanczos", generator=generator).value,
     "median_of_means_logsumexp": lambda generator: sm.median_of_means_logsumexp(normal(1000), 9, generator=generator),
 }

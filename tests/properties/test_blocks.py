@@ -11,13 +11,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import softmaxima as sm
-from conftest import Case, normal, rows
+from conftest import Case, at_most, normal, rows
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.losses import REGISTRY as LOSSES
@@ -85,7 +85,7 @@ def test_any_split_and_any_order_give_the_whole(case: Case, x: Tensor, cuts: lis
     torch.testing.assert_close(p, case(x, temperature=tau), rtol=1e-12, atol=1e-15, equal_nan=True)
 
 
-@settings(max_examples=20)
+@at_most(20)
 @given(cuts=CUTS, shuffle=st.integers(0, 1000))
 def test_hard_rows_in_parts(case: Case, cuts: list[int], shuffle: int):
     x = torch.tensor(
@@ -115,7 +115,7 @@ def test_states_of_long_rows_are_small(case: Case):
     assert sum(values.shape[-1] if values.ndim else 1 for values in state) <= most
 
 
-@settings(max_examples=15)
+@at_most(15)
 @given(x=rows(), cuts=CUTS, shuffle=st.integers(0, 1000), tau=st.sampled_from([1.0, 0.3, "learnt"]))
 def test_derivatives_in_parts_are_those_of_the_whole(case: Case, x: Tensor, cuts: list[int], shuffle: int, tau: float | str):
     tau = torch.linspace(0.5, 2, len(x), dtype=torch.float64).unsqueeze(-1) if tau == "learnt" else tau
@@ -148,7 +148,7 @@ def test_derivatives_in_parts_are_those_of_the_whole(case: Case, x: Tensor, cuts
         )
 
 
-@settings(max_examples=15)
+@at_most(15)
 @given(x=rows(), cuts=CUTS, tau=st.sampled_from([1.0, 0.3]))
 def test_attention_may_begin_before_all_parts_are_known(case: Case, x: Tensor, cuts: list[int], tau: float):
     """What is added up under the state so far needs a factor only."""
@@ -286,7 +286,7 @@ every_loss = pytest.mark.parametrize(
 
 
 @every_loss
-@settings(max_examples=15)
+@at_most(15)
 @given(
     x=rows(masks=False),
     cuts=CUTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -13,12 +14,12 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import LossCase, normal
+from conftest import LossCase, at_most, normal, some
 from softmaxima.losses import _classification
 
 pytestmark = pytest.mark.gpu
@@ -52,11 +53,10 @@ def hard_scores(case: LossCase, classes: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-def test_loss_that_claims_so_is_not_negative(loss: LossCase, dtype: torch.dtype, smoothing: float):
+def test_loss_that_claims_so_is_not_negative(loss: LossCase, dtype: torch.dtype):
     if not loss.loss.nonnegative:
         pytest.skip("claims nothing")
-    for classes in CLASSES:
+    for smoothing, classes in some(itertools.product((0.0, 0.1, 1.0), CLASSES), loss, dtype):
         x, weight = hard_scores(loss, classes, dtype), torch.linspace(0.1, 2, classes)
         for kind, target in targets(loss, x):
             for class_weight in (None, weight):
@@ -75,18 +75,18 @@ def test_kernel_and_composition_agree(loss: LossCase, dtype: torch.dtype, monkey
     if loss.loss.on_cosines:
         x = 0.95 * x  # towards ±1 the derivative of the angle magnifies every rounding
     fusible = _classification.is_fusible
-    for _, target in targets(loss, x):
-        for options in ({}, {"weight": weight, "reduction": "sum"}, {"label_smoothing": 0.2, "reduction": "none"}):
-            results = []
-            for by_kernel in (True, False):
-                monkeypatch.setattr(_classification, "is_fusible", fusible if by_kernel else lambda *_: False)
-                scores = x.clone().requires_grad_()
-                value = loss(scores, target, **options)
-                assert value.dtype == dtype
-                results.append((value.detach(), torch.autograd.grad(value.sum(), scores)[0]))
-                torch.testing.assert_close(loss(x, target, **options), value.detach())  # the same without a gradient
-            for ours, theirs in zip(*results, strict=True):
-                torch.testing.assert_close(ours, theirs, atol=4 * APART[dtype], rtol=APART[dtype])
+    every_options = ({}, {"weight": weight, "reduction": "sum"}, {"label_smoothing": 0.2, "reduction": "none"})
+    for (_, target), options in some(itertools.product(targets(loss, x), every_options), loss, dtype):
+        results = []
+        for by_kernel in (True, False):
+            monkeypatch.setattr(_classification, "is_fusible", fusible if by_kernel else lambda *_: False)
+            scores = x.clone().requires_grad_()
+            value = loss(scores, target, **options)
+            assert value.dtype == dtype
+            results.append((value.detach(), torch.autograd.grad(value.sum(), scores)[0]))
+            torch.testing.assert_close(loss(x, target, **options), value.detach())  # the same without a gradient
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=4 * APART[dtype], rtol=APART[dtype])
 
 
 def exact(loss: LossCase, x: list[float], y: list[float]) -> mpmath.mpf | None:
@@ -178,7 +178,7 @@ def cross_entropy_cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, dict[str, Any]
     return x, target, options
 
 
-@settings(max_examples=400)
+@at_most(400)
 @given(case=cross_entropy_cases())
 def test_cross_entropy_is_that_of_torch_in_every_corner(case: tuple[Tensor, Tensor, dict[str, Any]]):
     x, target, options = case

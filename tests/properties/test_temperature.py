@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softmaxima as sm
-from conftest import INTERPRETED, ON_TRITON, TOLERANCE, Case, LossCase, normal
+from conftest import INTERPRETED, ON_TRITON, TOLERANCE, Case, LossCase, normal, some
 
 pytestmark = pytest.mark.gpu
 
@@ -54,7 +54,8 @@ def test_equal_scores_have_equal_probabilities(case: Case, dtype: torch.dtype):
     if not takes_any_size(case):
         pytest.skip("f(x/τ) may overflow")
     sizes = torch.tensor(finite(SIZES, dtype), dtype=dtype).unsqueeze(-1)
-    for tau, n in itertools.product(TEMPERATURES[:: 2 if INTERPRETED else 1], (1, 3) if INTERPRETED else (1, 2, 3, 20, 300)):
+    lengths = (1, 3) if INTERPRETED else (1, 2, 3, 20, 300)
+    for tau, n in some(itertools.product(TEMPERATURES[:: 2 if INTERPRETED else 1], lengths), case, dtype):
         alike = sizes.expand(-1, n)
         few = 4 if ON_TRITON else 2  # the mass that a threshold of the GPU kernels may leave is of 4
         rounding = torch.finfo(dtype).eps * (few + n / 4 if not case.claims.logarithmic else 2 + 2 * math.log(n))  # of n terms
@@ -74,7 +75,7 @@ def test_equal_scores_have_equal_probabilities(case: Case, dtype: torch.dtype):
 def test_constant_that_is_added_exactly_changes_nothing(case: Case, dtype: torch.dtype):
     if not case.claims.shift_invariant:
         pytest.skip("this map is not invariant")
-    for tau, shape in itertools.product(TEMPERATURES[:: 2 if INTERPRETED else 1], SHAPES):
+    for tau, shape in some(itertools.product(TEMPERATURES[:: 2 if INTERPRETED else 1], SHAPES), case, dtype):
         whole = normal(*shape, scale=5).round().clamp(-15, 15)
         # Multiples of a power of 2 of four digits, and a constant of seven.
         unit = 2.0 ** max(-20 if dtype == torch.float16 else -100, min(8, math.floor(math.log2(tau))))
@@ -93,7 +94,8 @@ def test_agrees_with_exact_differences(case: Case, dtype: torch.dtype):
         pytest.skip("x/τ is not a matter of differences")
     tolerance = TOLERANCE[dtype] * (10 if case.claims.logarithmic else 1)
     offsets = finite((0.0, 1e4, -3e6, 1e12), dtype)[:: 2 if INTERPRETED else 1]
-    for shape, tau, offset in itertools.product(SHAPES[1:3], finite((1e-30, 0.01, 0.7, 1.0, 30.0, 1e30), dtype), offsets):
+    temperatures = finite((1e-30, 0.01, 0.7, 1.0, 30.0, 1e30), dtype)
+    for shape, tau, offset in some(itertools.product(SHAPES[1:3], temperatures, offsets), case, dtype):
         x = spread(dtype, tau, offset, shape)
         expected = case.reference(differences(x, tau))
         for y in (case(x, temperature=tau), case(x.T, 0, temperature=tau).T):
@@ -157,15 +159,16 @@ def test_gradients_agree_with_exact_differences(name: str, dtype: torch.dtype):
             torch.testing.assert_close(gradient.double() * tau, expected, atol=20 * TOLERANCE[dtype], rtol=20 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("tau", [1e-60, 3e-39, 1e-6, 1e41, 1e50][:: 2 if INTERPRETED else 1])
-def test_derivatives_at_any_temperature_are_those_of_the_scores_over_it(case: Case, dtype: torch.dtype, tau: float):
+def test_derivatives_at_any_temperature_are_those_of_the_scores_over_it(case: Case, dtype: torch.dtype):
     """Of equal scores 0, whose z is 0 at every temperature; what is beyond the dtype is its largest number."""
     g = torch.tensor([[1.0, -0.5, 0.5]], dtype=dtype)
     exact = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(case(exact), exact, g.double())
     largest = torch.finfo(dtype).max
-    expected = (slope / tau).clamp(-largest, largest)
-    for temperature in (tau, torch.tensor(tau, dtype=torch.float64), torch.tensor(tau, dtype=torch.float64, requires_grad=True)):
+    number = partial(torch.tensor, dtype=torch.float64)
+    kinds = (float, number, partial(number, requires_grad=True))
+    for tau, kind in itertools.product((1e-60, 3e-39, 1e-6, 1e41, 1e50)[:: 2 if INTERPRETED else 1], kinds):
+        expected, temperature = (slope / tau).clamp(-largest, largest), kind(tau)
         x = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
         learns = isinstance(temperature, torch.Tensor) and temperature.requires_grad
         found, *of_tau = torch.autograd.grad(case(x, temperature=temperature), (x, temperature) if learns else x, g)
@@ -289,9 +292,8 @@ def test_one_score_has_all_the_mass(case: Case, dtype: torch.dtype):
 def test_row_with_infinity_or_nan_is_nan(case: Case, dtype: torch.dtype):
     if not takes_any_size(case):
         pytest.skip("f(x/τ) may overflow")
-    for shape, dim, tau, value in itertools.product(
-        SHAPES, (0, 1), (1.0, 0.7, 1e-38, 1e38)[:: 2 if INTERPRETED else 1], (INF, math.nan)
-    ):
+    temperatures = (1.0, 0.7, 1e-38, 1e38)[:: 2 if INTERPRETED else 1]
+    for shape, dim, tau, value in some(itertools.product(SHAPES, (0, 1), temperatures, (INF, math.nan)), case, dtype):
         x = normal(*shape, dtype=dtype)
         x.select(1 - dim, 1)[1] = value
         out = case(x, dim, temperature=tau)

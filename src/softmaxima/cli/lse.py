@@ -50,7 +50,9 @@ def lse(
     ] = None,
     estimate: Annotated[
         float | None,
-        Parameter(help="Do not sum: draw scores until log Σ exp(x/τ) is known to within this many nats. NPY and raw memory only."),
+        Parameter(
+            help="Draw scores until log Σ exp(x/τ) is known to within this many nats, or sum where that is faster. NPY, raw memory."
+        ),
     ] = None,
     confidence: Annotated[float | None, Parameter(help="Of --estimate: how often its interval is to hold the truth; 0.95.")] = None,
     maximum: Annotated[
@@ -200,7 +202,8 @@ def estimate_file(
 CERTIFICATES = {
     "deterministic": "the sum is inside",
     "finite-sample": "the sum is inside with {confidence:.4g} % confidence, if no score exceeds --maximum",
-    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless large scores are rare; a --maximum guarantees it",
+    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless scores rarer than {rare:.2g} in {evaluations} have "
+    "much of it; a --maximum guarantees it",
     "none": "the draws may have missed the largest scores; a known --maximum would guarantee an interval",
 }
 
@@ -220,7 +223,10 @@ def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
     say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{odd}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
-        meaning = CERTIFICATES[facts["certificate"]].format(confidence=100 * facts["confidence"])
+        confidence, evaluations = facts["confidence"], facts["evaluations"]
+        meaning = CERTIFICATES[facts["certificate"]].format(
+            confidence=100 * confidence, rare=-math.log(1 - confidence), evaluations=evaluations
+        )
         say(f"interval        {facts['lower']!r} to {facts['upper']!r}")
         say(f"certificate     {facts['certificate']}: {meaning}")
         return

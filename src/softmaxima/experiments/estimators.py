@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from softmaxima.core.arguments import InputError
-from softmaxima.lse import Estimate, InnerProduct, estimate, inner_product_index
+from softmaxima.lse import Estimate, InnerProduct, estimate, file_logsumexp, inner_product_index, logsumexp
 from softmaxima.lse.estimates.sources import BLOCK
 
 N = 200_000
@@ -110,6 +113,107 @@ def normal_file(path: str | Path, n: int = 10**9, seed: int = 0) -> Subject:
         raise InputError(f"normal_file: {path} holds {scores.dtype} of shape {scores.shape}, not float32 of ({n},); delete it")
     total = sum(float(np.exp(scores[start : start + BLOCK], dtype=np.float64).sum()) for start in starts)
     return Subject(scores, float(np.log(total)), ("uniform",))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of the sum and of the estimate of one source, the least of several runs in turns, and what the estimate said."""
+
+    source: str
+    scores: int
+    target: float
+    summed: float
+    estimated: float
+    evaluations: int
+    certificate: str
+    error: float
+
+
+def measure_times(
+    folder: str | Path, sizes: Sequence[int] = (10**6, 10**7, 10**8), targets: Sequence[float] = (0.01, 0.001), *, runs: int = 7
+) -> list[Timing]:
+    """N(0, 1) scores in float32, in memory, in a file that is in memory or is not, and as inner products: what a sum takes there.
+
+    On one thread: several wait for each other on a busy machine.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     timings = measure_times(folder, (10_000,), (0.1,), runs=1)
+    >>> [(timing.source, timing.certificate) for timing in timings[:2]]
+    [('in memory', 'deterministic'), ('file in memory', 'deterministic')]
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return list(_measured_times(Path(folder), sizes, targets, runs))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured_times(folder: Path, sizes: Sequence[int], targets: Sequence[float], runs: int) -> Iterator[Timing]:
+    for n in sizes:
+        path = folder / f"normal-{n}.npy"
+        truth = normal_file(path, n).truth
+        scores = np.load(path)
+        yield from _timings("in memory", n, truth, lambda x=scores: logsumexp(x), lambda x=scores: x, targets, runs)
+        del scores
+        for name, forgotten in (("file in memory", False), ("file on disk", True)):
+
+            def source(path: Path = path, forgotten: bool = forgotten) -> Path:
+                if forgotten:
+                    forget(path)
+                return path
+
+            yield from _timings(name, n, truth, lambda source=source: file_logsumexp(source()).value, source, targets, runs)
+        path.unlink()
+    d = 64
+    for n in sizes[:-1]:
+        rng = np.random.default_rng(0)
+        rows, query = rng.standard_normal((n, d), dtype=np.float32), (rng.standard_normal(d) / math.sqrt(d)).astype(np.float32)
+        products = InnerProduct(rows, query)
+        truth = float(logsumexp((rows @ query).astype(np.float64)))
+        pair = (lambda rows=rows, query=query: logsumexp(rows @ query)), (lambda products=products: products)
+        yield from _timings(f"inner products of {d}", n, truth, *pair, targets, runs)
+
+
+def forget(path: Path) -> None:
+    """Drop a file from the page cache, which needs no privileges on Linux."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+
+
+def _timings(
+    name: str, n: int, truth: float, total: Callable[[], Any], source: Callable[[], Any], targets: Sequence[float], runs: int
+) -> Iterator[Timing]:
+    for target in targets:
+        summed, estimated = [], []
+        found: list[Estimate] = []
+        for seed in range(runs):
+            summed.append(_seconds(total))
+            x = source()
+            estimated.append(
+                _seconds(lambda x=x, target=target, seed=seed, found=found: found.append(estimate(x, target, generator=seed)))
+            )
+        yield Timing(
+            source=name,
+            scores=n,
+            target=target,
+            summed=min(summed),
+            estimated=min(estimated),
+            evaluations=int(np.median([e.evaluations for e in found])),
+            certificate=Counter(e.certificate for e in found).most_common(1)[0][0],
+            error=float(np.median([abs(float(e.value) - truth) for e in found])),
+        )
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 def measure(

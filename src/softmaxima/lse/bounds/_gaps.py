@@ -209,6 +209,8 @@ def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> Gaps
 
 def quotient(x: Tensor, tau: Tensor | float) -> Tensor:
     """x/τ, at most the largest number where x is finite."""
+    if not isinstance(tau, Tensor) and tau == 1.0:
+        return x
     return torch.where(x.isfinite(), (x / tau).clamp(-LARGEST, LARGEST), x)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,8 +18,27 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_count
 from softmaxima.core.randomness import Randomness, as_seed
+from softmaxima.lse.bounds._gaps import quotient
+from softmaxima.lse.logsumexp import row_logsumexp
+from softmaxima.lse.streams.state import of_pieces
 
-BLOCK = 1 << 22  # scores that are in memory at once during a pass
+BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
+
+# Nanoseconds, measured on one core of a server whose disk gives 2 GB/s; docs/logsumexp.md has what comes of them.
+SCORE = 0.5  # to sum a score
+SCORE_OF_RUN = 3.5  # the same of a run at a random place
+PRODUCT = 0.5  # to multiply and add a number of an inner product
+PRODUCT_OF_ROW = 1.5  # the same of a row at a random place
+DRAW = 400.0  # to find a random place, and what is computed of it
+FILE_BYTE = 0.6  # to read a byte of a file in order
+FILE_PAGE = 20_000.0  # to read a page of a file at a random place, many at a time
+
+
+class Times(NamedTuple):
+    """Nanoseconds of a score in a pass over all, and of a draw."""
+
+    score: float
+    draw: float
 
 
 class Source(Protocol):
@@ -38,6 +59,14 @@ class Source(Protocol):
         """All scores in order, a block at a time, as `select` gives them."""
         ...
 
+    def total(self, tau: float) -> tuple[Tensor, float]:
+        """(log Σ exp(x_i/τ), the largest x_i/τ) of all, the first in float64 and for autograd to follow."""
+        ...
+
+    def times(self, width: int) -> Times:
+        """What a pass takes, and what a draw of so many neighbours does."""
+        ...
+
     @property
     def differentiable(self) -> bool:
         """Whether autograd wants to follow."""
@@ -55,6 +84,53 @@ def open_source(source: Any) -> Source:
     return ArraySource(source)
 
 
+def _total_of_blocks(blocks: Iterator[Tensor], tau: float) -> tuple[Tensor, float]:
+    largest, sums = -math.inf, [torch.tensor(-math.inf, dtype=torch.float64)]
+    for block in blocks:
+        z = quotient(block, tau)
+        largest = max(largest, float(z.detach().max()))
+        sums.append(row_logsumexp(z, 1.0, None))
+    return row_logsumexp(torch.stack([part.to(sums[-1].device) for part in sums]), 1.0, None), largest
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """A file that is mapped into memory: entry i begins `start + i·step` bytes into it."""
+
+    file: mmap.mmap
+    start: int
+    step: int
+
+    def expect(self, first: np.ndarray, count: int) -> None:
+        """Ask for the pages of entries that will be read: the disk brings many at a time in the time of a few."""
+        if not hasattr(mmap, "MADV_WILLNEED"):  # Windows
+            return
+        begins = (self.start + first * self.step) // mmap.PAGESIZE * mmap.PAGESIZE
+        ends = np.minimum(self.start + (first + count) * self.step, len(self.file))
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            self.file.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
+
+def _mapping(x: Any, entries: Tensor) -> _Mapping | None:
+    """The file that an array lies in, if it lies in one and `entries` shares its memory."""
+    base = x
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, mmap.mmap):
+        return None
+    start = entries.data_ptr() - np.frombuffer(base, np.uint8).ctypes.data
+    inside = 0 <= start < len(base)
+    return _Mapping(base, start, entries.stride(0) * entries.element_size()) if inside else None
+
+
+def _with_file(file: _Mapping | None, width: int, memory: Times) -> Times:
+    """With what a file adds where it is not in memory yet; a draw is `width` scores."""
+    if file is None:
+        return memory
+    pages = math.ceil(width * file.step / mmap.PAGESIZE)
+    return Times(memory.score + FILE_BYTE * file.step, memory.draw + FILE_PAGE * pages)
+
+
 class ArraySource:
     """The scores of a one-dimensional array or tensor, which may lie in a file. Nothing is copied."""
 
@@ -68,7 +144,7 @@ class ArraySource:
             raise ValueError(f"estimate: scores must have one axis, got shape {tuple(scores.shape)}; call .reshape(-1)")
         self.like = x
         self.n = len(scores)
-        self._scores = scores
+        self._scores, self._file = scores, _mapping(x, scores)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -78,10 +154,34 @@ class ArraySource:
         return scores
 
     def select(self, indices: np.ndarray) -> Tensor:
-        return self._scores.index_select(0, torch.from_numpy(indices).to(self._scores.device)).double()
+        return self.runs(indices, 1).squeeze(1)
+
+    def runs(self, numbers: np.ndarray, width: int) -> Tensor:
+        """The runs of `width` neighbours of these numbers, as `select` gives them, [runs, width]; −∞ after the last score."""
+        if self._file is not None:
+            self._file.expect(numbers * width, width)
+        whole = self.n // width
+        places = torch.from_numpy(numbers).to(self._scores.device)
+        table = self._scores[: whole * width].unflatten(0, (whole, width))
+        found = table.index_select(0, places.clamp(max=whole - 1)).double()
+        if bool((last := places == whole).any()):
+            rest = self._scores[whole * width :].double()
+            found[last] = torch.nn.functional.pad(rest, (0, width - len(rest)), value=-math.inf)
+        return found
+
+    def times(self, width: int) -> Times:
+        if self._scores.device.type != "cpu":
+            return Times(0.0, DRAW)  # a pass ends before the first draws do
+        return _with_file(self._file, width, Times(SCORE, DRAW + SCORE_OF_RUN * width))
 
     def blocks(self) -> Iterator[Tensor]:
         return (block.double() for block in self._scores.split(BLOCK)) if self.n else iter(())
+
+    def total(self, tau: float) -> tuple[Tensor, float]:
+        if self.differentiable or self._scores.device.type != "cpu":
+            return _total_of_blocks(self.blocks(), tau)
+        state = of_pieces([self._scores] if self._scores.is_floating_point() else self.blocks(), tau, False)
+        return torch.tensor(float(state.value), dtype=torch.float64), float(state.maximum)
 
     @property
     def differentiable(self) -> bool:
@@ -99,9 +199,10 @@ class Cells(NamedTuple):
 class _Table:
     """The rows W [n, d] with what is computed from them once, whatever the query."""
 
-    def __init__(self, rows: Tensor, index: Any) -> None:
+    def __init__(self, rows: Tensor, index: Any, file: _Mapping | None) -> None:
         self.rows = rows
         self.index = index
+        self.file = file
 
     @cached_property
     def largest_norm(self) -> float:
@@ -158,7 +259,7 @@ class InnerProduct:
             raise ValueError(f"InnerProduct: W must be floating point of shape [n, d], got {rows.dtype} of {tuple(rows.shape)}")
         if index is not None:
             _check_index(index, rows)
-        self._table = _Table(rows, index)
+        self._table = _Table(rows, index, _mapping(W, rows))
         self._set_query(h)
 
     def with_query(self, h: Any) -> InnerProduct:
@@ -210,12 +311,23 @@ class InnerProduct:
 
     def select(self, indices: np.ndarray) -> Tensor:
         rows = self._table.rows
+        if self._table.file is not None:
+            self._table.file.expect(indices, 1)
         return rows.index_select(0, torch.from_numpy(indices).to(rows.device)).double() @ self._query.double()
 
     def blocks(self) -> Iterator[Tensor]:
         height = max(1, BLOCK // max(1, self._table.rows.shape[1]))
         query = self._query.double()
         return (block.double() @ query for block in self._table.rows.split(height)) if self.n else iter(())
+
+    def total(self, tau: float) -> tuple[Tensor, float]:
+        return _total_of_blocks(self.blocks(), tau)
+
+    def times(self, width: int) -> Times:
+        d = self._table.rows.shape[1]
+        if self._table.rows.device.type != "cpu":
+            return Times(0.0, DRAW)
+        return _with_file(self._table.file, width, Times(SCORE + PRODUCT * d, DRAW + PRODUCT_OF_ROW * d))
 
     def search(self, k: int) -> np.ndarray:
         """The rows that the index finds for the k largest scores; some may be missing."""
