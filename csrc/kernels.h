@@ -37,6 +37,14 @@ struct SoftmaximaBackward {
     void* out;             // [outer, n, inner]
 };
 
+// s times cosines that a margin has moved: c − m y, or cos(arccos c + m y) and −2 − that past θ = π − m y, where y is the target
+// without its smoothing.
+struct SoftmaximaMargin {
+    double scale;     // s, 0 where there is no margin
+    double size;      // m
+    int64_t angular;  // whether it is added to the angle
+};
+
 // values = w · (U·V(x) + Ω(y) − ⟨u, x⟩) and out = w · (U·p − u), where V has the gradient p. For cross-entropy u is y times the
 // class weights, U its sum over the classes that are not −∞, and Ω is left out; for Fenchel–Young losses u = y and U = 1.
 struct SoftmaximaLoss {
@@ -49,6 +57,7 @@ struct SoftmaximaLoss {
     int64_t fenchel;  // whether this is a Fenchel–Young loss
     double* values;   // [outer, inner]
     void* out;        // [outer, n, inner], null where no gradient is wanted
+    SoftmaximaMargin margin;  // of the scores of softmax_loss, of dtype 0 or 1, whose `scale` above includes s
 };
 
 // The loss of softmax over a part of each row's scores, which is where its probabilities p [outer, n, inner] are not 0. `out` may be
@@ -56,15 +65,6 @@ struct SoftmaximaLoss {
 struct SoftmaximaSelectedLoss {
     SoftmaximaLoss loss;
     const void* p;
-};
-
-// softmax_loss of `scale` times cosines that a margin has moved: c − m y, or cos(arccos c + m y) and −2 − that past θ = π − m y, where
-// y is the target without its smoothing. The scale in `loss` includes this one. dtype 0 or 1.
-struct SoftmaximaMarginLoss {
-    SoftmaximaLoss loss;
-    double margin;  // m
-    double scale;
-    int64_t angular;  // whether it is added to the angle
 };
 
 // What a state of logsumexp is made of, of each row.
@@ -118,7 +118,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 6
+#define SOFTMAXIMA_INTERFACE 7
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

@@ -48,44 +48,6 @@ struct Selected {
     }
 };
 
-// A cosine with a margin, and its derivative.
-struct Moved {
-    double value, slope;
-};
-
-// `smallest` is what is added to sin² where that is 0, whose root has no derivative.
-inline Moved moved(double cosine, double margin, bool angular, double smallest) {
-    if (!angular) return {cosine - margin, 1};
-    const bool inside = std::fabs(cosine) <= 1;
-    const double c = inside ? cosine : cosine > 0 ? 1.0 : cosine < 0 ? -1.0 : cosine;
-    const double square = (1 - c) * (1 + c), root = std::sqrt(square > 0 ? square : smallest), sine = square > 0 ? root : 0.0;
-    const double of_cosine = std::cos(margin), of_sine = std::sin(margin);
-    const double value = c * of_cosine - sine * of_sine, slope = inside ? of_cosine + c / root * of_sine : 0.0;
-    if (c >= -of_cosine) return {value, slope};
-    return {-2 - value, -slope};
-}
-
-template <class T>
-bool margin_row(const SoftmaximaMarginLoss* call, const Row<T>& row, const T* soft, Scratch<T>& scratch) {
-    T* scores = scratch.candidates.at_least(row.n);
-    if (!scores) return false;
-    const int64_t label = soft ? -1 : call->loss.labels[row.index];
-    const auto move = [&](int64_t c) {
-        return moved(double(row.x[c]), soft ? call->margin * double(soft[c]) : call->margin, call->angular != 0, std::numeric_limits<T>::epsilon());
-    };
-    const double scale = call->scale;
-    for (int64_t c = 0; !soft && c < row.n; ++c) scores[c] = row.x[c] * T(scale);
-    for (int64_t c = 0; soft && c < row.n; ++c) scores[c] = T(move(c).value * scale);
-    if (label >= 0) scores[label] = T(move(label).value * scale);
-    Row<T> with_margin = row;
-    with_margin.x = scores;
-    if (!row_loss(&call->loss, Softmax<T, Kind::softmax>{}, with_margin, soft, scratch)) return false;
-    if (!row.out) return true;
-    for (int64_t c = 0; soft && c < row.n; ++c) row.out[c] = T(double(row.out[c]) * move(c).slope);
-    if (label >= 0) row.out[label] = T(double(row.out[label]) * move(label).slope);
-    return true;
-}
-
 // body(null pointer of float or double) as a status.
 template <class Body>
 int with_wide_dtype(int64_t dtype, const Body& body) {
@@ -111,20 +73,9 @@ int selected_loss(const SoftmaximaSelectedLoss* call) {
     });
 }
 
-int margin_loss(const SoftmaximaMarginLoss* call) {
-    return with_wide_dtype(call->loss.rows.dtype, [=](auto type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const T* inputs[] = {static_cast<const T*>(call->loss.soft)};
-        return for_each_whole_row<T>(call->loss.rows, inputs, 1, call->loss.out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<T>& scratch) {
-            return margin_row(call, row, others[0], scratch);
-        });
-    });
-}
-
 }  // namespace SOFTMAXIMA_ISA
 
 SOFTMAXIMA_KERNEL(selected_loss, SelectedLoss)
-SOFTMAXIMA_KERNEL(margin_loss, MarginLoss)
 SOFTMAXIMA_KERNEL(softmax_loss, Loss)
 SOFTMAXIMA_KERNEL(elastic_softmax_loss, Loss)
 SOFTMAXIMA_KERNEL(sparsemax_loss, Loss)

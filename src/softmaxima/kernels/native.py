@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-INTERFACE = 6  # the version that csrc/kernels.h states
+INTERFACE = 7  # the version that csrc/kernels.h states
 Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -72,14 +72,16 @@ class Loss(NamedTuple):
     out: int
 
 
+class Margin(NamedTuple):
+    """A margin on cosines, whose scale is 0 where there is none."""
+
+    scale: float = 0.0
+    size: float = 0.0
+    angular: int = 0
+
+
 class SelectedLoss(NamedTuple):
     p: int
-
-
-class MarginLoss(NamedTuple):
-    margin: float
-    scale: float
-    angular: int
 
 
 class State(NamedTuple):
@@ -137,7 +139,7 @@ def _packer(*structures: type[Any]) -> Callable[..., bytes]:
 
 
 _FORWARD, _BACKWARD, _STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
-_LOSS, _SELECTED_LOSS, _MARGIN_LOSS = _packer(Rows, Loss), _packer(Rows, Loss, SelectedLoss), _packer(Rows, Loss, MarginLoss)
+_LOSS, _SELECTED_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, SelectedLoss)
 _WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 
 
@@ -550,15 +552,17 @@ def loss(
     scale: float,
     fenchel: bool,
     gradient: bool,
+    margin: Margin = Margin(),
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss of each row [...] in double, `scale` times its gradient by x).
 
-    The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype.
+    The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype. A margin is
+    one of softmax's loss, in float64 or float32, of cosines x.
     """
     rows, layout, _kept = _read(x, 1.0, None, theta)
     out = layout.empty(x) if gradient else None
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, out)
-    _run(kernel.functions.loss, _LOSS(*rows, *own))
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale * (margin.scale or 1.0), fenchel, layout, out)
+    _run(kernel.functions.loss, _LOSS(*rows, *own, *margin))
     return values, out
 
 
@@ -605,29 +609,8 @@ def selected_loss(
     p = forward(selection, x, 1.0, None, theta)
     rows, layout, _kept = _read(x, 1.0, None)
     own, values, _held = _loss(x, target, class_weight, smoothing, scale, False, layout, p if gradient else None)
-    _run(_function("selected_loss"), _SELECTED_LOSS(*rows, *own, *SelectedLoss(p=p.data_ptr())))
+    _run(_function("selected_loss"), _SELECTED_LOSS(*rows, *own, *Margin(), *SelectedLoss(p=p.data_ptr())))
     return values, p if gradient else None
-
-
-def margin_loss(
-    x: Tensor,
-    target: Tensor,
-    *,
-    margin: float,
-    angular: bool,
-    cosine_scale: float,
-    class_weight: Tensor | None,
-    smoothing: float,
-    scale: float,
-    gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`loss` of softmax of scaled cosines x in float64 or float32, the target's less a margin or with a larger angle."""
-    rows, layout, _kept = _read(x, 1.0, None)
-    out = layout.empty(x) if gradient else None
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale * cosine_scale, False, layout, out)
-    moved = MarginLoss(margin=margin, scale=cosine_scale, angular=int(angular))
-    _run(_function("margin_loss"), _MARGIN_LOSS(*rows, *own, *moved))
-    return values, out
 
 
 def quantized(

@@ -21,6 +21,7 @@ from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
+from softmaxima.maps.softmax import SOFTMAX
 
 # A margin is below the largest difference of two cosines, or of two angles.
 COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, "a number in [0, 2)")
@@ -76,7 +77,8 @@ def margin_loss(
     def composite(batch: Batch) -> Tensor:
         return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
 
-    losses = native_only(batch, partial(native.margin_loss, margin=margin, angular=angular, cosine_scale=scale))
+    of_cosines = partial(native.loss, SOFTMAX.kernel, theta=(), fenchel=False, margin=native.Margin(scale, margin, int(angular)))
+    losses = native_only(batch, of_cosines)
     return batch.evaluate(losses, composite, wide=True)
 
 
