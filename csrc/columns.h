@@ -53,6 +53,9 @@ struct alignas(LINE) Columns {
         return buffer;
     }
 
+    // x of the i-th score of row j, −∞ where it does not count.
+    C score(int64_t i, int64_t j) const { return !mask_ || mask_[i * inner_ + j] ? widen(x_[i * inner_ + j]) : nothing; }
+
     // The largest x of each row.
     void find_top(bool rectified) {
         alignas(LINE) C buffer[WIDTH];
@@ -240,9 +243,6 @@ struct alignas(LINE) Columns {
 
     // z of the largest x.
     [[gnu::always_inline]] inline double z_top(int64_t j) const { return double(top[j]) - anchor_[j]; }
-
-    // x of the i-th score of row j, −∞ where it does not count.
-    C score(int64_t i, int64_t j) const { return !mask_ || mask_[i * inner_ + j] ? widen(x_[i * inner_ + j]) : nothing; }
 
     // body(lane) for those that hold a row.
     template <class Body>

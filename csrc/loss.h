@@ -14,10 +14,10 @@ struct Moved {
 };
 
 struct Margin {
-    double scale, size, of_cosine, of_sine;
+    double scale, size, limit, of_cosine, of_sine;
     bool angular;
 
-    explicit Margin(const SoftmaximaMargin& margin) : scale(margin.scale), size(margin.size), angular(margin.angular != 0) { set(1); }
+    explicit Margin(const SoftmaximaMargin& margin) : scale(margin.scale), size(margin.size), limit(margin.limit), angular(margin.angular != 0) { set(1); }
 
     explicit operator bool() const { return scale != 0; }
 
@@ -171,6 +171,10 @@ constexpr bool has_sink = false;
 template <class T>
 constexpr bool has_sink<Softmax<T, Kind::elastic>> = true;
 
+// Whether no value is below 0.
+template <class Kernel>
+constexpr bool is_nonnegative = true;
+
 // `top` is M, and `conjugate` v.
 template <class Kernel, class T>
 Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate) {
@@ -188,7 +192,7 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
         if (missing > 0 && *row.theta > NOTHING) regulariser += missing * (std::log(missing) + (top == NOTHING ? 0.0 : top) - *row.theta);
     }
     double value = mass * conjugate + regulariser + sums.distance;
-    if (target.fenchel && value < 0) {
+    if (is_nonnegative<Kernel> && target.fenchel && value < 0) {
         // No less than 0 for a distribution: only rounding, here and of a target that sums to 1 no better, may have taken it there.
         const double rounding = std::fabs(1 - sums.total) + 0x1p-40;
         if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
@@ -197,6 +201,17 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
     if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
     const double factor = sums.weight * call->scale;
     return {value, factor * mass, factor};
+}
+
+// The values of share_of for rows of labels that have all of the target, without weights.
+template <class C, int64_t WIDTH>
+void share_of_labels(const double (&conjugate)[WIDTH], const C* top, const C* scores, bool fenchel, double* values) {
+#pragma omp simd
+    for (int64_t j = 0; j < WIDTH; ++j) {
+        const double distance = (double(top[j]) == NOTHING ? 0.0 : double(top[j])) - double(scores[j]), value = conjugate[j] + distance;
+        const bool rounded = fenchel && value < 0 && value >= -0x1p-40 * (1 + std::fabs(conjugate[j]) + distance);
+        values[j] = rounded ? 0.0 : value;
+    }
 }
 
 template <class T>
@@ -231,9 +246,10 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
 
     part.weight = share.weight;
     if (target.one_hot()) {
-        if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
         const int64_t c = target.label;
-        if (row.score(c) > NOTHING) narrow(share.weight * kernel.probability(row, c, part) - share.factor * target.u(c), row.out[c]);
+        const double p = kernel.probability(row, c, part);
+        if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
+        if (row.score(c) > NOTHING) narrow(share.weight * p - share.factor * target.u(c), row.out[c]);
         return true;
     }
     if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;
@@ -271,13 +287,20 @@ bool margin_row_loss(const SoftmaximaLoss* call, const Kernel& kernel, Margin ma
         if (soft) margin.set(double(soft[c]));
         return margin(row.x[c]);
     };
-    const T scale = T(margin.scale);
-    for (int64_t c = 0; !soft && c < row.n; ++c) scores[c] = row.x[c] * scale;
+    const T scale = T(margin.scale), *x = row.x;
+    T largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < row.n; ++c) {
+        const T size = std::fabs(x[c]);
+        largest = size > largest ? size : largest;
+        scores[c] = x[c] * scale;
+    }
     for (int64_t c = 0; soft && c < row.n; ++c) scores[c] = T(moved(c).score);
     if (label >= 0) scores[label] = T(moved(label).score);
     Row<T> with_margin = row;
     with_margin.x = scores;
     if (!row_loss(call, kernel, with_margin, soft, scratch)) return false;
+    if (double(largest) > margin.limit) call->values[row.index] = NOTHING;
     if (!row.out) return true;
     for (int64_t c = 0; soft && c < row.n; ++c) row.out[c] = T(double(row.out[c]) * moved(c).slope);
     if (label >= 0) row.out[label] = T(double(row.out[label]) * moved(label).slope);
@@ -343,47 +366,73 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
     const SoftmaximaRows& rows = call->rows;
     const T* soft = static_cast<const T*>(call->soft);
     const Margin margin(call->margin);
-    const auto moved = [=](int64_t index) { return margin(C(target_of<T>(call, row_of<T>(rows, index, nullptr), nullptr).score)); };
+    const bool one_hot = call->labels && call->smoothing == 0;
+    const auto cosine = [=](int64_t index) { return widen(row_of<T>(rows, index, nullptr).x[call->labels[index]]); };
     const auto change = [=](C* tile, int64_t index, int64_t width) {
         if (!margin) return;
+        C largest[WIDTH] = {};
         const C scale = C(margin.scale);
-        for (int64_t i = 0; i < rows.n * WIDTH; ++i) tile[i] *= scale;
-        for (int64_t j = 0; j < width; ++j)
-            if (const int64_t label = call->labels[index + j]; label >= 0) tile[label * WIDTH + j] = C(moved(index + j).score);
+        for (int64_t i = 0; i < rows.n; ++i) {
+            C* line = tile + i * WIDTH;
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                const C size = std::fabs(line[j]);
+                largest[j] = size > largest[j] ? size : largest[j];
+                line[j] *= scale;
+            }
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            call->values[index + j] = double(largest[j]);  // which the body looks at
+            if (const int64_t label = call->labels[index + j]; label >= 0) tile[label * WIDTH + j] = C(margin(cosine(index + j)).score);
+        }
     };
     const auto body = [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
         typename AsColumns<Kernel>::type kernel(columns);
         if (!kernel.prepare(out, step, scratch)) return false;
-        double weight[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
-        Share shares[WIDTH];
+        const int64_t width = columns.width();
+        const int64_t* labels = call->labels ? call->labels + index : nullptr;
+        double values[WIDTH], weight[WIDTH] = {}, factor[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
+        C scores[WIDTH] = {};
+        for (int64_t j = 0; one_hot && j < width; ++j) scores[j] = columns.score(labels[j] < 0 ? 0 : labels[j], j);
+#pragma omp simd
+        for (int64_t j = 0; j < WIDTH; ++j) distance[j] = gap(scores[j], double(columns.top[j]), 1.0);
         const auto row_at = [&](int64_t j) { return row_of<T>(rows, index + j, nullptr); };
-        const auto target_at = [&](const Row<T>& row) {
-            Target<T> target = target_of(call, row, soft ? soft + row.index * row.n : nullptr);
-            if (margin && !target.left_out()) target.score = C(margin(target.score).score);
-            return target;
-        };
-        for (int64_t j = 0; j < columns.width(); ++j) {
-            const Row<T> row = row_at(j);
-            const Target<T> target = target_at(row);
-            const double top = double(columns.top[j]);
-            shares[j] = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, top, kernel.conjugate[j]);
-            call->values[row.index] = shares[j].value;
-            weight[j] = shares[j].weight;
-            if (target.one_hot()) distance[j] = gap(target.score, top, row.scale);
+        const auto target_at = [&](const Row<T>& row) { return target_of(call, row, soft ? soft + row.index * row.n : nullptr); };
+        if (one_hot && !call->class_weight) {
+            share_of_labels(kernel.conjugate, columns.top, scores, call->fenchel != 0, values);
+            for (int64_t j = 0; j < width; ++j) {
+                values[j] = labels[j] < 0 ? 0.0 : values[j];
+                weight[j] = factor[j] = labels[j] < 0 ? 0.0 : call->scale;
+            }
+        } else {
+            for (int64_t j = 0; j < width; ++j) {
+                const Row<T> row = row_at(j);
+                Target<T> target = target_at(row);
+                if (one_hot) target.score = scores[j];
+                const Share share = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, double(columns.top[j]), kernel.conjugate[j]);
+                values[j] = share.value;
+                weight[j] = share.weight;
+                factor[j] = share.factor;
+            }
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            double& value = call->values[index + j];
+            value = margin && value > margin.limit ? NOTHING : values[j];
         }
         if (!out) return true;
         kernel.emit(weight, out, step);
         kernel.probabilities(distance, of_label);
-        for (int64_t j = 0; j < columns.width(); ++j) {
-            const Row<T> row = row_at(j);
-            const Target<T> target = target_at(row);
-            if (target.left_out()) {
-                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = 0;
-            } else if (target.one_hot()) {
-                const double slope = margin ? moved(row.index).slope : 1.0, p = of_label[j];
-                if (double(target.score) > NOTHING) out[target.label * step + j] = C((weight[j] * p - shares[j].factor * target.u(target.label)) * slope);
+        for (int64_t j = 0; j < width; ++j) {
+            if (labels && labels[j] < 0) {
+                for (int64_t c = 0; c < rows.n; ++c) out[c * step + j] = 0;
+            } else if (one_hot) {
+                const int64_t c = labels[j];
+                const double u = call->class_weight && !call->fenchel ? call->class_weight[c] : 1.0, slope = margin ? margin(cosine(index + j)).slope : 1.0;
+                if (double(scores[j]) > NOTHING) out[c * step + j] = C((weight[j] * of_label[j] - factor[j] * u) * slope);
             } else {
-                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, shares[j].factor));
+                const Row<T> row = row_at(j);
+                const Target<T> target = target_at(row);
+                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, factor[j]));
             }
         }
         return true;
