@@ -482,7 +482,7 @@ def backward(
 
 
 def backward_of_labels(kernel: Kernel, p: Tensor, g: Tensor, labels: Tensor, x: Tensor | None, theta: Theta) -> Tensor:
-    """∂ Σ g p_label/∂x for p = map(x), one label [...] a row, negative for none, in the place of p; of the package's own kernels."""
+    """∂ Σ g p_label/∂x for p = map(x), one label a row, negative for none; takes p's place. Of the package's own kernels."""
     layout, p_read, _ = _layout(p)
     labels, g, x_read = in_memory(labels), in_memory(g), None if x is None else layout.to_memory(x)
     rows, _kept = _rows(p, layout, _address(x_read), layout.n, 1.0, None, theta)
