@@ -262,9 +262,15 @@ constexpr int64_t SHORT = 128, SEVERAL = 16;
 
 inline bool are_short(const SoftmaximaRows& rows) { return rows.inner == 1 && rows.n <= SHORT && rows.outer >= SEVERAL; }
 
-// The same for short rows; the columns are of C, and so are the results, which are then written as rows.
-template <class T, class Body>
-bool for_each_short_rows(const SoftmaximaRows& rows, T* out, double nanoseconds, const Body& body) {
+struct Unchanged {
+    template <class C>
+    void operator()(C*, int64_t, int64_t) const {}
+};
+
+// The same for short rows; the columns are of C, and so are the results, which are then written as rows. change(scores [n, WIDTH],
+// index of the first row, rows) comes before the body.
+template <class T, class Body, class Change = Unchanged>
+bool for_each_short_rows(const SoftmaximaRows& rows, T* out, double nanoseconds, const Body& body, const Change& change = {}) {
     using C = compute_t<T>;
     constexpr int64_t WIDTH = Columns<C>::WIDTH, LINES = 8;
     const int64_t n = rows.n, size = n * WIDTH;
@@ -288,6 +294,7 @@ bool for_each_short_rows(const SoftmaximaRows& rows, T* out, double nanoseconds,
             }
             transpose(from, direct ? rows.stride : n, lines, n, tile + r, WIDTH);
         }
+        change(tile, first, width);
         C* results = out ? tile + size : nullptr;
         Columns<C> columns(tile, nullptr, n, WIDTH, width, rows, first);
         if (!body(columns, results, WIDTH, first, scratch)) return false;

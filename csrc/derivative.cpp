@@ -83,16 +83,6 @@ struct Sums {
     }
 };
 
-template <class T, class C>
-const C* widened(const T* from, int64_t length, C* buffer) {
-    if constexpr (sizeof(T) == sizeof(C)) {
-        return from;
-    } else {
-        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
-        return buffer;
-    }
-}
-
 // α > 2, where w grows as p falls. Let k have the smallest p > 0, and e^a be the second largest w. Less g_k, which changes nothing,
 //
 //   ∂⟨g, p⟩/∂z_i = e^a (h_i − q_i Σh),   h = e^{−a} w (g − g_k) with h_k = 0,   q = w / Σw,
@@ -100,12 +90,13 @@ const C* widened(const T* from, int64_t length, C* buffer) {
 // and nothing is huge but e^a, which is the size of the result. All in double: what rounds log p counts α times.
 template <class T>
 struct Steep {
-    const T *p, *g;
+    const T* p;
+    const Upstream<T>& g;
     int64_t n, least = -1;  // k
     double exponent;
     double smallest = 0, next = 0, reference = 0;  // p_k, the second smallest p > 0, g_k
 
-    Steep(const T* p, const T* g, int64_t n, double alpha) : p(p), g(g), n(n), exponent(2 - alpha) {
+    Steep(const T* p, const Upstream<T>& g, int64_t n, double alpha) : p(p), g(g), n(n), exponent(2 - alpha) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         double first = infinity, second = infinity;
         for (int64_t i = 0; i < n; ++i) {
@@ -128,7 +119,7 @@ struct Steep {
     // Of a second derivative g may have been beyond T; differences and sums of it have room in double.
     double upstream(int64_t i) const {
         constexpr double most = LARGEST_NUMBER<T> < 0x1p900 ? LARGEST_NUMBER<T> : 0x1p900;
-        return std::clamp(double(widen(g[i])), -most, most);
+        return std::clamp(double(g[i]), -most, most);
     }
 
     // e^{−a} w of the others; 0 of k and outside the support.
@@ -169,12 +160,40 @@ struct Steep {
     }
 };
 
+// Where g is of one label.
+template <class T, class Weight>
+void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstream<T>& g) {
+    using C = compute_t<T>;
+    const C own = weigh(widen(p[g.label()])), upstream = g[g.label()];
+    double total = 1;
+    if (Weight::divided) {
+        total = 0;
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            C sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = i; j < i + length; ++j) sum += weigh(widen(p[j]));
+            total += double(sum);
+        }
+    }
+    const double mean = total == 0 ? 0.0 : double(own) * double(upstream) / total;
+    const C center = C(mean), lost = C(mean - double(center));
+    T* out = row.out;
+    with_scale<C>(row.scale, [&](auto scale) {
+#pragma omp simd
+        for (int64_t i = 0; i < row.n; ++i) put(weigh(widen(p[i])) * (-center - lost) * scale, out[i]);
+        put(own * ((upstream - center) - lost) * scale, out[g.label()]);
+    });
+}
+
 template <class Weight, bool with_scores, class T>
 bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     using C = compute_t<T>;
-    const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
-    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, nanoseconds, [](const Row<T>& row, const T* const* others, Scratch<C>& scratch) {
-        const T *p = others[0], *g = others[1];
+    const T* inputs[] = {static_cast<const T*>(call->p), dense_upstream<T>(call)};
+    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, nanoseconds, [=](const Row<T>& row, const T* const* others, Scratch<C>& scratch) {
+        const T* p = others[0];
+        const Upstream<T> g(call, row.index, others[1]);
+        if (g.left_out()) return fill_with_zeros(row);
         if constexpr (std::is_same_v<Weight, Power>) {
             if (*row.theta > 2) {
                 Steep<T>(p, g, row.n, *row.theta).emit(row.scale, row.out);
@@ -182,6 +201,12 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
             }
         }
         const Weight weigh(row.theta);
+        if constexpr (!with_scores) {
+            if (g.of_label()) {
+                pull_label(row, weigh, p, g);
+                return true;
+            }
+        }
         C p_block[STEP], g_block[STEP], w[STEP];
         Sums<C, Weight::divided> sums;
         for (int64_t i = 0; i < row.n; i += STEP) {
@@ -191,7 +216,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
                 for (int64_t j = 0; j < length; ++j) w[j] = weigh(values[j]);
                 weights = w;
             }
-            sums.add(weights, widened(g + i, length, g_block), length);
+            sums.add(weights, g.read(i, length, g_block), length);
         }
         double mean = sums.products.total().value();
         if (Weight::divided) {
@@ -200,7 +225,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
         }
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const C *values = widened(p + i, length, p_block), *upstream = widened(g + i, length, g_block);
+            const C *values = widened(p + i, length, p_block), *upstream = g.read(i, length, g_block);
             const C center = C(mean), lost = C(mean - double(center));
             T* to = row.out + i;
             with_scale<C>(row.scale, [&](auto scale) {
@@ -211,6 +236,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
                         put(s * ((upstream[j] - center) - lost) * scale, to[j]);
                     }
                 } else {
+#pragma omp simd
                     for (int64_t j = 0; j < length; ++j) put(weigh(values[j]) * ((upstream[j] - center) - lost) * scale, to[j]);
                 }
             });
@@ -222,9 +248,11 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
 template <class T>
 bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
     using C = compute_t<T>;
-    const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
-    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [](const Row<T>& row, const T* const* others, Scratch<C>&) {
-        const T *log_p = others[0], *g = others[1];
+    const T* inputs[] = {static_cast<const T*>(call->p), dense_upstream<T>(call)};
+    return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<C>&) {
+        const T* log_p = others[0];
+        const Upstream<T> g(call, row.index, others[1]);
+        if (g.left_out()) return fill_with_zeros(row);
         const Exponential<C> exp(Origin<C>{});
         constexpr C nothing = -std::numeric_limits<C>::infinity();
         C l_block[STEP], g_block[STEP], allowed[STEP];
@@ -233,12 +261,12 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(log_p + i, length, l_block);
             for (int64_t j = 0; j < length; ++j) allowed[j] = values[j] == nothing ? C(0) : C(1);
-            sums.add(allowed, widened(g + i, length, g_block), length);
+            sums.add(allowed, g.read(i, length, g_block), length);
         }
         const C total = C(sums.products.total().value());
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const C *values = widened(log_p + i, length, l_block), *upstream = widened(g + i, length, g_block);
+            const C *values = widened(log_p + i, length, l_block), *upstream = g.read(i, length, g_block);
             with_scale<C>(row.scale, [&](auto scale) {
                 for (int64_t j = 0; j < length; ++j) {
                     const C own = values[j] == nothing ? C(0) : upstream[j];

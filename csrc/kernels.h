@@ -30,11 +30,21 @@ struct SoftmaximaForward {
 
 // out = ∂⟨g, map(x/τ)⟩/∂x
 struct SoftmaximaBackward {
-    SoftmaximaRows rows;   // x only where the derivative depends on it
-    const void* p;         // what the forward kernel returned; null for logsumexp and logcumsumexp
-    const double* states;  // what those kept
-    const void* g;         // [outer, n, inner]; for logsumexp [outer, inner]
-    void* out;             // [outer, n, inner]
+    SoftmaximaRows rows;    // x only where the derivative depends on it
+    const void* p;          // what the forward kernel returned; null for logsumexp and logcumsumexp
+    const double* states;   // what those kept
+    const void* g;          // [outer, n, inner]; for logsumexp [outer, inner]
+    void* out;              // [outer, n, inner], which may be the memory of p
+    const int64_t* labels;  // [outer, inner]: g is [outer, inner], of this class, and 0 of all others; negative for a row left out
+};
+
+// s times cosines that a margin has moved: c − m y, or cos(arccos c + m y) and −2 − that past θ = π − m y, where y is the target
+// without its smoothing.
+struct SoftmaximaMargin {
+    double scale;     // s, 0 where there is no margin
+    double size;      // m
+    int64_t angular;  // whether it is added to the angle
+    double limit;     // the value of a row with a larger |x| is −∞
 };
 
 // values = w · (U·V(x) + Ω(y) − ⟨u, x⟩) and out = w · (U·p − u), where V has the gradient p. For cross-entropy u is y times the
@@ -45,26 +55,18 @@ struct SoftmaximaLoss {
     const void* soft;            // probabilities [outer, n, inner]
     const double* class_weight;  // [n]
     double smoothing;
-    double scale;     // a factor of out
-    int64_t fenchel;  // whether this is a Fenchel–Young loss
-    double* values;   // [outer, inner]
-    void* out;        // [outer, n, inner], null where no gradient is wanted
+    double scale;             // a factor of out
+    int64_t fenchel;          // whether this is a Fenchel–Young loss
+    double* values;           // [outer, inner]
+    void* out;                // [outer, n, inner], null where no gradient is wanted
+    SoftmaximaMargin margin;  // of the scores of softmax_loss, of dtype 0 or 1, whose `scale` above includes s
 };
 
-// The loss of softmax over a part of each row's scores, which is where its probabilities p [outer, n, inner] are not 0. `out` may be
-// the same memory. dtype 0 or 1.
-struct SoftmaximaSelectedLoss {
+// A loss of probabilities p [outer, n, inner] that are known: that of softmax over a part of each row's scores, which is where they are
+// not 0, or ⟨p − y, x⟩ for any. `out` may be the same memory. dtype 0 or 1.
+struct SoftmaximaGivenLoss {
     SoftmaximaLoss loss;
     const void* p;
-};
-
-// softmax_loss of `scale` times cosines that a margin has moved: c − m y, or cos(arccos c + m y) and −2 − that past θ = π − m y, where
-// y is the target without its smoothing. The scale in `loss` includes this one. dtype 0 or 1.
-struct SoftmaximaMarginLoss {
-    SoftmaximaLoss loss;
-    double margin;  // m
-    double scale;
-    int64_t angular;  // whether it is added to the angle
 };
 
 // What a state of logsumexp is made of, of each row.
@@ -118,7 +120,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 6
+#define SOFTMAXIMA_INTERFACE 7
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

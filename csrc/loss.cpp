@@ -5,6 +5,15 @@
 namespace SOFTMAXIMA_ISA {
 namespace {
 
+template <class T>
+bool emit_given(const Row<T>& row, const T* p, double weight) {
+    const T factor = T(weight);
+    T* out = row.out;
+#pragma omp simd
+    for (int64_t i = 0; i < row.n; ++i) out[i] = p[i] * factor;
+    return true;
+}
+
 // Softmax over the scores whose probabilities are not 0.
 template <class T>
 struct Selected {
@@ -36,60 +45,65 @@ struct Selected {
 
     bool finish(const Row<T>&, Part*, int, Scratch<T>&) const { return true; }
 
-    bool emit(const Row<T>& row, int64_t begin, int64_t end, const Part& part, Scratch<T>&) const {
-        const T weight = T(part.weight);
-        for (int64_t i = begin; i < end; ++i) row.out[i] = p[i] * weight;
-        return true;
-    }
+    bool emit(const Row<T>& row, int64_t, int64_t, const Part& part, Scratch<T>&) const { return emit_given(row, p, part.weight); }
 
-    // Of one class, to more digits than p has; p may have been emitted into its own place.
+    // Of one class, to more digits than p has.
     double probability(const Row<T>& row, int64_t c, const Part& part) const {
         return p[c] == 0 ? 0.0 : std::exp(row.gap_above(c, part.top) - part.conjugate);
     }
 };
 
-// A cosine with a margin, and its derivative.
-struct Moved {
-    double value, slope;
+// V(x) = ⟨p, x⟩, whose gradient is taken for p.
+template <class T>
+struct Linear {
+    struct Part {
+        double weight, top, conjugate;
+    };
+
+    const T* p;  // of the row
+    bool with_conjugate = false;
+
+    struct Nothing {
+        double operator()(double) const { return 0; }
+    };
+
+    static Nothing regulariser(const Row<T>&) { return {}; }
+
+    // The origin of values is 0, for neither p nor y need add up to 1.
+    bool scan(const Row<T>& row, int64_t, int64_t, Part& part, Scratch<T>&) const {
+        const T *x = row.x, *shares = p;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < row.n; ++i) sum += shares[i] != 0 ? double(shares[i]) * double(x[i]) : 0.0;
+        part = {1, 0, sum};
+        return true;
+    }
+
+    bool finish(const Row<T>&, Part*, int, Scratch<T>&) const { return true; }
+
+    bool emit(const Row<T>& row, int64_t, int64_t, const Part& part, Scratch<T>&) const { return emit_given(row, p, part.weight); }
+
+    double probability(const Row<T>&, int64_t c, const Part&) const { return double(p[c]); }
 };
 
-// `smallest` is what is added to sin² where that is 0, whose root has no derivative.
-inline Moved moved(double cosine, double margin, bool angular, double smallest) {
-    if (!angular) return {cosine - margin, 1};
-    const bool inside = std::fabs(cosine) <= 1;
-    const double c = inside ? cosine : cosine > 0 ? 1.0 : cosine < 0 ? -1.0 : cosine;
-    const double square = (1 - c) * (1 + c), root = std::sqrt(square > 0 ? square : smallest), sine = square > 0 ? root : 0.0;
-    const double of_cosine = std::cos(margin), of_sine = std::sin(margin);
-    const double value = c * of_cosine - sine * of_sine, slope = inside ? of_cosine + c / root * of_sine : 0.0;
-    if (c >= -of_cosine) return {value, slope};
-    return {-2 - value, -slope};
-}
+}  // namespace
 
 template <class T>
-bool margin_row(const SoftmaximaMarginLoss* call, const Row<T>& row, const T* soft, Scratch<T>& scratch) {
-    T* scores = scratch.candidates.at_least(row.n);
-    if (!scores) return false;
-    const int64_t label = soft ? -1 : call->loss.labels[row.index];
-    const auto move = [&](int64_t c) {
-        return moved(double(row.x[c]), soft ? call->margin * double(soft[c]) : call->margin, call->angular != 0, std::numeric_limits<T>::epsilon());
-    };
-    const double scale = call->scale;
-    for (int64_t c = 0; !soft && c < row.n; ++c) scores[c] = row.x[c] * T(scale);
-    for (int64_t c = 0; soft && c < row.n; ++c) scores[c] = T(move(c).value * scale);
-    if (label >= 0) scores[label] = T(move(label).value * scale);
-    Row<T> with_margin = row;
-    with_margin.x = scores;
-    if (!row_loss(&call->loss, Softmax<T, Kind::softmax>{}, with_margin, soft, scratch)) return false;
-    if (!row.out) return true;
-    for (int64_t c = 0; soft && c < row.n; ++c) row.out[c] = T(double(row.out[c]) * move(c).slope);
-    if (label >= 0) row.out[label] = T(double(row.out[label]) * move(label).slope);
-    return true;
-}
+constexpr bool is_nonnegative<Linear<T>> = false;
 
-// body(null pointer of float or double) as a status.
-template <class Body>
-int with_wide_dtype(int64_t dtype, const Body& body) {
-    return (dtype == 0 ? body(static_cast<double*>(nullptr)) : body(static_cast<float*>(nullptr))) ? 0 : 1;
+namespace {
+
+template <template <class> class Kernel>
+int given_losses(const SoftmaximaGivenLoss* call) {
+    const SoftmaximaLoss* loss = &call->loss;
+    const auto of_dtype = [=](auto type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const T* inputs[] = {static_cast<const T*>(loss->soft), static_cast<const T*>(call->p)};
+        return for_each_whole_row<T>(loss->rows, inputs, 2, loss->out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<T>& scratch) {
+            return row_loss(loss, Kernel<T>{others[1]}, row, others[0], scratch);
+        });
+    };
+    return (loss->rows.dtype == 0 ? of_dtype(static_cast<double*>(nullptr)) : of_dtype(static_cast<float*>(nullptr))) ? 0 : 1;
 }
 
 }  // namespace
@@ -100,31 +114,14 @@ SOFTMAXIMA_LOSS(sparsemax_loss, 1.0, ThresholdMap<T, Sparsemax>)
 SOFTMAXIMA_LOSS(entmax15_loss, 1.0, ThresholdMap<T, Entmax15>)
 SOFTMAXIMA_LOSS(entmax_loss, 5.0, ThresholdMap<T, Entmax>)
 
-int selected_loss(const SoftmaximaSelectedLoss* call) {
-    const SoftmaximaLoss* loss = &call->loss;
-    return with_wide_dtype(loss->rows.dtype, [=](auto type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const T* inputs[] = {static_cast<const T*>(loss->soft), static_cast<const T*>(call->p)};
-        return for_each_whole_row<T>(loss->rows, inputs, 2, loss->out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<T>& scratch) {
-            return row_loss(loss, Selected<T>{others[1]}, row, others[0], scratch);
-        });
-    });
-}
+int selected_loss(const SoftmaximaGivenLoss* call) { return given_losses<Selected>(call); }
 
-int margin_loss(const SoftmaximaMarginLoss* call) {
-    return with_wide_dtype(call->loss.rows.dtype, [=](auto type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const T* inputs[] = {static_cast<const T*>(call->loss.soft)};
-        return for_each_whole_row<T>(call->loss.rows, inputs, 1, call->loss.out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<T>& scratch) {
-            return margin_row(call, row, others[0], scratch);
-        });
-    });
-}
+int surrogate_loss(const SoftmaximaGivenLoss* call) { return given_losses<Linear>(call); }
 
 }  // namespace SOFTMAXIMA_ISA
 
-SOFTMAXIMA_KERNEL(selected_loss, SelectedLoss)
-SOFTMAXIMA_KERNEL(margin_loss, MarginLoss)
+SOFTMAXIMA_KERNEL(selected_loss, GivenLoss)
+SOFTMAXIMA_KERNEL(surrogate_loss, GivenLoss)
 SOFTMAXIMA_KERNEL(softmax_loss, Loss)
 SOFTMAXIMA_KERNEL(elastic_softmax_loss, Loss)
 SOFTMAXIMA_KERNEL(sparsemax_loss, Loss)

@@ -8,6 +8,40 @@
 
 namespace SOFTMAXIMA_ISA {
 
+// A cosine with its margin, times s, and the derivative of the cosine with its margin.
+struct Moved {
+    double score, slope;
+};
+
+struct Margin {
+    double scale, size, limit, of_cosine, of_sine;
+    bool angular;
+
+    explicit Margin(const SoftmaximaMargin& margin) : scale(margin.scale), size(margin.size), limit(margin.limit), angular(margin.angular != 0) { set(1); }
+
+    explicit operator bool() const { return scale != 0; }
+
+    // For a class of the target probability y.
+    void set(double y) {
+        of_cosine = angular ? std::cos(size * y) : size * y;
+        of_sine = angular ? std::sin(size * y) : 0.0;
+    }
+
+    template <class T>
+    Moved operator()(T x) const {
+        const double cosine = double(x);
+        if (!angular) return {(cosine - of_cosine) * scale, 1};
+        const bool inside = std::fabs(cosine) <= 1;
+        const double c = inside ? cosine : cosine > 0 ? 1.0 : cosine < 0 ? -1.0 : cosine;
+        // The root has no derivative at 0.
+        const double square = (1 - c) * (1 + c), root = std::sqrt(square > 0 ? square : double(std::numeric_limits<T>::epsilon()));
+        const double sine = square > 0 ? root : 0.0;
+        const double value = c * of_cosine - sine * of_sine, slope = inside ? of_cosine + c / root * of_sine : 0.0;
+        if (c >= -of_cosine) return {value * scale, slope};
+        return {(-2 - value) * scale, -slope};
+    }
+};
+
 template <class T>
 struct Target {
     int64_t label;  // negative for probabilities
@@ -16,6 +50,7 @@ struct Target {
     double smoothing;
     double spread;  // what smoothing gives each class
     bool fenchel;
+    compute_t<T> score;  // of the label, with its margin
 
     double y(int64_t c) const { return (soft ? double(widen(soft[c])) : c == label ? 1.0 : 0.0) * (1 - smoothing) + spread; }
 
@@ -94,7 +129,7 @@ Account account(const Row<T>& row, const Target<T>& target, double top, const Re
     if (!target.one_hot()) target.with_u([&](const auto& u) { weighed = weigh_classes(row.x, n, top, u); });
     if (!target.soft) {
         const double share = (1 - target.smoothing) * (target.weighted() ? target.class_weight[target.label] : 1.0);
-        weighed.add(share, double(widen(row.x[target.label])) - top);
+        weighed.add(share, double(target.score) - top);
     }
     sums.mass = corrected(weighed.mass, weighed.mass_lost);
     sums.distance = corrected(weighed.distance, weighed.distance_lost);
@@ -136,6 +171,10 @@ constexpr bool has_sink = false;
 template <class T>
 constexpr bool has_sink<Softmax<T, Kind::elastic>> = true;
 
+// Whether no value is below 0.
+template <class Kernel>
+constexpr bool is_nonnegative = true;
+
 // `top` is M, and `conjugate` v.
 template <class Kernel, class T>
 Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& target, double top, double conjugate) {
@@ -153,7 +192,7 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
         if (missing > 0 && *row.theta > NOTHING) regulariser += missing * (std::log(missing) + (top == NOTHING ? 0.0 : top) - *row.theta);
     }
     double value = mass * conjugate + regulariser + sums.distance;
-    if (target.fenchel && value < 0) {
+    if (is_nonnegative<Kernel> && target.fenchel && value < 0) {
         // No less than 0 for a distribution: only rounding, here and of a target that sums to 1 no better, may have taken it there.
         const double rounding = std::fabs(1 - sums.total) + 0x1p-40;
         if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
@@ -164,9 +203,22 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
     return {value, factor * mass, factor};
 }
 
+// The values of share_of for rows of labels that have all of the target, without weights.
+template <class C, int64_t WIDTH>
+void share_of_labels(const double (&conjugate)[WIDTH], const C* top, const C* scores, bool fenchel, double* values) {
+#pragma omp simd
+    for (int64_t j = 0; j < WIDTH; ++j) {
+        const double distance = (double(top[j]) == NOTHING ? 0.0 : double(top[j])) - double(scores[j]), value = conjugate[j] + distance;
+        const bool rounded = fenchel && value < 0 && value >= -0x1p-40 * (1 + std::fabs(conjugate[j]) + distance);
+        values[j] = rounded ? 0.0 : value;
+    }
+}
+
 template <class T>
 Target<T> target_of(const SoftmaximaLoss* call, const Row<T>& row, const T* soft) {
-    return {call->labels ? call->labels[row.index] : -1, soft, call->class_weight, call->smoothing, call->smoothing / double(row.n), call->fenchel != 0};
+    const int64_t label = call->labels ? call->labels[row.index] : -1;
+    const compute_t<T> score = widen(row.x[label < 0 ? 0 : label]);
+    return {label, soft, call->class_weight, call->smoothing, call->smoothing / double(row.n), call->fenchel != 0, score};
 }
 
 // What is subtracted from the gradient of a class.
@@ -194,9 +246,10 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
 
     part.weight = share.weight;
     if (target.one_hot()) {
-        if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
         const int64_t c = target.label;
-        if (row.score(c) > NOTHING) narrow(share.weight * kernel.probability(row, c, part) - share.factor * target.u(c), row.out[c]);
+        const double p = kernel.probability(row, c, part);
+        if (!kernel.emit(row, 0, row.n, part, scratch)) return false;
+        if (row.score(c) > NOTHING) narrow(share.weight * p - share.factor * target.u(c), row.out[c]);
         return true;
     }
     if (sizeof(T) == sizeof(C) && !kernel.emit(row, 0, row.n, part, scratch)) return false;
@@ -221,6 +274,36 @@ bool row_loss(const SoftmaximaLoss* call, Kernel kernel, const Row<T>& row, cons
         });
         if (has_label) narrow(of_label - own(row, target, target.label, share.factor), row.out[target.label]);
     }
+    return true;
+}
+
+// The same of the cosines of a row, with a margin.
+template <class T, class Kernel>
+bool margin_row_loss(const SoftmaximaLoss* call, const Kernel& kernel, Margin margin, const Row<T>& row, const T* soft, Scratch<T>& scratch) {
+    T* scores = scratch.candidates.at_least(row.n);
+    if (!scores) return false;
+    const int64_t label = soft ? -1 : call->labels[row.index];
+    const auto moved = [&](int64_t c) {
+        if (soft) margin.set(double(soft[c]));
+        return margin(row.x[c]);
+    };
+    const T scale = T(margin.scale), *x = row.x;
+    T largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < row.n; ++c) {
+        const T size = std::fabs(x[c]);
+        largest = size > largest ? size : largest;
+        scores[c] = x[c] * scale;
+    }
+    for (int64_t c = 0; soft && c < row.n; ++c) scores[c] = T(moved(c).score);
+    if (label >= 0) scores[label] = T(moved(label).score);
+    Row<T> with_margin = row;
+    with_margin.x = scores;
+    if (!row_loss(call, kernel, with_margin, soft, scratch)) return false;
+    if (double(largest) > margin.limit) call->values[row.index] = NOTHING;
+    if (!row.out) return true;
+    for (int64_t c = 0; soft && c < row.n; ++c) row.out[c] = T(double(row.out[c]) * moved(c).slope);
+    if (label >= 0) row.out[label] = T(double(row.out[label]) * moved(label).slope);
     return true;
 }
 
@@ -275,57 +358,102 @@ struct AsColumns<ThresholdMap<T, Family>> {
     using type = std::conditional_t<Family::costly, void, ThresholdColumns<compute_t<T>, Family>>;
 };
 
-// The losses of short rows, which lie beside one another then.
+// The losses of short rows, which lie beside one another then; with a margin, of labels that have all of the target.
 template <class Kernel, class T>
 bool short_losses(const SoftmaximaLoss* call, T*) {
     using C = compute_t<T>;
+    constexpr int64_t WIDTH = Columns<C>::WIDTH;
     const SoftmaximaRows& rows = call->rows;
     const T* soft = static_cast<const T*>(call->soft);
-    return for_each_short_rows<T>(rows, static_cast<T*>(call->out), 1.0, [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
-        constexpr int64_t WIDTH = Columns<C>::WIDTH;
+    const Margin margin(call->margin);
+    const bool one_hot = call->labels && call->smoothing == 0;
+    const auto cosine = [=](int64_t index) { return widen(row_of<T>(rows, index, nullptr).x[call->labels[index]]); };
+    const auto change = [=](C* tile, int64_t index, int64_t width) {
+        if (!margin) return;
+        C largest[WIDTH] = {};
+        const C scale = C(margin.scale);
+        for (int64_t i = 0; i < rows.n; ++i) {
+            C* line = tile + i * WIDTH;
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                const C size = std::fabs(line[j]);
+                largest[j] = size > largest[j] ? size : largest[j];
+                line[j] *= scale;
+            }
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            call->values[index + j] = double(largest[j]);  // which the body looks at
+            if (const int64_t label = call->labels[index + j]; label >= 0) tile[label * WIDTH + j] = C(margin(cosine(index + j)).score);
+        }
+    };
+    const auto body = [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
         typename AsColumns<Kernel>::type kernel(columns);
         if (!kernel.prepare(out, step, scratch)) return false;
-        double weight[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
-        Share shares[WIDTH];
+        const int64_t width = columns.width();
+        const int64_t* labels = call->labels ? call->labels + index : nullptr;
+        double values[WIDTH], weight[WIDTH] = {}, factor[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
+        C scores[WIDTH] = {};
+        for (int64_t j = 0; one_hot && j < width; ++j) scores[j] = columns.score(labels[j] < 0 ? 0 : labels[j], j);
+#pragma omp simd
+        for (int64_t j = 0; j < WIDTH; ++j) distance[j] = gap(scores[j], double(columns.top[j]), 1.0);
         const auto row_at = [&](int64_t j) { return row_of<T>(rows, index + j, nullptr); };
         const auto target_at = [&](const Row<T>& row) { return target_of(call, row, soft ? soft + row.index * row.n : nullptr); };
-        for (int64_t j = 0; j < columns.width(); ++j) {
-            const Row<T> row = row_at(j);
-            const Target<T> target = target_at(row);
-            const double top = double(columns.top[j]);
-            shares[j] = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, top, kernel.conjugate[j]);
-            call->values[row.index] = shares[j].value;
-            weight[j] = shares[j].weight;
-            if (target.one_hot()) distance[j] = row.gap_above(target.left_out() ? 0 : target.label, top);
+        if (one_hot && !call->class_weight) {
+            share_of_labels(kernel.conjugate, columns.top, scores, call->fenchel != 0, values);
+            for (int64_t j = 0; j < width; ++j) {
+                values[j] = labels[j] < 0 ? 0.0 : values[j];
+                weight[j] = factor[j] = labels[j] < 0 ? 0.0 : call->scale;
+            }
+        } else {
+            for (int64_t j = 0; j < width; ++j) {
+                const Row<T> row = row_at(j);
+                Target<T> target = target_at(row);
+                if (one_hot) target.score = scores[j];
+                const Share share = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, double(columns.top[j]), kernel.conjugate[j]);
+                values[j] = share.value;
+                weight[j] = share.weight;
+                factor[j] = share.factor;
+            }
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            double& value = call->values[index + j];
+            value = margin && value > margin.limit ? NOTHING : values[j];
         }
         if (!out) return true;
         kernel.emit(weight, out, step);
         kernel.probabilities(distance, of_label);
-        for (int64_t j = 0; j < columns.width(); ++j) {
-            const Row<T> row = row_at(j);
-            const Target<T> target = target_at(row);
-            if (target.left_out()) {
-                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = 0;
-            } else if (target.one_hot()) {
-                const int64_t c = target.label;
-                if (row.score(c) > NOTHING) out[c * step + j] = C(weight[j] * of_label[j] - shares[j].factor * target.u(c));
+        for (int64_t j = 0; j < width; ++j) {
+            if (labels && labels[j] < 0) {
+                for (int64_t c = 0; c < rows.n; ++c) out[c * step + j] = 0;
+            } else if (one_hot) {
+                const int64_t c = labels[j];
+                const double u = call->class_weight && !call->fenchel ? call->class_weight[c] : 1.0, slope = margin ? margin(cosine(index + j)).slope : 1.0;
+                if (double(scores[j]) > NOTHING) out[c * step + j] = C((weight[j] * of_label[j] - factor[j] * u) * slope);
             } else {
-                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, shares[j].factor));
+                const Row<T> row = row_at(j);
+                const Target<T> target = target_at(row);
+                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, factor[j]));
             }
         }
         return true;
-    });
+    };
+    return for_each_short_rows<T>(rows, static_cast<T*>(call->out), 1.0, body, change);
 }
 
 template <class T, class Kernel>
 bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
+    const Margin margin(call->margin);
     if constexpr (!std::is_void_v<typename AsColumns<Kernel>::type>) {
-        if (are_short(call->rows)) return short_losses<Kernel>(call, type);
+        if (are_short(call->rows) && (!margin || (call->labels && call->smoothing == 0))) return short_losses<Kernel>(call, type);
     }
     const T* inputs[] = {static_cast<const T*>(call->soft)};
-    return for_each_whole_row<T>(
-        call->rows, inputs, 1, call->out, nanoseconds,
-        [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) { return row_loss(call, kernel, row, others[0], scratch); });
+    return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,
+                                 [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
+                                     if constexpr (std::is_same_v<Kernel, Softmax<compute_t<T>, Kind::softmax>>) {
+                                         if (margin) return margin_row_loss(call, kernel, margin, row, others[0], scratch);
+                                     }
+                                     return row_loss(call, kernel, row, others[0], scratch);
+                                 });
 }
 
 // The kernel `name` of a map's losses, by its kernel in terms of the dtype T.

@@ -355,6 +355,63 @@ Row<T> row_of(const SoftmaximaRows& rows, int64_t index, void* out) {
     return row;
 }
 
+template <class T, class C>
+const C* widened(const T* from, int64_t length, C* buffer) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+        return from;
+    } else {
+        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
+        return buffer;
+    }
+}
+
+// g of a row that is differentiated.
+template <class T>
+class Upstream {
+   public:
+    using C = compute_t<T>;
+
+    Upstream(const SoftmaximaBackward* call, int64_t index, const T* dense) : dense_(dense) {
+        if (!call->labels) return;
+        label_ = call->labels[index];
+        of_label_ = widen(static_cast<const T*>(call->g)[index]);
+    }
+
+    // Whether no derivative is wanted, whatever the scores are.
+    bool left_out() const { return !dense_ && label_ < 0; }
+
+    // Whether it is of one class, and which.
+    bool of_label() const { return !dense_; }
+    int64_t label() const { return label_; }
+
+    C operator[](int64_t i) const { return dense_ ? widen(dense_[i]) : i == label_ ? of_label_ : C(0); }
+
+    // A block of it, where it lies or in the buffer.
+    const C* read(int64_t begin, int64_t length, C* buffer) const {
+        if (dense_) return widened(dense_ + begin, length, buffer);
+        for (int64_t i = 0; i < length; ++i) buffer[i] = 0;
+        if (label_ >= begin && label_ < begin + length) buffer[label_ - begin] = of_label_;
+        return buffer;
+    }
+
+   private:
+    const T* dense_;
+    int64_t label_ = 0;
+    C of_label_ = 0;
+};
+
+// g [outer, n, inner] where it is that.
+template <class T>
+const T* dense_upstream(const SoftmaximaBackward* call) {
+    return call->labels ? nullptr : static_cast<const T*>(call->g);
+}
+
+template <class T>
+bool fill_with_zeros(const Row<T>& row) {
+    for (int64_t i = 0; i < row.n; ++i) narrow(0.0, row.out[i]);
+    return true;
+}
+
 // A kernel works on a row in three steps, so that threads can share a long one:
 //   scan(row, begin, end, part, scratch)   what a part of the row says,
 //   finish(row, parts, count, scratch)     what the row as a whole says, written into each part,

@@ -90,6 +90,10 @@ struct TopK : Selection<T> {
                 const uint64_t found = above(block + j, look, bound);
                 if (!found) continue;
                 nan = nan || any_nan(block + j, look);
+                if (count == 0 && look >= k && !nan) {
+                    count = highest_of_few(block + j, look, k, best, bound);
+                    if (count > 0) continue;
+                }
                 for_each_bit(found, [&](int64_t k) { best[count++] = block[j + k]; });
                 if (count > limit && !nan) count = highest_k(best, count, k, bound);
                 if (nan) return this->fill(row, std::numeric_limits<double>::quiet_NaN());
@@ -111,6 +115,29 @@ struct TopK : Selection<T> {
         }
         this->emit(row, kept, scratch);
         return true;
+    }
+
+    // The k highest of up to LOOK values, by how many are higher than each, and the lowest of them; none where that is −∞.
+    static int64_t highest_of_few(const C* values, int64_t length, int64_t k, C* best, C& bound) {
+        alignas(LINE) C own[LOOK];
+        alignas(LINE) int32_t higher[LOOK] = {};
+        for (int64_t i = 0; i < LOOK; ++i) own[i] = i < length ? values[i] : nothing;
+        for (int64_t j = 0; j < length; ++j) {
+            const C other = own[j];
+#pragma omp simd
+            for (int64_t i = 0; i < LOOK; ++i) higher[i] += int32_t(other > own[i]);
+        }
+        C lowest = std::numeric_limits<C>::infinity();
+        for (int64_t i = 0; i < length; ++i) lowest = higher[i] < k && own[i] < lowest ? own[i] : lowest;
+        if (lowest == nothing) return 0;
+        int64_t count = 0;
+        for (int64_t i = 0; i < length; ++i) {
+            best[count] = own[i];
+            count += own[i] > lowest;
+        }
+        while (count < k) best[count++] = lowest;
+        bound = lowest;
+        return k;
     }
 
     // Leaves the k highest, and raises the bound to the lowest of them.

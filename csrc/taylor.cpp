@@ -116,16 +116,6 @@ struct Quotient<float, double> {
     double operator()(double value) const { return value * ratio; }
 };
 
-template <class T>
-const compute_t<T>* widened(const T* from, int64_t length, compute_t<T>* buffer) {
-    if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
-        return from;
-    } else {
-        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
-        return buffer;
-    }
-}
-
 // Of a part of a row, and then of the row: Σ f over s^k, s = 2^exponent.
 struct TaylorPart {
     double mass;
@@ -215,20 +205,20 @@ struct Taylor {
     }
 
     // ∂x = s (g − ⟨p, g⟩) / τ, s = f'(z) / Σ f(z).
-    bool differentiate(const Row<T>& row, const T* p, const T* g, Scratch<C>& scratch) const {
+    bool differentiate(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<C>& scratch) const {
         Part part = {0, 0};
         if (!sum(row, 0, row.n, part, scratch) || !settle(row, part, scratch)) return false;
         return part.exponent ? wide().slope(row, part, p, g, scratch) : slope(row, part, p, g, scratch);
     }
 
-    bool slope(const Row<T>& row, const Part& part, const T* p, const T* g, Scratch<C>& scratch) const {
+    bool slope(const Row<T>& row, const Part& part, const T* p, const Upstream<T>& g, Scratch<C>& scratch) const {
         W values[STEP];
         Function f;
         if (!polynomial(row, part, scratch, f)) return false;
         Sum product;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const C *share = widened(p + i, length, scratch.high), *upstream = widened(g + i, length, scratch.low);
+            const C *share = widened(p + i, length, scratch.high), *upstream = g.read(i, length, scratch.low);
             add<C>(length, product, [&](int64_t j) { return double(share[j]) * double(upstream[j]); });
         }
         const double mean = product.value();
@@ -237,7 +227,7 @@ struct Taylor {
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             f.derivative()(row.raw(i, length, scratch.high), length, values);
-            const C* upstream = widened(g + i, length, scratch.low);
+            const C* upstream = g.read(i, length, scratch.low);
             T* to = row.out + i;
             with_scale<W>(row.scale, [&](auto scale) {
                 for (int64_t j = 0; j < length; ++j) put(ratio(values[j]) * ((W(upstream[j]) - center) - lost) * scale, to[j]);
@@ -266,10 +256,11 @@ bool forward(const SoftmaximaForward* call, T*) {
 
 template <class T>
 bool backward(const SoftmaximaBackward* call, T*) {
-    const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
+    const T* inputs[] = {static_cast<const T*>(call->p), dense_upstream<T>(call)};
     return with_kernel<T>(call->rows, [&](const auto& kernel) {
         return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [=](const Row<T>& row, const T* const* others, auto& scratch) {
-            return kernel.differentiate(row, others[0], others[1], scratch);
+            const Upstream<T> g(call, row.index, others[1]);
+            return g.left_out() ? fill_with_zeros(row) : kernel.differentiate(row, others[0], g, scratch);
         });
     });
 }

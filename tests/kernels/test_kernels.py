@@ -479,7 +479,7 @@ def test_logsumexp_kernels_on_random_calls():
         g = torch.randn(outer, 1, inner, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: native._BACKWARD(
-            *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
+            *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr(), 0
         )
         (result,) = run_on_threads(native._function("logsumexp_backward"), pack, draw, [gradient])
         p, rows = draw.as_rows(result), draw.finite
@@ -536,7 +536,7 @@ def test_cumulative_kernels_on_random_calls():
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: native._BACKWARD(
-            *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr()
+            *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr(), 0
         )
         (result,) = run_on_threads(native._function("logcumsumexp_backward"), pack, draw, [gradient])
         tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))
@@ -611,7 +611,7 @@ def test_backward_kernel_on_random_calls(name: str):
         inputs = draw.memory.input(p), draw.memory.input(g)
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
         pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: native._BACKWARD(
-            *draw.fields(threads, theta_of(name, params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr()
+            *draw.fields(threads, theta_of(name, params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr(), 0
         )
         (result,) = run_on_threads(backward, pack, draw, [out])
         actual, rows = draw.as_rows(result), draw.finite
@@ -704,7 +704,33 @@ def test_loss_kernel_on_random_calls(name: str):
 
 
 def _pack_loss(draw: Draw, theta: Sequence[float], fields: tuple[Any, ...], threads: int) -> bytes:
-    return native._LOSS(*draw.fields(threads, theta), *fields)
+    return native._LOSS(*draw.fields(threads, theta), *fields, *native.NO_MARGIN)
+
+
+@needs_library
+@pytest.mark.parametrize("of_p", ["soft_accuracy_loss", "eps_cross_entropy", "surrogate_loss"])
+@pytest.mark.parametrize("map", ["softmax", "entmax", "rectified_softmax", "taylor_softmax", "topk_softmax"])
+@pytest.mark.parametrize("shape", [(40, 9), (3, 700), (4, 6, 5)])
+def test_losses_of_probabilities_by_kernels_equal_those_by_operations(
+    of_p: str, map: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator)
+    target.view(-1)[::3] = -100
+    weight = torch.rand(shape[1], generator=generator, dtype=torch.float64)
+    weight[0] = 0
+
+    def evaluate(reduction: str, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = x.clone().requires_grad_()
+        value = getattr(sm, of_p)(scores, target, weight, map=map, reduction=reduction)
+        return value.detach(), torch.autograd.grad(value.sum(), scores)[0]
+
+    cases = [(reduction, w) for reduction in ("mean", "none") for w in (None, weight)]
+    by_kernels = [evaluate(*case) for case in cases]
+    monkeypatch.setattr("softmaxima.losses._classification.is_native", lambda x: False)
+    for own, case in zip(by_kernels, cases, strict=True):
+        torch.testing.assert_close(own, evaluate(*case), atol=1e-12, rtol=1e-10)
 
 
 @needs_library
@@ -789,8 +815,8 @@ def test_the_interface_is_what_the_header_says():
             for field in fields_of_kind.split(", ")
         ]
         assert theirs == list(get_type_hints(getattr(native, name)).items()), name
-        inherited = [kind.removeprefix("Softmaxima") for kind, _ in fields if kind.startswith("Softmaxima")]
-        assert [kind for kind, _ in fields[: len(inherited)]] == [f"Softmaxima{kind}" for kind in inherited]  # they come first
+        nested = "".join("x" if kind.startswith("Softmaxima") else "." for kind, _ in fields)
+        assert re.fullmatch(r"x*\.*x*", nested), name  # structures come first or last
     assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(native.INTERFACE)
 
     sources = "".join(path.read_text() for path in HEADER.parent.glob("*.cpp"))

@@ -238,11 +238,14 @@ def test_margin_losses_are_finite_and_fall_towards_the_target_up_to_the_edges(na
     assert bool((gradient[:, 0] <= 1e-12).all())  # p_t − 1, rounded, times the derivative of an angle
 
 
-def test_cosine_beyond_1_is_seen_beside_nan():
-    x = torch.tensor([[0.5, NAN, 0.1], [0.2, 0.3, 1.5]])
-    with pytest.raises(ValueError, match=r"got 1\.5"):
-        sm.cosface(x, torch.tensor([0, 1]))
-    assert sm.cosface(x.clamp_max(1.0), torch.tensor([0, 1]), reduction="none").isnan().tolist() == [True, False]
+@pytest.mark.parametrize("rows", [1, 16])
+def test_cosine_beyond_1_is_seen_beside_nan(rows: int):
+    x = torch.tensor([[0.5, NAN, 0.1], [0.2, 0.3, 1.5]]).repeat(rows, 1)
+    target = torch.tensor([0, 1]).repeat(rows)
+    for labels in (target, target.masked_fill(target == 1, -100)):
+        with pytest.raises(ValueError, match=r"got 1\.5"):
+            sm.cosface(x, labels)
+    assert sm.cosface(x.clamp_max(1.0), target, reduction="none").isnan().tolist() == [True, False] * rows
 
 
 def hard_rows(x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-INTERFACE = 6  # the version that csrc/kernels.h states
+INTERFACE = 7  # the version that csrc/kernels.h states
 Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -59,6 +59,7 @@ class Backward(NamedTuple):
     states: int
     g: int
     out: int
+    labels: int = 0
 
 
 class Loss(NamedTuple):
@@ -72,14 +73,20 @@ class Loss(NamedTuple):
     out: int
 
 
-class SelectedLoss(NamedTuple):
+class Margin(NamedTuple):
+    """A margin on cosines, whose scale is 0 where there is none."""
+
+    scale: float = 0.0
+    size: float = 0.0
+    angular: int = 0
+    limit: float = math.inf
+
+
+NO_MARGIN = Margin()
+
+
+class GivenLoss(NamedTuple):
     p: int
-
-
-class MarginLoss(NamedTuple):
-    margin: float
-    scale: float
-    angular: int
 
 
 class State(NamedTuple):
@@ -137,7 +144,7 @@ def _packer(*structures: type[Any]) -> Callable[..., bytes]:
 
 
 _FORWARD, _BACKWARD, _STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
-_LOSS, _SELECTED_LOSS, _MARGIN_LOSS = _packer(Rows, Loss), _packer(Rows, Loss, SelectedLoss), _packer(Rows, Loss, MarginLoss)
+_LOSS, _GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, GivenLoss)
 _WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 
 
@@ -474,6 +481,16 @@ def backward(
     return out
 
 
+def backward_of_labels(kernel: Kernel, p: Tensor, g: Tensor, labels: Tensor, x: Tensor | None, theta: Theta) -> Tensor:
+    """∂ Σ g p_label/∂x for p = map(x), one label a row, negative for none; takes p's place. Of the package's own kernels."""
+    layout, p_read, _ = _layout(p)
+    labels, g, x_read = in_memory(labels), in_memory(g), None if x is None else layout.to_memory(x)
+    rows, _kept = _rows(p, layout, _address(x_read), layout.n, 1.0, None, theta)
+    own = Backward(p=p_read.data_ptr(), states=0, g=g.data_ptr(), out=p_read.data_ptr(), labels=labels.data_ptr())
+    _run(kernel.functions.backward, _BACKWARD(*rows, *own))
+    return p_read
+
+
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
     """(LSE [...] in x's dtype; if `wide` its state [2, ...] in double: the largest x, and LSE(x/τ) less that over τ)."""
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype, device="cpu")
@@ -550,15 +567,17 @@ def loss(
     scale: float,
     fenchel: bool,
     gradient: bool,
+    margin: Margin = NO_MARGIN,
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss of each row [...] in double, `scale` times its gradient by x).
 
-    The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype.
+    The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype. A margin is
+    one of softmax's loss, in float64 or float32, of cosines x.
     """
     rows, layout, _kept = _read(x, 1.0, None, theta)
     out = layout.empty(x) if gradient else None
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, out)
-    _run(kernel.functions.loss, _LOSS(*rows, *own))
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale * (margin.scale or 1.0), fenchel, layout, out)
+    _run(kernel.functions.loss, _LOSS(*rows, *own, *margin))
     return values, out
 
 
@@ -590,44 +609,26 @@ def _loss(
     return fields, values, (labels, soft, weight)
 
 
-def selected_loss(
-    selection: Kernel,
+def given_loss(
+    name: str,
+    p: Tensor,
     x: Tensor,
     target: Tensor,
     *,
-    theta: Theta,
     class_weight: Tensor | None,
     smoothing: float,
     scale: float,
+    fenchel: bool,
     gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """`loss` of softmax over the scores that a `selection` (topk_softmax, topp_softmax) of `theta` keeps, in float64 or float32."""
-    p = forward(selection, x, 1.0, None, theta)
+    """`loss` of probabilities p that `forward` made, in float64 or float32; the gradient takes their place.
+
+    "selected_loss" is that of softmax over the scores where p > 0, "surrogate_loss" is ⟨p − y, x⟩.
+    """
     rows, layout, _kept = _read(x, 1.0, None)
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale, False, layout, p if gradient else None)
-    _run(_function("selected_loss"), _SELECTED_LOSS(*rows, *own, *SelectedLoss(p=p.data_ptr())))
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, p if gradient else None)
+    _run(_function(name), _GIVEN_LOSS(*rows, *own, *NO_MARGIN, *GivenLoss(p=p.data_ptr())))
     return values, p if gradient else None
-
-
-def margin_loss(
-    x: Tensor,
-    target: Tensor,
-    *,
-    margin: float,
-    angular: bool,
-    cosine_scale: float,
-    class_weight: Tensor | None,
-    smoothing: float,
-    scale: float,
-    gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`loss` of softmax of scaled cosines x in float64 or float32, the target's less a margin or with a larger angle."""
-    rows, layout, _kept = _read(x, 1.0, None)
-    out = layout.empty(x) if gradient else None
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale * cosine_scale, False, layout, out)
-    moved = MarginLoss(margin=margin, scale=cosine_scale, angular=int(angular))
-    _run(_function("margin_loss"), _MARGIN_LOSS(*rows, *own, *moved))
-    return values, out
 
 
 def quantized(

@@ -70,19 +70,21 @@ class Batch:
             y = (self.labels.unsqueeze(-1) == torch.arange(classes, device=self.labels.device)).to(dtype)
         return y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / classes
 
-    def expectation(self, values: Tensor, class_weight: Tensor | None = None) -> Tensor:
-        """Σ_c w_c y_c values_c [rows…]; values of −∞ count only where y_c > 0, and get no gradient."""
+    def expectation(
+        self, values: Tensor, class_weight: Tensor | None = None, of: Callable[[Tensor], Tensor] = lambda values: values
+    ) -> Tensor:
+        """Σ_c w_c y_c of(values_c) [rows…]; where that is −∞ it counts only if y_c > 0, and gets no gradient."""
         if self.labels is None:
             y = self.target_distribution(values.dtype)
-            return _weighted_sum(y if class_weight is None else y * class_weight, values)
+            return _weighted_sum(y if class_weight is None else y * class_weight, of(values))
         one = values.new_ones(())
         share = (1 - self.smoothing) * (one if class_weight is None else class_weight[self.labels])
         index = self.labels.unsqueeze(-1)
-        hit = _weighted_sum(share.expand(self.labels.shape).unsqueeze(-1), values.gather(-1, index))
+        hit = _weighted_sum(share.expand(self.labels.shape).unsqueeze(-1), of(values.gather(-1, index)))
         if self.smoothing == 0:
             return hit
         spread = self.smoothing / values.shape[-1] * (one if class_weight is None else class_weight)
-        return hit + _weighted_sum(spread.expand(values.shape[-1:]), values)
+        return hit + _weighted_sum(spread.expand(values.shape[-1:]), of(values))
 
     def weighted_expectation(self, values: Tensor) -> Tensor:
         """The expectation with the class weights inside, Σ_c w_c y_c values_c, as in cross-entropy."""
@@ -228,6 +230,47 @@ def losses_of(batch: Batch, map: Map, params: Iterable[Any] = (), fenchel: bool 
         return None
     theta = kernel.theta(*params)
     return lambda x, target, **account: kernels(x).loss(kernel, x, target, theta=theta, fenchel=fenchel, **account)
+
+
+def losses_given(batch: Batch, name: str, map: Map, params: Iterable[Any] = (), fenchel: bool = False) -> RowLosses | None:
+    """The losses that the kernel `name` makes of the map's probabilities."""
+    kernel = map.kernel
+    if kernel is None:
+        return None
+    theta = kernel.theta(*params)
+
+    def losses(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
+        return native.given_loss(name, native.forward(kernel, x, 1.0, None, theta), x, target, fenchel=fenchel, **account)
+
+    return native_only(batch, losses)
+
+
+def losses_of_p(
+    batch: Batch, map: Map, params: Iterable[Any], of_p: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+) -> RowLosses | None:
+    """The losses w ℓ(p_t) of labels t by the map's kernels; of_p(p, n) = (ℓ(p), ℓ′(p)) in float64."""
+    kernel = map.kernel
+    if kernel is None or kernel.library is not None or batch.soft is not None or batch.smoothing > 0 or batch.rows.numel() == 0:
+        return None
+    theta = kernel.theta(*params)
+
+    def losses(
+        x: Tensor, target: Tensor, *, class_weight: Tensor | None, smoothing: float, scale: float, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        p = native.forward(kernel, x, 1.0, None, theta)
+        label = target if batch.ignored is None else target.clamp_min(0)
+        values, slopes = of_p(p.gather(-1, label.unsqueeze(-1)).squeeze(-1).double(), p.shape[-1])
+        if class_weight is not None:
+            weight = class_weight.double()[label]
+            values, slopes = (torch.where(weight == 0, 0.0, v * weight) for v in (values, slopes))
+        if batch.ignored is not None:
+            values = values.masked_fill(batch.ignored, 0.0)
+        if not gradient:
+            return values, None
+        g = (slopes * scale).to(p.dtype)
+        return values, native.backward_of_labels(kernel, p, g, target, x if map.uses_scores else None, theta)
+
+    return native_only(batch, losses)
 
 
 def native_only(batch: Batch, losses: RowLosses) -> RowLosses | None:

@@ -3,6 +3,7 @@ r"""eps_cross_entropy: L = −log((p_t + ε)/(1 + nε)), p = map(x): a cross-ent
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, check_number
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.tracing import is_exporting_to_onnx, sizes
-from softmaxima.losses._classification import Loss, prepare, register
+from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map
 
@@ -46,8 +47,15 @@ def eps_cross_entropy(
     batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
     eps = _check_eps(batch.name, eps)
     found = probability_map(batch.name, map)
-    p = found(batch.scores, **class_params(batch, found, params))
-    return batch.result(batch.reduce(batch.cost(log_share(p, sizes(p)[-1], eps))))
+    values = class_params(batch, found, params)
+
+    def composite(batch: Batch) -> Tensor:
+        p = found(batch.scores, **values)
+        return batch.reduce(0.0 - batch.expectation(p, batch.class_weight, lambda p: log_share(p, n, eps)))
+
+    n = sizes(batch.rows)[-1]
+    losses = losses_of_p(batch, found, values.values(), partial(_of_p, eps=eps))
+    return batch.evaluate(losses, composite, tuple(values.values()), wide=True)
 
 
 def log_share(p: Tensor, n: int, eps: float) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
+from softmaxima.maps.softmax import SOFTMAX
 
 # A margin is below the largest difference of two cosines, or of two angles.
 COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, "a number in [0, 2)")
@@ -60,24 +60,36 @@ def margin_loss(
 ) -> Any:
     """The cross-entropy of scale · cosines, the target's with its margin."""
     cosines = as_scores(name, input)
+    limit = 1 + 4 * torch.finfo(cosines.dtype).eps
     if class_vectors is not None:
-        cosines = _cosines(name, cosines, as_scores(name, class_vectors, "class_vectors"))
-    elif is_concrete(cosines) and cosines.numel() > 0:
-        limit = 1 + 4 * torch.finfo(cosines.dtype).eps
-        lowest, highest = cosines.detach().aminmax()  # NaN where one is
-        if not (float(lowest) >= -limit and float(highest) <= limit):
-            largest = float(cosines.detach().abs().nan_to_num(0.0).max())
-            if largest > limit:
-                raise ValueError(
-                    f"{name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well"
-                )
+        cosines, limit = _cosines(name, cosines, as_scores(name, class_vectors, "class_vectors")), math.inf
     batch = prepare(name, like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
 
     def composite(batch: Batch) -> Tensor:
+        check_cosines(batch, limit)
         return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
 
-    losses = native_only(batch, partial(native.margin_loss, margin=margin, angular=angular, cosine_scale=scale))
-    return batch.evaluate(losses, composite, wide=True)
+    def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
+        own = native.Margin(scale, margin, int(angular), limit)
+        values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
+        if bool((values == -math.inf).any()):  # so the kernel says it
+            check_cosines(batch, limit)
+        return values, slope
+
+    return batch.evaluate(native_only(batch, of_cosines), composite, wide=True)
+
+
+def check_cosines(batch: Batch, limit: float) -> None:
+    """No cosine is beyond ±1 by more than its rounding."""
+    if limit == math.inf or not is_concrete(batch.rows) or batch.rows.numel() == 0:
+        return
+    lowest, highest = batch.rows.detach().aminmax()  # NaN where one is
+    if not (float(lowest) >= -limit and float(highest) <= limit):
+        largest = float(batch.rows.detach().abs().nan_to_num(0.0).max())
+        if largest > limit:
+            raise ValueError(
+                f"{batch.name}: cosines must lie in [−1, 1], got {largest:.4g}; for features, give class_vectors as well"
+            )
 
 
 def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
-from softmaxima.losses._classification import Loss, prepare, register
+from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map
 
@@ -39,12 +39,17 @@ def soft_accuracy_loss(
     """
     batch = prepare("soft_accuracy_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     found = probability_map(batch.name, map)
-    p = found(batch.scores, **class_params(batch, found, params))
-    if batch.labels is None or batch.smoothing > 0:
-        rows = batch.weighted_expectation(p)
-    else:
-        rows = batch.weigh(p.gather(-1, batch.labels.unsqueeze(-1)).squeeze(-1))  # nothing here is −∞
-    return batch.result(batch.reduce(-rows))
+    values = class_params(batch, found, params)
+
+    def composite(batch: Batch) -> Tensor:
+        return batch.reduce(-batch.weighted_expectation(found(batch.scores, **values)))
+
+    losses = losses_of_p(batch, found, values.values(), _of_p)
+    return batch.evaluate(losses, composite, tuple(values.values()), wide=True)
+
+
+def _of_p(p: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    return -p, -torch.ones_like(p)
 
 
 class SoftAccuracyLoss(MapLossModule):
@@ -67,7 +72,7 @@ register(
         soft_accuracy_loss,
         SoftAccuracyLoss,
         examples=({"map": "softmax"}, {"map": "entmax15"}),
-        row_form=RowForm(any_map("softmax"), of_p=lambda p, n: (-p, -torch.ones_like(p))),
+        row_form=RowForm(any_map("softmax"), of_p=_of_p),
         nonnegative=False,
     )
 )

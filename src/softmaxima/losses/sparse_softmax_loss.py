@@ -3,7 +3,6 @@ r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +10,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import Map
 from softmaxima.core.rows import row_maximum
-from softmaxima.kernels import native
-from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_given, prepare, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
@@ -56,8 +54,7 @@ def sparse_softmax_loss(
         log_sum = logsumexp(z, keepdim=True, where=kept)
         return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
 
-    losses = native_only(batch, partial(native.selected_loss, map.kernel, theta=(theta,)))  # type: ignore[arg-type]
-    return batch.evaluate(losses, composite, wide=True)
+    return batch.evaluate(losses_given(batch, "selected_loss", map, (theta,)), composite, wide=True)
 
 
 def _check_choice(name: str, k: Any, p: Any) -> tuple[int | None, float | None]:

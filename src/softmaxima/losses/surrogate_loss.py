@@ -14,7 +14,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.envelope import envelope
 from softmaxima.core.rows import without_mask
-from softmaxima.losses._classification import Loss, prepare, register
+from softmaxima.losses._classification import Batch, Loss, losses_given, prepare, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
 
 
@@ -49,12 +49,17 @@ def surrogate_loss(
     batch = prepare("surrogate_loss", input, target, weight, ignore_index, reduction, label_smoothing)
     found = probability_map(batch.name, map)
     fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in class_params(batch, found, params).items()}
-    z = batch.scores
-    p = found(z, **fixed)
-    with torch.no_grad():
-        value = (p * without_mask(z)).sum(-1, keepdim=True)
-    rows = envelope(found, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
-    return batch.result(batch.reduce(batch.weigh(rows)))
+
+    def composite(batch: Batch) -> Tensor:
+        z = batch.scores
+        p = found(z, **fixed)
+        with torch.no_grad():
+            value = (p * without_mask(z)).sum(-1, keepdim=True)
+        rows = envelope(found, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
+        return batch.reduce(batch.weigh(rows))
+
+    losses = losses_given(batch, "surrogate_loss", found, fixed.values(), fenchel=True)
+    return batch.evaluate(losses, composite, tuple(fixed.values()), wide=True)
 
 
 class SurrogateLoss(MapLossModule):

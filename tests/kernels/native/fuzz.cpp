@@ -41,8 +41,7 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaForward>> forward;
     std::vector<Kernel<SoftmaximaBackward>> backward;
     std::vector<Kernel<SoftmaximaLoss>> loss;
-    std::vector<Kernel<SoftmaximaSelectedLoss>> selected;
-    std::vector<Kernel<SoftmaximaMarginLoss>> margin;
+    std::vector<Kernel<SoftmaximaGivenLoss>> given;
     std::vector<Kernel<SoftmaximaPairs>> pairs;
     std::vector<Kernel<SoftmaximaState>> state;
     std::vector<Kernel<SoftmaximaWeighted>> weighted;
@@ -52,8 +51,7 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaForward*)) { forward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLoss*)) { loss.push_back({name, run}); }
-    void add(const char* name, int (*run)(const SoftmaximaSelectedLoss*)) { selected.push_back({name, run}); }
-    void add(const char* name, int (*run)(const SoftmaximaMarginLoss*)) { margin.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaGivenLoss*)) { given.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaPairs*)) { pairs.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaState*)) { state.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaWeighted*)) { weighted.push_back({name, run}); }
@@ -261,7 +259,7 @@ void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
     for (double& each : states) each = problem.hard ? choose<double>({-INFINITY, INFINITY, NAN, 0.0, 1e4}) : 2e4 + normal();
     std::vector<Bytes> outputs(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaBackward call = {problem.rows(threads), p.empty() ? nullptr : p.data(), states.data(), g.data(), outputs[0].data()};
+        const SoftmaximaBackward call = {problem.rows(threads), p.empty() ? nullptr : p.data(), states.data(), g.data(), outputs[0].data(), nullptr};
         return kernel.run(&call);
     });
 }
@@ -286,8 +284,16 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     outputs[0].resize(size_t(problem.rows_count() * 8));
     outputs[1].resize(size_t(with_gradient ? problem.scores() * SIZE[problem.dtype] : 0));
     twice(name, problem, outputs, [&](int64_t threads) {
-        return run(SoftmaximaLoss{problem.rows(threads), hard ? labels.data() : nullptr, hard ? nullptr : soft.data(), weighted ? weight.data() : nullptr,
-                                  smoothing, scale, fenchel, reinterpret_cast<double*>(outputs[0].data()), with_gradient ? outputs[1].data() : nullptr});
+        return run(SoftmaximaLoss{problem.rows(threads),
+                                  hard ? labels.data() : nullptr,
+                                  hard ? nullptr : soft.data(),
+                                  weighted ? weight.data() : nullptr,
+                                  smoothing,
+                                  scale,
+                                  fenchel,
+                                  reinterpret_cast<double*>(outputs[0].data()),
+                                  with_gradient ? outputs[1].data() : nullptr,
+                                  {}});
     });
 }
 
@@ -302,27 +308,26 @@ void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
     call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) { return kernel.run(&loss); });
 }
 
-void call_selected_loss(const Kernel<SoftmaximaSelectedLoss>& kernel) {
+void call_given_loss(const Kernel<SoftmaximaGivenLoss>& kernel) {
     Problem problem = wide_problem();
     Bytes p(size_t(problem.scores() * SIZE[problem.dtype]));
     for (int64_t i = 0; i < problem.scores(); ++i) put(p, problem.dtype, i, chance(0.5) ? 0.0 : 1.0 / double(problem.n));
     const bool in_place = chance(0.5);
     call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) {
         if (in_place && loss.out && !p.empty()) std::memcpy(loss.out, p.data(), p.size());
-        const SoftmaximaSelectedLoss call = {loss, in_place && loss.out ? loss.out : p.data()};
+        const SoftmaximaGivenLoss call = {loss, in_place && loss.out ? loss.out : p.data()};
         return kernel.run(&call);
     });
 }
 
-void call_margin_loss(const Kernel<SoftmaximaMarginLoss>& kernel) {
+void call_margin_loss(const Kernel<SoftmaximaLoss>& kernel) {
     Problem problem = wide_problem();
     const int64_t size = int64_t(problem.x.size()) / SIZE[problem.dtype];
     for (int64_t i = 0; !problem.hard && i < size; ++i) put(problem.x, problem.dtype, i, std::cos(get(problem.x, problem.dtype, i)));
-    const double margin = choose({0.0, 0.35, 1.9}), scale = choose({1.0, 30.0});
-    const bool angular = chance(0.5);
-    call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) {
-        const SoftmaximaMarginLoss call = {loss, margin, scale, angular};
-        return kernel.run(&call);
+    const SoftmaximaMargin margin = {choose({1.0, 30.0}), choose({0.0, 0.35, 1.9}), chance(0.5), choose<double>({1.0, INFINITY})};
+    call_any_loss(kernel.name, problem, [&](SoftmaximaLoss loss) {
+        loss.margin = margin;
+        return kernel.run(&loss);
     });
 }
 
@@ -429,8 +434,9 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.backward) call_backward(kernel);
         for (const auto& kernel : kernels.loss) call_loss(kernel);
-        for (const auto& kernel : kernels.selected) call_selected_loss(kernel);
-        for (const auto& kernel : kernels.margin) call_margin_loss(kernel);
+        for (const auto& kernel : kernels.given) call_given_loss(kernel);
+        for (const auto& kernel : kernels.loss)
+            if (kernel.name == "softmax_loss") call_margin_loss(kernel);
         for (const auto& kernel : kernels.pairs) call_pairs(kernel);
         for (const auto& kernel : kernels.state) call_state(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.weighted) call_weighted(kernel, round % 25 == 0);
