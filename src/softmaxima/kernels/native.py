@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.util
 import math
 import os
 import struct
@@ -185,6 +186,14 @@ class Kernel:
             return Functions()
         names = {"Forward": self.forward, "Backward": self.backward, "Loss": self.loss}
         return Functions(*(name and _checked(name, kind, library) for kind, name in names.items()))
+
+    @functools.cached_property
+    def on_gpus(self) -> bool:
+        """Whether there is a Triton module for it, which is not imported."""
+        try:
+            return importlib.util.find_spec(self.triton or "") is not None
+        except ModuleNotFoundError:  # of a package above
+            return False
 
     @functools.cached_property
     def addresses(self) -> Functions:
