@@ -72,16 +72,6 @@ struct Sums {
     }
 };
 
-template <class T, class C>
-const C* widened(const T* from, int64_t length, C* buffer) {
-    if constexpr (sizeof(T) == sizeof(C)) {
-        return from;
-    } else {
-        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
-        return buffer;
-    }
-}
-
 // α > 2, where w grows as p falls. Let k have the smallest p > 0, and e^a be the second largest w. Less g_k, which changes nothing,
 //
 //   ∂⟨g, p⟩/∂z_i = e^a (h_i − q_i Σh),   h = e^{−a} w (g − g_k) with h_k = 0,   q = w / Σw,

@@ -176,6 +176,17 @@ struct Tempered {
     }
 };
 
+// Numbers in C, where they lie if they are.
+template <class T, class C>
+const C* widened(const T* from, int64_t length, C* buffer) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+        return from;
+    } else {
+        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
+        return buffer;
+    }
+}
+
 // A row of scores, −∞ where masked. Sums of exponentials are of z = x where τ is 1, and of z = (x − anchor)/τ elsewhere, the anchor
 // the largest x: a quotient x/τ would have lost the digits in which large scores differ.
 template <class T>

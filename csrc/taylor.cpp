@@ -116,16 +116,6 @@ struct Quotient<float, double> {
     double operator()(double value) const { return value * ratio; }
 };
 
-template <class T>
-const compute_t<T>* widened(const T* from, int64_t length, compute_t<T>* buffer) {
-    if constexpr (sizeof(T) == sizeof(compute_t<T>)) {
-        return from;
-    } else {
-        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
-        return buffer;
-    }
-}
-
 // Of a part of a row, and then of the row: Σ f over s^k, s = 2^exponent.
 struct TaylorPart {
     double mass;

@@ -5,7 +5,7 @@
 // candidates are collected in one pass, against a bound that rises as they are, and Λ is solved for on the few that are left.
 #pragma once
 
-#include "rows.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -15,6 +15,7 @@ struct Threshold {
     double level = 0, growth = 1;  // Λ, e^{βΛ}
     double share = 0;              // with a share, p is the mixture with the one at the next Λ: see Entmax
     double next_level = 0, next_growth = 1;
+    double weight = 1;  // a factor of the probabilities
 };
 
 // Each family has
@@ -169,7 +170,9 @@ struct Entmax {
 
     double beta;
 
-    explicit Entmax(const double* alpha) : beta(*alpha - 1) {}
+    explicit Entmax(double order) : beta(order) {}
+
+    explicit Entmax(const double* alpha) : Entmax(*alpha - 1) {}
 
     double reach() const { return 1 / beta; }
 
@@ -276,18 +279,21 @@ struct Entmax {
 
     // p at one level. The results may take the place of the gaps.
     void at_level(const double* gaps, int64_t count, double level, double growth, double* p) const {
+        if (beta != 0) return powers(gaps, count, level, growth, 1 / beta, level, p);
         const Exponential<double> exp(Origin<double>{});
-        if (beta == 0) {
 #pragma omp simd
-            for (int64_t i = 0; i < count; ++i) p[i] = exp(gaps[i] - level);
-            return;
-        }
-        const double scale = beta * growth, inverse = 1 / beta;
+        for (int64_t i = 0; i < count; ++i) p[i] = exp(gaps[i] - level);
+    }
+
+    // e^{−less} ρ^inverse
+    void powers(const double* gaps, int64_t count, double level, double growth, double inverse, double less, double* p) const {
+        const Exponential<double> exp(Origin<double>{});
+        const double scale = beta * growth;
         // For β > 1 not even that is little.
         const double lowest = convex() ? above_rounding(edge(level)) : -std::numeric_limits<double>::infinity();
         const auto one = [=](double gap) __attribute__((always_inline)) {
             double unused;
-            const double p = exp(log_share(gap, scale, inverse, level, unused));
+            const double p = exp(log_share(gap, scale, inverse, less, unused));
             return gap > lowest ? p : 0.0;
         };
         const int64_t half = count / 2;
@@ -368,7 +374,6 @@ struct ThresholdMap {
         part.nan = nan;
         part.maximum = top;
         part.bound = bound;
-        part.weight = 1;
         return true;
     }
 
@@ -414,6 +419,7 @@ struct ThresholdMap {
             parts[i].empty = empty;
             parts[i].maximum = top;
             parts[i].threshold = threshold;
+            parts[i].weight = threshold.weight;
             parts[i].top = double(top);
             parts[i].conjugate = nan ? std::numeric_limits<double>::quiet_NaN() : conjugate;
         }
