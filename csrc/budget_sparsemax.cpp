@@ -161,7 +161,7 @@ struct BudgetSparsemax {
                     narrow(q > 0 ? q < 1 ? q : 1.0 : 0.0, to[k]);
                 }
             },
-            [=](int64_t at, int64_t length) { std::memset(out + at, 0, size_t(length) * sizeof(T)); });
+            [=](int64_t at, int64_t length) { clear(out + at, length); });
         return true;
     }
 
@@ -188,7 +188,7 @@ struct BudgetSparsemax {
                 active += some;
                 sum += part_sum;
             },
-            [=](int64_t at, int64_t length) { std::memset(out + at, 0, size_t(length) * sizeof(T)); });
+            [=](int64_t at, int64_t length) { clear(out + at, length); });
         if (active == 0) return true;
         const double mean = sum / active;
         for_each_group(

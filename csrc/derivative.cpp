@@ -148,6 +148,14 @@ struct Steep {
     }
 };
 
+// Whether a block is without support, where the derivative is 0 whatever g is.
+template <class C>
+bool are_zero(const C* p, int64_t length) {
+    uint64_t found = 0;
+    for (int64_t j = 0; j < length; j += LOOK) found |= above(p + j, minimum(LOOK, length - j), C(0));
+    return found == 0;
+}
+
 template <class Weight, bool with_scores, class T>
 bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     using C = compute_t<T>;
@@ -166,15 +174,21 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(p + i, length, p_block);
+            if (Weight::divided && are_zero(values, length)) continue;
             for (int64_t j = 0; j < length; ++j) w[j] = weigh(values[j]);
             sums.add(w, widened(g + i, length, g_block), length);
         }
         const double mean = !Weight::divided ? sums.products : sums.weights == 0 ? 0.0 : sums.products / sums.weights;
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const C *values = widened(p + i, length, p_block), *upstream = widened(g + i, length, g_block);
-            const C center = C(mean), lost = C(mean - double(center));
+            const C* values = widened(p + i, length, p_block);
             T* to = row.out + i;
+            if (Weight::divided && are_zero(values, length)) {
+                for (int64_t j = 0; j < length; j += LOOK) clear(to + j, minimum(LOOK, length - j));
+                continue;
+            }
+            const C* upstream = widened(g + i, length, g_block);
+            const C center = C(mean), lost = C(mean - double(center));
             with_scale<C>(row.scale, [&](auto scale) {
                 if constexpr (with_scores) {
                     const C* scores = row.raw(i, length, scratch.high);

@@ -24,8 +24,8 @@ struct Normmax2 : Entmax15 {
 
     static double share(double gap, double edge) { return gap > above_rounding(edge) ? gap - edge : 0.0; }
 
-    Threshold solve(const double* gaps, int64_t count, double lowest) const {
-        Threshold threshold = Entmax15::solve(gaps, count, lowest);
+    Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
+        Threshold threshold = Entmax15::solve(gaps, count, lowest, lost);
         double mass = 0;
 #pragma omp simd reduction(+ : mass)
         for (int64_t i = 0; i < count; ++i) mass += share(gaps[i], threshold.edge);
@@ -46,8 +46,8 @@ struct Normmax : Entmax {
 
     static double stretch(const double* theta) { return order(*theta); }
 
-    Threshold solve(const double* gaps, int64_t count, double lowest) const {
-        Threshold threshold = Entmax::solve(gaps, count, lowest);
+    Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
+        Threshold threshold = Entmax::solve(gaps, count, lowest, lost);
         double mass = 0;
         for (int64_t i = 0; i < count; i += PADDING) {
             double p[PADDING];
@@ -150,7 +150,7 @@ bool pull(const Row<T>& row, const T* p, const T* g, Scratch<compute_t<T>>& scra
             put((slopes[count] - shares[count] * moved) * row.scale, out[i]);
             ++count;
         },
-        [=](int64_t begin, int64_t length) { std::memset(out + begin, 0, size_t(length) * sizeof(T)); });
+        [=](int64_t begin, int64_t length) { clear(out + begin, length); });
     return true;
 }
 

@@ -159,8 +159,8 @@ def normmax(
             equally among the largest scores: there p jumps with the scores, and has no gradient.
         x, dim, temperature, where: as for `softmax`.
 
-    Its loss is `fenchel_young_loss(…, map="normmax")`. Errors as for `softmax`. Cost: two reads, one write and Newton's method on the
-    scores within 1 of the maximum; never a sort. Source: Blondel, Martins & Niculae (2020), arXiv:1901.02324.
+    Its loss is `fenchel_young_loss(…, map="normmax")`. Errors as for `softmax`. Cost: two reads, one write and Newton's method on
+    the scores within 1 of the maximum; never a sort. Source: Blondel, Martins & Niculae (2020), arXiv:1901.02324.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.normmax(np.array([1.0, 0.75, 0.5, 0.0])).round(4)
