@@ -159,6 +159,7 @@ class Kernel:
 
     forward, backward, loss: functions of the library (`softmaxima_…` there); `loss`, of the map's Fenchel–Young loss, may be None.
     theta: θ, the numbers that they take, from the map's parameters in their order; of a parameter that may be a tensor a tensor.
+        None for parameters that they do not know.
     library: a library of its own, built of csrc/dispatch.cpp and its kernels; without it they are in the package's.
     triton: the module with FORWARD, BACKWARD and, where there is a loss, LOSS; without it that of the package called as `forward`.
     """
@@ -166,7 +167,7 @@ class Kernel:
     forward: str
     backward: str
     loss: str | None = None
-    theta: Callable[..., Theta] = lambda *params: params
+    theta: Callable[..., Theta | None] = lambda *params: params
     library: Path | None = None
     triton: str | None = None
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the kernel
