@@ -186,6 +186,14 @@ void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstre
     });
 }
 
+// Whether a block is without support, where the derivative is 0 whatever g is.
+template <class C>
+bool are_zero(const C* p, int64_t length) {
+    uint64_t found = 0;
+    for (int64_t j = 0; j < length; j += LOOK) found |= above(p + j, minimum(LOOK, length - j), C(0));
+    return found == 0;
+}
+
 template <class Weight, bool with_scores, class T>
 bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     using C = compute_t<T>;
@@ -212,6 +220,7 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(p + i, length, p_block), *weights = values;
+            if (Weight::divided && are_zero(values, length)) continue;
             if constexpr (!std::is_same_v<Weight, Probability>) {
                 for (int64_t j = 0; j < length; ++j) w[j] = weigh(values[j]);
                 weights = w;
@@ -225,9 +234,14 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
         }
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
-            const C *values = widened(p + i, length, p_block), *upstream = g.read(i, length, g_block);
-            const C center = C(mean), lost = C(mean - double(center));
+            const C* values = widened(p + i, length, p_block);
             T* to = row.out + i;
+            if (Weight::divided && are_zero(values, length)) {
+                for (int64_t j = 0; j < length; j += LOOK) clear(to + j, minimum(LOOK, length - j));
+                continue;
+            }
+            const C* upstream = g.read(i, length, g_block);
+            const C center = C(mean), lost = C(mean - double(center));
             with_scale<C>(row.scale, [&](auto scale) {
                 if constexpr (with_scores) {
                     const C* scores = row.raw(i, length, scratch.high);

@@ -176,6 +176,17 @@ struct Tempered {
     }
 };
 
+// Numbers in C, where they lie if they are.
+template <class T, class C>
+const C* widened(const T* from, int64_t length, C* buffer) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+        return from;
+    } else {
+        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
+        return buffer;
+    }
+}
+
 // A row of scores, −∞ where masked. Sums of exponentials are of z = x where τ is 1, and of z = (x − anchor)/τ elsewhere, the anchor
 // the largest x: a quotient x/τ would have lost the digits in which large scores differ.
 template <class T>
@@ -569,7 +580,16 @@ template <class C>
 uint64_t above(const C* values, int64_t length, C bound) {
     int64_t i = 0;
     uint64_t bits = 0;
-#ifdef __AVX2__
+#if defined(__AVX512F__)
+    constexpr int64_t lanes = 64 / sizeof(C);
+    for (; i + lanes <= length; i += lanes) {
+        if constexpr (sizeof(C) == sizeof(float)) {
+            bits |= uint64_t(_mm512_cmp_ps_mask(_mm512_loadu_ps(values + i), _mm512_set1_ps(bound), _CMP_NLE_UQ)) << i;
+        } else {
+            bits |= uint64_t(_mm512_cmp_pd_mask(_mm512_loadu_pd(values + i), _mm512_set1_pd(bound), _CMP_NLE_UQ)) << i;
+        }
+    }
+#elif defined(__AVX2__)
     constexpr int64_t lanes = 32 / sizeof(C);
     for (; i + lanes <= length; i += lanes) {
         int mask;
@@ -587,6 +607,16 @@ uint64_t above(const C* values, int64_t length, C bound) {
 #endif
     for (; i < length; ++i) bits |= uint64_t(!(values[i] <= bound)) << i;
     return bits;
+}
+
+// Of a known length, for what a compiler makes of any length takes long to start.
+template <class T>
+void clear(T* to, int64_t length) {
+    if (length == LOOK) {
+        std::memset(to, 0, size_t(LOOK) * sizeof(T));
+    } else {
+        for (int64_t i = 0; i < length; ++i) narrow(0.0, to[i]);
+    }
 }
 
 template <class C>

@@ -5,7 +5,7 @@
 // candidates are collected in one pass, against a bound that rises as they are, and Λ is solved for on the few that are left.
 #pragma once
 
-#include "rows.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -15,12 +15,13 @@ struct Threshold {
     double level = 0, growth = 1;  // Λ, e^{βΛ}
     double share = 0;              // with a share, p is the mixture with the one at the next Λ: see Entmax
     double next_level = 0, next_growth = 1;
+    double weight = 1;  // a factor of the probabilities
 };
 
 // Each family has
 //   reach()                                how far below the maximum the support can go,
-//   lower_bound(gaps, count, lowest)       an edge at or below the threshold's, found quickly,
-//   solve(gaps, count, lowest)             the threshold, found exactly,
+//   lower_bound(gaps, count, lowest, all)  an edge at or below the threshold's, found quickly; a coarse one does where more gaps will come,
+//   solve(gaps, count, lowest, lost)       the threshold, found exactly, or where it is costly so that Σp lacks no more than is lost,
 //   offset(threshold)                      (e^{−βΛ} − 1)/β, which the conjugate is made of,
 //   probabilities(gaps, count, threshold)  p, in the place of the gaps,
 // and tells whether its probabilities are costly. They are given scores less their maximum, to which −∞ is added until their number
@@ -69,9 +70,9 @@ struct Sparsemax {
         }
     }
 
-    float lower_bound(const float* gaps, int64_t count, float lowest) const { return michelot(gaps, count, lowest) - slack<float>(count); }
+    float lower_bound(const float* gaps, int64_t count, float lowest, bool) const { return michelot(gaps, count, lowest) - slack<float>(count); }
 
-    Threshold solve(const double* gaps, int64_t count, double lowest) const { return {michelot(gaps, count, lowest)}; }
+    Threshold solve(const double* gaps, int64_t count, double lowest, double) const { return {michelot(gaps, count, lowest)}; }
 
     double offset(const Threshold& threshold) const { return -threshold.edge - 1; }
 
@@ -118,7 +119,7 @@ struct Entmax15 {
         V step() const { return 2 * (mass - std::sqrt(mass)) / roots; }
     };
 
-    float lower_bound(const float* gaps, int64_t count, float lowest) const {
+    float lower_bound(const float* gaps, int64_t count, float lowest, bool) const {
         float edge = lowest;
         for (int step = 0; step < MOST_STEPS; ++step) {
             const float move = Sums<float>(gaps, count, edge).step();
@@ -129,7 +130,7 @@ struct Entmax15 {
     }
 
     // Newton, until the root of the quadratic Σ (√p − δ)² = 1 over the candidates leaves each of them in the support: then it is exact.
-    Threshold solve(const double* gaps, int64_t count, double lowest) const {
+    Threshold solve(const double* gaps, int64_t count, double lowest, double) const {
         double edge = lowest;
         for (int step = 0; step < MOST_STEPS; ++step) {
             const Sums<double> sums(gaps, count, edge);
@@ -163,13 +164,16 @@ struct Entmax15 {
 // p is their mixture.
 struct Entmax {
     static constexpr int MOST_STEPS = 200;  // of which a third shrinks the bracket below the rounding of Λ
-    static constexpr int ROUGH_STEPS = 12;
-    static constexpr double SMALLEST_EDGE = 1e-30;
+    static constexpr int ROUGH_STEPS = 12, COARSE_STEPS = 2;
+    static constexpr double ROUGH = 5e-5;  // of Σp, what a rough bound may leave beside its roundings
+    static constexpr double SMALLEST_EDGE = 1e-30, SMALLEST_ROUGH = 0x1p-6;
     static constexpr bool costly = true;
 
     double beta;
 
-    explicit Entmax(const double* alpha) : beta(*alpha - 1) {}
+    explicit Entmax(double order) : beta(order) {}
+
+    explicit Entmax(const double* alpha) : Entmax(*alpha - 1) {}
 
     double reach() const { return 1 / beta; }
 
@@ -178,32 +182,29 @@ struct Entmax {
     };
 
     // log p and 1/ρ, p = 0 where ρ is.
-    template <class V>
-    [[gnu::always_inline]] static inline V log_share(V gap, V scale, V inverse, V level, V& inverse_rho) {
-        const V ratio = gap == 0 ? V(0) : gap * scale;
-        const V rho = 1 + ratio;
+    [[gnu::always_inline]] static inline double log_share(double gap, double scale, double inverse, double level, double& inverse_rho) {
+        const double ratio = gap == 0 ? 0.0 : gap * scale, rho = 1 + ratio;
         inverse_rho = 1 / rho;
-        const V lost = (ratio - (rho - 1)) * inverse_rho;  // log(1 + ratio) = log ρ + lost, also for small ratios
-        return rho > std::numeric_limits<V>::epsilon() ? (log_of_normal(rho) + lost) * inverse - level : -std::numeric_limits<V>::infinity();
+        const double lost = (ratio - (rho - 1)) * inverse_rho;  // log(1 + ratio) = log ρ + lost, also for small ratios
+        return rho > std::numeric_limits<double>::epsilon() ? (log_of_normal(rho) + lost) * inverse - level : NOTHING;
     }
 
-    template <class V>
-    Mass evaluate(const V* gaps, int64_t count, double level) const {
-        const Exponential<V> exp(Origin<V>{});
-        V mass = 0, slope = 0, curve = 0;
+    Mass evaluate(const double* gaps, int64_t count, double level) const {
+        const Exponential<double> exp(Origin<double>{});
+        double mass = 0, slope = 0, curve = 0;
         if (beta == 0) {
 #pragma omp simd reduction(+ : mass)
-            for (int64_t i = 0; i < count; ++i) mass += exp(gaps[i] - V(level));
+            for (int64_t i = 0; i < count; ++i) mass += exp(gaps[i] - level);
             return {mass, mass, mass};
         }
-        const V scale = V(beta * std::exp(beta * level)), inverse = V(1 / beta), height = V(level);
+        const double scale = beta * std::exp(beta * level), inverse = 1 / beta;
         const int64_t half = count / 2;  // two at a time, for log and exp are long chains of operations
 #pragma omp simd reduction(+ : mass, slope, curve)
         for (int64_t i = 0; i < half; ++i) {
-            V first, second;  // 1/ρ
-            const V p = exp(log_share(gaps[i], scale, inverse, height, first));
-            const V q = exp(log_share(gaps[i + half], scale, inverse, height, second));
-            const V p_slope = p > 0 ? p * first : V(0), q_slope = q > 0 ? q * second : V(0);
+            double first, second;  // 1/ρ
+            const double p = exp(log_share(gaps[i], scale, inverse, level, first));
+            const double q = exp(log_share(gaps[i + half], scale, inverse, level, second));
+            const double p_slope = p > 0 ? p * first : 0.0, q_slope = q > 0 ? q * second : 0.0;
             mass += p + q;
             slope += p_slope + q_slope;
             curve += p_slope * first + q_slope * second;
@@ -232,21 +233,69 @@ struct Entmax {
         return {level - std::log1p(-newton / (1 - (half < 0.5 ? half : 0.5))) / beta, std::fabs(newton * newton * bound) / beta};
     }
 
-    float lower_bound(const float* gaps, int64_t count, float lowest) const {
-        const double enough = 1 + 16 * slack<float>(count), wider = 1 + 4 * std::numeric_limits<float>::epsilon();
-        double low = this->level(wider * lowest), high = std::log(double(count)), level = low;
-        for (int i = 0; i < ROUGH_STEPS; ++i) {
-            const Mass at = evaluate(gaps, count, level);
-            (at.mass >= enough ? low : high) = level;
-            if (at.mass >= enough && at.mass < 1.02) break;
-            const double next = step(at, level).level - 1e-3 / (1 + beta);
-            level = next > low && next < high ? next : (low + high) / 2;
+    // With ρ = relu(1 + gap · scale), each power to 2^-18.
+    struct RoughMass {
+        double mass, slope, curve;  // Σ ρ^{1/β}, Σ ρ^{1/β − 1}, Σ ρ^{1/β − 2}
+    };
+
+    RoughMass evaluate_roughly(const float* gaps, int64_t count, float scale) const {
+        using F = Format<float>;
+        constexpr uint32_t sqrt_half = 0x3f3504f3u;
+        constexpr float least = -126;  // of a number that is normal
+        const float exponent = float(1 / beta - 2);
+        float mass = 0, slope = 0, curve = 0;
+#pragma omp simd reduction(+ : mass, slope, curve)
+        for (int64_t i = 0; i < count; ++i) {
+            const float ratio = gaps[i] < 0 ? gaps[i] * scale : 0.0f, rho = ratio > -1 ? 1 + ratio : 0.0f;
+            const float inside = rho > std::numeric_limits<float>::epsilon() ? 1.0f : 0.0f, base = inside > 0 ? rho : 1.0f;
+            const uint32_t offset = bit_cast<uint32_t>(base) - sqrt_half;
+            const float f = bit_cast<float>((offset & 0x7fffffu) + sqrt_half) - 1, e = float(int32_t(offset) >> F::mantissa);
+            float q = 0.1716244519f;
+            q = -0.2693202794f + f * q;
+            q = 0.2956995666f + f * q;
+            q = -0.3593716323f + f * q;
+            q = 0.4806267619f + f * q;
+            q = -0.7213636041f + f * q;
+            q = 1.442696452f + f * q;
+            const float wanted = exponent * (e + f * q), power = wanted > least ? wanted : least;  // log₂ ρ^{1/β − 2}
+            const float shifted = power + F::magic, r = power - (shifted - F::magic);
+            float t = 0.0095701013f;
+            t = 0.0559178628f + r * t;
+            t = 0.2402474433f + r * t;
+            t = 0.6931217909f + r * t;
+            t = 0.9999992847f + r * t;
+            const float two = bit_cast<float>((bit_cast<uint32_t>(shifted) << F::mantissa) + (uint32_t(F::bias) << F::mantissa));
+            const float own = inside * (two * t);
+            curve += own;
+            slope += own * rho;
+            mass += own * rho * rho;
         }
-        // Where the edge is near 0 it depends on gaps that are too small for a float, which are 0 here.
-        return edge(low) > -SMALLEST_EDGE ? lowest : float(wider * edge(low));
+        return {double(mass), double(slope), double(curve)};
     }
 
-    Threshold solve(const double* gaps, int64_t count, double lowest) const {
+    // In u = e^{−βΛ}, in which (Σp)^β = u (Σ ρ^{1/β})^β.
+    float lower_bound(const float* gaps, int64_t count, float lowest, bool all) const {
+        if (beta < SMALLEST_ROUGH) return lowest;  // where few scores would be dropped
+        constexpr double wider = 1 + 4 * std::numeric_limits<float>::epsilon();
+        const double most = log(double(count)), rough = 2 * slack<float>(count) + 2e-6 * (2 + most);
+        const double start = -beta * wider * lowest;
+        double high = start < 1 ? start : 1.0, low = exp(-beta * most), u = high;
+        for (int i = 0; i < (all ? ROUGH_STEPS : COARSE_STEPS); ++i) {
+            const RoughMass at = evaluate_roughly(gaps, count, float(beta / u));
+            const double excess = 1 - exp(-beta * log(at.mass)) / u;  // 1 − (Σp)^{−β}
+            const double spread = at.mass / at.slope, enough = beta * rough + 2e-7 / spread, target = enough + ROUGH * beta;
+            (excess >= enough ? high : low) = u;
+            if (excess >= enough && excess < target + ROUGH * beta) break;
+            const double newton = excess * spread, half = newton * (1 / beta - 1) * (at.curve / at.slope - 1 / spread) / 2;
+            const double next = u * (1 - newton / (1 - (half < 0.5 ? half : 0.5))) * (1 + target * spread);
+            u = next > low && next < high ? next : (low + high) / 2;
+        }
+        // Where the edge is near 0 it depends on gaps that are too small for a float, which are 0 here.
+        const double edge = high / beta;
+        return edge < SMALLEST_EDGE ? lowest : -float(wider * edge);
+    }
+
+    Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
         double level = this->level(lowest), low = 0, high = std::log(double(count));
         Mass at = evaluate(gaps, count, level);
         for (int i = 0; i < MOST_STEPS; ++i) {
@@ -255,7 +304,7 @@ struct Entmax {
             const Step next = step(at, level);
             const double error = std::fabs(at.mass - 1), move = std::fabs(next.level - level), rounding = 4e-16 * (level > 1 ? level : 1.0);
             if (error <= 1e-15 || high - low <= rounding || (move <= rounding && (beta <= 1 || error <= 1e-12))) break;
-            if (next.lost <= 1e-15) {
+            if (next.lost * at.slope <= lost) {
                 level = next.level;
                 at.mass = 1;
                 break;
@@ -276,18 +325,21 @@ struct Entmax {
 
     // p at one level. The results may take the place of the gaps.
     void at_level(const double* gaps, int64_t count, double level, double growth, double* p) const {
+        if (beta != 0) return powers(gaps, count, level, growth, 1 / beta, level, p);
         const Exponential<double> exp(Origin<double>{});
-        if (beta == 0) {
 #pragma omp simd
-            for (int64_t i = 0; i < count; ++i) p[i] = exp(gaps[i] - level);
-            return;
-        }
-        const double scale = beta * growth, inverse = 1 / beta;
+        for (int64_t i = 0; i < count; ++i) p[i] = exp(gaps[i] - level);
+    }
+
+    // e^{−less} ρ^inverse
+    void powers(const double* gaps, int64_t count, double level, double growth, double inverse, double less, double* p) const {
+        const Exponential<double> exp(Origin<double>{});
+        const double scale = beta * growth;
         // For β > 1 not even that is little.
         const double lowest = convex() ? above_rounding(edge(level)) : -std::numeric_limits<double>::infinity();
         const auto one = [=](double gap) __attribute__((always_inline)) {
             double unused;
-            const double p = exp(log_share(gap, scale, inverse, level, unused));
+            const double p = exp(log_share(gap, scale, inverse, less, unused));
             return gap > lowest ? p : 0.0;
         };
         const int64_t half = count / 2;
@@ -314,7 +366,7 @@ template <class T, class Family>
 struct ThresholdMap {
     using C = compute_t<T>;
     static constexpr bool anchored = false;
-    static constexpr int64_t TIGHTEN = 128;  // candidates that are worth thinning out while more are collected
+    static constexpr int64_t TIGHTEN = 256;  // candidates that are worth thinning out while more are collected
     static constexpr int64_t FEW = 16;       // candidates that are not worth it before the threshold is solved for
 
     struct Part {
@@ -344,6 +396,7 @@ struct ThresholdMap {
         for (int64_t i = begin; i < end; i += BLOCK) {
             const int64_t length = minimum(BLOCK, end - i);
             const C* block = row.raw(i, length, scratch.high);
+            row.prefetch_after(i, length);
             for (int64_t j = 0; j < length; j += LOOK) {
                 const C* values = block + j;
                 const int64_t look = minimum(LOOK, length - j);
@@ -358,7 +411,7 @@ struct ThresholdMap {
                 for_each_bit(found, [&](int64_t k) { candidates[count++] = values[k]; });
                 nan |= any_nan(values, look);
                 if (count > limit && !nan) {
-                    if (!thin(family, row, top, bound, candidates, count, scratch)) return false;
+                    if (!thin(family, row, top, bound, candidates, count, false, scratch)) return false;
                     limit = 2 * count > TIGHTEN ? 2 * count : TIGHTEN;
                 }
             }
@@ -368,7 +421,6 @@ struct ThresholdMap {
         part.nan = nan;
         part.maximum = top;
         part.bound = bound;
-        part.weight = 1;
         return true;
     }
 
@@ -390,7 +442,7 @@ struct ThresholdMap {
         if (!nan && !empty) {
             candidates = 0;
             for (int i = 0; i < count; ++i) {
-                if (parts[i].count > FEW && !thin(family, row, top, bound, parts[i].candidates, parts[i].count, scratch)) return false;
+                if (parts[i].count > FEW && !thin(family, row, top, bound, parts[i].candidates, parts[i].count, count == 1, scratch)) return false;
                 candidates += parts[i].count;
             }
             double* gaps = scratch.gaps.at_least(2 * (candidates + PADDING));
@@ -399,7 +451,9 @@ struct ThresholdMap {
             for (int i = 0; i < count; ++i)
                 for (int64_t k = 0; k < parts[i].count; ++k) gaps[filled++] = gap(parts[i].candidates[k], double(top), row.scale);
             filled = pad(gaps, filled);
-            threshold = family.solve(gaps, filled, lowest(family, bound, top, row.scale));
+            // What is rounded to C need not be more exact; a conjugate is kept in double.
+            const double lost = sizeof(C) == sizeof(double) || with_conjugate ? 1e-15 : 0x1p-25;
+            threshold = family.solve(gaps, filled, lowest(family, bound, top, row.scale), lost);
             if (with_conjugate) {
                 double* p = gaps + filled;
                 std::memcpy(p, gaps, size_t(filled) * sizeof(double));
@@ -414,6 +468,7 @@ struct ThresholdMap {
             parts[i].empty = empty;
             parts[i].maximum = top;
             parts[i].threshold = threshold;
+            parts[i].weight = threshold.weight;
             parts[i].top = double(top);
             parts[i].conjugate = nan ? std::numeric_limits<double>::quiet_NaN() : conjugate;
         }
@@ -451,7 +506,7 @@ struct ThresholdMap {
             const int64_t look = minimum(LOOK, length - j);
             const uint64_t found = above(values + j, look, bound);
             if (found == 0 || Family::costly) {
-                std::memset(to + j, 0, size_t(look) * sizeof(C));
+                clear(to + j, look);
                 for_each_bit(found, [&](int64_t k) { positions[count++] = int32_t(j + k); });
             } else if (std::is_same_v<Family, Sparsemax> && sizeof(C) < sizeof(double) && row.tau == 1.0) {
                 // The difference of two numbers of C is rounded once, and what the threshold has beyond C is taken off after.
@@ -481,11 +536,11 @@ struct ThresholdMap {
 
    private:
     // Raises the bound, and drops the candidates below it.
-    static bool thin(const Family& family, const Row<T>& row, C top, C& bound, C* candidates, int64_t& count, Scratch<C>& scratch) {
+    static bool thin(const Family& family, const Row<T>& row, C top, C& bound, C* candidates, int64_t& count, bool all, Scratch<C>& scratch) {
         float* gaps = scratch.rough.at_least(count + PADDING);
         if (!gaps) return false;
         for (int64_t k = 0; k < count; ++k) gaps[k] = float(gap(candidates[k], double(top), row.scale));
-        const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(family, bound, top, row.scale)));
+        const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(family, bound, top, row.scale)), all);
         const C raised = below(double(top) + double(edge) * row.tau);
         bound = raised > bound ? raised : bound;
         int64_t kept = 0;

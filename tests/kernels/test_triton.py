@@ -27,7 +27,12 @@ pytestmark = pytest.mark.gpu
 
 # Rows on chip, and rows of three parts, the last of one score.
 SIZES = [("whole", 1), ("whole", 17), ("whole", 32), ("shared", 33)]
-MAPS = [(case.map.name, case.params) for map in REGISTRY.values() if map.kernel is not None for case in cases(map)]
+MAPS = [
+    (case.map.name, case.params)
+    for map in REGISTRY.values()
+    if map.kernel is not None and map.kernel.on_gpus
+    for case in cases(map)
+]
 
 
 @pytest.fixture

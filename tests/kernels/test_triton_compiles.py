@@ -47,7 +47,7 @@ def compiled(kernel: Any, warps: int, constants: dict[str, Any], **pointers: Any
 NOTHING: dict[str, Any] = {"taus": None, "mask": None, "blocks": None, "starts": None}
 PLAIN = {**NOTHING, "TEMPERED": False, "COMPUTE": tl.float32}
 MASKED = {"TEMPERED": True, "COMPUTE": tl.float32}
-KERNELS = {name: map.kernel for name, map in REGISTRY.items() if map.kernel is not None}
+KERNELS = {name: map.kernel for name, map in REGISTRY.items() if map.kernel is not None and map.kernel.on_gpus}
 EVERY = {"EACH_P": True, "EACH_G": True, "EACH_OUT": True, "DERIVATIVE": False}
 DERIVATIVE = {**EVERY, "DERIVATIVE": True}
 

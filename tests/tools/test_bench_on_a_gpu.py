@@ -71,7 +71,7 @@ def test_every_kernel_is_right_on_every_length(checked: Benchmark) -> None:
     assert len(checked.checks) == len({str(found) for found in checked.checks})
 
 
-@pytest.mark.parametrize("name", [name for name, map in MAPS.items() if map.kernel is not None])
+@pytest.mark.parametrize("name", [name for name, map in MAPS.items() if map.kernel is not None and map.kernel.on_gpus])
 def test_every_map_with_a_kernel_is_checked_at_every_example(checked: Benchmark, name: str) -> None:
     for title in [f"{name} {p.name}={value}" for p in MAPS[name].params for value in p.examples] or [name]:
         found = [check for check in checked.checks if check.title == title]

@@ -88,7 +88,7 @@ class Subject:
         if isinstance(self.entry, Sum):
             return self.entry.has_kernel
         kernel = None if self.map is None else self.map.kernel
-        return kernel is not None and (self.kind == "map" or kernel.loss is not None)
+        return kernel is not None and kernel.on_gpus and (self.kind == "map" or kernel.loss is not None)
 
     @property
     def on_cosines(self) -> bool:
@@ -149,14 +149,14 @@ def _plain(name: str) -> str:
 
 
 def with_kernels() -> Iterator[tuple[Subject, ...]]:
-    """Sums and cross-entropy, every map at the examples of its parameters, and its Fenchel–Young loss, that have a kernel: what
-    shares one together, so that it is compiled once.
+    """Sums and cross-entropy, every map at the examples of its parameters, and its Fenchel–Young loss, that have a kernel on every
+    device: what shares one together, so that it is compiled once.
     """
     for subject in subjects().values():
         if subject.has_kernel and subject.kind != "map" and subject.variants:
             yield (subject,)
     for name, map in MAPS.items():
-        if map.kernel is not None:
+        if map.kernel is not None and map.kernel.on_gpus:
             examples = [{p.name: value} for p in map.params for value in p.examples] or [{}]
             yield tuple(Subject(name, map, options) for options in examples)
             if map.kernel.loss is not None and map.regulariser is not None:

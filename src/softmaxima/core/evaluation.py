@@ -31,8 +31,8 @@ def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: M
     calls = native.CALLS
     if calls is not None and not is_dynamo_compiling() and map.kernel is not None and (forward := map.kernel.addresses.forward):
         numbers = plain_numbers(map, params) if map.params else () if not params else None
-        if numbers is not None:
-            theta = map.kernel.theta(*numbers) if numbers else ()
+        theta = None if numbers is None else map.kernel.theta(*numbers) if numbers else ()
+        if numbers is not None and theta is not None:
             p = calls.forward(forward, x, dim, temperature, where, theta)
             if p is NotImplemented:
                 p = apply_plain(map, x, dim, temperature, where, numbers, theta)
@@ -55,7 +55,7 @@ def plain_numbers(map: Map, params: Mapping[str, Any]) -> tuple[Any, ...] | None
         value = params.get(parameter.name)  # None for one of another name
         if type(value) is int and parameter.kind is float:
             value = as_number(value)
-        if type(value) is not parameter.kind or not parameter.valid(value):
+        if type(value) is not parameter.kind is not object or not parameter.valid(value):
             return None
         values += (value,)
     return values

@@ -24,8 +24,8 @@ def compute(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, para
     """p, as a new tensor."""
     if x.numel() == 0:
         return x.clone()
-    if has_kernel(map.kernel, x):
-        return kernels(x).forward(map.kernel, x, tau, where, map.kernel.theta(*params))
+    if has_kernel(map.kernel, x) and (theta := map.kernel.theta(*params)) is not None:
+        return kernels(x).forward(map.kernel, x, tau, where, theta)
     p = compose(map, x, tau, where, params)
     return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
 
@@ -41,8 +41,8 @@ def pull(
     map: Map, p: Tensor, g: Tensor, x: Tensor | None, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]
 ) -> Tensor:
     """∂⟨g, p⟩/∂x, not to be differentiated itself; x where it depends on it."""
-    if p.numel() > 0 and has_kernel(map.kernel, p, g):
-        return kernels(p).backward(map.kernel, p, g, x, tau, where, map.kernel.theta(*params))
+    if p.numel() > 0 and has_kernel(map.kernel, p, g) and (theta := map.kernel.theta(*params)) is not None:
+        return kernels(p).backward(map.kernel, p, g, x, tau, where, theta)
     dtype = COMPUTE_DTYPE[p.dtype]
     values = [v.to(dtype) if isinstance(v, Tensor) else v for v in params]
     z = None if x is None else arguments_of(map, x, tau, where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.util
 import math
 import os
 import struct
@@ -165,6 +166,7 @@ class Kernel:
 
     forward, backward, loss: functions of the library (`softmaxima_…` there); `loss`, of the map's Fenchel–Young loss, may be None.
     theta: θ, the numbers that they take, from the map's parameters in their order; of a parameter that may be a tensor a tensor.
+        None for parameters that they do not know.
     library: a library of its own, built of csrc/dispatch.cpp and its kernels; without it they are in the package's.
     triton: the module with FORWARD, BACKWARD and, where there is a loss, LOSS; without it that of the package called as `forward`.
     """
@@ -172,7 +174,7 @@ class Kernel:
     forward: str
     backward: str
     loss: str | None = None
-    theta: Callable[..., Theta] = lambda *params: params
+    theta: Callable[..., Theta | None] = lambda *params: params
     library: Path | None = None
     triton: str | None = None
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the kernel
@@ -192,6 +194,14 @@ class Kernel:
             return Functions()
         names = {"Forward": self.forward, "Backward": self.backward, "Loss": self.loss}
         return Functions(*(name and _checked(name, kind, library) for kind, name in names.items()))
+
+    @functools.cached_property
+    def on_gpus(self) -> bool:
+        """Whether there is a Triton module for it, which is not imported."""
+        try:
+            return importlib.util.find_spec(self.triton or "") is not None
+        except ModuleNotFoundError:  # of a package above
+            return False
 
     @functools.cached_property
     def addresses(self) -> Functions:

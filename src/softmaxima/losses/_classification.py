@@ -206,6 +206,8 @@ def directly(
     if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1:
         return None
     theta = kernel.theta(*params) if params else ()
+    if theta is None:
+        return None
     own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean")
     found = calls.loss(*own, False)
     if found is None:
@@ -228,7 +230,8 @@ def losses_of(batch: Batch, map: Map, params: Iterable[Any] = (), fenchel: bool 
     kernel = map.kernel
     if kernel is None or not has_kernel(batch.rows.device.type, kernel.key, "loss"):
         return None
-    theta = kernel.theta(*params)
+    if (theta := kernel.theta(*params)) is None:
+        return None
     return lambda x, target, **account: kernels(x).loss(kernel, x, target, theta=theta, fenchel=fenchel, **account)
 
 

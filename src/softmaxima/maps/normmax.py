@@ -26,6 +26,7 @@ from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.jacobian import Centred
 from softmaxima.core.rows import row_maximum, total
 from softmaxima.core.tracing import is_exporting_to_onnx
+from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._threshold import halved
 from softmaxima.maps.entmax import log_on_support
@@ -137,6 +138,7 @@ NORMMAX = register(
         ),
         properties=Properties(sparse=True, additive_regulariser=False),
         cost=Cost(reads=2),
+        kernel=Kernel("normmax", "normmax_backward"),
         blocks=thresholded(forward, norm),
         formula="u_i / Σ u_j, u = relu(x − λ)^{1/(α−1)}, Σ u_j^α = 1",
         source="Blondel, Martins & Niculae (2020), arXiv:1901.02324; Santos et al. (2024), arXiv:2402.13725",
@@ -157,8 +159,8 @@ def normmax(
             equally among the largest scores: there p jumps with the scores, and has no gradient.
         x, dim, temperature, where: as for `softmax`.
 
-    Its loss is `fenchel_young_loss(…, map="normmax")`. Errors as for `softmax`. Cost: some 5 reads in float64, one for each step of
-    Newton's method, and one write. Source: Blondel, Martins & Niculae (2020), arXiv:1901.02324.
+    Its loss is `fenchel_young_loss(…, map="normmax")`. Errors as for `softmax`. Cost: two reads, one write and Newton's method on
+    the scores within 1 of the maximum; never a sort. Source: Blondel, Martins & Niculae (2020), arXiv:1901.02324.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.normmax(np.array([1.0, 0.75, 0.5, 0.0])).round(4)
