@@ -365,10 +365,21 @@ void call_weighted(const Kernel<SoftmaximaWeighted>& kernel, bool long_row) {
     std::vector<double> weights(size_t(shared ? problem.n : problem.scores()));
     for (double& each : weights) each = chance(0.2) ? 0.0 : normal();
     if (problem.hard && !weights.empty()) weights[size_t(below(int64_t(weights.size())))] = choose<double>({INFINITY, NAN, 1e300, 1e-300});
-    std::vector<Bytes> outputs(2, Bytes(size_t(problem.rows_count() * 8)));
+    const size_t numbers = size_t(problem.rows_count() * 8);
+    std::vector<Bytes> outputs = {Bytes(numbers), Bytes(numbers), Bytes(2 * numbers)};
+    const auto at = [](Bytes& bytes) { return reinterpret_cast<double*>(bytes.data()); };
+    const bool alike = problem.dtype == 0 && chance(0.5);
+    const double *same = alike ? weights.data() : nullptr, *wide = alike ? nullptr : weights.data();
+    const int64_t distance = shared ? 0 : problem.n;
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaWeighted call = {problem.rows(threads), weights.data(), shared ? 0 : problem.n, reinterpret_cast<double*>(outputs[0].data()),
-                                         reinterpret_cast<double*>(outputs[1].data())};
+        const SoftmaximaWeighted call = {problem.rows(threads), same, wide, distance, at(outputs[0]), at(outputs[1]), at(outputs[2]), nullptr, nullptr};
+        return kernel.run(&call);
+    });
+    std::vector<double> g(size_t(problem.rows_count()));
+    for (double& each : g) each = normal();
+    std::vector<Bytes> slopes(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
+    twice(kernel.name, problem, slopes, [&](int64_t threads) {
+        const SoftmaximaWeighted call = {problem.rows(threads), same, wide, distance, nullptr, at(outputs[1]), at(outputs[2]), g.data(), slopes[0].data()};
         return kernel.run(&call);
     });
 }
