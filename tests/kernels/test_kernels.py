@@ -620,6 +620,53 @@ def test_weighted_kernels_on_random_calls():
 
 
 @needs_library
+def test_gap_kernels_on_random_calls():
+    for seed in range(150):
+        draw = Draw(seed)
+        outer, n, inner = draw.shape
+        bins, k, width, reach = draw.choose(1, 7, 150), min(n, draw.choose(1, 2, 8)), draw.choose(0.05, 0.3), draw.choose(0.5, 14.0)
+        sizes = {"summary": 6, "largest": k, "counts": bins + 1, "kept": 5}
+        found = {what: draw.memory.output(outer, inner, size, dtype=torch.float64) for what, size in sizes.items()}
+        *outputs, kept = found.values()
+        pack = lambda threads, draw=draw, outputs=outputs, width=width, bins=bins, k=k: native._GAPS(
+            *draw.fields(threads), width, bins, k, *(output.data_ptr() for output in outputs)
+        )
+        summary, largest, counts = (v.flatten(0, 1) for v in run_on_threads(native._function("gaps"), pack, draw, outputs))
+        pack = lambda threads, draw=draw, kept=kept, reach=reach: native._KEPT(*draw.fields(threads), reach, kept.data_ptr())
+        (kept,) = run_on_threads(native._function("kept"), pack, draw, [kept])
+        kept = kept.flatten(0, 1)
+        top = draw.raw.double().amax(-1)
+        for own in (summary, kept):
+            torch.testing.assert_close(own[:, 0], top, rtol=0, atol=0, equal_nan=True)
+        rows = draw.finite
+        x, tau = draw.raw.double()[rows], draw.as_rows(draw.tau.expand(outer, 1, inner))[rows]
+        gaps = (top[rows].unsqueeze(-1) - x) / tau
+        above = x > -INF
+        _, count, ties, total, edge, near = summary[rows].unbind(-1)
+        for own in (summary[rows], kept[rows]):
+            assert torch.equal(own[:, 1], above.sum(-1).double())
+            assert torch.equal(own[:, 2], (gaps == 0).sum(-1).double())
+        torch.testing.assert_close(total, gaps.masked_fill(~above, 0.0).sum(-1), rtol=1e-12, atol=1e-12)
+        expected = (top[rows] - count.log() * tau.squeeze(-1)).clamp_min(-torch.finfo(draw.dtype).max)
+        torch.testing.assert_close(edge, expected.to(draw.dtype).double(), rtol=torch.finfo(draw.dtype).eps, atol=1e-7)
+        assert torch.equal(near, (x >= edge.unsqueeze(-1)).sum(-1).double())
+        assert torch.equal(largest[rows], x.topk(k).values)
+        # A gap at the edge of a bin may round to the other side.
+        nearest, furthest = ((gaps * factor / width).clamp_max(bins).floor() for factor in (1 - 1e-14, 1 + 1e-14))
+        inside = above & (gaps > 0)
+        for b in (0, bins // 2, bins):
+            least = ((nearest == b) & (furthest == b) & inside).sum(-1)
+            most = (((nearest == b) | (furthest == b)) & inside).sum(-1)
+            assert bool(((least <= counts[rows][:, b]) & (counts[rows][:, b] <= most)).all())
+        assert torch.equal(counts[rows].sum(-1), count - ties)
+        close = (gaps - reach).abs() < 1e-12
+        terms = (-gaps).exp().masked_fill((gaps > reach) | (gaps == 0), 0.0)
+        clear = ~close.any(-1)
+        assert torch.equal(kept[rows][clear, 3], (gaps <= reach).sum(-1).double()[clear])
+        torch.testing.assert_close(kept[rows][clear, 4], terms.sum(-1)[clear], rtol=1e-13, atol=1e-290)
+
+
+@needs_library
 def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch.dtype):
     threads = torch.get_num_threads()
     x = normal(131_073, dtype=dtype)

@@ -157,6 +157,7 @@ def _packer(*structures: type[Any]) -> Callable[..., bytes]:
 _FORWARD, _BACKWARD, _STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
 _LOSS, _SELECTED_LOSS, _MARGIN_LOSS = _packer(Rows, Loss), _packer(Rows, Loss, SelectedLoss), _packer(Rows, Loss, MarginLoss)
 _WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
+_GAPS, _KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
 
 
 Function = Callable[[bytes], int]  # of the bytes of a structure
@@ -587,6 +588,23 @@ def _weights(weights: Tensor, x: Tensor, layout: Layout) -> tuple[tuple[int, int
     alike = b.dtype == x.dtype
     b = in_memory(b if alike else b.to(torch.float64))
     return (b.data_ptr() if alike else 0, 0 if alike else b.data_ptr(), 0 if shared else layout.n), b
+
+
+def gaps(x: Tensor, tau: float | Tensor, *, width: float, bins: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(the summary [..., 6], the k largest scores [..., k], the counts of bins [..., bins + 1]) of csrc/kernels.h, in double."""
+    summary, largest, counts = (torch.empty((*x.shape[:-1], size), dtype=torch.float64, device="cpu") for size in (6, k, bins + 1))
+    rows, _, _kept = _read(x, tau, None)
+    own = Gaps(width, bins, k, summary=summary.data_ptr(), largest=largest.data_ptr(), counts=counts.data_ptr())
+    _run(_function("gaps"), _GAPS(*rows, *own))
+    return summary, largest, counts
+
+
+def kept(x: Tensor, tau: float | Tensor, reach: float) -> Tensor:
+    """The summary [..., 5] of csrc/kernels.h, in double."""
+    summary = torch.empty((*x.shape[:-1], 5), dtype=torch.float64, device="cpu")
+    rows, _, _kept = _read(x, tau, None)
+    _run(_function("kept"), _KEPT(*rows, *Kept(reach=reach, summary=summary.data_ptr())))
+    return summary
 
 
 def loss(

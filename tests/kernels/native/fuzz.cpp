@@ -3,6 +3,7 @@
 // whatever the number of threads; probabilities are in [0, 1] and sum to at most 1; NaN comes of NaN alone, or of +∞. The values
 // are the business of test_kernels.py.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -46,6 +47,8 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaPairs>> pairs;
     std::vector<Kernel<SoftmaximaState>> state;
     std::vector<Kernel<SoftmaximaWeighted>> weighted;
+    std::vector<Kernel<SoftmaximaGaps>> gaps;
+    std::vector<Kernel<SoftmaximaKept>> kept;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
 
@@ -57,6 +60,8 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaPairs*)) { pairs.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaState*)) { state.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaWeighted*)) { weighted.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaGaps*)) { gaps.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaKept*)) { kept.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
 };
@@ -384,6 +389,27 @@ void call_weighted(const Kernel<SoftmaximaWeighted>& kernel, bool long_row) {
     });
 }
 
+void call_gaps(const Kernel<SoftmaximaGaps>& kernel, bool long_row) {
+    Problem problem(long_row);
+    const int64_t bins = choose<int64_t>({1, 7, 200}), k = std::min<int64_t>(problem.n, 1 + below(8));
+    std::vector<Bytes> outputs;
+    for (const int64_t size : {int64_t(6), k, bins + 1}) outputs.emplace_back(size_t(problem.rows_count() * size * 8));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const auto at = [](Bytes& bytes) { return reinterpret_cast<double*>(bytes.data()); };
+        const SoftmaximaGaps call = {problem.rows(threads), 0.05, bins, k, at(outputs[0]), at(outputs[1]), at(outputs[2])};
+        return kernel.run(&call);
+    });
+}
+
+void call_kept(const Kernel<SoftmaximaKept>& kernel, bool long_row) {
+    Problem problem(long_row);
+    std::vector<Bytes> outputs(1, Bytes(size_t(problem.rows_count() * 5 * 8)));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaKept call = {problem.rows(threads), 14, reinterpret_cast<double*>(outputs[0].data())};
+        return kernel.run(&call);
+    });
+}
+
 void call_quantized(const Kernel<SoftmaximaQuantized>& kernel, bool long_row) {
     Problem problem(long_row);
     problem.hard = false;
@@ -445,6 +471,8 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.pairs) call_pairs(kernel);
         for (const auto& kernel : kernels.state) call_state(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.weighted) call_weighted(kernel, round % 25 == 0);
+        for (const auto& kernel : kernels.gaps) call_gaps(kernel, round % 25 == 0);
+        for (const auto& kernel : kernels.kept) call_kept(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
     }
