@@ -209,14 +209,8 @@ class _AtOnce:
     def __init__(self, rows: GapsOfRows, summary: Tensor) -> None:
         self.dtype, self.n, self.tau = rows.dtype, rows.n, rows.tau
         self.highest, self.count, self._at_maximum, *self._more = summary.split(1, -1)
-
-    @property
-    def maximum(self) -> Tensor:
-        return quotient(self.highest, self.tau)
-
-    @property
-    def rounding(self) -> Tensor:
-        return quotient_error(self.highest, self.tau)
+        self.maximum = quotient(self.highest, self.tau)
+        self.rounding = quotient_error(self.highest, self.tau)
 
     def ties(self) -> Tensor:
         return (self._at_maximum - 1).clamp_min(0)
