@@ -42,8 +42,9 @@ struct Extent {
     bool is_finite() const { return std::fabs(top) < std::numeric_limits<C>::infinity(); }
 };
 
+// Not to be inlined: GCC 12 may then move two counts of 32 bits through MMX, which spoils the long doubles of whoever comes next.
 template <class C>
-int64_t how_many_are(const C* x, int64_t length, C value) {
+[[gnu::noinline]] int64_t how_many_are(const C* x, int64_t length, C value) {
     int32_t count = 0;
 #pragma omp simd reduction(+ : count)
     for (int64_t i = 0; i < length; ++i) count += x[i] == value ? 1 : 0;
@@ -51,7 +52,7 @@ int64_t how_many_are(const C* x, int64_t length, C value) {
 }
 
 template <class C>
-int64_t how_many_reach(const C* x, int64_t length, C edge) {
+[[gnu::noinline]] int64_t how_many_reach(const C* x, int64_t length, C edge) {
     int32_t count = 0;
 #pragma omp simd reduction(+ : count)
     for (int64_t i = 0; i < length; ++i) count += x[i] >= edge ? 1 : 0;
@@ -108,24 +109,24 @@ struct Largest {
     }
 };
 
-// Σδ of what is above −∞, and the bin of each score, the last for all beyond.
+// Σδ of what is above −∞, and the bin of each score, to be rounded down, the last for all beyond.
 template <class C>
-[[gnu::noinline]] double find_bins(const C* x, int64_t length, double top, double scale, double per_unit, double last, int32_t* bins) {
+[[gnu::noinline]] double find_bins(const C* x, int64_t length, double top, double scale, double per_unit, double last, double* bins) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < length; ++i) {
         const double own = -gap(x[i], top, scale), place = own * per_unit;
         sum += double(x[i]) == NOTHING ? 0.0 : own;
-        bins[i] = int32_t(place < last ? place : last);
+        bins[i] = place < last ? place : last;
     }
     return sum;
 }
 
-inline void count(const int32_t* places, int64_t length, int64_t turns, int64_t size, int32_t* found) {
+inline void count(const double* places, int64_t length, int64_t turns, int64_t size, int32_t* found) {
     int64_t i = 0;
     for (; turns == TURNS && i + TURNS <= length; i += TURNS)
-        for (int64_t turn = 0; turn < TURNS; ++turn) ++found[turn * size + places[i + turn]];
-    for (; i < length; ++i) ++found[places[i]];
+        for (int64_t turn = 0; turn < TURNS; ++turn) ++found[turn * size + int64_t(places[i + turn])];
+    for (; i < length; ++i) ++found[int64_t(places[i])];
 }
 
 // A score about M − τ log(count), in T.
@@ -165,7 +166,7 @@ bool gaps(const SoftmaximaGaps* call, T*) {
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
             const C* x = row.raw(i, length, scratch.high);
-            int32_t places[BLOCK];
+            double places[BLOCK];
             ties += how_many_are(x, length, extent.top);
             near += how_many_reach(x, length, edge);
             sum += find_bins(x, length, top, row.scale, per_unit, double(bins), places);
