@@ -78,13 +78,36 @@ struct SoftmaximaState {
 };
 
 // log|S| and the sign of S = Σ b exp(x/τ), of rows with inner = 1. The sign is 2, and S not known, where a score that counts is +∞
-// or NaN, or a weight is neither 0 nor of a size from 2^-100 to 2^100.
+// or NaN, or a weight is neither 0 nor of a size from 2^-100 to 2^100. Or, where g is given, out = g · ∂log|S|/∂x, from signs and states.
 struct SoftmaximaWeighted {
     SoftmaximaRows rows;
-    const double* weights;  // b, n of them a row
-    int64_t distance;       // from those of one row to those of the next; 0 for the same
-    double* values;         // [outer]
-    double* signs;          // [outer]
+    const void* weights;  // b, n of them a row, of the dtype of the scores, or
+    const double* wide;   // in double
+    int64_t distance;     // from those of one row to those of the next; 0 for the same
+    double* values;       // [outer]
+    double* signs;        // [outer]
+    double* states;       // [2, outer]: the largest x that has a weight, and log|S| less that over τ; may be null for the value
+    const double* g;      // [outer]
+    void* out;            // [outer, n]
+};
+
+// What bounds of logsumexp ask of the gaps δ = (M − x)/τ of each row from its largest score M; where M is not finite, only M counts.
+struct SoftmaximaGaps {
+    SoftmaximaRows rows;
+    double width;     // of a bin, in units of τ
+    int64_t bins;     // beside the last, which has everything beyond
+    int64_t k;        // at most n
+    double* summary;  // [outer, inner, 6]: M, NaN where a score is; how many scores are above −∞; how many of them are M; Σδ of them; a score
+                      // near M − τ log of their number, and how many are no less
+    double* largest;  // [outer, inner, k]: the largest scores, in order
+    double* counts;   // [outer, inner, bins + 1]: how many gaps there are in each bin, without those of M and of −∞
+};
+
+// The terms of a row that are no further than `reach` from the largest score M.
+struct SoftmaximaKept {
+    SoftmaximaRows rows;
+    double reach;     // in units of τ
+    double* summary;  // [outer, inner, 5]: M and two numbers as above; how many scores are kept; Σ exp(−δ) of those that are not M
 };
 
 // logsumexp and softmax of scale · (q − zero), q bytes [outer, n, inner], all contiguous.

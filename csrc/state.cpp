@@ -1,6 +1,6 @@
 // The monoid (M, m, r) of logsumexp from one read of a row: the largest score, how many there are of it, and log(m + r).
 
-#include "exponential.h"
+#include "columns.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -32,23 +32,59 @@ struct State : LogSumExp<T, double> {
         return true;
     }
 
+    // Short rows of float or less, as columns.
+    bool put_columns(Columns<C>& columns, const SoftmaximaRows& rows, int64_t first, Scratch<C>& scratch) const {
+        constexpr int64_t WIDTH = Columns<C>::WIDTH;
+        const Exponential<double> exponential(Origin<double>{});
+        alignas(LINE) double tops[WIDTH], rest[WIDTH] = {}, lost[WIDTH] = {}, values[WIDTH];
+        alignas(LINE) C counts[WIDTH] = {}, buffer[WIDTH];
+        columns.find_top(false);
+        for (int64_t j = 0; j < WIDTH; ++j) tops[j] = double(columns.top[j]);
+        for (int64_t i = 0; i < columns.n(); ++i) {
+            const C* x = columns.raw(i, false, buffer);
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                const double z = gap(x[j], tops[j], columns.scale[j]), e = exponential(z);
+                add_exactly(z == 0 ? 0.0 : e, rest[j], lost[j]);
+            }
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) counts[j] += x[j] == columns.top[j] ? C(1) : C(0);
+        }
+#pragma omp simd
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            const double m = double(counts[j]), share = (rest[j] + lost[j]) / m, sum = 1 + share, taken = sum - 1;
+            values[j] = log(m) + (log(sum) + ((1 - (sum - taken)) + (share - taken)) / sum);
+        }
+        for (int64_t j = 0; j < columns.width(); ++j) {
+            if (std::fabs(tops[j]) == -NOTHING) {
+                if (!whole_row(*this, row_of<T>(rows, first + j, nullptr), scratch)) return false;
+            } else {
+                put(first + j, values[j], tops[j], int64_t(counts[j]));
+            }
+        }
+        return true;
+    }
+
     bool finish(const Row<T>& row, Part* parts, int count, Scratch<C>&) const {
         Part whole = parts[0];
         for (int i = 1; i < count; ++i)
             if (parts[i].highest >= whole.highest) include(whole, parts[i].highest, parts[i].count);
         const double top = double(whole.highest);
         const LogSum result = LogSumExp<T, double>::result(row, ExpSum<double>::of(parts, count), true);
-        const double value = result.log_sum + result.lost;
-        const bool is_number = value == value;
-        call->values[row.index] = value;
-        call->maxima[row.index] = is_number ? top : value;
-        call->counts[row.index] = is_number && top != NOTHING ? whole.count : 0;
+        put(row.index, result.log_sum + result.lost, top, whole.count);
         return true;
     }
 
     bool emit(const Row<T>&, int64_t, int64_t, Part&, Scratch<C>&) const { return true; }
 
    private:
+    void put(int64_t index, double value, double top, int64_t count) const {
+        const bool is_number = value == value;
+        call->values[index] = value;
+        call->maxima[index] = is_number ? top : value;
+        call->counts[index] = is_number && top != NOTHING ? count : 0;
+    }
+
     static void include(Part& part, C top, int64_t count) {
         part.count = top == part.highest ? part.count + count : count;
         part.highest = top;
@@ -68,6 +104,14 @@ int logsumexp_state(const SoftmaximaState* call) {
         using T = std::remove_pointer_t<decltype(type)>;
         State<T> kernel;
         kernel.call = call;
+        if constexpr (sizeof(T) < sizeof(double)) {
+            if (are_short(call->rows)) {
+                const auto by_column = [&](auto& columns, auto*, int64_t, int64_t first, Scratch<compute_t<T>>& scratch) {
+                    return kernel.put_columns(columns, call->rows, first, scratch);
+                };
+                return for_each_short_rows<T>(call->rows, static_cast<T*>(nullptr), 1.0, by_column);
+            }
+        }
         return for_each_row<T>(call->rows, nullptr, kernel, 0.7);
     });
 }

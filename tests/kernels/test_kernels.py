@@ -496,6 +496,29 @@ def test_logsumexp_kernels_on_random_calls():
 
 
 @needs_library
+def test_log_mean_exp_kernel_on_random_calls():
+    for seed in range(200):
+        draw = Draw(seed)
+        outer, _, inner = draw.shape
+        out, states = (
+            draw.memory.output(outer, 1, inner, dtype=draw.dtype),
+            draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
+        )
+        pack = lambda threads, draw=draw, out=out, states=states: native._FORWARD(
+            *draw.fields(threads), out.data_ptr(), states.data_ptr()
+        )
+        result, wide = run_on_threads(native._function("log_mean_exp"), pack, draw, [out, states])
+        sums = draw.as_rows(draw.sum_of(wide))[:, 0]
+        torch.testing.assert_close(sums, torch.logsumexp(draw.z, -1), atol=1e-11, rtol=1e-11, equal_nan=True)
+        allowed = torch.ones(draw.shape, dtype=torch.bool) if draw.where is None else draw.where.expand(draw.shape)
+        count = draw.as_rows(allowed).double().sum(-1)
+        expected = torch.where(count > 0, torch.logsumexp(draw.z, -1) - count.log(), -INF)
+        smallest = torch.finfo(draw.dtype).tiny * torch.finfo(draw.dtype).eps
+        digits = {"atol": max(1e-11, smallest), "rtol": torch.finfo(draw.dtype).eps}
+        torch.testing.assert_close(draw.as_rows(result)[:, 0].double(), expected.double(), **digits, equal_nan=True)
+
+
+@needs_library
 def test_state_kernel_on_random_calls():
     for seed in range(100):
         draw = Draw(seed)
@@ -551,20 +574,26 @@ def test_cumulative_kernels_on_random_calls():
 
 
 @needs_library
-def test_weighted_kernel_on_random_calls():
-    for seed in range(100):
+def test_weighted_kernels_on_random_calls():
+    for seed in range(200):
         draw = Draw(seed)
         outer, n, inner = draw.shape
         if inner > 1:
             continue
         b = torch.randn(outer, n, generator=draw.generator, dtype=torch.float64)
+        b = b.abs() if draw.chance(0.5) else b
         b[b.abs() < 0.3] = 0.0
-        weights = draw.memory.input(b)
+        alike = draw.chance(0.5)
+        b = b.to(draw.dtype) if alike else b
+        weights, b = draw.memory.input(b), b.double()
+        addresses = (weights.data_ptr(), 0, n) if alike else (0, weights.data_ptr(), n)
         outputs = [draw.memory.output(outer, 1, 1, dtype=torch.float64) for _ in range(2)]
-        pack = lambda threads, draw=draw, weights=weights, outputs=outputs: native._WEIGHTED(
-            *draw.fields(threads), weights.data_ptr(), draw.shape[1], *(output.data_ptr() for output in outputs)
+        outputs.append(draw.memory.output(2, outer, 1, 1, dtype=torch.float64))
+        pack = lambda threads, draw=draw, addresses=addresses, outputs=outputs: native._WEIGHTED(
+            *draw.fields(threads), *addresses, *(output.data_ptr() for output in outputs), 0, 0
         )
-        value, sign = (draw.as_rows(result)[:, 0] for result in run_on_threads(native._function("weighted"), pack, draw, outputs))
+        found = run_on_threads(native._function("weighted"), pack, draw, outputs)
+        value, sign = (draw.as_rows(result)[:, 0] for result in found[:2])
         used = b != 0
         undecided = (used & ~(draw.z < INF)).any(-1)
         assert torch.equal(sign == 2, undecided)
@@ -572,8 +601,70 @@ def test_weighted_kernel_on_random_calls():
         expected, its_sign = total.value(1.0).squeeze(-1), total.sign.squeeze(-1)
         sizes = torch.logsumexp(draw.z.masked_fill(~used, -INF) + b.abs().log(), -1)
         clear = ~undecided & ((sizes == -INF) | (expected > sizes - 10))  # of the others rounding is a larger part
-        torch.testing.assert_close(value[clear], expected[clear], atol=1e-9, rtol=1e-13)
+        narrow = alike and draw.dtype != torch.float64  # terms in float, which are as exact as a result in float32 needs
+        tolerance = {"atol": 1e-9, "rtol": 2**-24} if narrow else {"atol": 1e-9, "rtol": 1e-13}
+        torch.testing.assert_close(value[clear], expected[clear], **tolerance)
         torch.testing.assert_close(sign[clear], its_sign[clear], atol=0, rtol=0)
+
+        g = torch.randn(outer, generator=draw.generator, dtype=torch.float64)
+        upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
+        pack = lambda threads, draw=draw, addresses=addresses, found=found, upstream=upstream, gradient=gradient: native._WEIGHTED(
+            *draw.fields(threads), *addresses, 0, *(v.data_ptr() for v in found[1:]), upstream.data_ptr(), gradient.data_ptr()
+        )
+        (result,) = run_on_threads(native._function("weighted"), pack, draw, [gradient])
+        slope = draw.as_rows(result)
+        scale = (g / draw.as_rows(draw.tau.expand(outer, 1, 1))[:, 0]).unsqueeze(-1)
+        shares = its_sign.unsqueeze(-1) * b * (draw.z.masked_fill(~used, -INF) - expected.unsqueeze(-1)).exp()
+        shares = shares.masked_fill(expected.unsqueeze(-1) == -INF, 0.0)
+        size = (scale.abs() * shares.abs().amax(-1, keepdim=True)).clamp_min(1.0)
+        torch.testing.assert_close((slope / size)[clear], (scale * shares / size)[clear], atol=4 * TOLERANCE[draw.dtype], rtol=0)
+
+
+@needs_library
+def test_gap_kernels_on_random_calls():
+    for seed in range(150):
+        draw = Draw(seed)
+        outer, n, inner = draw.shape
+        bins, k, width, reach = draw.choose(1, 7, 150), min(n, draw.choose(1, 2, 8)), draw.choose(0.05, 0.3), draw.choose(0.5, 14.0)
+        sizes = {"summary": 6, "largest": k, "counts": bins + 1, "kept": 5}
+        found = {what: draw.memory.output(outer, inner, size, dtype=torch.float64) for what, size in sizes.items()}
+        *outputs, kept = found.values()
+        pack = lambda threads, draw=draw, outputs=outputs, width=width, bins=bins, k=k: native._GAPS(
+            *draw.fields(threads), width, bins, k, *(output.data_ptr() for output in outputs)
+        )
+        summary, largest, counts = (v.flatten(0, 1) for v in run_on_threads(native._function("gaps"), pack, draw, outputs))
+        pack = lambda threads, draw=draw, kept=kept, reach=reach: native._KEPT(*draw.fields(threads), reach, kept.data_ptr())
+        (kept,) = run_on_threads(native._function("kept"), pack, draw, [kept])
+        kept = kept.flatten(0, 1)
+        top = draw.raw.double().amax(-1)
+        for own in (summary, kept):
+            torch.testing.assert_close(own[:, 0], top, rtol=0, atol=0, equal_nan=True)
+        rows = draw.finite
+        x, tau = draw.raw.double()[rows], draw.as_rows(draw.tau.expand(outer, 1, inner))[rows]
+        gaps = (top[rows].unsqueeze(-1) - x) / tau
+        above = x > -INF
+        _, count, ties, total, edge, near = summary[rows].unbind(-1)
+        for own in (summary[rows], kept[rows]):
+            assert torch.equal(own[:, 1], above.sum(-1).double())
+            assert torch.equal(own[:, 2], (gaps == 0).sum(-1).double())
+        torch.testing.assert_close(total, gaps.masked_fill(~above, 0.0).sum(-1), rtol=1e-12, atol=1e-12)
+        expected = (top[rows] - count.log() * tau.squeeze(-1)).clamp_min(-torch.finfo(draw.dtype).max)
+        torch.testing.assert_close(edge, expected.to(draw.dtype).double(), rtol=torch.finfo(draw.dtype).eps, atol=1e-7)
+        assert torch.equal(near, (x >= edge.unsqueeze(-1)).sum(-1).double())
+        assert torch.equal(largest[rows], x.topk(k).values)
+        # A gap at the edge of a bin may round to the other side.
+        nearest, furthest = ((gaps * factor / width).clamp_max(bins).floor() for factor in (1 - 1e-14, 1 + 1e-14))
+        inside = above & (gaps > 0)
+        for b in (0, bins // 2, bins):
+            least = ((nearest == b) & (furthest == b) & inside).sum(-1)
+            most = (((nearest == b) | (furthest == b)) & inside).sum(-1)
+            assert bool(((least <= counts[rows][:, b]) & (counts[rows][:, b] <= most)).all())
+        assert torch.equal(counts[rows].sum(-1), count - ties)
+        close = (gaps - reach).abs() < 1e-12
+        terms = (-gaps).exp().masked_fill((gaps > reach) | (gaps == 0), 0.0)
+        clear = ~close.any(-1)
+        assert torch.equal(kept[rows][clear, 3], (gaps <= reach).sum(-1).double()[clear])
+        torch.testing.assert_close(kept[rows][clear, 4], terms.sum(-1)[clear], rtol=1e-13, atol=1e-290)
 
 
 @needs_library
@@ -828,7 +919,7 @@ def test_the_interface_is_what_the_header_says():
     declared = dict(re.findall(r"^SOFTMAXIMA_KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE))
     kernels = [map.kernel for map in REGISTRY.values() if map.kernel is not None and map.kernel.library is None]
     of_maps = {kernel.forward for kernel in kernels}, {kernel.backward for kernel in kernels}, {kernel.loss for kernel in kernels}
-    of_sums = {"logsumexp", "logcumsumexp"}, {"logsumexp_backward", "logcumsumexp_backward"}, {None}
+    of_sums = {"logsumexp", "log_mean_exp", "logcumsumexp"}, {"logsumexp_backward", "logcumsumexp_backward"}, {None}
     for kind, maps, sums in zip(("Forward", "Backward", "Loss"), of_maps, of_sums, strict=True):
         assert maps | sums == {name for name, its_kind in declared.items() if its_kind == kind} | (sums & {None})
     if native.AVAILABLE:

@@ -134,6 +134,33 @@ def test_gradients_of_scores_weights_and_temperature():
     assert gradgradcheck(function, (x, b, tau), check_fwd_over_rev=True)
 
 
+def test_gradients_of_scores_alone():
+    x, b, where = normal(6, 5).requires_grad_(), normal(6, 5, seed=1), normal(6, 5, seed=2) > -1.5
+    b[0], b[1, 2], where[2] = b[0].abs(), 0.0, False
+    for tau in (1.0, 0.7, normal(6, 1, seed=3).exp()):
+        for scores in (x, x.detach().add(2000.0).requires_grad_()):
+            sums = lambda x, tau=tau: sm.logsumexp(x, weights=b, temperature=tau, where=where, return_sign=True)[0]
+            function = lambda x, sums=sums: sums(x)[[0, 1, 3, 4]]
+            assert gradcheck(function, (scores,), check_forward_ad=True, check_batched_grad=True)
+            assert gradgradcheck(function, (scores,))
+
+
+@given(x=rows(), data=st.data(), offset=st.sampled_from([0.0, -0.5, 100.0, -100.0, 1e4]))
+def test_narrow_weighted_sums_and_their_gradients_are_those_of_float64(x: torch.Tensor, data: st.DataObject, offset: float):
+    weight = st.one_of(st.floats(-10, 10, width=32), st.sampled_from([0.0, 1.0, -1.0, 2.0**-120, 2.0**40]))
+    b = torch.tensor([data.draw(weight) for _ in range(x.shape[-1])], dtype=torch.float32)
+    b = b.abs() if data.draw(st.booleans()) else b
+    x = (x.clamp(-80, 80) + offset).float().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    value, sign = sm.logsumexp(x, weights=b, return_sign=True)
+    expected, its_sign = sm.logsumexp(wide, weights=b.double(), return_sign=True)
+    assert torch.equal(sign, its_sign.float())
+    torch.testing.assert_close(value.double(), expected, rtol=2**-23, atol=1e-15)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    (its_slope,) = torch.autograd.grad(expected.sum(), wide)
+    torch.testing.assert_close(slope.double(), its_slope, rtol=2**-21, atol=2**-120)
+
+
 def test_a_weight_of_zero_has_a_gradient():
     x, b = (
         torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64),

@@ -98,9 +98,27 @@ class State(NamedTuple):
 
 class Weighted(NamedTuple):
     weights: int
+    wide: int
     distance: int
     values: int
     signs: int
+    states: int = 0
+    g: int = 0
+    out: int = 0
+
+
+class Gaps(NamedTuple):
+    width: float
+    bins: int
+    k: int
+    summary: int
+    largest: int
+    counts: int
+
+
+class Kept(NamedTuple):
+    reach: float
+    summary: int
 
 
 class Quantized(NamedTuple):
@@ -147,6 +165,7 @@ def _packer(*structures: type[Any]) -> Callable[..., bytes]:
 _FORWARD, _BACKWARD, _STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
 _LOSS, _GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, GivenLoss)
 _WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
+_GAPS, _KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
 
 
 Function = Callable[[bytes], int]  # of the bytes of a structure
@@ -503,10 +522,19 @@ def backward_of_labels(kernel: Kernel, p: Tensor, g: Tensor, labels: Tensor, x: 
 
 def logsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
     """(LSE [...] in x's dtype; if `wide` its state [2, ...] in double: the largest x, and LSE(x/τ) less that over τ)."""
+    return _sum("logsumexp", x, tau, where, wide)
+
+
+def log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
+    """(LSE less the logarithm of how many scores are allowed [...] in x's dtype; if `wide` the state that `logsumexp` has)."""
+    return _sum("log_mean_exp", x, tau, where, wide)
+
+
+def _sum(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, wide: bool) -> tuple[Tensor, Tensor | None]:
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype, device="cpu")
     states = torch.empty((2, *out.shape), dtype=torch.float64, device="cpu") if wide else None
     rows, _, _kept = _read(x, tau, where)
-    _run(_function("logsumexp"), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
+    _run(_function(name), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
@@ -548,22 +576,62 @@ def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Ten
     return out
 
 
-def weighted(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+def weighted(
+    x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(log|S| [...], the sign of S [...]) of S = Σ b exp(x/τ), in double; a sign of 2 where the library does not know.
 
-    The weights are of x's shape [..., n].
+    If `wide` also the state of S, [2, ...]: the largest x that has a weight, and log|S| less that over τ. The weights are of x's
+    shape [..., n].
     """
     x = in_memory(x)
-    shared = all(size == 1 or stride == 0 for size, stride in zip(weights.shape[:-1], weights.stride()[:-1], strict=True))
-    b = (weights[(0,) * (weights.ndim - 1)] if shared else weights).to(torch.float64)
-    b = in_memory(b)
     values = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")
     signs = torch.empty_like(values)
+    states = torch.empty((2, *values.shape), dtype=torch.float64, device="cpu") if wide else None
     rows, layout, _kept = _read(x, tau, where)
-    distance = 0 if shared else layout.n
-    own = Weighted(weights=b.data_ptr(), distance=distance, values=values.data_ptr(), signs=signs.data_ptr())
+    addresses, _held = _weights(weights, x, layout)
+    own = Weighted(*addresses, values=values.data_ptr(), signs=signs.data_ptr(), states=_address(states))
     _run(_function("weighted"), _WEIGHTED(*rows, *own))
-    return values, signs
+    return values, signs, states
+
+
+def weighted_backward(
+    x: Tensor, weights: Tensor, signs: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None
+) -> Tensor:
+    """g · b exp(x/τ)/(τS), from the signs and states of `weighted`."""
+    x, g = in_memory(x), in_memory(g)
+    out = torch.empty_like(x)
+    rows, layout, _kept = _read(x, tau, where)
+    addresses, _held = _weights(weights, x, layout)
+    own = Weighted(*addresses, 0, signs.data_ptr(), states.data_ptr(), g.data_ptr(), out.data_ptr())
+    _run(_function("weighted"), _WEIGHTED(*rows, *own))
+    return out
+
+
+def _weights(weights: Tensor, x: Tensor, layout: Layout) -> tuple[tuple[int, int, int], Tensor]:
+    """((where they are in x's dtype, or in double, how far those of rows are apart), the tensor that these point into)."""
+    shared = all(size == 1 or stride == 0 for size, stride in zip(weights.shape[:-1], weights.stride()[:-1], strict=True))
+    b = weights[(0,) * (weights.ndim - 1)] if shared else weights
+    alike = b.dtype == x.dtype
+    b = in_memory(b if alike else b.to(torch.float64))
+    return (b.data_ptr() if alike else 0, 0 if alike else b.data_ptr(), 0 if shared else layout.n), b
+
+
+def gaps(x: Tensor, tau: float | Tensor, *, width: float, bins: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(the summary [..., 6], the k largest scores [..., k], the counts of bins [..., bins + 1]) of csrc/kernels.h, in double."""
+    summary, largest, counts = (torch.empty((*x.shape[:-1], size), dtype=torch.float64, device="cpu") for size in (6, k, bins + 1))
+    rows, _, _kept = _read(x, tau, None)
+    own = Gaps(width, bins, k, summary=summary.data_ptr(), largest=largest.data_ptr(), counts=counts.data_ptr())
+    _run(_function("gaps"), _GAPS(*rows, *own))
+    return summary, largest, counts
+
+
+def kept(x: Tensor, tau: float | Tensor, reach: float) -> Tensor:
+    """The summary [..., 5] of csrc/kernels.h, in double."""
+    summary = torch.empty((*x.shape[:-1], 5), dtype=torch.float64, device="cpu")
+    rows, _, _kept = _read(x, tau, None)
+    _run(_function("kept"), _KEPT(*rows, *Kept(reach=reach, summary=summary.data_ptr())))
+    return summary
 
 
 def loss(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.envelope import with_slope
-from softmaxima.core.fused import is_readable
+from softmaxima.core.fused import fused, is_readable
 from softmaxima.core.monoid import LogSum, nothing, terms_apart
 from softmaxima.core.temperature import anchored, anchored_at
 from softmaxima.core.tracing import may_differentiate, sizes
@@ -29,13 +29,19 @@ ORDINARY_EXPONENT = 500  # sums of so large and products of so small weights sta
 
 def weighted_logsumexp(x: Tensor, weights: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
     """(log|S| [...], the sign of S [...]) of S = Σ b_i exp(x_i/τ) in float64, x and b [..., n], n > 0."""
-    if is_readable(x, weights, tau, where) and not may_differentiate((x,)) and x.numel() > 0:
-        value, sign = native.weighted(x, weights, tau, where)
+
+    def total(x: Tensor) -> LogSum:
+        wide = x.double() if where is None else x.double().masked_fill(~where, -math.inf)
+        return weighted_sum(wide, weights.double(), tau)
+
+    if is_readable(x, weights, tau, where) and x.numel() > 0:
+        value, sign, states = native.weighted(x.detach(), weights, tau, where, wide=may_differentiate((x,)))
         if not bool((sign == UNDECIDED).any()):
-            return value, sign
-    wide = x.double() if where is None else x.double().masked_fill(~where, -math.inf)
-    total = weighted_sum(wide, weights.double(), tau)
-    return total.value(tau).squeeze(-1), total.sign.squeeze(-1)
+            pull = lambda g, x, b, sign, states: native.weighted_backward(x, b, sign, states, g, tau, where)
+            kept = () if states is None else (weights, sign.clone(), states)
+            return fused(lambda x, gradient: (value, pull, kept), lambda x: total(x).value(tau).squeeze(-1), x), sign
+    whole = total(x)
+    return whole.value(tau).squeeze(-1), whole.sign.squeeze(-1)
 
 
 def weighted_sum(x: Tensor, weights: Tensor, tau: float | Tensor) -> LogSum:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +15,13 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.envelope import envelope
-from softmaxima.core.fused import is_readable
+from softmaxima.core.fused import Native, fused, is_readable
 from softmaxima.core.onnx import expm1
-from softmaxima.core.routing import kernels
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored
-from softmaxima.core.tracing import may_differentiate, sizes
-from softmaxima.lse._weighted import with_gradient_of
-from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare, row_logsumexp
-
-NEAR = 1.0  # nats: below, the rounding of exponentials in float32, or of the sum's logarithm, is more than that of the result
-BLOCK = 2**16  # scores that are widened at a time
+from softmaxima.core.tracing import sizes
+from softmaxima.kernels import native
+from softmaxima.lse.logsumexp import GRADIENT, check_real, prepare
 
 
 def log_mean_exp(
@@ -52,8 +49,8 @@ def log_mean_exp(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    The gradient, softmax(x/τ)/τ, is that of `logsumexp`. Cost: as for `logsumexp`; for results near 0 that of float64 scores, and
-    several times as much where the mean is no less than half of the largest term.
+    The gradient, softmax(x/τ)/τ, is that of `logsumexp`. Cost: one read of x, in float64, and another where the mean is more than
+    half of the largest term and, of narrower scores, the result is near 0; as many again for the gradient.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.log_mean_exp(np.array([1e4, 1e4, 1e4])), sm.log_mean_exp(np.array([1e-20, 0.0]))
@@ -68,37 +65,21 @@ def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> T
     """[..., n] → [...] in x's dtype."""
     if sizes(x)[-1] == 0:
         return x.sum(-1) - math.inf
-    if not is_readable(x, tau, where):
-        return _careful(x, tau, where)
-    with torch.no_grad():
-        value, flat = _from_states(x, tau, where)
-        if x.dtype != torch.float64:
-            flat &= value.abs() < NEAR
-            for near in (value.abs() < NEAR).nonzero().split(max(1, BLOCK // x.shape[-1])):
-                own = tuple(near.T)
-                value[own], flat[own] = _from_states(*_chosen(own, x, tau, where))
-        if bool(flat.any()):
-            value[flat] = _careful(*_chosen(flat, x, tau, where))
-    return with_gradient_of(row_logsumexp(x, tau, where), value.to(x.dtype)) if may_differentiate((x,)) else value.to(x.dtype)
+    composite = partial(_careful, tau=tau, where=where)
+    return fused(_native(tau, where), composite, x) if is_readable(x, tau, where) else composite(x)
 
 
-def _from_states(x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(M + (LSE − M − log n) in double, where the mean is more than half of the largest term, which may have cost it digits)."""
-    maximum, above = kernels(x).logsumexp(x.detach(), tau, where, wide=True)[1]
-    count = torch.tensor(x.shape[-1]).double() if where is None else where.expand(x.shape).sum(-1).double()
-    below = above - count.log()
-    value = maximum / (tau.double().squeeze(-1) if isinstance(tau, Tensor) else tau) + below
-    return value.masked_fill(count == 0, -math.inf), below > -math.log(2)
+def _native(tau: float | Tensor, where: Tensor | None) -> Native:
+    def evaluate(x: Tensor, gradient: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
+        value, states = native.log_mean_exp(x, tau, where, wide=gradient)
+        pull = lambda g, x, states: native.logsumexp_backward(x, states, g, tau, where)
+        return value, pull, () if states is None else (states,)
 
-
-def _chosen(rows: Any, x: Tensor, tau: float | Tensor, where: Tensor | None) -> tuple[Tensor, float | Tensor, Tensor | None]:
-    """Some rows, in double."""
-    of = lambda v: v.expand(*x.shape[:-1], v.shape[-1])[rows] if isinstance(v, Tensor) else v
-    return of(x).double(), of(tau), of(where)  # type: ignore[return-value]
+    return evaluate
 
 
 def _careful(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """The same with all digits of a result near 0, by torch's operations."""
+    """The same by torch's operations."""
     top, z = anchored(x, tau, where)
     with torch.no_grad():
         maximum = row_maximum(z)

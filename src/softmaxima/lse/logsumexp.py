@@ -105,8 +105,8 @@ def logsumexp(
 
     The gradient by x, b_i exp(x_i/τ)/(τS), and that by b_i, exp(x_i/τ)/S, are zero where S is 0, of nothing or of terms that
     cancel; several scores of +∞ share the first. Cost: two reads of x; as many again for the gradient. Complex sums, and weighted
-    ones that a gradient is asked of, are made of torch's operations. Compensated sums take hundreds of passes over blocks that stay
-    in cache, and, on rows whose result 106 bits cannot tell, decimal arithmetic of some 10 µs a score.
+    ones whose gradient by b or τ is asked for, are made of torch's operations. Compensated sums take hundreds of passes over blocks
+    that stay in cache, and, on rows whose result 106 bits cannot tell, decimal arithmetic of some 10 µs a score.
     Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038; the meaning of weights and signs is `scipy.special.logsumexp`'s.
 
     >>> import torch, softmaxima as sm

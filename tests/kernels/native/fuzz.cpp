@@ -3,6 +3,7 @@
 // whatever the number of threads; probabilities are in [0, 1] and sum to at most 1; NaN comes of NaN alone, or of +∞. The values
 // are the business of test_kernels.py.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -45,6 +46,8 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaPairs>> pairs;
     std::vector<Kernel<SoftmaximaState>> state;
     std::vector<Kernel<SoftmaximaWeighted>> weighted;
+    std::vector<Kernel<SoftmaximaGaps>> gaps;
+    std::vector<Kernel<SoftmaximaKept>> kept;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
 
@@ -55,6 +58,8 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaPairs*)) { pairs.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaState*)) { state.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaWeighted*)) { weighted.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaGaps*)) { gaps.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaKept*)) { kept.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
 };
@@ -370,10 +375,42 @@ void call_weighted(const Kernel<SoftmaximaWeighted>& kernel, bool long_row) {
     std::vector<double> weights(size_t(shared ? problem.n : problem.scores()));
     for (double& each : weights) each = chance(0.2) ? 0.0 : normal();
     if (problem.hard && !weights.empty()) weights[size_t(below(int64_t(weights.size())))] = choose<double>({INFINITY, NAN, 1e300, 1e-300});
-    std::vector<Bytes> outputs(2, Bytes(size_t(problem.rows_count() * 8)));
+    const size_t numbers = size_t(problem.rows_count() * 8);
+    std::vector<Bytes> outputs = {Bytes(numbers), Bytes(numbers), Bytes(2 * numbers)};
+    const auto at = [](Bytes& bytes) { return reinterpret_cast<double*>(bytes.data()); };
+    const bool alike = problem.dtype == 0 && chance(0.5);
+    const double *same = alike ? weights.data() : nullptr, *wide = alike ? nullptr : weights.data();
+    const int64_t distance = shared ? 0 : problem.n;
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
-        const SoftmaximaWeighted call = {problem.rows(threads), weights.data(), shared ? 0 : problem.n, reinterpret_cast<double*>(outputs[0].data()),
-                                         reinterpret_cast<double*>(outputs[1].data())};
+        const SoftmaximaWeighted call = {problem.rows(threads), same, wide, distance, at(outputs[0]), at(outputs[1]), at(outputs[2]), nullptr, nullptr};
+        return kernel.run(&call);
+    });
+    std::vector<double> g(size_t(problem.rows_count()));
+    for (double& each : g) each = normal();
+    std::vector<Bytes> slopes(1, Bytes(size_t(problem.scores() * SIZE[problem.dtype])));
+    twice(kernel.name, problem, slopes, [&](int64_t threads) {
+        const SoftmaximaWeighted call = {problem.rows(threads), same, wide, distance, nullptr, at(outputs[1]), at(outputs[2]), g.data(), slopes[0].data()};
+        return kernel.run(&call);
+    });
+}
+
+void call_gaps(const Kernel<SoftmaximaGaps>& kernel, bool long_row) {
+    Problem problem(long_row);
+    const int64_t bins = choose<int64_t>({1, 7, 200}), k = std::min<int64_t>(problem.n, 1 + below(8));
+    std::vector<Bytes> outputs;
+    for (const int64_t size : {int64_t(6), k, bins + 1}) outputs.emplace_back(size_t(problem.rows_count() * size * 8));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const auto at = [](Bytes& bytes) { return reinterpret_cast<double*>(bytes.data()); };
+        const SoftmaximaGaps call = {problem.rows(threads), 0.05, bins, k, at(outputs[0]), at(outputs[1]), at(outputs[2])};
+        return kernel.run(&call);
+    });
+}
+
+void call_kept(const Kernel<SoftmaximaKept>& kernel, bool long_row) {
+    Problem problem(long_row);
+    std::vector<Bytes> outputs(1, Bytes(size_t(problem.rows_count() * 5 * 8)));
+    twice(kernel.name, problem, outputs, [&](int64_t threads) {
+        const SoftmaximaKept call = {problem.rows(threads), 14, reinterpret_cast<double*>(outputs[0].data())};
         return kernel.run(&call);
     });
 }
@@ -440,6 +477,8 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.pairs) call_pairs(kernel);
         for (const auto& kernel : kernels.state) call_state(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.weighted) call_weighted(kernel, round % 25 == 0);
+        for (const auto& kernel : kernels.gaps) call_gaps(kernel, round % 25 == 0);
+        for (const auto& kernel : kernels.kept) call_kept(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
     }

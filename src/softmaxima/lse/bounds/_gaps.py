@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_floating, check_scores, rows_last
+from softmaxima.core.fused import is_readable
+from softmaxima.kernels import native
 
 UNIT = 2.0**-53
 SUBNORMAL = 2.0**-1074  # twice what rounding takes from the smallest numbers
@@ -34,8 +36,8 @@ class Histogram(NamedTuple):
     furthest: Tensor  # [bins + 1], the last +∞
 
 
-class Gaps(Protocol):
-    """What a bound may ask. All tensors are float64; those of one number a row are [..., 1]."""
+class Maximum(Protocol):
+    """What the ends of an interval ask. All tensors are float64; those of one number a row are [..., 1]."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,6 +53,10 @@ class Gaps(Protocol):
     def rounding(self) -> Tensor | float:
         """The error of the maximum."""
         ...
+
+
+class Gaps(Maximum, Protocol):
+    """What a bound may ask, the same way."""
 
     @property
     def n(self) -> int:
@@ -97,6 +103,11 @@ class GapsOfRows:
     @property
     def n(self) -> int:
         return self.scores.shape[-1]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native library reads these rows."""
+        return is_readable(self.scores, self.tau) and self.scores.numel() > 0
 
     @cached_property
     def wide(self) -> Tensor:
@@ -145,8 +156,7 @@ class GapsOfRows:
         everything = self._by_blocks(lambda block: block.each.sum(-1, keepdim=True))
         if bool((everything == math.inf).any()):
             everything = self._by_blocks(lambda block: block.each.masked_fill(block.scores == -math.inf, 0.0).sum(-1, keepdim=True))
-        mean = everything / self.count.clamp_min(1)
-        return mean, 4 * UNIT * (self.n + 16) * mean
+        return _mean(everything, self.count, self.n)
 
     def smallest(self, k: int) -> Tensor:
         return gaps_between(self.highest, self.scores.topk(min(k, self.n)).values.double(), self.tau)
@@ -161,16 +171,16 @@ class GapsOfRows:
 
     def histogram(self, width: float, reach: float) -> Histogram:
         bins = math.ceil(reach / width)
-        edges = width * torch.arange(bins + 1, dtype=torch.float64, device=self.scores.device)
+        edges = _edges(width, bins, self.scores.device)
 
         def count(block: GapsOfRows) -> Tensor:
             index = (block.each / width).nan_to_num_(nan=math.inf, posinf=math.inf).clamp_max_(bins).long()
-            return edges.new_zeros((*index.shape[:-1], bins + 1)).scatter_add_(-1, index, torch.ones_like(block.each))
+            return edges[0].new_zeros((*index.shape[:-1], bins + 1)).scatter_add_(-1, index, torch.ones_like(block.each))
 
         counts = self._by_blocks(count)
         counts[..., :1] -= self.ties() + 1
         counts[..., -1:] -= self.n - self.count
-        return Histogram(counts.clamp_min_(0), edges, with_nothing_beyond(edges[1:]))  # below 0 where no maximum is finite
+        return Histogram(counts.clamp_min_(0), *edges)  # below 0 where no maximum is finite
 
     def _by_blocks(self, measure: Callable[[GapsOfRows], Tensor]) -> Tensor:
         """What `measure` makes of a few rows, [rows, m], of all of them, [..., m]."""
@@ -193,9 +203,65 @@ class GapsOfRows:
         return values.reshape(rows, values.shape[-1]).split(together)
 
 
+class _AtOnce:
+    """What one call of the native library says of rows that it reads, n > 0."""
+
+    def __init__(self, rows: GapsOfRows, summary: Tensor) -> None:
+        self.dtype, self.n, self.tau = rows.dtype, rows.n, rows.tau
+        self.highest, self.count, self._at_maximum, *self._more = summary.split(1, -1)
+        self.maximum = quotient(self.highest, self.tau)
+        self.rounding = quotient_error(self.highest, self.tau)
+
+    def ties(self) -> Tensor:
+        return (self._at_maximum - 1).clamp_min(0)
+
+
+class GapsAtOnce(_AtOnce):
+    """The answers to what bounds ask by their defaults."""
+
+    def __init__(self, rows: GapsOfRows, k: int, width: float, reach: float) -> None:
+        bins = math.ceil(reach / width)
+        summary, self._largest, self._counts = native.gaps(rows.scores, rows.tau, width=width, bins=bins, k=min(k, rows.n))
+        super().__init__(rows, summary)
+        self._sum, self._edge, self._near = self._more
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        return _mean(self._sum, self.count, self.n)
+
+    def smallest(self, k: int) -> Tensor:
+        return gaps_between(self.highest, self._largest[..., :k], self.tau)
+
+    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gap = gaps_between(self.highest, self._edge, self.tau)
+        return self._near, gap, gap
+
+    def histogram(self, width: float, reach: float) -> Histogram:
+        return Histogram(self._counts, *_edges(width, self._counts.shape[-1] - 1, self._counts.device))
+
+
+class KeptAtOnce(_AtOnce):
+    """How many gaps are within reach, and Σ exp(−δ) of those but for the ones of M."""
+
+    def __init__(self, rows: GapsOfRows, reach: float) -> None:
+        super().__init__(rows, native.kept(rows.scores, rows.tau, reach))
+        self.number, self.rest = self._more
+
+
 def with_nothing_beyond(furthest: Tensor) -> Tensor:
     """The furthest gap of each bin, with a last one for everything beyond."""
     return torch.cat((furthest, furthest.new_full((1,), math.inf)))
+
+
+def _mean(everything: Tensor, count: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """(the mean, its error) of gaps from their sum."""
+    mean = everything / count.clamp_min(1)
+    return mean, 4 * UNIT * (n + 16) * mean
+
+
+def _edges(width: float, bins: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(the nearest gap of each bin, the furthest)."""
+    nearest = width * torch.arange(bins + 1, dtype=torch.float64, device=device)
+    return nearest, with_nothing_beyond(nearest[1:])
 
 
 def read_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> GapsOfRows:
@@ -254,7 +320,7 @@ def least(values: Tensor) -> Tensor:
     return -most(-values)
 
 
-def ends(gaps: Gaps, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> tuple[Tensor, Tensor]:
+def ends(gaps: Maximum, lower: Tensor, upper: Tensor, below: Tensor | float, above: Tensor | float) -> tuple[Tensor, Tensor]:
     """M + lower and M + upper, [...] in the dtype of the scores, each outside by its error and by that of this sum."""
     exact = gaps.maximum.isfinite()
     results = []

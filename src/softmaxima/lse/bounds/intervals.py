@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
-from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsOfRows, ends, least, most, read_rows
+from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
+LARGEST, WIDTH = 8, 0.1  # the defaults of gap_bounds and histogram_bounds
 TINIEST = 1e-307  # what an exponential that underflows, or nearly, may lack
 
 
@@ -133,7 +134,9 @@ def renyi_bounds(
     return interval_of(rows, "renyi", *in_order(found))
 
 
-def gap_bounds(x: Array, k: int = 8, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None) -> Interval:
+def gap_bounds(
+    x: Array, k: int = LARGEST, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
+) -> Interval:
     """The k largest scores summed exactly, and all others between nothing and the k-th: `LSE = x₍₁₎ + log(1 + Σ e^{−δ})`.
 
     Arguments, results and errors as for `basic_bounds`, with k ≥ 1. Cost: a selection of k, and k exponentials.
@@ -168,7 +171,7 @@ def adaptive_bounds(
 
 
 def histogram_bounds(
-    x: Array, width: float = 0.1, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
+    x: Array, width: float = WIDTH, dim: int = -1, *, temperature: float | Array = 1.0, where: Array | None = None
 ) -> Interval:
     """An interval of at most `width` nats, but for rounding, from nothing but a histogram of the gaps.
 
@@ -230,7 +233,10 @@ def bounds(
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
     rows = read_rows("bounds", x, dim, temperature, where)
-    lower, upper = (torch.stack(end) for end in zip(*(ends(rows, *BOUNDS[name](rows)) for name in among), strict=True))
+    gaps = GapsAtOnce(rows, LARGEST, WIDTH / 2, _reach(rows.n, WIDTH)) if rows.is_native else rows
+    parts = zip(*(BOUNDS[name](gaps) for name in among), strict=True)
+    together = (torch.stack([torch.as_tensor(part, dtype=torch.float64).expand_as(gaps.count) for part in each]) for each in parts)
+    lower, upper = ends(gaps, *together)
     names, shape = np.array(among), rows.scores.shape[:-1]
     named = lambda which: names[which.reshape(shape)] if shape else str(names[which.item()])
     first_highest, first_lowest = lower.double().numpy(force=True).argmax(0), upper.double().numpy(force=True).argmin(0)
@@ -327,7 +333,7 @@ def _lipschitz(rows: GapsOfRows, others: GapsOfRows) -> Parts:
     return lower, upper, error, error
 
 
-def _gap(gaps: Gaps, k: int = 8) -> Parts:
+def _gap(gaps: Gaps, k: int = LARGEST) -> Parts:
     smallest = gaps.smallest(k)
     if smallest.shape[-1] == 0:
         return _basic(gaps)
@@ -344,11 +350,15 @@ def _adaptive(gaps: Gaps, gap: float | None = None) -> Parts:
     return sums_between(lower, upper, gaps.count, 4, furthest)
 
 
-def _histogram(gaps: Gaps, width: float = 0.1) -> Parts:
-    reach = math.log(2 * max(gaps.n, 1)) + max(0.0, -math.log(width))  # what is beyond weighs no more than width/2 together
-    bins = gaps.histogram(width / 2, reach)
-    sums = [(bins.counts * (-edges).exp()).sum(-1, keepdim=True) for edges in (bins.furthest, bins.nearest)]
-    return sums_between(gaps.ties() + sums[0], gaps.ties() + sums[1], gaps.count, bins.counts.shape[-1] + 1, bins.nearest[-1])
+def _histogram(gaps: Gaps, width: float = WIDTH) -> Parts:
+    bins = gaps.histogram(width / 2, _reach(gaps.n, width))
+    furthest, nearest = (bins.counts @ torch.stack((-bins.furthest, -bins.nearest), -1).exp()).split(1, -1)
+    return sums_between(gaps.ties() + furthest, gaps.ties() + nearest, gaps.count, bins.counts.shape[-1] + 1, bins.nearest[-1])
+
+
+def _reach(n: int, width: float) -> float:
+    """The gap beyond which n scores weigh no more than width/2 together."""
+    return math.log(2 * max(n, 1)) + max(0.0, -math.log(width))
 
 
 BOUNDS: dict[str, Callable[..., Parts]] = {

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, check_number, like_input
-from softmaxima.lse.bounds._gaps import GapsOfRows, ends, read_rows
-from softmaxima.lse.bounds.intervals import Interval, in_order, interval_of, sums_between
+from softmaxima.lse.bounds._gaps import GapsOfRows, KeptAtOnce, ends, read_rows
+from softmaxima.lse.bounds.intervals import Interval, interval_of, sums_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ def sparsified_logsumexp(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Cost: a few reads of x, and an exponential for each kept term. Where exponentials are vectorised they cost less than finding
-    out which to leave out: `logsumexp` is quicker, and this tells what a sparse sum would lose.
+    Cost: two reads of x. An exponential costs less than finding out whether to leave it out, so that the native kernel takes all:
+    `logsumexp` is as quick, and this tells what a sparse sum would lose.
 
     >>> import numpy as np, softmaxima as sm
     >>> result = sm.sparsified_logsumexp(np.array([10.0, 9.0, -10.0]), eps=1e-6)
@@ -63,25 +63,30 @@ def sparsified_logsumexp(
     name = "sparsified_logsumexp"
     eps = check_number(name, "eps", eps, lambda eps: 0 < eps < 1, "a number in (0, 1)")
     rows = read_rows(name, x, dim, temperature, where)
-    found = [_sparsified(block, eps) for block in rows.blocks()]
-    interval = interval_of(rows, "sparsified", *in_order(ends for ends, *_ in found))
-    value, share = (like_input(torch.cat(parts).reshape(rows.scores.shape[:-1]), x) for parts in list(zip(*found, strict=True))[1:])
-    return Sparsified(value, interval, share)
-
-
-def _sparsified(rows: GapsOfRows, eps: float) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-    """(the ends, the value, the share) of each row."""
     reach = -math.log(eps)
+    gaps = KeptAtOnce(rows, reach) if rows.is_native else rows
+    number, rest = (gaps.number, gaps.rest) if isinstance(gaps, KeptAtOnce) else _kept(rows, reach)
+    rest = rest + gaps.ties()
+    # A gap that rounding took for one within reach was kept; one that it took for one beyond may weigh that much more than eps.
+    dropped = (gaps.count - number).clamp_min(0) * eps * (1 + 2**-40)
+    lower, upper = ends(gaps, *sums_between(rest, rest + dropped, gaps.count, rows.n, reach))
+    maximum = gaps.highest / rows.tau
+    value = torch.where(maximum.isfinite(), maximum + torch.log1p(rest), maximum)
+    share = torch.where(gaps.count > 0, number / gaps.count.clamp_min(1), 1.0)
+    value, share = (like_input(part.squeeze(-1).to(rows.dtype), x) for part in (value, share))
+    return Sparsified(value, interval_of(rows, "sparsified", lower, upper), share)
+
+
+def _kept(rows: GapsOfRows, reach: float) -> tuple[Tensor, Tensor]:
+    """(how many gaps are kept, the sum of their terms but for those of M), [..., 1]."""
+    found = torch.cat([_kept_of_few(block, reach) for block in rows.blocks()])
+    number, rest = found.reshape(*rows.scores.shape[:-1], 2).split(1, -1)
+    return number, rest
+
+
+def _kept_of_few(rows: GapsOfRows, reach: float) -> Tensor:
     kept = rows.each <= reach
     row, column = kept.nonzero(as_tuple=True)
-    kept_gaps = rows.each[row, column]
-    terms = torch.where(rows.is_highest[row, column], 0.0, (-kept_gaps).exp())
-    rest = torch.zeros_like(rows.count.squeeze(-1)).index_add(0, row, terms).unsqueeze(-1) + rows.ties()
-    number = kept.sum(-1, keepdim=True).double()
-    # A gap that rounding took for one within reach was kept; one that it took for one beyond may weigh that much more than eps.
-    dropped = (rows.count - number).clamp_min(0) * eps * (1 + 2**-40)
-    maximum = rows.highest / rows.tau
-    value = torch.where(maximum.isfinite(), maximum + torch.log1p(rest), maximum)
-    share = torch.where(rows.count > 0, number / rows.count.clamp_min(1), 1.0)
-    interval = ends(rows, *sums_between(rest, rest + dropped, rows.count, rows.n, reach))
-    return interval, value.squeeze(-1).to(rows.dtype), share.squeeze(-1).to(rows.dtype)
+    terms = torch.where(rows.is_highest[row, column], 0.0, (-rows.each[row, column]).exp())
+    rest = rows.count.new_zeros(len(rows.scores)).index_add(0, row, terms)
+    return torch.stack((kept.sum(-1).double(), rest), -1)

@@ -40,7 +40,6 @@ from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
 from softmaxima.lse.streams._scaled import WIDE, Scaled, exponential, nothing
 
 LONG = 4096  # float64 scores of a row from which the native kernel sums it
-LONG_NARROW = 128  # of narrower dtypes, whose own digits are fewer than the kernel's
 PIECE = 2**18  # scores of all rows that are summed at a time, in cache
 
 
@@ -61,8 +60,9 @@ class LogSumExpState:
 
     Merging rounds nothing that shows: whatever the order and the grouping of updates and merges, the value is the same to 1 ulp,
     over 10⁹ updates as over two (where M and log Σ exp(x − M) nearly cancel, to 2⁻⁶² M, on processors with 64-bit mantissas).
-    Sums are in float64, whatever the dtype of the scores. Rows of fewer than 4096 float64 scores, or 128 narrower ones, have one
-    rounding a term; longer ones are summed by the native kernel, within 2 ulp. Where τ is not 1, x/τ is rounded to float64 before.
+    Sums are in float64, whatever the dtype of the scores. Rows of fewer than 4096 float64 scores have one rounding a term; longer
+    ones, and those of narrower scores, are summed by the native kernel, within 2 ulp. Where τ is not 1, x/τ is rounded to float64
+    before.
 
     >>> import numpy as np, softmaxima as sm
     >>> morning = sm.LogSumExpState().update(np.array([0.0, 1.0]))
@@ -95,7 +95,8 @@ class LogSumExpState:
         np.float64(4.248354255291589e-18)
         """
         count = np.maximum(self.count, 1).astype(WIDE)
-        log_sum = np.log(count) + np.log1p(self.rest.over(exponential(self.maximum)) / count)
+        log_count = np.log(count, out=np.zeros_like(count), where=count > 1)
+        log_sum = log_count + np.log1p(self.rest.over(exponential(self.maximum)) / count)
         return np.asarray(self.maximum + log_sum, np.float64)[()]
 
     @property
@@ -153,6 +154,9 @@ class LogSumExpState:
             raise TypeError(f"merge: a LogSumExpState merges with another, got {type(other).__name__}; call update() for scores")
         if other._has_shape():
             self._check_shape("merge", other.shape)
+        for state, empty in ((self, other), (other, self)):
+            if not empty._has_shape():
+                return replace(state, squares=None) if empty.squares is None else state
         maximum = np.maximum(self.maximum, other.maximum)
         ours, theirs = self.maximum == maximum, other.maximum == maximum
         count = np.where(ours, self.count, 0) + np.where(theirs, other.count, 0)
@@ -201,7 +205,7 @@ def _of_rows(x: Tensor, where: Tensor | None, tau: float, squares: bool) -> LogS
 
 def _is_long(x: Tensor) -> bool:
     """Whether the native kernel sums rows [..., n]."""
-    return native.AVAILABLE and x.shape[-1] >= (LONG if x.dtype == torch.float64 else LONG_NARROW)
+    return native.AVAILABLE and x.shape[-1] >= (LONG if x.dtype == torch.float64 else 1)  # of narrower dtypes the digits are fewer
 
 
 def _nothing(shape: tuple[int, ...], squares: bool) -> LogSumExpState:
