@@ -249,6 +249,13 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
                         const C s = scores[j] < 0 ? C(0) : values[j];
                         put(s * ((upstream[j] - center) - lost) * scale, to[j]);
                     }
+                } else if constexpr (std::is_same_v<Weight, Probability> && std::is_same_v<C, T> && std::is_same_v<C, decltype(scale)>) {
+                    constexpr int64_t lanes = LANES<C>;
+                    const auto pulled = [=](Vector<C> w, Vector<C> g) __attribute__((always_inline)) { return w * ((g - center) - lost) * scale; };
+                    int64_t j = 0;
+                    for (; j + lanes <= length; j += lanes) store(pulled(load(values + j), load(upstream + j)), to + j);
+                    const int64_t rest = length - j;
+                    if (rest > 0) store(pulled(load(values + j, rest, C(0)), load(upstream + j, rest, C(0))), rest, to + j);
                 } else {
 #pragma omp simd
                     for (int64_t j = 0; j < length; ++j) put(weigh(values[j]) * ((upstream[j] - center) - lost) * scale, to[j]);

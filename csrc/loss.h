@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "lines.h"
 #include "threshold_columns.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -307,62 +308,65 @@ bool margin_row_loss(const SoftmaximaLoss* call, const Kernel& kernel, Margin ma
     return true;
 }
 
-// Each kind of columns has
+// Each kind of groups has
 //   prepare(out, step, scratch)       the conjugates, less the largest z,
 //   emit(weight, out, step)           weight · p,
 //   probabilities(distances, p)       p of one score of each row.
-template <class C, Kind kind>
-struct alignas(LINE) ExponentialColumns {
-    static constexpr int64_t WIDTH = Columns<C>::WIDTH;
+template <class Group, Kind kind>
+struct alignas(LINE) ExponentialGroup {
+    using C = typename Group::C;
+    static constexpr int64_t WIDTH = Group::WIDTH;
 
-    Columns<C>& columns;
+    Group& group;
     alignas(LINE) double conjugate[WIDTH];
 
-    explicit ExponentialColumns(Columns<C>& columns_) : columns(columns_) {}
+    explicit ExponentialGroup(Group& group_) : group(group_) {}
 
     bool prepare(C* out, int64_t step, Scratch<C>& scratch) {
-        columns.template sum<true>(false, out, step);
-        if (!columns.log_sums(true, scratch)) return false;
+        group.template sum<true>(false, out, step);
+        if (!group.log_sums(true, scratch)) return false;
         for (int64_t j = 0; j < WIDTH; ++j) {
-            LogSum sum = columns.log_sum_of(j);
+            LogSum sum = group.log_sum_of(j);
             if (kind == Kind::elastic) {
-                sum = sum.with_sink(*columns.theta[j], columns.tau[j]);
-                columns.add_sink(j);
+                sum = sum.with_sink(*group.theta[j], group.tau[j]);
+                group.add_sink(j);
             }
             conjugate[j] = sum.log_sum;
         }
         return true;
     }
 
-    void emit(const double* weight, C* out, int64_t step) { columns.emit(false, weight, true, out, step); }
+    void emit(const double* weight, C* out, int64_t step) { group.emit(false, weight, true, out, step); }
 
     void probabilities(const double* distances, double* p) const {
-        for (int64_t j = 0; j < WIDTH; ++j) p[j] = columns.mass[j] == columns.mass[j] ? distances[j] - conjugate[j] : columns.mass[j];
+        for (int64_t j = 0; j < WIDTH; ++j) p[j] = group.mass[j] == group.mass[j] ? distances[j] - conjugate[j] : group.mass[j];
         for (int64_t j = 0; j < WIDTH; ++j) p[j] = exp(p[j]);
     }
 };
 
-// What a kernel is for columns, where it is anything.
-template <class Kernel>
-struct AsColumns {
+// What a kernel is for a group, where it is anything.
+template <class Kernel, class Group>
+struct AsGroup {
     using type = void;
 };
 
-template <class T, Kind kind>
-struct AsColumns<Softmax<T, kind>> {
-    using type = ExponentialColumns<compute_t<T>, kind>;
+template <class T, Kind kind, class Group>
+struct AsGroup<Softmax<T, kind>, Group> {
+    using type = ExponentialGroup<Group, kind>;
 };
 
-template <class T, class Family>
-struct AsColumns<ThresholdMap<T, Family>> {
-    using type = std::conditional_t<Family::costly, void, ThresholdColumns<compute_t<T>, Family>>;
+template <class T, class Family, class C>
+struct AsGroup<ThresholdMap<T, Family>, Columns<C>> {
+    using type = std::conditional_t<Family::costly, void, ThresholdColumns<C, Family>>;
 };
 
-// The losses of short rows, which lie beside one another then; with a margin, of labels that have all of the target.
+template <class Kernel, class Group>
+constexpr bool has_groups = !std::is_void_v<typename AsGroup<Kernel, Group>::type>;
+
+// The losses of short rows, several at a time; with a margin, of labels that have all of the target, and as columns.
 template <class Kernel, class T>
 bool short_losses(const SoftmaximaLoss* call, T*) {
     using C = compute_t<T>;
-    constexpr int64_t WIDTH = Columns<C>::WIDTH;
     const SoftmaximaRows& rows = call->rows;
     const T* soft = static_cast<const T*>(call->soft);
     const Margin margin(call->margin);
@@ -370,6 +374,7 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
     const auto cosine = [=](int64_t index) { return widen(row_of<T>(rows, index, nullptr).x[call->labels[index]]); };
     const auto change = [=](C* tile, int64_t index, int64_t width) {
         if (!margin) return;
+        constexpr int64_t WIDTH = Columns<C>::WIDTH;
         C largest[WIDTH] = {};
         const C scale = C(margin.scale);
         for (int64_t i = 0; i < rows.n; ++i) {
@@ -386,20 +391,23 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
             if (const int64_t label = call->labels[index + j]; label >= 0) tile[label * WIDTH + j] = C(margin(cosine(index + j)).score);
         }
     };
-    const auto body = [=](auto& columns, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
-        typename AsColumns<Kernel>::type kernel(columns);
+    const auto body = [=](auto& group, C* out, int64_t step, int64_t index, Scratch<C>& scratch) {
+        using Group = std::decay_t<decltype(group)>;
+        constexpr int64_t WIDTH = Group::WIDTH;
+        typename AsGroup<Kernel, Group>::type kernel(group);
         if (!kernel.prepare(out, step, scratch)) return false;
-        const int64_t width = columns.width();
+        const int64_t width = group.width();
+        const auto at = [=](int64_t c, int64_t j) -> C& { return *Group::at(out, step, c, j); };
         const int64_t* labels = call->labels ? call->labels + index : nullptr;
         double values[WIDTH], weight[WIDTH] = {}, factor[WIDTH] = {}, distance[WIDTH] = {}, of_label[WIDTH];
         C scores[WIDTH] = {};
-        for (int64_t j = 0; one_hot && j < width; ++j) scores[j] = columns.score(labels[j] < 0 ? 0 : labels[j], j);
+        for (int64_t j = 0; one_hot && j < width; ++j) scores[j] = group.score(labels[j] < 0 ? 0 : labels[j], j);
 #pragma omp simd
-        for (int64_t j = 0; j < WIDTH; ++j) distance[j] = gap(scores[j], double(columns.top[j]), 1.0);
+        for (int64_t j = 0; j < WIDTH; ++j) distance[j] = gap(scores[j], double(group.top[j]), 1.0);
         const auto row_at = [&](int64_t j) { return row_of<T>(rows, index + j, nullptr); };
         const auto target_at = [&](const Row<T>& row) { return target_of(call, row, soft ? soft + row.index * row.n : nullptr); };
         if (one_hot && !call->class_weight) {
-            share_of_labels(kernel.conjugate, columns.top, scores, call->fenchel != 0, values);
+            share_of_labels(kernel.conjugate, group.top, scores, call->fenchel != 0, values);
             for (int64_t j = 0; j < width; ++j) {
                 values[j] = labels[j] < 0 ? 0.0 : values[j];
                 weight[j] = factor[j] = labels[j] < 0 ? 0.0 : call->scale;
@@ -409,7 +417,7 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
                 const Row<T> row = row_at(j);
                 Target<T> target = target_at(row);
                 if (one_hot) target.score = scores[j];
-                const Share share = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, double(columns.top[j]), kernel.conjugate[j]);
+                const Share share = target.left_out() ? Share{} : share_of<Kernel>(call, row, target, double(group.top[j]), kernel.conjugate[j]);
                 values[j] = share.value;
                 weight[j] = share.weight;
                 factor[j] = share.factor;
@@ -424,27 +432,33 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
         kernel.probabilities(distance, of_label);
         for (int64_t j = 0; j < width; ++j) {
             if (labels && labels[j] < 0) {
-                for (int64_t c = 0; c < rows.n; ++c) out[c * step + j] = 0;
+                for (int64_t c = 0; c < rows.n; ++c) at(c, j) = 0;
             } else if (one_hot) {
                 const int64_t c = labels[j];
                 const double u = call->class_weight && !call->fenchel ? call->class_weight[c] : 1.0, slope = margin ? margin(cosine(index + j)).slope : 1.0;
-                if (double(scores[j]) > NOTHING) out[c * step + j] = C((weight[j] * of_label[j] - factor[j] * u) * slope);
+                if (double(scores[j]) > NOTHING) at(c, j) = C((weight[j] * of_label[j] - factor[j] * u) * slope);
             } else {
                 const Row<T> row = row_at(j);
                 const Target<T> target = target_at(row);
-                for (int64_t c = 0; c < row.n; ++c) out[c * step + j] = C(double(out[c * step + j]) - own(row, target, c, factor[j]));
+                for (int64_t c = 0; c < row.n; ++c) at(c, j) = C(double(at(c, j)) - own(row, target, c, factor[j]));
             }
         }
         return true;
     };
-    return for_each_short_rows<T>(rows, static_cast<T*>(call->out), 1.0, body, change);
+    T* out = static_cast<T*>(call->out);
+    if constexpr (has_groups<Kernel, Lines<C>>) {
+        if (are_lines<C>(rows) && !margin) return for_each_lines<T>(rows, out, 1.0, body);
+    }
+    return for_each_short_rows<T>(rows, out, 1.0, body, change);
 }
 
 template <class T, class Kernel>
 bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
     const Margin margin(call->margin);
-    if constexpr (!std::is_void_v<typename AsColumns<Kernel>::type>) {
-        if (are_short(call->rows) && (!margin || (call->labels && call->smoothing == 0))) return short_losses<Kernel>(call, type);
+    using C = compute_t<T>;
+    if constexpr (has_groups<Kernel, Columns<C>>) {
+        const bool short_enough = are_short(call->rows) || (has_groups<Kernel, Lines<C>> && are_lines<C>(call->rows) && !margin);
+        if (short_enough && (!margin || (call->labels && call->smoothing == 0))) return short_losses<Kernel>(call, type);
     }
     const T* inputs[] = {static_cast<const T*>(call->soft)};
     return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,

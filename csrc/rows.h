@@ -366,16 +366,6 @@ Row<T> row_of(const SoftmaximaRows& rows, int64_t index, void* out) {
     return row;
 }
 
-template <class T, class C>
-const C* widened(const T* from, int64_t length, C* buffer) {
-    if constexpr (sizeof(T) == sizeof(C)) {
-        return from;
-    } else {
-        for (int64_t i = 0; i < length; ++i) buffer[i] = widen(from[i]);
-        return buffer;
-    }
-}
-
 // g of a row that is differentiated.
 template <class T>
 class Upstream {

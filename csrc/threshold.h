@@ -295,6 +295,14 @@ struct Entmax {
         return edge < SMALLEST_EDGE ? lowest : -float(wider * edge);
     }
 
+    // Whether a score is so near the edge of the support that only the last digits tell on which side it is.
+    static bool is_near_one(const double* gaps, int64_t count, double edge) {
+        int near = 0;
+#pragma omp simd reduction(| : near)
+        for (int64_t i = 0; i < count; ++i) near |= std::fabs(gaps[i] - edge) <= 1e-7 * -edge;
+        return near != 0;
+    }
+
     Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
         double level = this->level(lowest), low = 0, high = std::log(double(count));
         Mass at = evaluate(gaps, count, level);
@@ -304,7 +312,8 @@ struct Entmax {
             const Step next = step(at, level);
             const double error = std::fabs(at.mass - 1), move = std::fabs(next.level - level), rounding = 4e-16 * (level > 1 ? level : 1.0);
             if (error <= 1e-15 || high - low <= rounding || (move <= rounding && (beta <= 1 || error <= 1e-12))) break;
-            if (next.lost * at.slope <= lost) {
+            const double less = next.lost * at.slope;
+            if (less <= 1e-15 || (less <= lost && !is_near_one(gaps, count, edge(next.level)))) {
                 level = next.level;
                 at.mass = 1;
                 break;
