@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "rows.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -109,23 +109,23 @@ struct BudgetSparsemax {
         }
         double low = -1, high = 0, level = 0;
         for (int step = 0;; ++step) {
-            double inside = 0, sum = 0, full = 0, at_zero = 0, at_one = 0;
-#pragma omp simd reduction(+ : inside, sum, full, at_zero, at_one)
+            double inside = 0, sum = 0, lost = 0, full = 0, at_zero = 0, at_one = 0;
+#pragma omp simd reduction(+ : inside, sum, lost, full, at_zero, at_one)
             for (int64_t k = 0; k < open; ++k) {
                 const double q = values[k] - level, counts = (q > 0) & (q < 1) ? 1.0 : 0.0;
                 inside += counts;
-                sum += counts * q;
+                add_exactly(counts * q, sum, lost);
                 full += q >= 1 ? 1.0 : 0.0;
                 at_zero += q == 0 ? 1.0 : 0.0;
                 at_one += q == 1 ? 1.0 : 0.0;
             }
             // The ones are counted, for a sum with them would round the rest.
-            const double lack = *row.theta - (ones + full) - sum;
+            const double lack = *row.theta - (ones + full) - sum - lost;
             const double moving = inside + (lack > 0 ? at_zero : at_one);  // what the step sets in motion
             const double newton = level - lack / (moving > 1 ? moving : 1.0);
             low = lack < 0 ? level : low;
             high = lack > 0 ? level : high;
-            if (std::fabs(newton - level) <= 4e-16 || high - low <= 4e-16) return level;
+            if (std::fabs(newton - level) <= 4e-16 || high - low <= 4e-16) return newton;
             const bool accept = newton >= low && newton <= high && (step < SURE_STEPS || step % 3 != 2);
             level = accept ? newton : (low + high) / 2;
         }

@@ -253,7 +253,7 @@ def losses_of_p(
 ) -> RowLosses | None:
     """The losses w ℓ(p_t) of labels t by the map's kernels; of_p(p, n) = (ℓ(p), ℓ′(p)) in float64."""
     kernel = map.kernel
-    if kernel is None or kernel.library is not None or batch.soft is not None or batch.smoothing > 0 or batch.rows.numel() == 0:
+    if kernel is None or kernel.library is not None or batch.soft is not None or batch.smoothing > 0 or 0 in sizes(batch.rows):
         return None
     theta = kernel.theta(*params)
 
@@ -270,7 +270,8 @@ def losses_of_p(
             values = values.masked_fill(batch.ignored, 0.0)
         if not gradient:
             return values, None
-        g = (slopes * scale).to(p.dtype)
+        largest = torch.finfo(p.dtype).max  # of which 0 is 0
+        g = (slopes * scale).clamp(-largest, largest).to(p.dtype)
         return values, native.backward_of_labels(kernel, p, g, target, x if map.uses_scores else None, theta)
 
     return native_only(batch, losses)
