@@ -93,11 +93,13 @@ def test_what_is_measured_on_a_gpu_has_a_kernel() -> None:
     assert titles.isdisjoint({"proportional", "arcface", "bounds", "logaddexp"})
 
 
-TRITON = "softmaxima.kernels.triton.sparsemax"
+TRITON = "softmaxima.kernels.triton.sparsemax"  # any
 
 
 def test_a_kernel_that_raises_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = replace(MAPS["sparsemax"], name="broken", forward=fail, kernel=Kernel("no_such_kernel", "no_such_kernel", triton=TRITON))
+    broken = replace(
+        MAPS["sparsemax"], name="broken", forward=fail, kernel=Kernel("no_such_kernel", "no_such_kernel", triton=TRITON)
+    )
     monkeypatch.setitem(MAPS, "broken", broken)
     results = {task.subjects[0].name: check(task) for task in check_tasks("cpu", (5,)) if task.dtype == torch.float32}
     assert "the native library has no kernel 'no_such_kernel'" in results["broken"][0].problem

@@ -238,9 +238,8 @@ def losses_of(batch: Batch, map: Map, params: Iterable[Any] = (), fenchel: bool 
 def losses_given(batch: Batch, name: str, map: Map, params: Iterable[Any] = (), fenchel: bool = False) -> RowLosses | None:
     """The losses that the kernel `name` makes of the map's probabilities."""
     kernel = map.kernel
-    if kernel is None:
+    if kernel is None or (theta := kernel.theta(*params)) is None:
         return None
-    theta = kernel.theta(*params)
 
     def losses(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
         return native.given_loss(name, native.forward(kernel, x, 1.0, None, theta), x, target, fenchel=fenchel, **account)
@@ -255,7 +254,8 @@ def losses_of_p(
     kernel = map.kernel
     if kernel is None or kernel.library is not None or batch.soft is not None or batch.smoothing > 0 or 0 in sizes(batch.rows):
         return None
-    theta = kernel.theta(*params)
+    if (theta := kernel.theta(*params)) is None:
+        return None
 
     def losses(
         x: Tensor, target: Tensor, *, class_weight: Tensor | None, smoothing: float, scale: float, gradient: bool
