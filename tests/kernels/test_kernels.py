@@ -934,6 +934,17 @@ def test_the_interface_is_what_the_header_says():
 
 
 @needs_library
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not shutil.which("objdump"), reason="there is no disassembler")
+def test_no_kernel_leaves_the_registers_of_long_doubles_to_mmx():
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", native.LIBRARY._name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listing:
+        found = [line for line in listing.stdout if re.search(r"%mm[0-7]", line)]
+    assert listing.returncode == 0
+    assert found == []
+
+
+@needs_library
 @pytest.mark.parametrize(
     ("names", "message"),
     [
