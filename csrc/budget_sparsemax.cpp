@@ -166,7 +166,8 @@ struct BudgetSparsemax {
     }
 
     // ∂⟨g, p⟩/∂x
-    bool pull(const Row<T>& row, const T* g, Scratch<C>& scratch) const {
+    bool pull(const Row<T>& row, const Upstream<T>& g, Scratch<C>& scratch) const {
+        C buffer[BLOCK];
         Part part;
         if (!scan(row, 0, row.n, part, scratch) || !finish(row, &part, 1, scratch)) return false;
         if (part.nan) part.level = -NOTHING;
@@ -176,14 +177,14 @@ struct BudgetSparsemax {
         for_each_group(
             row, part, scratch, 0, row.n,
             [&](int64_t at, int64_t length, const C* values) {
-                const T* upstream = g + at;
+                const C* upstream = g.read(at, length, buffer);
                 T* to = out + at;
                 double some = 0, part_sum = 0;
                 for (int64_t k = 0; k < length; ++k) {
                     const double q = gap(values[k], anchor, scale) - level, counts = (q > 0) & (q < 1) ? 1.0 : 0.0;
                     narrow(counts, to[k]);
                     some += counts;
-                    part_sum += counts * double(widen(upstream[k]));
+                    part_sum += counts * double(upstream[k]);
                 }
                 active += some;
                 sum += part_sum;
@@ -193,12 +194,12 @@ struct BudgetSparsemax {
         const double mean = sum / active;
         for_each_group(
             row, part, scratch, 0, row.n,
-            [=](int64_t at, int64_t length, const C*) {
-                const T* upstream = g + at;
+            [&](int64_t at, int64_t length, const C*) {
+                const C* upstream = g.read(at, length, buffer);
                 T* to = out + at;
                 for (int64_t k = 0; k < length; ++k) {
                     const double counts = double(widen(to[k]));
-                    put(counts * (double(widen(upstream[k])) - mean) * scale, to[k]);
+                    put(counts * (double(upstream[k]) - mean) * scale, to[k]);
                 }
             },
             [](int64_t, int64_t) {});
@@ -252,9 +253,10 @@ int budget_sparsemax(const SoftmaximaForward* call) {
 int budget_sparsemax_backward(const SoftmaximaBackward* call) {
     return with_dtype(call->rows.dtype, [=](auto type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const T* inputs[] = {static_cast<const T*>(call->g)};
-        return for_each_whole_row<T>(call->rows, inputs, 1, call->out, 1.5, [](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
-            return BudgetSparsemax<T>{}.pull(row, others[0], scratch);
+        const T* inputs[] = {dense_upstream<T>(call)};
+        return for_each_whole_row<T>(call->rows, inputs, 1, call->out, 1.5, [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
+            const Upstream<T> g(call, row.index, others[0]);
+            return g.left_out() ? fill_with_zeros(row) : BudgetSparsemax<T>{}.pull(row, g, scratch);
         });
     });
 }

@@ -91,7 +91,7 @@ struct Stretched : ThresholdMap<T, Family> {
 };
 
 template <class T>
-bool pull(const Row<T>& row, const T* p, const T* g, Scratch<compute_t<T>>& scratch) {
+bool pull(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<compute_t<T>>& scratch) {
     const double alpha = *row.theta, beta = alpha - 1;
     // body(i) where p > 0 or NaN, and nothing(begin, length) for groups without.
     const auto for_support = [&](const auto& body, const auto& begin_group) {
@@ -100,8 +100,9 @@ bool pull(const Row<T>& row, const T* p, const T* g, Scratch<compute_t<T>>& scra
             const compute_t<T>* values = widened(p + i, length, scratch.high);
             for (int64_t j = 0; j < length; j += LOOK) {
                 const int64_t look = minimum(LOOK, length - j);
-                begin_group(i + j, look);
-                for_each_bit(above(values + j, look, compute_t<T>(0)), [&](int64_t k) { body(i + j + k); });
+                const uint64_t found = above(values + j, look, compute_t<T>(0));
+                begin_group(i + j, look);  // which may write over p
+                for_each_bit(found, [&](int64_t k) { body(i + j + k); });
             }
         }
     };
@@ -112,7 +113,7 @@ bool pull(const Row<T>& row, const T* p, const T* g, Scratch<compute_t<T>>& scra
     for_support(
         [&](int64_t i) {
             shares[count] = double(widen(p[i]));
-            upstream[count++] = double(widen(g[i]));
+            upstream[count++] = double(g[i]);
         },
         [](int64_t, int64_t) {});
     double total = 0, top = 0;
@@ -168,9 +169,10 @@ int normmax(const SoftmaximaForward* call) {
 int normmax_backward(const SoftmaximaBackward* call) {
     return with_dtype(call->rows.dtype, [=](auto type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const T* inputs[] = {static_cast<const T*>(call->p), static_cast<const T*>(call->g)};
-        return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
-            return pull(row, others[0], others[1], scratch);
+        const T* inputs[] = {static_cast<const T*>(call->p), dense_upstream<T>(call)};
+        return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
+            const Upstream<T> g(call, row.index, others[1]);
+            return g.left_out() ? fill_with_zeros(row) : pull(row, others[0], g, scratch);
         });
     });
 }

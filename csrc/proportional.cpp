@@ -168,7 +168,7 @@ struct Proportional {
     }
 
     // ∂⟨g, p⟩/∂x
-    bool pull(const Row<T>& row, const T* g, Scratch<C>& scratch) const {
+    bool pull(const Row<T>& row, const Upstream<T>& g, Scratch<C>& scratch) const {
         Part part;
         if (!scan(row, 0, row.n, part, scratch) || !finish(row, &part, 1, scratch)) return false;
         part.wide ? slopes<double>(row, g, part.mass, scratch) : slopes<C>(row, g, part.mass, scratch);
@@ -176,7 +176,7 @@ struct Proportional {
     }
 
     template <class W>
-    static void slopes(const Row<T>& row, const T* g, double mass, Scratch<C>& scratch) {
+    static void slopes(const Row<T>& row, const Upstream<T>& g, double mass, Scratch<C>& scratch) {
         W buffer[STEP], values[STEP];
         C upstream_buffer[STEP];
         double moved = 0;  // Σ f g
@@ -189,7 +189,7 @@ struct Proportional {
             } else {
                 sum<W>(row, i, i + length, scratch, values, unused);
             }
-            const C* upstream = widened(g + i, length, upstream_buffer);
+            const C* upstream = g.read(i, length, upstream_buffer);
             double part = 0;
 #pragma omp simd reduction(+ : part)
             for (int64_t j = 0; j < length; ++j) part += double(f[j]) * double(upstream[j]);
@@ -203,7 +203,7 @@ struct Proportional {
                 const bool masked = z[j] == -std::numeric_limits<W>::infinity();
                 values[j] = masked ? W(0) : Function::slope(masked ? W(0) : z[j]);
             }
-            const C* upstream = widened(g + i, length, upstream_buffer);
+            const C* upstream = g.read(i, length, upstream_buffer);
             T* to = row.out + i;
             for (int64_t j = 0; j < length; ++j) put(double(values[j]) * ((double(upstream[j]) - mean) * scale), to[j]);
         }
@@ -271,21 +271,25 @@ int proportional(const SoftmaximaForward* call) {
 int proportional_backward(const SoftmaximaBackward* call) {
     return with_dtype(call->rows.dtype, [=](auto type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const T* inputs[] = {static_cast<const T*>(call->g)};
+        const T* inputs[] = {dense_upstream<T>(call)};
         return with_function(call->rows, [=](auto f) {
             using Map = Proportional<T, decltype(f)>;
             if (Map::are_short(call->rows)) {
-                const T* g = inputs[0];
-                return Map::for_each_short_row(call->rows, call->out, 1.0, [g](const Row<T>& row, bool moderate, Scratch<compute_t<T>>& scratch) {
+                const T* dense = inputs[0];
+                return Map::for_each_short_row(call->rows, call->out, 1.0, [=](const Row<T>& row, bool moderate, Scratch<compute_t<T>>& scratch) {
+                    const Upstream<T> g(call, row.index, dense ? dense + row.index * row.n : nullptr);
+                    if (g.left_out()) return fill_with_zeros(row);
                     const double mass = moderate ? Map::total(row) : 0.0;
-                    if (!(mass >= VANISHING)) return Map{}.pull(row, g + row.index * row.n, scratch);
-                    Map::template slopes<compute_t<T>>(row, g + row.index * row.n, mass, scratch);
+                    if (!(mass >= VANISHING)) return Map{}.pull(row, g, scratch);
+                    Map::template slopes<compute_t<T>>(row, g, mass, scratch);
                     return true;
                 });
             }
-            return for_each_whole_row<T>(call->rows, inputs, 1, call->out, 1.0, [](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
-                return Map{}.pull(row, others[0], scratch);
-            });
+            return for_each_whole_row<T>(call->rows, inputs, 1, call->out, 1.0,
+                                         [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
+                                             const Upstream<T> g(call, row.index, others[0]);
+                                             return g.left_out() ? fill_with_zeros(row) : Map{}.pull(row, g, scratch);
+                                         });
         });
     });
 }

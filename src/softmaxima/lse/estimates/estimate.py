@@ -17,6 +17,7 @@ pass, all scores are read: in time where the design is chosen here, in scores wh
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -304,7 +305,8 @@ def _exact(ask: _Request, spent: int) -> Estimate:
     if math.isnan(value):
         return _not_a_number(ask, spent + ask.source.n)
     slack = _rounding(ask, value)
-    return Estimate(like_input(total, ask.source.like), value - slack, value + slack, spent + ask.source.n, "deterministic")
+    lower = value - slack if largest == math.inf else min(value - slack, sys.float_info.max)  # a sum of numbers is one
+    return Estimate(like_input(total, ask.source.like), lower, value + slack, spent + ask.source.n, "deterministic")
 
 
 def _bucket(ask: _Request) -> Estimate:
