@@ -26,15 +26,6 @@ struct alignas(LINE) Group {
     double log_sum[WIDTH], lost[WIDTH];  // LSE(z) less the largest z, and what its rounding lost
     alignas(LINE) C top[WIDTH];          // the largest x
 
-    // `width` rows of n, of which the first has this index.
-    Group(const SoftmaximaRows& rows, int64_t n, int64_t width, int64_t index) : n_(n), width_(width), scaled_(rows.taus || rows.tau != 1.0) {
-        for (int64_t j = 0; j < WIDTH; ++j) {
-            tau[j] = rows.taus && j < width ? rows.taus[index + j] : rows.tau;
-            theta[j] = rows.theta + (j < width ? index + j : index) * rows.distance;
-        }
-        for (int64_t j = 0; j < WIDTH; ++j) scale[j] = inverse(tau[j]);
-    }
-
     int64_t n() const { return n_; }
 
     int64_t width() const { return width_; }
@@ -171,6 +162,17 @@ struct alignas(LINE) Group {
     }
 
    private:
+    friend Layout;
+
+    // `width` rows of n, of which the first has this index.
+    Group(const SoftmaximaRows& rows, int64_t n, int64_t width, int64_t index) : n_(n), width_(width), scaled_(rows.taus || rows.tau != 1.0) {
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            tau[j] = rows.taus && j < width ? rows.taus[index + j] : rows.tau;
+            theta[j] = rows.theta + (j < width ? index + j : index) * rows.distance;
+        }
+        for (int64_t j = 0; j < WIDTH; ++j) scale[j] = inverse(tau[j]);
+    }
+
     Layout& self() { return static_cast<Layout&>(*this); }
 
     // z of the largest x.
