@@ -305,7 +305,9 @@ def _exact(ask: _Request, spent: int) -> Estimate:
     if math.isnan(value):
         return _not_a_number(ask, spent + ask.source.n)
     slack = _rounding(ask, value)
-    lower = value - slack if largest == math.inf else min(value - slack, sys.float_info.max)  # a sum of numbers is one
+    lower = value - slack
+    if value == math.inf and not any(bool((block == math.inf).any()) for block in ask.source.blocks()):
+        lower = sys.float_info.max  # beyond which a sum of numbers may be, but it is one
     return Estimate(like_input(total, ask.source.like), lower, value + slack, spent + ask.source.n, "deterministic")
 
 
