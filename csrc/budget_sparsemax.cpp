@@ -112,7 +112,7 @@ struct BudgetSparsemax {
             double inside = 0, sum = 0, lost = 0, full = 0, at_zero = 0, at_one = 0;
 #pragma omp simd reduction(+ : inside, sum, lost, full, at_zero, at_one)
             for (int64_t k = 0; k < open; ++k) {
-                const double q = values[k] - level, counts = (q > 0) & (q < 1) ? 1.0 : 0.0;
+                const double q = values[k] - level, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
                 inside += counts;
                 add_exactly(counts * q, sum, lost);
                 full += q >= 1 ? 1.0 : 0.0;
@@ -181,7 +181,7 @@ struct BudgetSparsemax {
                 T* to = out + at;
                 double some = 0, part_sum = 0;
                 for (int64_t k = 0; k < length; ++k) {
-                    const double q = gap(values[k], anchor, scale) - level, counts = (q > 0) & (q < 1) ? 1.0 : 0.0;
+                    const double q = gap(values[k], anchor, scale) - level, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
                     narrow(counts, to[k]);
                     some += counts;
                     part_sum += counts * double(upstream[k]);

@@ -215,6 +215,9 @@ double theta_of(const std::string& name, const Problem& problem) {
     if (name.find("entmax") == 0) return choose({1.0, 1.05, 1.5, 1.9, 2.0, 2.5});
     if (name.find("elastic") == 0) return choose<double>({0.0, -5.0, 7.0, -INFINITY});
     if (name.find("rectified") == 0) return double(below(2));
+    if (name.find("normmax") == 0) return choose({1.01, 1.5, 2.0, 30.0});
+    if (name.find("budget") == 0) return choose({0.01, 1.0, 2.5, 100.0});
+    if (name.find("proportional") == 0) return double(below(3));
     if (name.find("taylor") == 0) return choose({2.0, 4.0, 20.0});
     if (name.find("topk") == 0) return double(1 + below(problem.n + 3));
     if (name.find("topp") == 0) return choose({0.1, 0.5, 0.999, 1.0});
@@ -227,30 +230,32 @@ void check_probabilities(const std::string& name, const Problem& problem, const 
             double sum = 0;
             for (int64_t i = 0; i < problem.n; ++i) {
                 const double value = get(p, problem.dtype, (o * problem.n + i) * problem.inner + j);
-                if (value != value && !problem.hard) fail(name, problem, "is NaN");
+                const bool unbounded = name == "proportional";  // of x/τ, which may be beyond all numbers
+                if (value != value && !problem.hard && !unbounded) fail(name, problem, "is NaN");
                 if (value < 0 || value > 1) fail(name, problem, "is no probability");
                 sum += value;
             }
-            if (sum > 1 + 0.004 * double(problem.n)) fail(name, problem, "sums to more than 1");
+            const double mass = name == "budget_sparsemax" ? problem.theta[0] : 1;
+            if (sum > mass * (1 + 0.004 * double(problem.n))) fail(name, problem, "sums to more than 1");
         }
 }
 
 void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     Problem problem(long_row);
-    const bool logsumexp = kernel.name == "logsumexp", cumulative = kernel.name == "logcumsumexp";
+    const bool one_a_row = kernel.name == "logsumexp" || kernel.name == "log_mean_exp", cumulative = kernel.name == "logcumsumexp";
     if ((kernel.name == "entmax" || kernel.name == "elastic_softmax") && chance(0.5)) {
         problem.theta.resize(size_t(problem.rows_count()));
         problem.distance = 1;
     }
     for (double& each : problem.theta) each = theta_of(kernel.name, problem);
     std::vector<Bytes> outputs(2);
-    outputs[0].resize(size_t((logsumexp ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
-    outputs[1].resize(size_t(logsumexp ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
+    outputs[0].resize(size_t((one_a_row ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
+    outputs[1].resize(size_t(kernel.name == "logsumexp" ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
     twice(kernel.name, problem, outputs, [&](int64_t threads) {
         const SoftmaximaForward call = {problem.rows(threads), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
-    if (!logsumexp && !cumulative && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
+    if (!one_a_row && !cumulative && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
 }
 
 void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
