@@ -1,6 +1,7 @@
 // Exponentials of several rows at a time: what is done once a row is done for all of them, each a lane of a vector. How the rows lie
 // is the business of a layout, `Columns` or `Lines`, which has
 //   find_top(rectified)                                 the largest x of each row, −∞ for a negative one where `rectified`,
+//   can_keep()                                          whether terms may rest in the place of the results,
 //   sum_terms<exact>(rectified, kept, step, lost)       adds Σ exp(z) to `mass`, and keeps the terms where there is room for them,
 //   emit_terms(rectified, kept, ratios, share, out, step)  term · ratio, and `share` of the largest,
 //   emit_log(out, step)                                 the logarithms of the probabilities, from LSE,

@@ -454,19 +454,23 @@ def test_parameters_of_each_row_on_random_calls(name: str):
             torch.testing.assert_close(p[row], expected, atol=TOLERANCE[draw.dtype], rtol=0)
 
 
+def of_sums(name: str, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(memory for the results of a kernel of sums, its results, its states)."""
+    outer, _, inner = draw.shape
+    out, states = (
+        draw.memory.output(outer, 1, inner, dtype=draw.dtype),
+        draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
+    )
+    pack = lambda threads: native._FORWARD(*draw.fields(threads), out.data_ptr(), states.data_ptr())
+    return out, *run_on_threads(native._function(name), pack, draw, [out, states])
+
+
 @needs_library
 def test_logsumexp_kernels_on_random_calls():
     for seed in range(100):
         draw = Draw(seed)
         outer, _, inner = draw.shape
-        out, states = (
-            draw.memory.output(outer, 1, inner, dtype=draw.dtype),
-            draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
-        )
-        pack = lambda threads, draw=draw, out=out, states=states: native._FORWARD(
-            *draw.fields(threads), out.data_ptr(), states.data_ptr()
-        )
-        result, wide = run_on_threads(native._function("logsumexp"), pack, draw, [out, states])
+        out, result, wide = of_sums("logsumexp", draw)
         together = draw.sum_of(wide)
         torch.testing.assert_close(result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=0, equal_nan=True)
         native._run(native._function("logsumexp"), native._FORWARD(*draw.fields(1), out.data_ptr(), 0))  # without the states
@@ -499,15 +503,7 @@ def test_logsumexp_kernels_on_random_calls():
 def test_log_mean_exp_kernel_on_random_calls():
     for seed in range(200):
         draw = Draw(seed)
-        outer, _, inner = draw.shape
-        out, states = (
-            draw.memory.output(outer, 1, inner, dtype=draw.dtype),
-            draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
-        )
-        pack = lambda threads, draw=draw, out=out, states=states: native._FORWARD(
-            *draw.fields(threads), out.data_ptr(), states.data_ptr()
-        )
-        result, wide = run_on_threads(native._function("log_mean_exp"), pack, draw, [out, states])
+        _, result, wide = of_sums("log_mean_exp", draw)
         sums = draw.as_rows(draw.sum_of(wide))[:, 0]
         torch.testing.assert_close(sums, torch.logsumexp(draw.z, -1), atol=1e-11, rtol=1e-11, equal_nan=True)
         allowed = torch.ones(draw.shape, dtype=torch.bool) if draw.where is None else draw.where.expand(draw.shape)
