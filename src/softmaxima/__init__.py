@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from softmaxima import lse as lse
     from softmaxima import maps as maps
     from softmaxima.derivatives import *
+    from softmaxima.integrations import *
     from softmaxima.losses import *
     from softmaxima.lse import *
     from softmaxima.maps import *
@@ -29,6 +30,7 @@ else:
         "derivatives": """
             hessian_vector_product jacobian
         """,
+        "integrations": "Classifier",
         "lse": """
             Estimate InnerProduct Interval LogSumExpState ScoreSummary Sparsified TraceEstimate adaptive_bounds
             adaptive_logsumexp basic_bounds bounds estimate file_logsumexp gap_bounds histogram_bounds

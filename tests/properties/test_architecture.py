@@ -44,6 +44,7 @@ STOREYS = (
     "derivatives",
     "lse",
     "losses",
+    "integrations",
     "compat",
     "bench",
     "experiments",

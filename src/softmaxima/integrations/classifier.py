@@ -1,0 +1,295 @@
+"""`sm.Classifier`: a linear model or a small network with any map and loss, as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+import softmaxima as sm
+from softmaxima.integrations.pairs import Pair, usual_pair
+from softmaxima.integrations.training import Training, Weights, predict, scores
+from softmaxima.maps import find_map
+
+DTYPES = (np.float64, np.float32)
+EPOCHS, STEPS = 30, 360  # of training by default: so many passes over the rows, or more where those are fewer steps
+
+
+def usual_epochs(rows: int, batch_size: int, epochs: int = EPOCHS, steps: int = STEPS) -> int:
+    """So many, and more where those would be too few steps to train anything: on a small table."""
+    return max(epochs, math.ceil(steps / math.ceil(rows / batch_size)))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Rows made ready to train on; several trainings can share them."""
+
+    x: Tensor  # [rows, features], standardised
+    target: Tensor  # [rows] int64
+    weight: Tensor | None  # [rows]
+
+
+class Classifier(ClassifierMixin, BaseEstimator):
+    """A classifier p = map(scores of a linear model or of a small network), trained by the map's loss with Adam.
+
+    Features are standardised by the training rows; a column that is constant there becomes 0. Features of float32 are trained on in
+    float32, all others in float64.
+
+    Args:
+        map: name of a map, such as "softmax", "sparsemax" or "entmax".
+        loss: name of a loss of softmaxima, such as "cross_entropy"; None takes the map's own.
+        map_params: parameters of the map, such as `{"alpha": 1.25}`; with `loss=None` the loss takes them too.
+        loss_params: keyword arguments of the loss, such as `{"label_smoothing": 0.1}`.
+        head: "linear" scores h Wᵀ + b, or "cosine" scores for losses with a margin.
+        temperature: divides the scores where probabilities are predicted.
+        hidden: units of each hidden layer of ReLU; () is a linear model.
+        epochs: passes over the rows; None takes 30, and more where those are under 360 steps.
+        batch_size: rows of a step.
+        learning_rate: of Adam.
+        early_stopping: keep the weights with the least loss on rows that are held out, and stop when it has not fallen for `patience` epochs.
+        validation_fraction: share of the rows that early stopping holds out.
+        patience: epochs without a smaller loss before early stopping ends.
+        missing: "refuse" NaN in the features, or "impute": the column's median and a column that says where.
+        random_state: int, `numpy.random.RandomState` or None; decides weights, batches and held-out rows. The same int, the same result.
+
+    Attributes:
+        classes_: the classes, sorted.
+        n_features_in_: number of features.
+        feature_names_in_: their names, where the features were a frame with names.
+        loss_curve_: the mean loss of each epoch.
+        n_iter_: number of epochs.
+
+    Raises:
+        ValueError: where an argument cannot be used, with its name, what arrived and what to do.
+
+    Cost: O(epochs · rows · (features · hidden + hidden · classes)) time.
+
+    >>> from sklearn.datasets import load_iris
+    >>> import softmaxima as sm
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = sm.Classifier("sparsemax", hidden=(), random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:1]).round(2)
+    array([[1., 0., 0.]])
+    """
+
+    def __init__(
+        self,
+        map: str = "softmax",
+        loss: str | None = None,
+        *,
+        map_params: Mapping[str, Any] | None = None,
+        loss_params: Mapping[str, Any] | None = None,
+        head: str = "linear",
+        temperature: float = 1.0,
+        hidden: Sequence[int] = (128,),
+        epochs: int | None = None,
+        batch_size: int = 128,
+        learning_rate: float = 3e-3,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 10,
+        missing: str = "refuse",
+        random_state: Any = None,
+    ) -> None:
+        self.map = map
+        self.loss = loss
+        self.map_params = map_params
+        self.loss_params = loss_params
+        self.head = head
+        self.temperature = temperature
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.missing = missing
+        self.random_state = random_state
+
+    @classmethod
+    def of_pair(cls, pair: Pair, **options: Any) -> Self:
+        """A classifier with the map, the loss and the head of a pair."""
+        return cls(
+            pair.map,
+            pair.loss,
+            map_params=dict(pair.params) or None,
+            loss_params=dict(pair.options) or None,
+            head=pair.head,
+            temperature=pair.temperature,
+            **options,
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "impute"
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on features X [rows, features] and classes y [rows], each row counting by its weight."""
+        prepared = self.prepare(X, y, sample_weight)
+        held_out = None
+        if self.early_stopping:
+            prepared, held_out = self._split(prepared)
+        training = self.begin(prepared)
+        best, best_loss, since = None, math.inf, 0
+        while not training.finished:
+            training.advance(training.steps_an_epoch)
+            if held_out is None:
+                continue
+            loss = training.mean_loss(held_out.x, held_out.target, held_out.weight)
+            since += 1
+            if loss < best_loss:
+                best, best_loss, since = training.weights(), loss, 0
+            if since >= self.patience:
+                break
+        return self.end(training, best)
+
+    def prepare(self, X: Any, y: Any, sample_weight: Any = None) -> Prepared:
+        """Check everything, learn the classes and the scale of the features, and give the rows as `begin` takes them."""
+        self._check()
+        X, y = validate_data(self, X, y, dtype=DTYPES, ensure_all_finite="allow-nan" if self.missing == "impute" else True)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Classifier needs rows of two classes or more, got one class: {self.classes_[0]!r}")
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            if not weight.any():
+                raise ValueError("sample_weight must have a positive entry, got zeros alone")
+        self._learn_scale(X, weight)
+        target = torch.from_numpy(labels.astype(np.int64))
+        return Prepared(self._scaled(X), target, None if weight is None else torch.from_numpy(weight.astype(X.dtype)))
+
+    def begin(self, prepared: Prepared) -> Training:
+        """A training that has not taken a step."""
+        random = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1, size=4))
+        return Training(
+            self.pair,
+            prepared.x,
+            prepared.target,
+            prepared.weight,
+            len(self.classes_),
+            hidden=self.hidden,
+            epochs=self.epochs or usual_epochs(len(prepared.x), self.batch_size),
+            batch=self.batch_size,
+            learning_rate=self.learning_rate,
+            random=random,
+        )
+
+    def end(self, training: Training, network: Weights | None = None) -> Self:
+        """Take the network of a training, or one that it had before."""
+        self.network_ = network or training.weights()
+        self.loss_curve_ = list(training.losses)
+        self.n_iter_ = len(training.losses)
+        return self
+
+    def share(self, other: Classifier) -> Self:
+        """Take the classes and the scale that another classifier has learnt, so that it need not be done twice."""
+        names = ("classes_", "n_features_in_", "feature_names_in_", "imputer_", "mean_", "scale_")
+        vars(self).update({name: value for name, value in vars(other).items() if name in names})
+        return self
+
+    @property
+    def pair(self) -> Pair:
+        """The map and the loss."""
+        usual = usual_pair(find_map(self.map), **(self.map_params or {}))
+        loss = self.loss or usual.loss
+        options = self.loss_params if self.loss_params is not None else usual.options if loss == usual.loss else {}
+        return replace(usual, loss=loss, options=options, head=self.head, temperature=self.temperature)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores [rows, classes]; of two classes the second's less the first's [rows]."""
+        x = self._checked(X)
+        with torch.no_grad():
+            found = scores(self.pair.head, self.network_, x).double().numpy()
+        return found[:, 1] - found[:, 0] if len(self.classes_) == 2 else found
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [rows, classes] float64. They sum to what the map's do: to one, but for maps whose mass may be less."""
+        return self._proba(self._checked(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row; of equal ones the first."""
+        x = self._checked(X)
+        return self.classes_[self._proba(x).argmax(-1)]
+
+    def _proba(self, x: Tensor) -> np.ndarray:
+        p = predict(self.pair, self.network_, x).double()
+        if find_map(self.map).properties.mass == "one":
+            p /= p.sum(-1, keepdim=True)  # one to the precision of float64
+        return p.numpy()
+
+    def _check(self) -> None:
+        """Raise ValueError for what cannot be used, before any work."""
+        find_map(self.map)
+        if self.loss is not None and not callable(getattr(sm.losses, self.loss, None)):
+            raise ValueError(f"loss must be the name of a loss, such as 'cross_entropy', or None, got {self.loss!r}")
+        for name, allowed in (("head", ("linear", "cosine")), ("missing", ("refuse", "impute"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        for name in ("batch_size", "patience", *(("epochs",) if self.epochs is not None else ())):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        for name in ("learning_rate", "temperature"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
+        if isinstance(self.hidden, Integral) or any(not isinstance(units, Integral) or units < 1 for units in self.hidden):
+            raise ValueError(f"hidden must be the units of each hidden layer, such as (128,) or (), got {self.hidden!r}")
+
+    def _split(self, prepared: Prepared) -> tuple[Prepared, Prepared]:
+        """Rows to train on and rows to stop by, the classes in proportion where each has two rows."""
+        rows, target = np.arange(len(prepared.x)), prepared.target.numpy()
+        least = np.bincount(target).min()
+        held_out = max(1, round(self.validation_fraction * len(rows)))
+        stratify = target if least >= 2 and held_out >= len(self.classes_) <= len(rows) - held_out else None
+        parts = train_test_split(rows, test_size=held_out, random_state=check_random_state(self.random_state), stratify=stratify)
+        return tuple(
+            Prepared(prepared.x[part], prepared.target[part], None if prepared.weight is None else prepared.weight[part])
+            for part in parts
+        )  # type: ignore[return-value]
+
+    def _learn_scale(self, X: np.ndarray, weight: np.ndarray | None) -> None:
+        """The mean and the standard deviation of each column, ∞ for the deviation of one that is constant."""
+        X = X.astype(np.float64)
+        self.imputer_ = None
+        if self.missing == "impute":
+            self.imputer_ = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
+            X = self.imputer_.fit_transform(X)
+        counted = X if weight is None else X[weight > 0]
+        unit = np.abs(counted).max(0)
+        unit[unit == 0] = 1.0
+        counted = counted / unit  # now no square overflows
+        weights = None if weight is None else weight[weight > 0]
+        mean = np.average(counted, axis=0, weights=weights)
+        deviation = np.sqrt(np.average(np.square(counted - mean), axis=0, weights=weights))
+        constant = counted.min(0) == counted.max(0)
+        self.mean_ = mean * unit
+        self.scale_ = np.where(constant, math.inf, deviation * unit)
+
+    def _scaled(self, X: np.ndarray) -> Tensor:
+        wide = X.astype(np.float64) if self.imputer_ is None else self.imputer_.transform(X.astype(np.float64))
+        return torch.from_numpy(((wide - self.mean_) / self.scale_).astype(X.dtype))
+
+    def _checked(self, X: Any) -> Tensor:
+        check_is_fitted(self, "network_")
+        finite: Any = "allow-nan" if self.missing == "impute" else True
+        X = validate_data(self, X, dtype=DTYPES, ensure_all_finite=finite, reset=False)
+        return self._scaled(X).to(self.network_[0][0].dtype)
