@@ -5,6 +5,7 @@ Whatever cannot be trained on raises `InputError` here, with one line that says 
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ class Table:
     classes: tuple[str, ...]
     encoded: tuple[tuple[str, int], ...] = ()  # one-hot encoded columns, and how many indicator columns each became
     numeric_target: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Of the numbers that are trained on."""
+        return hashlib.sha256(self.features.tobytes() + self.labels.tobytes()).hexdigest()
 
     @property
     def rows(self) -> int:

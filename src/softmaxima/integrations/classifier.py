@@ -220,18 +220,17 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [rows, classes] float64. They sum to what the map's do: to one, but for maps whose mass may be less."""
-        return self._proba(self._checked(X))
+        return self.probabilities(self._checked(X)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row; of equal ones the first."""
         x = self._checked(X)
-        return self.classes_[self._proba(x).argmax(-1)]
+        return self.classes_[self.probabilities(x).argmax(-1).numpy()]
 
-    def _proba(self, x: Tensor) -> np.ndarray:
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Probabilities [rows, classes] float64 of features as `prepare` gives them."""
         p = predict(self.pair, self.network_, x).double()
-        if find_map(self.map).properties.mass == "one":
-            p /= p.sum(-1, keepdim=True)  # one to the precision of float64
-        return p.numpy()
+        return p / p.sum(-1, keepdim=True) if find_map(self.map).properties.mass == "one" else p  # one to the precision of float64
 
     def _check(self) -> None:
         """Raise ValueError for what cannot be used, before any work."""

@@ -1,0 +1,256 @@
+"""What a comparison measures of held-out rows, and what of it a recommendation can go by.
+
+With p the probabilities of a row with n classes, t its class and y the indicator of t:
+
+    accuracy     share of rows with argmax p = t
+    macro F1     mean over classes of 2·(rows of the class that were recognised)/(its rows + the rows that were called it)
+    log loss     −log((p_t + ε)/(1 + nε)), ε = 1e-6: an exact zero costs 13.8 nats, not ∞
+    Brier        Σ_c (p_c − y_c)², between 0 and 2
+    calibration  Σ_b (rows in b / rows) · |accuracy in b − mean max p in b|, over 15 bins b of equal width in max p (ECE)
+    support      number of classes with p_c > 0
+    zeros        share of rows with p_t = 0
+
+All but the calibration error are means over folds; that one pools the bins of the folds, for it is biased upwards where bins hold
+few rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from softmaxima.integrations.pairs import Pair
+
+EPS = 1e-6  # of the log loss
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The rows whose top probability lies in one of the equal widths of [0, 1]."""
+
+    rows: int
+    confidence: float  # Σ max p
+    hits: int  # rows with argmax p = t
+
+    def __add__(self, other: Bin) -> Bin:
+        return Bin(self.rows + other.rows, self.confidence + other.confidence, self.hits + other.hits)
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Of one class, the held-out rows that are of it, that were called it, and that are both."""
+
+    rows: int
+    called: int
+    hits: int
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        return ClassCounts(self.rows + other.rows, self.called + other.called, self.hits + other.hits)
+
+    @property
+    def recall(self) -> float:
+        return self.hits / self.rows if self.rows else 0.0
+
+    @property
+    def precision(self) -> float:
+        return self.hits / self.called if self.called else 0.0
+
+    @property
+    def f1(self) -> float:
+        return 2 * self.hits / (self.rows + self.called) if self.rows + self.called else 0.0
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What a pair reached on the rows that one training left out."""
+
+    accuracy: float
+    log_loss: float
+    brier: float
+    support: float
+    zeros: float
+    bins: tuple[Bin, ...]
+    classes: tuple[ClassCounts, ...]
+    support_rows: tuple[int, ...]  # rows with 0, 1, …, n non-zero probabilities
+    step_seconds: float  # the median over the steps of training
+    learning_rate: float
+    # The mean square over rows of the difference to another's: reference → metric → square.
+    squares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def calibration(self) -> float:
+        return calibration_error(self.bins)
+
+    @property
+    def macro_f1(self) -> float:
+        return fmean(counts.f1 for counts in self.classes)
+
+
+def calibration_error(bins: tuple[Bin, ...]) -> float:
+    """The expected calibration error of those bins."""
+    return sum(abs(bin.hits - bin.confidence) for bin in bins) / sum(bin.rows for bin in bins)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """What each held-out row scored, by the metric that is its mean."""
+
+    rows: Mapping[str, Tensor]
+
+    def squares(self, other: RowScores) -> dict[str, float]:
+        """The mean square of the difference, for each metric."""
+        return {name: float((values - other.rows[name]).square().mean()) for name, values in self.rows.items()}
+
+
+def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: float) -> tuple[Fold, RowScores]:
+    """The measures of probabilities p [rows, classes] for classes [rows]; of equal probabilities the lowest index is predicted."""
+    p = p.double()
+    classes = p.shape[-1]
+    confidence, predicted = p.max(-1)
+    hits = (predicted == target) & p.isfinite().all(-1)
+    p_target = p.gather(-1, target[:, None]).squeeze(-1)
+    support = (p > 0).sum(-1)
+    which_bin = (confidence.nan_to_num() * BINS).long().clamp_max(BINS - 1)
+    rows = RowScores(
+        {
+            "accuracy": hits.double(),
+            "log-loss": -((p_target + EPS) / (1 + classes * EPS)).log(),
+            "brier": (p - functional.one_hot(target, classes)).square().sum(-1),
+        }
+    )
+
+    def bins(values: Tensor | None) -> list[float]:
+        return torch.bincount(which_bin, values, minlength=BINS).tolist()
+
+    def by_class(of: Tensor) -> list[int]:
+        return torch.bincount(of, minlength=classes).tolist()
+
+    fold = Fold(
+        accuracy=float(rows.rows["accuracy"].mean()),
+        log_loss=float(rows.rows["log-loss"].mean()),
+        brier=float(rows.rows["brier"].mean()),
+        support=float(support.double().mean()),
+        zeros=float((p_target == 0).double().mean()),
+        bins=tuple(Bin(int(n), total, int(right)) for n, total, right in zip(bins(None), bins(confidence), bins(hits.double()), strict=True)),
+        classes=tuple(
+            ClassCounts(*counts) for counts in zip(by_class(target), by_class(predicted), by_class(target[hits]), strict=True)
+        ),
+        support_rows=tuple(torch.bincount(support, minlength=classes + 1).tolist()),
+        step_seconds=step_seconds,
+        learning_rate=learning_rate,
+    )
+    return fold, rows
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a pair reached, or the baseline without one, which gives every row the frequencies of the classes."""
+
+    name: str
+    pair: Pair | None
+    folds: tuple[Fold, ...]
+    same: tuple[str, ...] = ()  # names of pairs that predicted the same
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(fold.accuracy for fold in self.folds)
+
+    @property
+    def macro_f1(self) -> float:
+        return fmean(fold.macro_f1 for fold in self.folds)
+
+    @property
+    def log_loss(self) -> float:
+        return fmean(fold.log_loss for fold in self.folds)
+
+    @property
+    def brier(self) -> float:
+        return fmean(fold.brier for fold in self.folds)
+
+    @property
+    def support(self) -> float:
+        return fmean(fold.support for fold in self.folds)
+
+    @property
+    def zeros(self) -> float:
+        return fmean(fold.zeros for fold in self.folds)
+
+    @property
+    def step_seconds(self) -> float:
+        return median(fold.step_seconds for fold in self.folds)
+
+    @property
+    def bins(self) -> tuple[Bin, ...]:
+        """The folds' bins, pooled."""
+        return tuple(sum(column, Bin(0, 0.0, 0)) for column in zip(*(fold.bins for fold in self.folds), strict=True))
+
+    @property
+    def calibration(self) -> float:
+        return calibration_error(self.bins)
+
+    @property
+    def classes(self) -> tuple[ClassCounts, ...]:
+        """The folds' counts, pooled."""
+        return tuple(sum(column, ClassCounts(0, 0, 0)) for column in zip(*(fold.classes for fold in self.folds), strict=True))
+
+    @property
+    def support_rows(self) -> tuple[int, ...]:
+        """Rows with 0, 1, …, n non-zero probabilities, over all folds."""
+        return tuple(sum(column) for column in zip(*(fold.support_rows for fold in self.folds), strict=True))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a recommendation can go by.
+
+    `gain(fold, reference)` is positive where the fold is better than that of another pair on the same rows.
+    """
+
+    name: str  # on the command line
+    words: str
+    attribute: str  # of Fold and Result
+    show: Callable[[float], str]  # a value
+    show_gain: Callable[[float], str]  # a difference, with its unit
+    gain: Callable[[float, float], float]
+    least_gain: float = 0.0  # what is less is not worth a change
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.2f} points"
+
+
+def _times(value: float) -> str:
+    """A logarithm of a ratio of times."""
+    return f"{100 * math.expm1(-value):+.0f} % time"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy", "accuracy", _percent, _points, lambda a, b: a - b),
+        Metric("macro-f1", "macro F1", "macro_f1", _percent, _points, lambda a, b: a - b),
+        Metric("log-loss", "log loss", "log_loss", "{:.3f}".format, lambda gain: f"{-gain:+.3f}", lambda a, b: b - a),
+        Metric("brier", "Brier score", "brier", "{:.4f}".format, lambda gain: f"{-gain:+.4f}", lambda a, b: b - a),
+        Metric("calibration", "calibration error", "calibration", _percent, lambda gain: _points(-gain), lambda a, b: b - a),
+        Metric(
+            "cost",
+            "time of a training step",
+            "step_seconds",
+            lambda seconds: f"{1000 * seconds:.2f} ms",
+            _times,
+            lambda a, b: math.log(b / a) if a > 0 < b else math.nan,
+            least_gain=math.log(1.05),  # machines are not steadier
+        ),
+    )
+}

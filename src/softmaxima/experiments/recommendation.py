@@ -1,0 +1,174 @@
+"""Whether a pair differs from softmax, and which to take.
+
+A difference is taken fold by fold, for both pairs were trained and tested on the same rows. The folds' training rows overlap, so that
+their differences d_1 … d_J are not independent, and the variance of their mean is not s²/J. It is taken as
+
+    max((1/J + n_test/n_train) s², v/n),
+
+the first by Nadeau and Bengio, "Inference for the Generalization Error" (Machine Learning 52, 2003), which tests learners rather
+than two trained networks; the second, with v the variance of the difference over the table's n rows, keeps few folds that happen to
+agree from counting as certainty. The interval is mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of pairs
+that are compared): Bonferroni's correction, so that with 95 % all the intervals hold at once, and the best of many pairs is not taken
+for what luck made of it. A pair differs where its interval leaves out 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from scipy.stats import t as student
+
+from softmaxima.experiments.measures import METRICS, Metric, Result
+from softmaxima.integrations.pairs import Pair
+
+LEVEL = 0.05  # the chance that any interval of a family misses
+ACCURACY_GIVEN_UP = 0.01  # for a shorter time: no more than a point
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better one is than another, a mean and an interval that holds together with those of the other pairs."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def better(self) -> bool:
+        return self.low > 0
+
+    @property
+    def worse(self) -> bool:
+        return self.high < 0
+
+
+def difference(result: Result, reference: Result, metric: Metric, folds: int, comparisons: int) -> Difference:
+    """The gain of a result over a reference of the same folds, of which so many (`folds`) make up the table each time.
+
+    One fold tells nothing of their spread: its interval is infinite. A difference that is not a number is too.
+    """
+    gains = [
+        metric.gain(getattr(fold, metric.attribute), getattr(other, metric.attribute))
+        for fold, other in zip(result.folds, reference.folds, strict=True)
+    ]
+    if not all(map(math.isfinite, gains)):
+        return Difference(math.nan, -math.inf, math.inf)
+    mean = fmean(gains)
+    if len(gains) < 2:
+        return Difference(mean, -math.inf, math.inf)
+    spread = (1 / len(gains) + 1 / (folds - 1)) * variance(gains)
+    squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
+    if None not in squares:
+        rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
+        spread = max(spread, (fmean(squares) - mean**2) / rows)  # type: ignore[type-var]
+    reach = float(student.isf(LEVEL / 2 / comparisons, len(gains) - 1)) * math.sqrt(max(spread, 0.0))
+    return Difference(mean, mean - reach, mean + reach)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The pair to take and why, or None where the table gives no reason to take any."""
+
+    metric: Metric
+    pair: Pair | None
+    headline: str
+    reason: str
+
+
+def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
+    """What the differences allow to say.
+
+    Nothing is recommended where no pair is better than the baseline, which has not read the features. Softmax stays unless another
+    pair is better than both. For time, a pair must also be within a point of accuracy of softmax, for certain.
+    """
+    return _fastest(softmax, others, folds) if metric.name == "cost" else _best(softmax, baseline, others, metric, folds)
+
+
+def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
+    learnt = [r for r in (softmax, *others) if difference(r, baseline, metric, folds, 1 + len(others)).better]
+    if not learnt:
+        return Recommendation(
+            metric,
+            None,
+            "Nothing to choose",
+            f"No pair has a better {metric.words} than {baseline.name}, which does not read the features "
+            f"({metric.show(getattr(baseline, metric.attribute))}): they do not tell the target, or there are too few rows to see "
+            "that they do.",
+        )
+    found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
+    better = [r for r in others if r in learnt and found[r.name].better]
+    if not better:
+        return _stay(softmax, others, metric)
+    taken = max(better, key=lambda r: found[r.name].mean)
+    gain = found[taken.name]
+    reason = (
+        f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: a difference of "
+        f"{interval(gain, metric)}."
+    )
+    if len(better) > 1:
+        reason += f" {len(better) - 1} more differ{'s' * (len(better) == 2)} from softmax for the better: {_names(better, taken)}."
+    return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
+
+
+def _fastest(softmax: Result, others: Sequence[Result], folds: int) -> Recommendation:
+    metric, accuracy = METRICS["cost"], METRICS["accuracy"]
+    found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
+    cheaper = [
+        r
+        for r in others
+        if found[r.name].low > metric.least_gain and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
+    ]
+    if not cheaper:
+        return _stay(softmax, others, metric, " by 5 % or more, and as accurate to a point")
+    taken = max(cheaper, key=lambda r: found[r.name].mean)
+    reason = (
+        f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within a "
+        f"point of that of softmax, {_value(softmax, accuracy)}, or above."
+    )
+    return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
+
+
+def _stay(softmax: Result, others: Sequence[Result], metric: Metric, besides: str = "") -> Recommendation:
+    if others:
+        counted = "The other pair does not" if len(others) == 1 else f"None of the {len(others)} other pairs"
+        differs = "differ" if len(others) == 1 else "differs"
+        reason = (
+            f"{counted} {differs} from softmax for the better in {metric.words}{besides} on this table, where that of softmax is "
+            f"{_value(softmax, metric)}. What looks better may be chance."
+        )
+    else:
+        reason = f"It is the only pair that was trained; its {metric.words} is {_value(softmax, metric)}."
+    return Recommendation(metric, softmax.pair, "Stay with softmax", reason)
+
+
+def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparisons: int) -> str:
+    """What the pair is worse at than softmax."""
+    lost = [
+        f"{other.words} ({_value(taken, other)} for {_value(softmax, other)})"
+        for other in METRICS.values()
+        if other is not metric and difference(taken, softmax, other, folds, comparisons).worse
+    ]
+    return f" It is worse than softmax in {' and '.join((', '.join(lost[:-1]), lost[-1])) if len(lost) > 1 else lost[0]}." if lost else ""
+
+
+def interval(gain: Difference, metric: Metric) -> str:
+    """A difference in words, with the ends of its interval."""
+    low, high = sorted((gain.low, gain.high), key=lambda end: _signed(metric, end))
+    if not math.isfinite(low):
+        return f"{metric.show_gain(gain.mean)} (± ∞)"
+    return f"{metric.show_gain(gain.mean)} ({metric.show_gain(low)} to {metric.show_gain(high)})"
+
+
+def _signed(metric: Metric, gain: float) -> float:
+    return gain if metric.name in ("accuracy", "macro-f1") else -gain
+
+
+def _value(result: Result, metric: Metric) -> str:
+    return metric.show(getattr(result, metric.attribute))
+
+
+def _names(results: Sequence[Result], but: Result) -> str:
+    return ", ".join(result.name for result in results if result is not but)

@@ -1,0 +1,133 @@
+"""The numbers of a comparison as JSON and CSV, and the folds that are done out of a JSON, to go on from there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from softmaxima.core.arguments import InputError
+from softmaxima.experiments.compare import BATCH, HIDDEN, LEARNING_RATE, Comparison, Settings, compared
+from softmaxima.experiments.measures import BINS, EPS, Bin, ClassCounts, Fold
+from softmaxima.experiments.recommendation import difference
+from softmaxima.experiments.tables import Table
+from softmaxima.integrations.pairs import Pair
+
+MEASURES = ("accuracy", "macro_f1", "log_loss", "brier", "calibration", "support", "zeros", "step_seconds")
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything in the comparison; a number that is not finite becomes null."""
+    taken = comparison.recommendation
+    record = {
+        "versions": dict(comparison.versions),
+        "settings": {
+            **asdict(comparison.settings),
+            "batch": BATCH,
+            "hidden": HIDDEN,
+            "learning_rate": LEARNING_RATE,
+            "eps": EPS,
+            "bins": BINS,
+        },
+        "table": asdict(comparison.facts),
+        "partial": comparison.partial,
+        "recommendation": {
+            "headline": taken.headline,
+            "pair": taken.pair and taken.pair.name,
+            "reason": taken.reason,
+            "code": taken.pair and taken.pair.code,
+        },
+        "results": [
+            {
+                "pair": result.name,
+                "same": result.same,
+                **_of_pair(result.pair),
+                **{measure: getattr(result, measure) for measure in MEASURES},
+                "gain": None if result is comparison.softmax else asdict(comparison.gain(result)),
+                "support_rows": result.support_rows,
+                "classes": [asdict(counts) for counts in result.classes],
+                "bins": [asdict(bin) for bin in result.bins],
+            }
+            for result in comparison.results
+        ],
+        "folds": [{name: asdict(fold) for name, fold in split.items()} for split in comparison.folds],
+    }
+    return finite(record)
+
+
+def _of_pair(pair: Pair | None) -> dict[str, Any]:
+    return {} if pair is None else {"map": pair.map, "loss": pair.loss, "head": pair.head, "code": pair.code}
+
+
+def finite(value: Any) -> Any:
+    """The same, with None for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_text(comparison: Comparison) -> str:
+    """The JSON as it is written."""
+    return json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One line a result, the best first; the gain over softmax is in the metric that was asked for."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["pair", "same", "map", "loss", *MEASURES, "gain", "gain_low", "gain_high", "recommended"])
+    for result in comparison.results:
+        gain = comparison.gain(result)
+        pair = result.pair
+        recommended = int(pair is not None and pair == comparison.recommendation.pair)
+        numbers = [getattr(result, measure) for measure in MEASURES]
+        about = [result.name, ", ".join(result.same), pair.map if pair else "", pair.loss if pair else ""]
+        lines.writerow([*about, *numbers, gain.mean, gain.low, gain.high, recommended])
+    return text.getvalue()
+
+
+def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> list[dict[str, Fold]]:
+    """The folds in a JSON that such a comparison of this table began.
+
+    Raises:
+        InputError: where there is none, or it is of another table, other settings or other pairs.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
+        was, digest, names = record["settings"], record["table"]["digest"], set(record["folds"][0])
+    except FileNotFoundError:
+        raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(f"--resume: {path} cannot be read ({error}); begin again without --resume") from None
+    asked = asdict(settings)
+    other = [f"--{name} {was.get(name)}, not {value}" for name, value in asked.items() if was.get(name) != value]
+    if digest != table.digest:
+        other.insert(0, "another table or target")
+    if names - {"class frequencies"} != {pair.name for pair in compared(table, chosen)}:
+        other.append("other --maps")
+    if other:
+        raise InputError(f"--resume: {path} was begun with {'; '.join(other)}; give the same, or begin again without --resume")
+    return folds
+
+
+def _fold(record: dict[str, Any]) -> Fold:
+    """A fold as it was; what JSON has no number for was NaN."""
+    parts: dict[str, Any] = {name: math.nan if value is None else value for name, value in record.items()}
+    parts |= {
+        "bins": tuple(Bin(**bin) for bin in record["bins"]),
+        "classes": tuple(ClassCounts(**counts) for counts in record["classes"]),
+        "support_rows": tuple(record["support_rows"]),
+        "squares": {
+            reference: {name: math.nan if square is None else square for name, square in squares.items()}
+            for reference, squares in record["squares"].items()
+        },
+    }
+    return Fold(**{part.name: parts[part.name] for part in fields(Fold)})
