@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import shlex
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.markup import escape
+from rich.progress import TextColumn
 from rich.text import Text
 
-from softmaxima.cli.terminal import WIDE, Output, check_exists, fail, keeping, names, plain_table, progress_bar, say
+from softmaxima.cli.terminal import (
+    INTERRUPTED,
+    TERMINATED,
+    WIDE,
+    Output,
+    Terminated,
+    check_exists,
+    fail,
+    keeping,
+    names,
+    plain_table,
+    progress_bar,
+    say,
+    terminable,
+)
 
 if TYPE_CHECKING:
-    from softmaxima.experiments.compare import Comparison, Pair
+    from softmaxima.experiments.compare import Comparison, Settings
+    from softmaxima.experiments.tables import Table
 
 
 def compare(
@@ -29,55 +45,120 @@ def compare(
     maps: Annotated[
         list[str] | None, Parameter(help="Only these pairs, or all pairs of these maps: names, separated by commas.", negative=())
     ] = None,
+    metric: Annotated[
+        Literal["accuracy", "macro-f1", "log-loss", "brier", "calibration", "cost"],
+        Parameter(help="What the recommendation goes by; cost is the time of a training step at an equal accuracy."),
+    ] = "accuracy",
     model: Annotated[Literal["linear", "mlp"], Parameter(help="One affine layer, or one hidden layer of 128 ReLU units.")] = "mlp",
-    folds: Annotated[int | None, Parameter(help="Folds of the cross-validation: 5, or 3 with --quick.")] = None,
+    tune: Annotated[
+        bool, Parameter(help="Choose a learning rate for each pair inside each fold, of four: five times the time.", negative=())
+    ] = False,
+    folds: Annotated[int, Parameter(help="Folds of the cross-validation.")] = 5,
+    repeats: Annotated[
+        int | None, Parameter(help="Other folds, so many times: 2, or 1 with --quick. More tell smaller differences.")
+    ] = None,
     epochs: Annotated[int | None, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")] = None,
     seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
-    quick: Annotated[bool, Parameter(help="A first look: 3 folds, few epochs, at most about 1000 rows.", negative=())] = False,
+    resume: Annotated[
+        bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
+    ] = False,
+    quick: Annotated[bool, Parameter(help="A first look: folds once, few epochs, at most about 1000 rows.", negative=())] = False,
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
 
-    Folds, initial weights and batches are the same for every pair. Text and boolean features are one-hot encoded.
+    Folds, initial weights and batches are the same for every pair. A pair is recommended where its difference to softmax is more than
+    chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done.
     """
     if table is not None:
         check_exists(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.arguments import InputError
-    from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
-    from softmaxima.experiments.compare import compare as run
+    from softmaxima.experiments.compare import Settings, check_classes, epochs_for
+    from softmaxima.experiments.saved import read_folds
     from softmaxima.experiments.tables import read_table
-    from softmaxima.report.compare import FILES, write
+    from softmaxima.integrations.pairs import choose, pairs
 
     try:
-        settings = Settings(model, folds=(3 if quick else 5) if folds is None else folds, seed=seed, rows=1000 if quick else None)
+        settings = Settings(
+            model,
+            folds=folds,
+            repeats=(1 if quick else 2) if repeats is None else repeats,
+            metric=metric,
+            tune=tune,
+            seed=seed,
+            rows=1000 if quick else None,
+        )
         data = read_table(table, target)
         if epochs is None:
-            epochs = usual_epochs(min(data.rows, settings.rows or data.rows), settings.folds, quick)
+            epochs = epochs_for(min(data.rows, settings.rows or data.rows), settings.folds, quick)
         settings = replace(settings, epochs=epochs)
         check_classes(data, settings)
         chosen = choose(pairs(len(data.classes)), names(maps))
+        done = read_folds(out / "results.json", data, settings, chosen) if resume else []
     except InputError as error:
         fail(str(error))
     prepare_directory(out)
+    introduce(data, settings)
+    run(data, settings, chosen, done, out)
 
-    target_words = f"target {data.target!r}" + (" (the last column; --target names another)" if data.target_by_default else "")
-    say(f"{data.name}: {data.rows} rows, {data.features.shape[1]} features, {len(data.classes)} classes; {target_words}")
-    if data.encoded:
-        columns = ", ".join(f"{column!r} ({count})" for column, count in data.encoded)
-        say(f"one-hot encoded, with so many indicator columns: {columns}")
-    if settings.rows is not None and data.rows > settings.rows:
-        say(f"--quick: a sample of about {settings.rows} rows, {settings.folds} folds, {settings.epochs} epochs")
-    with progress_bar() as progress:
-        task = progress.add_task("", total=len(chosen) * settings.folds)
-        done = itertools.count()
 
-        def starting(pair: Pair, fold: int) -> None:
-            progress.update(task, completed=next(done), description=escape(f"{pair.name}, fold {fold + 1} of {settings.folds}"))
+def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> None:
+    """Train fold after fold, and after each write what is known; then show it."""
+    from softmaxima.experiments.compare import estimated_seconds, summary, total_steps, trained_folds
+    from softmaxima.report.compare import FILES, write
 
-        comparison = run(data, settings, chosen, starting)
+    command = shlex.join(["softmaxima", *sys.argv[1:]])
+
+    comparison = summary(data, settings, done, chosen, command) if done else None
+    interrupted: KeyboardInterrupt | None = None
+    left = settings.splits - len(done)
+    try:
+        with terminable():
+            if left:
+                a_fold = estimated_seconds(data, settings, chosen)
+                before = f", {len(done)} of {settings.splits} done before" if done else ""
+                say(f"about {duration(left * a_fold)}: {left} folds of {duration(a_fold)}{before}")
+            with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
+                task = progress.add_task("", total=total_steps(data, settings, chosen) * left)
+
+                def advanced(steps: int) -> None:
+                    progress.update(task, advance=steps, description=f"fold {len(done) + 1} of {settings.splits}")
+
+                for fold in trained_folds(data, settings, chosen, len(done), advanced):
+                    done.append(fold)
+                    comparison = summary(data, settings, done, chosen, command)
+                    if comparison.partial:
+                        write(comparison, out, ["results.json"])
+    except KeyboardInterrupt as error:
+        interrupted = error
+    if comparison is None:
+        fail(
+            "interrupted before a fold was done; nothing is kept",
+            TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED,
+        )
     with keeping("--out", out, lambda: write(comparison, out)):
         show(comparison)
     say("\nwritten: " + ", ".join(str(out / name) for name in FILES))
+    if interrupted is not None:
+        say(f"interrupted after {len(done)} of {settings.splits} folds; --resume goes on from there")
+        raise SystemExit(TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED)
+
+
+def introduce(data: Table, settings: Settings) -> None:
+    """What is trained on, and what was done to it."""
+    target_words = f"target {data.target!r}" + (" (the last column; --target names another)" if data.target_by_default else "")
+    say(f"{data.name}: {data.rows} rows, {data.features.shape[1]} features, {len(data.classes)} classes; {target_words}")
+    for note in data.notes:
+        say(note)
+    if settings.rows is not None and data.rows > settings.rows:
+        say(f"--quick: a sample of about {settings.rows} rows, {settings.folds} folds, {settings.epochs} epochs")
+
+
+def duration(seconds: float) -> str:
+    """In the unit that people would say."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def prepare_directory(out: Path) -> None:
@@ -92,21 +173,21 @@ def prepare_directory(out: Path) -> None:
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
-    from softmaxima.report.compare import CAPTION, COLUMNS
+    from softmaxima.report.compare import CAPTION, COLUMNS, twins
 
     console = console or Output()
-    wide = console.width >= WIDE
-    table = plain_table([column.heading if wide else column.short for column in COLUMNS], wide)
-    for result in comparison.results:
-        style = "bold" if result.pair == comparison.recommendation.pair else None
-        table.add_row(*(Text(column.cell(result)) for column in COLUMNS), style=style)
+    table = plain_table([column.short for column in COLUMNS], wide=console.width >= WIDE)
     taken = comparison.recommendation
+    for result in comparison.results:
+        style = "bold" if taken.pair is not None and result.pair == taken.pair else None
+        table.add_row(*(Text(column.cell(comparison, result)) for column in COLUMNS), style=style)
     console.print()
     console.print(table)
     console.print()
-    console.print(Text(CAPTION, style="dim"))
+    console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))
     console.print()
-    console.print(Text.assemble("Take ", (taken.pair.name, "bold"), f". {taken.reason}"))
-    console.print()
-    for line in taken.pair.code.splitlines():
-        console.print(Text("    " + line if line else ""), soft_wrap=True)
+    console.print(Text.assemble((taken.headline, "bold"), f". {taken.reason}"))
+    if taken.pair is not None:
+        console.print()
+        for line in taken.pair.code.splitlines():
+            console.print(Text("    " + line if line else ""), soft_wrap=True)

@@ -7,6 +7,7 @@ from the pair; beside them stands a baseline that gives every row the frequencie
 
 from __future__ import annotations
 
+import datetime
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,12 @@ class Settings:
         for option, value, offered in (("--model", self.model, ("linear", "mlp")), ("--metric", self.metric, tuple(METRICS))):
             if value not in offered:
                 raise InputError(f"{option} must be one of {', '.join(offered)}, got {value!r}")
-        counts = (("--folds", self.folds, 2), ("--repeats", self.repeats, 1), ("--epochs", self.epochs, 1), ("--seed", self.seed, 0))
+        counts = (
+            ("--folds", self.folds, 2),
+            ("--repeats", self.repeats, 1),
+            ("--epochs", self.epochs, 1),
+            ("--seed", self.seed, 0),
+        )
         for option, value, least in counts:
             if value < least:
                 raise InputError(f"{option} must be at least {least}, got {value}")
@@ -106,6 +112,8 @@ class Comparison:
     recommendation: Recommendation
     versions: Mapping[str, str]
     folds: Folds  # that are done
+    date: str
+    command: str = ""  # that began it
 
     @property
     def partial(self) -> bool:
@@ -281,7 +289,7 @@ def estimated_seconds(table: Table, settings: Settings, chosen: Sequence[Pair] |
     return step * total_steps(table, settings, chosen)
 
 
-def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pair] | None = None) -> Comparison:
+def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pair] | None = None, command: str = "") -> Comparison:
     """What the folds that are done say, which may be fewer than the settings ask for."""
     labels = _rows(table, settings)[1]
     trained = {pair.name: pair for pair in compared(table, chosen)}
@@ -309,7 +317,7 @@ def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pai
     }
     taken = recommend(softmax, baseline, list(by_name.values()), metric, settings.folds)
     ordered = sorted(results, key=lambda result: _rank(result, metric))
-    return Comparison(settings, facts, tuple(ordered), taken, versions, folds)
+    return Comparison(settings, facts, tuple(ordered), taken, versions, folds, datetime.date.today().isoformat(), command)
 
 
 def _rank(result: Result, metric: Metric) -> tuple[bool, float, float, str]:

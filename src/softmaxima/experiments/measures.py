@@ -138,7 +138,10 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
         brier=float(rows.rows["brier"].mean()),
         support=float(support.double().mean()),
         zeros=float((p_target == 0).double().mean()),
-        bins=tuple(Bin(int(n), total, int(right)) for n, total, right in zip(bins(None), bins(confidence), bins(hits.double()), strict=True)),
+        bins=tuple(
+            Bin(int(n), total, int(right))
+            for n, total, right in zip(bins(None), bins(confidence), bins(hits.double()), strict=True)
+        ),
         classes=tuple(
             ClassCounts(*counts) for counts in zip(by_class(target), by_class(predicted), by_class(target[hits]), strict=True)
         ),
@@ -206,7 +209,7 @@ class Result:
         return tuple(sum(column) for column in zip(*(fold.support_rows for fold in self.folds), strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Metric:
     """What a recommendation can go by.
 
@@ -219,6 +222,7 @@ class Metric:
     show: Callable[[float], str]  # a value
     show_gain: Callable[[float], str]  # a difference, with its unit
     gain: Callable[[float, float], float]
+    axis: tuple[float, str]  # what a gain is multiplied by to be drawn, and its unit then
     least_gain: float = 0.0  # what is less is not worth a change
 
 
@@ -238,11 +242,21 @@ def _times(value: float) -> str:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", "accuracy", "accuracy", _percent, _points, lambda a, b: a - b),
-        Metric("macro-f1", "macro F1", "macro_f1", _percent, _points, lambda a, b: a - b),
-        Metric("log-loss", "log loss", "log_loss", "{:.3f}".format, lambda gain: f"{-gain:+.3f}", lambda a, b: b - a),
-        Metric("brier", "Brier score", "brier", "{:.4f}".format, lambda gain: f"{-gain:+.4f}", lambda a, b: b - a),
-        Metric("calibration", "calibration error", "calibration", _percent, lambda gain: _points(-gain), lambda a, b: b - a),
+        Metric("accuracy", "accuracy", "accuracy", _percent, _points, lambda a, b: a - b, (100, "points")),
+        Metric("macro-f1", "macro F1", "macro_f1", _percent, _points, lambda a, b: a - b, (100, "points")),
+        Metric("log-loss", "log loss", "log_loss", "{:.3f}".format, lambda gain: f"{-gain:+.3f}", lambda a, b: b - a, (1, "nats")),
+        Metric(
+            "brier", "Brier score", "brier", "{:.4f}".format, lambda gain: f"{-gain:+.4f}", lambda a, b: b - a, (1, "Brier score")
+        ),
+        Metric(
+            "calibration",
+            "calibration error",
+            "calibration",
+            _percent,
+            lambda gain: _points(-gain),
+            lambda a, b: b - a,
+            (100, "points"),
+        ),
         Metric(
             "cost",
             "time of a training step",
@@ -250,6 +264,7 @@ METRICS = {
             lambda seconds: f"{1000 * seconds:.2f} ms",
             _times,
             lambda a, b: math.log(b / a) if a > 0 < b else math.nan,
+            (1, "log of the times' ratio"),
             least_gain=math.log(1.05),  # machines are not steadier
         ),
     )

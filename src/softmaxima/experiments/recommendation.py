@@ -151,7 +151,12 @@ def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparison
         for other in METRICS.values()
         if other is not metric and difference(taken, softmax, other, folds, comparisons).worse
     ]
-    return f" It is worse than softmax in {' and '.join((', '.join(lost[:-1]), lost[-1])) if len(lost) > 1 else lost[0]}." if lost else ""
+    return f" It is worse than softmax in {listed(lost)}." if lost else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def interval(gain: Difference, metric: Metric) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 from softmaxima.core.arguments import InputError
 from softmaxima.experiments.compare import BATCH, HIDDEN, LEARNING_RATE, Comparison, Settings, compared
 from softmaxima.experiments.measures import BINS, EPS, Bin, ClassCounts, Fold
-from softmaxima.experiments.recommendation import difference
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.pairs import Pair
 
@@ -35,6 +34,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             "bins": BINS,
         },
         "table": asdict(comparison.facts),
+        "date": comparison.date,
+        "command": comparison.command,
         "partial": comparison.partial,
         "recommendation": {
             "headline": taken.headline,

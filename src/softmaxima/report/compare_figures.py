@@ -1,0 +1,488 @@
+"""The figures of a comparison."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from plotly.colors import sample_colorscale
+from torch import Tensor
+
+from softmaxima.experiments.compare import Comparison
+from softmaxima.experiments.measures import Result
+from softmaxima.integrations.pairs import Pair
+from softmaxima.maps import REGISTRY, find_map
+
+# Okabe and Ito's colours without yellow and black, which vanish on one of the two backgrounds.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8c8c8c")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+GREY = "#8c8c8c"
+
+PANEL = 170  # pixels that a small plot should at least be wide
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page and how to read it. The page gives it its width, its colours of text and lines, and its fonts."""
+
+    id: str
+    title: str
+    reading: str
+    plot: go.Figure
+    legend: Mapping[str, str] = field(default_factory=dict)  # what each colour stands for
+
+
+def figures(comparison: Comparison) -> tuple[Figure, ...]:
+    """The figures of the page."""
+    return (
+        gain_figure(comparison),
+        cost_figure(comparison),
+        class_figure(comparison),
+        reliability_figure(comparison),
+        support_figure(comparison),
+        curve_figure(comparison),
+        simplex_figure(comparison),
+    )
+
+
+def _style(result: Result) -> dict[str, Any]:
+    """The colour and symbol of a map, the same in every figure; the baseline has none."""
+    if result.pair is None:
+        return {"color": GREY, "symbol": "x"}
+    index = list(REGISTRY).index(result.pair.map)
+    return {"color": _colour(result.pair.map), "symbol": SYMBOLS[index // len(COLOURS) % len(SYMBOLS)]}
+
+
+def _colour(map: str) -> str:
+    return COLOURS[list(REGISTRY).index(map) % len(COLOURS)]
+
+
+def _styles(results: Sequence[Result]) -> dict[str, list[str]]:
+    styles = [_style(result) for result in results]
+    return {key: [style[key] for style in styles] for key in ("color", "symbol")}
+
+
+def _label(comparison: Comparison, result: Result) -> str:
+    """The result's name, that of the recommended pair in bold."""
+    name = html.escape(result.name)
+    return f"<b>{name}</b>" if result.pair is not None and result.pair == comparison.recommendation.pair else name
+
+
+def _labels(comparison: Comparison) -> list[str]:
+    return [_label(comparison, result) for result in comparison.results]
+
+
+def _trained(comparison: Comparison) -> list[Result]:
+    """The results of pairs: all but the baseline's."""
+    return [result for result in comparison.results if result.pair is not None]
+
+
+def _rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
+    """The layout of a figure with one row a pair, the best on top."""
+    return {
+        "height": 24 * rows + 90,
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 48},
+        "yaxis": {"autorange": "reversed", "automargin": True, "ticklabelstandoff": 6},
+        "showlegend": False,
+        **layout,
+    }
+
+
+def gain_figure(comparison: Comparison) -> Figure:
+    """Differences to softmax with their intervals, on an axis around the leaders."""
+    metric = comparison.metric
+    results = [result for result in comparison.results if result is not comparison.softmax]
+    gains = [comparison.gain(result) for result in results]
+    scale, unit = metric.axis
+    means = [scale * gain.mean for gain in gains]
+    reach = [scale * (gain.high - gain.mean) if math.isfinite(gain.high) else 0.0 for gain in gains]
+    low, high = _around_leaders(means, reach)
+    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better than softmax by, {unit}", "range": [low, high]}))
+    plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
+    near = [i for i, mean in enumerate(means) if low <= mean <= high]
+    plot.add_scatter(
+        x=[means[i] for i in near],
+        y=[_label(comparison, results[i]) for i in near],
+        error_x={"array": [reach[i] for i in near], "thickness": 1.5, "width": 4, "color": GREY},
+        mode="markers",
+        marker={"size": 10, **_styles([results[i] for i in near])},
+        hovertemplate="%{y}: %{x:.3g} ± %{error_x.array:.3g}<extra></extra>",
+    )
+    far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
+    plot.add_scatter(
+        x=[low] * len(far),
+        y=[_label(comparison, results[i]) for i in far],
+        mode="text",
+        text=[f" ◂ {means[i]:.3g}" for i in far],
+        textposition="middle right",
+        hoverinfo="skip",
+    )
+    plot.update_yaxes(categoryorder="array", categoryarray=[_label(comparison, result) for result in results])
+    return Figure(
+        "gain",
+        f"Differences to softmax: {metric.words}",
+        "Each dot is the mean difference over folds, to the right for the better; each bar its interval, which allows for the number of "
+        "pairs. A bar that crosses the dotted line may be chance. An arrow stands for a pair that is far to the left.",
+        plot,
+    )
+
+
+def _around_leaders(means: Sequence[float], reach: Sequence[float]) -> tuple[float, float]:
+    """The range that shows the better half of the intervals, and zero."""
+    finite = sorted(((mean, r) for mean, r in zip(means, reach, strict=True) if math.isfinite(mean)), reverse=True)
+    half = finite[: max(1, (len(finite) + 1) // 2)] or [(0.0, 1.0)]
+    low, high = min(0.0, *(mean - r for mean, r in half)), max(0.0, *(mean + r for mean, r in half))
+    margin = 0.06 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def cost_figure(comparison: Comparison) -> Figure:
+    """The Brier score against the time of a step; names on the Pareto front."""
+    results = [result for result in _trained(comparison) if math.isfinite(result.brier)]
+    front = pareto_front([(result.step_seconds, result.brier) for result in results])
+    steps, briers = [1000 * result.step_seconds for result in results], [result.brier for result in results]
+    plot = go.Figure(
+        layout={
+            "height": 420,
+            "margin": {"l": 56, "r": 24, "t": 24, "b": 48},
+            "xaxis": {"title": "step, ms", **_logarithmic(*_span(steps, 1.6))},
+            "yaxis": {"title": "Brier score", **_logarithmic(*_span(briers, 1.25))},
+            "showlegend": False,
+        }
+    )
+    ordered = sorted(front, key=lambda i: steps[i])
+    line = {"color": GREY, "width": 1, "dash": "dot", "shape": "hv"}
+    plot.add_scatter(x=[steps[i] for i in ordered], y=[briers[i] for i in ordered], mode="lines", line=line, hoverinfo="skip")
+    plot.add_scatter(
+        x=steps,
+        y=briers,
+        mode="markers+text",
+        marker={"size": 11, "opacity": [1.0 if i in front else 0.45 for i in range(len(results))], **_styles(results)},
+        text=[_label(comparison, result) if i in front else "" for i, result in enumerate(results)],
+        textposition=_alternating(ordered, len(results)),
+        customdata=[html.escape(result.name) for result in results],
+        cliponaxis=False,
+        hovertemplate="%{customdata}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
+    )
+    return Figure(
+        "cost",
+        "Cost against quality",
+        "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. Named "
+        "are the pairs that no other beats in both; the dotted line leads along them.",
+        plot,
+    )
+
+
+def _alternating(ordered: Sequence[int], count: int) -> list[str]:
+    """Where names stand by their points: neighbours along the front on opposite sides."""
+    places = ["top right"] * count
+    for i in ordered[1::2]:
+        places[i] = "bottom left"
+    return places
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """The points that no other one is below in one coordinate without being above it in the other."""
+    return {
+        i
+        for i, (x, y) in enumerate(points)
+        if not any((a <= x and b <= y and (a, b) != (x, y)) or ((a, b) == (x, y) and j < i) for j, (a, b) in enumerate(points))
+    }
+
+
+CLASSES_SHOWN = 30
+
+
+def class_figure(comparison: Comparison) -> Figure:
+    """The recall of each class, the rarest first."""
+    counted = sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
+    names = [f"{html.escape(name)} ({rows})" for name, rows in (comparison.facts.classes[index] for index in counted)]
+    recalls = [[100 * result.classes[index].recall for index in counted] for result in comparison.results]
+    precisions = [[100 * result.classes[index].precision for index in counted] for result in comparison.results]
+    plot = go.Figure(
+        go.Heatmap(
+            x=names,
+            y=_labels(comparison),
+            z=recalls,
+            customdata=precisions,
+            zmin=0,
+            zmax=100,
+            colorscale=[[0, "#D55E00"], [0.5, "#f0e0c8"], [1, "#0072B2"]],
+            colorbar={"title": "%", "thickness": 12},
+            xgap=1,
+            ygap=1,
+            hovertemplate="%{y}, class %{x}: recall %{z:.1f} %, precision %{customdata:.1f} %<extra></extra>",
+        ),
+        _rows_layout(len(comparison.results), xaxis={"type": "category", "title": "class (rows)"}),
+    )
+    rest = (
+        f" The {CLASSES_SHOWN} rarest of {len(comparison.facts.classes)}." if len(comparison.facts.classes) > CLASSES_SHOWN else ""
+    )
+    return Figure(
+        "classes",
+        "Class by class",
+        "The share of each class's rows that were recognised (recall), the rarest class on the left: where a high accuracy hides that a "
+        "rare class is missed, it shows here." + rest,
+        plot,
+    )
+
+
+def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """The range of positive values on a logarithmic axis."""
+    positive = [value for value in values if value > 0] or [1.0]
+    return min(positive) / margin, max(positive) * margin
+
+
+def _logarithmic(low: float, high: float) -> dict[str, Any]:
+    """An axis over that range, with ticks at 1, 2, 3 and 5 times a power of ten."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    ticks = [tick for power in powers for digit in (1, 2, 3, 5) if low <= (tick := digit * 10.0**power) <= high]
+    return {
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:.6g}" for tick in ticks],
+    }
+
+
+def _panels(titles: Sequence[str], aspect: float = 1.0, **axes: Any) -> go.Figure:
+    """A figure of small plots, one a title, of height/width = aspect. The page arranges them in the columns that fit its width."""
+    plot = go.Figure(
+        layout={
+            "grid": {"rows": len(titles), "columns": 1, "pattern": "independent", "xgap": 0.2, "ygap": 0.34},
+            "margin": {"l": 26, "r": 8, "t": 30, "b": 26},
+            "showlegend": False,
+            "meta": {"panels": len(titles), "panel": PANEL, "aspect": aspect},
+        }
+    )
+    for number, title in enumerate(titles, 1):
+        where = _panel(number)
+        plot.layout[f"xaxis{number}"] = {"anchor": where["yaxis"], **axes.get("xaxis", {})}
+        plot.layout[f"yaxis{number}"] = {"anchor": where["xaxis"], **axes.get("yaxis", {})}
+        plot.add_annotation(
+            text=title,
+            xref=f"{where['xaxis']} domain",
+            yref=f"{where['yaxis']} domain",
+            x=0.5,
+            y=1,
+            yanchor="bottom",
+            yshift=3,
+            showarrow=False,
+            font={"size": 12},
+        )
+    return plot
+
+
+def _panel(number: int) -> dict[str, str]:
+    """The axes of a small plot, as plotly names them: x, x2, x3, …"""
+    suffix = "" if number == 1 else str(number)
+    return {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+
+
+def reliability_figure(comparison: Comparison) -> Figure:
+    """The accuracy of each bin of confidence."""
+    shares = {"range": [-0.04, 1.06], "tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"], "tickfont": {"size": 11}}
+    results = _trained(comparison)
+    plot = _panels([_label(comparison, result) for result in results], xaxis=shares, yaxis=shares)
+    for number, result in enumerate(results, 1):
+        where, colour = _panel(number), _style(result)["color"]
+        filled = [bin for bin in result.bins if bin.rows]
+        rows = sum(bin.rows for bin in filled)
+        plot.add_scatter(
+            x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "width": 1, "dash": "dot"}, hoverinfo="skip", **where
+        )
+        plot.add_scatter(
+            x=[bin.confidence / bin.rows for bin in filled],
+            y=[bin.hits / bin.rows for bin in filled],
+            mode="lines+markers",
+            line={"width": 1},
+            marker={"size": 5, "color": colour},
+            line_color=colour,
+            text=[f"{bin.rows} rows" for bin in filled],
+            cliponaxis=False,
+            hovertemplate="confidence %{x:.2f}, accuracy %{y:.2f}, %{text}<extra></extra>",
+            **where,
+        )
+        plot.add_bar(
+            x=[bin.confidence / bin.rows for bin in filled],
+            y=[0.3 * bin.rows / rows for bin in filled],
+            width=0.9 / len(result.bins),
+            marker={"color": colour, "opacity": 0.35, "line": {"width": 0}},
+            hoverinfo="skip",
+            **where,
+        )
+    return Figure(
+        "reliability",
+        "Reliability",
+        "Across: the top probability; up: how often it was right. On the dotted diagonal probabilities mean what they say, below "
+        "it they are too sure, above it not sure enough. The bars below say how many rows a dot stands for.",
+        plot,
+    )
+
+
+def support_figure(comparison: Comparison) -> Figure:
+    """How many classes get a non-zero probability."""
+    classes, results = len(comparison.facts.classes), _trained(comparison)
+    groups = support_groups(classes)
+    colours = sample_colorscale(
+        ["#0a4f8f", "#5ba3cf", "#c3cfdb"], [index / max(1, len(groups) - 1) for index in range(len(groups))]
+    )
+    plot = go.Figure(
+        layout=_rows_layout(
+            len(results),
+            barmode="stack",
+            bargap=0.25,
+            xaxis={"title": "rows, %", "range": [0, 100]},
+        )
+    )
+    legend = {}
+    for (name, sizes), colour in zip(groups.items(), colours, strict=True):
+        shares = [100 * sum(result.support_rows[size] for size in sizes) / sum(result.support_rows) for result in results]
+        if any(shares):
+            legend[name] = colour
+            plot.add_bar(
+                x=shares,
+                y=[_label(comparison, result) for result in results],
+                orientation="h",
+                marker={"color": colour, "line": {"width": 0}},
+                hovertemplate="%{y}: %{x:.1f} % of rows<extra>" + name + "</extra>",
+            )
+    return Figure(
+        "support",
+        "Size of the support",
+        "How many classes are left in the running: the share of rows by the number of classes whose probability is not zero.",
+        plot,
+        legend,
+    )
+
+
+def support_groups(classes: int) -> dict[str, range]:
+    """Sizes of the support that share a colour."""
+    groups = {"none": range(1), "1 class": range(1, 2), "2": range(2, 3), "3": range(3, 4), "4 or 5": range(4, 6)}
+    groups = {name: sizes for name, sizes in groups.items() if sizes.stop <= classes}
+    between = range(max(sizes.stop for sizes in groups.values()), classes)
+    if between:
+        groups[f"{between.start} to {between.stop - 1}" if len(between) > 1 else str(between.start)] = between
+    return {**groups, f"all {classes}": range(classes, classes + 1)}
+
+
+def drawn_maps(pairs: Sequence[Pair]) -> dict[str, Pair]:
+    """The different maps among the pairs, by label, in the registry's order, as they are for three classes."""
+    found: dict[str, Pair] = {}
+    for pair in sorted(pairs, key=lambda pair: list(REGISTRY).index(pair.map)):
+        label = pair.name.split(" · ")[0]
+        params = dict(pair.params)
+        if "k" in params:  # all three of three classes would be softmax
+            params["k"] = min(params["k"], 2)
+            label = f"{label}, k = {params['k']}"
+        found.setdefault(label, Pair(label, pair.map, pair.loss, params))
+    return found
+
+
+def _probabilities(pair: Pair, scores: Tensor) -> Tensor:
+    return find_map(pair.map)(scores, **pair.params)
+
+
+def curve_figure(comparison: Comparison) -> Figure:
+    """p₁ of scores (t, 0, −1)."""
+    maps = drawn_maps([result.pair for result in comparison.results if result.pair is not None])
+    t = torch.linspace(-4, 4, 321, dtype=torch.float64)
+    scores = torch.stack((t, torch.zeros_like(t), -torch.ones_like(t)), -1)
+    plot = _panels(
+        [html.escape(label) for label in maps],
+        xaxis={"range": [-4, 4], "tickvals": [-4, 0, 4], "tickfont": {"size": 11}},
+        yaxis={"range": [-0.05, 1.05], "tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"], "tickfont": {"size": 11}},
+    )
+    for number, pair in enumerate(maps.values(), 1):
+        where = {"x": t.tolist(), "mode": "lines", **_panel(number)}
+        dashed = {"color": GREY, "width": 1.2, "dash": "dot"}
+        plot.add_scatter(y=scores.softmax(-1)[:, 0].tolist(), line=dashed, hoverinfo="skip", **where)
+        plot.add_scatter(
+            y=_probabilities(pair, scores)[:, 0].tolist(),
+            line={"color": _colour(pair.map), "width": 2.5},
+            hovertemplate="t = %{x:.2f}, p₁ = %{y:.3f}<extra></extra>",
+            **where,
+        )
+    return Figure(
+        "curves",
+        "The maps: one score moves",
+        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax.",
+        plot,
+    )
+
+
+CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
+MASSES = {"mass below 0.7": (0.0, 0.7), "mass 0.7 to 0.9": (0.7, 0.9), "mass above 0.9": (0.9, math.inf)}
+LEGEND = {
+    "support 1": "#D55E00",
+    "support 2": "#E69F00",
+    "support 3": "#56B4E9",
+    "mass below 0.7": "#e3a5c6",
+    "mass 0.7 to 0.9": "#b3598e",
+    "mass above 0.9": "#8c3466",
+}
+
+
+def hexagon(reach: float = 3.0, steps: int = 12) -> Tensor:
+    """A triangular grid [points, 3] of scores with Σx = 0 and |x_i| ≤ reach."""
+    ticks = range(-steps, steps + 1)
+    points = [(i, j, -i - j) for i in ticks for j in ticks if abs(i + j) <= steps]
+    return torch.tensor(points, dtype=torch.float64) * (reach / steps)
+
+
+def simplex_figure(comparison: Comparison) -> Figure:
+    """The image of a grid of scores in the triangle of probabilities."""
+    maps = drawn_maps([result.pair for result in comparison.results if result.pair is not None])
+    across, up = (-0.08, 1.08), (-0.06, 0.94)  # the triangle and a margin
+    plot = _panels(
+        [html.escape(label) for label in maps],
+        aspect=(up[1] - up[0]) / (across[1] - across[0]),
+        xaxis={"range": across, "visible": False},
+        yaxis={"range": up, "visible": False},
+    )
+    scores = hexagon()
+    outline = CORNERS[[0, 1, 2, 0]]
+    named: set[str] = set()
+    for number, pair in enumerate(maps.values(), 1):
+        where = _panel(number)
+        line = {"color": GREY, "width": 1}
+        plot.add_scatter(x=outline[:, 0].tolist(), y=outline[:, 1].tolist(), mode="lines", line=line, hoverinfo="skip", **where)
+        p = _probabilities(pair, scores)
+        mass = p.sum(-1)
+        places = (p / mass.clamp_min(1e-300)[:, None]) @ CORNERS
+        for name, kept in _point_groups(pair, p, mass).items():
+            plot.add_scatter(
+                x=places[kept, 0].tolist(),
+                y=places[kept, 1].tolist(),
+                customdata=torch.cat((scores, p), -1)[kept].round(decimals=3).tolist(),
+                hovertemplate="scores (%{customdata[0]}, %{customdata[1]}, %{customdata[2]})<br>"
+                "probabilities (%{customdata[3]}, %{customdata[4]}, %{customdata[5]})<extra></extra>",
+                mode="markers",
+                marker={"size": 3.5, "color": LEGEND[name]},
+                **where,
+            )
+            named.add(name)
+    return Figure(
+        "simplex",
+        "The maps: where scores land",
+        "Each dot is one of a regular grid of scores with sum 0, placed in the triangle of the probabilities of three classes "
+        "(a corner is one class alone). Maps with a mass below 1 are drawn as p/Σp, coloured by the mass. Maps that do "
+        "not ignore a shift of all scores give another picture for another sum.",
+        plot,
+        {name: colour for name, colour in LEGEND.items() if name in named},
+    )
+
+
+def _point_groups(pair: Pair, p: Tensor, mass: Tensor) -> dict[str, Tensor]:
+    """Which points to draw alike: by mass where it can be below one, else by the size of the support. Names as in the legend."""
+    if find_map(pair.map).properties.mass == "at most one":
+        groups = {name: (mass >= low) & (mass < high) for name, (low, high) in MASSES.items()}
+    else:
+        support = (p > 0).sum(-1)
+        groups = {f"support {size}": support == size for size in (1, 2, 3)}
+    return {name: kept for name, kept in groups.items() if bool(kept.any())}
