@@ -73,65 +73,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare(read_table(path), TINY)
 
 
-# Tables -------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_bundled_digits_are_the_default_table() -> None:
-    digits = read_table()
-    assert (digits.rows, digits.features.shape, len(digits.classes)) == (1797, (1797, 64), 10)
-
-
-def test_every_format_of_one_table_gives_the_same_results(tmp_path: Path) -> None:
-    frame = flowers()
-    frame.write_csv(tmp_path / "t.csv")
-    frame.write_parquet(tmp_path / "t.parquet")
-    frame.write_ipc(tmp_path / "t.feather")
-    np.savez(tmp_path / "t.npz", X=frame.drop("species").to_numpy(), y=frame["species"].to_numpy().astype(str))
-    found = [measured(compare(read_table(path), TINY, SOME)) for path in sorted(tmp_path.iterdir())]
-    assert len(found) == 4
-    assert all(result == found[0] for result in found)
-
-
-def test_text_boolean_and_categorical_columns_become_indicators(tmp_path: Path) -> None:
-    frame = pl.DataFrame(
-        {
-            "colour": ["red", "blue", "red", "green"],
-            "number": [1, 2, 3, 4],
-            "sweet": [True, False, True, False],
-            "size": pl.Series(["s", "m", "s", "m"], dtype=pl.Categorical),
-            "class": ["a", "b", "a", "b"],
-        }
-    )
-    frame.write_parquet(tmp_path / "t.parquet")
-    table = read_table(tmp_path / "t.parquet")
-    assert table.encoded == (("colour", 3), ("sweet", 2), ("size", 2))
-    blue, green, red = (0, 1, 0, 0), (0, 0, 0, 1), (1, 0, 1, 0)
-    no, yes = (0, 1, 0, 1), (1, 0, 1, 0)
-    m, s = (0, 1, 0, 1), (1, 0, 1, 0)
-    np.testing.assert_array_equal(table.features.T, [blue, green, red, (1, 2, 3, 4), no, yes, m, s])
-
-
-@pytest.mark.parametrize(
-    ("values", "classes"),
-    [
-        ([3, 10, 3, 10], ("3", "10")),
-        ([3.0, 10.0, 3.0, 10.0], ("3", "10")),
-        (["3", "b", "3", "b"], ("3", "b")),
-        ([True, False, True, False], ("false", "true")),
-    ],
-)
-def test_a_target_may_be_ints_integer_valued_floats_text_or_booleans(tmp_path: Path, values: list[Any], classes: tuple) -> None:
-    pl.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}).write_parquet(tmp_path / "t.parquet")
-    assert read_table(tmp_path / "t.parquet").classes == classes
-
-
-def test_the_last_column_is_the_target_unless_another_is_named(tmp_path: Path) -> None:
-    pl.DataFrame({"a": [0, 1, 0, 1], "b": [5, 5, 6, 6]}).write_csv(tmp_path / "t.csv")
-    last, named = read_table(tmp_path / "t.csv"), read_table(tmp_path / "t.csv", "a")
-    assert (last.target, last.target_by_default, last.classes) == ("b", True, ("5", "6"))
-    assert (named.target, named.target_by_default, named.classes) == ("a", False, ("0", "1"))
-
-
 # Measures -----------------------------------------------------------------------------------------------------------------
 
 
@@ -331,7 +272,7 @@ def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: P
 
 def test_the_page_escapes_what_comes_from_the_table(comparison: Comparison) -> None:
     nasty = "</script><script>alert(1)</script><b>&"
-    facts = replace(comparison.facts, name=nasty, target=nasty, encoded=((nasty, 2),))
+    facts = replace(comparison.facts, name=nasty, target=nasty, notes=(nasty,))
     text = page(replace(comparison, facts=facts))
     assert "alert(1)" in text
     assert "<script>alert" not in text
@@ -358,79 +299,6 @@ def test_groups_of_support_sizes_hold_every_size_once(classes: int) -> None:
 
 
 # What cannot be used --------------------------------------------------------------------------------------------------------
-
-
-def npz(**arrays: Any) -> Any:
-    return lambda path: np.savez(path, **arrays)
-
-
-def parquet(**columns: Any) -> Any:
-    return lambda path: pl.DataFrame(columns).write_parquet(path)
-
-
-def raw(content: bytes) -> Any:
-    return lambda path: path.write_bytes(content)
-
-
-def directory(path: Path) -> None:
-    path.mkdir()
-
-
-HALVES = [0.5, 1.5, 2.5, 3.5]
-X = np.ones((4, 2))
-UNUSABLE = [
-    ("missing.csv", lambda path: None, {}, ["no file", "missing.csv"]),
-    ("folder.csv", directory, {}, ["is a directory", "give a file"]),
-    ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
-    ("t", raw(b"x"), {}, ["unknown suffix ''"]),
-    ("t.csv", raw(b""), {}, ["cannot be read as CSV", "save it"]),
-    ("t.csv", raw(b"a,b\n\xff\xfe,1\n"), {}, ["cannot be read as CSV", "UTF-8"]),
-    ("t.csv", raw(b"a;b\n1;2\n3;4\n"), {}, ["1 column", "commas"]),
-    ("t.csv", raw(b"a,b\n"), {}, ["0 rows"]),
-    ("t.csv", raw(b"a,b\n1,0\nNA,1\n3,0\n4,1\n"), {}, ["missing", "'a' (1 row)", "fill them in"]),
-    ("t.csv", raw(b"a,day,y\n1,2020-01-01,0\n2,2020-01-02,1\n"), {}, ["'day' (Date)", "numbers or text"]),
-    ("t.parquet", raw(b"not parquet"), {}, ["cannot be read as Parquet", "write it again"]),
-    ("t.feather", raw(b"not feather"), {}, ["cannot be read as Feather", "write it again"]),
-    ("t.npz", raw(b"not a zip"), {}, ["cannot be read as NPZ", "numpy.savez"]),
-    ("t.npz", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as NPZ", "numpy.savez"]),
-    ("t.parquet", parquet(a=[1, 2], y=[0, 1]), {"target": "z"}, ["no column 'z'", "'a', 'y'"]),
-    ("t.parquet", parquet(a=[1.0, None, math.nan], b=[1.0, math.inf, 2.0], y=["a", "b", "a"]), {}, ["'a' (2 rows)", "'b' (1 row)"]),
-    ("t.parquet", parquet(a=[1, 2], y=["a", None]), {}, ["'y' (1 row)"]),
-    ("t.parquet", parquet(a=[None, None], y=["a", "b"]), {}, ["'a' (2 rows)"]),
-    ("t.parquet", parquet(a=[[1], [2]], y=["a", "b"]), {}, ["'a' (List(Int64))"]),
-    ("t.parquet", parquet(a=[f"row {i}" for i in range(30)], y=[0, 1] * 15), {}, ["'a' has 30 texts in 30 rows", "remove it"]),
-    ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a"] * 4), {}, ["single class 'a'", "--target"]),
-    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=[0, 0, 0, 1, 1]), {"folds": 3}, ["class '1'", "2 row(s)", "--folds 2"]),
-    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=["a", "a", "a", "a", "b"]), {}, ["class 'b'", "1 row(s)", "merge"]),
-    ("t.parquet", parquet(a=[1, 2, 3, 4], y=HALVES), {}, ["4 different values in 4 rows", "regression", "--target"]),
-    ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a", "b", "c", "d"]), {}, ["too many classes", "name of each row"]),
-    ("t.npz", npz(X=X, labels=[0, 1, 0, 1]), {}, ["X and y", "'labels'"]),
-    ("t.npz", npz(X=X, y=[0, 1, 0]), {}, ["(4, 2) and (3,)", "reshape"]),
-    ("t.npz", npz(X=X[0], y=[0, 1]), {}, ["(2,) and (2,)"]),
-    ("t.npz", npz(X=X, y=np.array([0, "a", None, 1], dtype=object)), {}, ["cannot be read as NPZ"]),
-    ("t.npz", npz(X=X.astype(complex), y=[0, 1, 0, 1]), {}, ["complex128"]),
-    ("t.npz", npz(X=X * math.nan, y=[0, 1, math.inf, 1]), {}, ["X[:, 1] (4 rows)", "y (1 row)"]),
-    ("t.npz", npz(X=X, y=[0, 1, 0, 1]), {"target": "label"}, ["no column 'label'", "'y'"]),
-]
-
-
-@pytest.mark.parametrize(("name", "make", "options", "parts"), UNUSABLE, ids=range(len(UNUSABLE)))
-def test_what_cannot_be_used_is_refused_in_one_line(
-    name: str, make: Any, options: dict[str, Any], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    from softmaxima.cli import main
-
-    make(tmp_path / name)
-    given = {"folds": 2, "out": tmp_path / "out", **options}
-    with pytest.raises(SystemExit) as refused:
-        main(["compare", str(tmp_path / name), *(f"--{option}={value}" for option, value in given.items())])
-    out, err = capsys.readouterr()
-    assert refused.value.code == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    assert [part for part in parts if part not in err] == [], err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

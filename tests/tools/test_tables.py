@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -48,8 +49,8 @@ def flowers(rows: int = 48) -> pl.DataFrame:
     labels = np.arange(rows) % 3
     return pl.DataFrame(
         {
-            "length": labels + 0.1 * random.standard_normal(rows),
-            "width": (labels == 1) + 0.1 * random.standard_normal(rows),
+            "length": labels + 0.6 * random.standard_normal(rows),
+            "width": (labels == 1) + 0.6 * random.standard_normal(rows),
             "petals": random.integers(0, 9, rows),
             "species": np.array(["iris", "lily", "rose"])[labels],
         }
@@ -142,8 +143,9 @@ def test_text_boolean_and_categorical_columns_become_indicators(tmp_path: Path) 
     [
         ([3, 10, 3, 10], ("3", "10")),
         ([3.0, 10.0, 3.0, 10.0], ("3", "10")),
+        ([0.5, 10.0, 0.5, 10.0], ("0.5", "10")),
         (["3", "b", "3", "b"], ("3", "b")),
-        ([True, False, True, False], ("false", "true")),
+        ([False, True, False, True], ("false", "true")),
     ],
 )
 def test_a_target_may_be_ints_integer_valued_floats_text_or_booleans(tmp_path: Path, values: list[Any], classes: tuple) -> None:
@@ -198,6 +200,40 @@ def test_a_first_line_is_names_where_its_cells_do_not_fit_the_columns(read: Read
     assert read(content).rows == rows
 
 
+@given(
+    kinds=st.lists(st.sampled_from(["float", "int", "comma", "date", "category", "rare", "text"]), min_size=1, max_size=5),
+    rows=st.integers(2, 60),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_row_is_lost_and_no_name_becomes_a_row(kinds: list[str], rows: int, seed: int, tmp_path_factory: Any) -> None:
+    random = np.random.default_rng(seed)
+    columns: dict[str, list[str]] = {}
+    for number, kind in enumerate([*kinds, "category"]):
+        values = {
+            "float": lambda: [repr(x) for x in random.standard_cauchy(rows)],
+            "int": lambda: [str(x) for x in random.integers(-5, 100, rows)],
+            "comma": lambda: [f"{x:.2f}".replace(".", ",") for x in random.standard_normal(rows)],
+            "date": lambda: [f"2020-01-{x:02}" for x in random.integers(1, 31, rows)],
+            "category": lambda: [f"kind {x}" for x in random.integers(0, 3, rows)],
+            "rare": lambda: [f"kind {x}" for x in np.minimum(random.zipf(2.5, rows), 99)],
+            "text": lambda: [f"text {x}" for x in random.permutation(rows)],
+        }[kind]()
+        columns[f"name {number}"] = values
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    frame = pl.DataFrame(columns)
+    frame.write_csv(path, separator=";")
+    found = read_frame(path)
+    assert found.frame.columns == frame.columns
+    assert found.frame.height == rows
+    frame.write_csv(path, separator=";", include_header=False)
+    try:
+        found = read_frame(path)
+    except InputError as error:
+        assert "the first line may" in str(error)  # noqa: PT017
+    else:
+        assert found.frame.height == rows or any("is taken as names" in note for note in found.notes)
+
+
 def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
     table = read("a,a, b ,,y,\n1,2,3,1,u,\n4,5,6,2,v,\n")
     assert [column.name for column in table.encoder.columns] == ["a", "a (2)", "b", "column 4"]  # type: ignore[union-attr]
@@ -229,6 +265,7 @@ def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
         (["2020-01-02", "1970-01-01", "2020-1-3"], [18263, 0, 18264], ","),
         (["13/01/1970", "01/02/1970", "02/01/1970"], [12, 31, 1], ","),
         (["1.2.1970", "31.12.1970", "2.1.1970"], [31, 364, 1], ";"),
+        (["13/01/70", "01/02/70", "02/01/70"], [12, 31, 1], ","),
         (["1970-01-02T12:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T06:00:00Z"], [1.5, 0, 0.25], ","),
         (["1970-01-02 12:00", "1970-01-01 00:00", "1970-01-01 06:00"], [1.5, 0, 0.25], ","),
         (["12:00", "06:00", "00:00"], [0.5, 0.25, 0], ","),
@@ -242,8 +279,17 @@ def test_numbers_and_dates_are_read_as_they_are_written(
     np.testing.assert_allclose(table.features[:, 0], values)
     plain = written[0] == "1e5"
     assert plain != any(
-        note.startswith(("read as numbers: 'x' (", "read as dates, which become days: 'x' (")) for note in table.notes
+        note.startswith(("read as numbers: 'x' (", "read as dates, which features have in days: 'x' (")) for note in table.notes
     )
+
+
+def test_a_text_among_numbers_is_named(read: Read) -> None:
+    notes = read("a,y\n1,u\n2,v\nmuch,u\n4,v\n").notes
+    assert notes[1] == "taken for texts, though most are numbers: 'a' ('much'); if those stand for nothing, leave them empty"
+
+
+def test_the_line_of_excel_that_names_the_separator_is_no_row(read: Read) -> None:
+    assert read("sep=;\na;b;y\n1;2;u\n3;4;v\n").features.tolist() == [[1, 2], [3, 4]]
 
 
 def test_decimal_commas_elsewhere_make_points_separate_thousands(read: Read) -> None:
@@ -422,7 +468,7 @@ def test_new_rows_are_encoded_as_those_that_were_learnt_from(read: Read) -> None
     assert encoder.labels(new).tolist() == [1, 0, -1]
     (line,) = encoder.unknown(new)
     assert line.startswith("'colour': 'green', a missing value (2 rows)")
-    with pytest.raises(InputError, match=r"no column 'colour', 'size', which was learnt from; got 'day', 'kind'"):
+    with pytest.raises(InputError, match=r"no column 'size', 'colour', which was learnt from; got 'day', 'kind'"):
         encoder.matrix(new.select("day", "kind"))
     with pytest.raises(InputError, match="'size' must hold numbers"):
         encoder.matrix(new.with_columns(size=pl.lit("big")))
@@ -477,7 +523,7 @@ UNUSABLE = [
     ("t.csv", raw(b"a,b\n"), {}, ["0 rows"]),
     ("t.csv", raw(b"a,b,y\n1,2,u\n\n1,2\n3,4,v\n"), {}, ["line 4 has 2 fields, where most have 3", "'1,2'"]),
     ("t.csv", raw(b'a,b,y\n1,"2\n2",u\n1,2,u,5\n3,4,v\n3,4,v\n'), {}, ["line 4 has 4 fields, where most have 3"]),
-    ("t.csv", raw(b"Report of May\na,b,y\n1,2,u\n3,4,v\n"), {}, ["line 1 has 1 fields", "'Report of May'"]),
+    ("t.csv", raw(b"Report of May\na,b,y\n1,2,u\n3,4,v\n"), {}, ["line 1 has 1 field, where", "'Report of May'"]),
     ("t.csv", raw(b'a,b,y\n1,2,u\n3,4,v\n3,"4,v\n'), {}, ["line 4 has 2 fields", "quote"]),
     ("t.csv", raw(b"a,1,y\n2,1,u\n2,3,v\n2,1,v\n"), {}, ["first line may name the columns ('a') or be a row ('1')"]),
     ("t.csv", raw(b"7,8,9\n1,2,0\n2,3,1\n2,3,0\n"), {}, ["first line may name the columns or be a row ('7', '8', '9')"]),
@@ -572,7 +618,8 @@ def test_the_command_says_what_it_did_and_imputes(tmp_path: Path, capsys: pytest
     )
     frame.write_csv(tmp_path / "t.csv", separator=";", null_value="?")
     options = ["--missing=impute", "--folds=2e0", "--repeats=1", "--epochs=1", "--maps=softmax", f"--out={tmp_path / 'out'}"]
-    main(["compare", str(tmp_path / "t.csv"), *options])
+    with contextlib.suppress(SystemExit):
+        main(["compare", str(tmp_path / "t.csv"), *options])
     out, err = capsys.readouterr()
     assert err == ""
     expected = (
@@ -584,5 +631,6 @@ def test_the_command_says_what_it_did_and_imputes(tmp_path: Path, capsys: pytest
         assert f"\n{line}\n" in out
     notes = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["table"]["notes"]
     assert notes == list(expected)
-    main(["compare", str(tmp_path / "t.csv"), "--without=id,petals", *options])
+    with contextlib.suppress(SystemExit):
+        main(["compare", str(tmp_path / "t.csv"), "--without=id,petals", *options])
     assert "\nleft out as --without says: 'id', 'petals'\n" in capsys.readouterr().out

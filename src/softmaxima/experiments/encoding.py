@@ -122,14 +122,24 @@ def _categories(series: pl.Series) -> tuple[str | None, ...]:
     texts = series.cast(pl.String)
     categories = texts.drop_nulls().unique().sort().to_list()
     if len(categories) > min(MOST_CATEGORIES, max(20, len(texts) // 2)):
-        other = texts.filter(texts.cast(pl.Float64, strict=False).is_null()).drop_nulls()
-        mixed = f"its texts that are no numbers, such as {other[0]!r}, " if 0 < len(other) < len(texts) / 2 else ""
+        odd = among_numbers(series)
         raise InputError(
             f"column {series.name!r} has {len(categories)} texts in {len(texts)} rows, too many to one-hot encode; "
-            + (f"repair {mixed}or " if mixed else "group its texts, or if it names rows ")
+            + (
+                "group its texts, or if it names rows "
+                if odd is None
+                else f"repair its texts that are no numbers, such as {odd!r}, or "
+            )
             + f"leave it out with --without {series.name!r}"
         )
     return (*categories, None) if texts.has_nulls() else tuple(categories)
+
+
+def among_numbers(series: pl.Series) -> str | None:
+    """A text in a column whose other texts, more than half, are numbers."""
+    texts = series.cast(pl.String).drop_nulls()
+    odd = texts.filter(texts.cast(pl.Float64, strict=False).is_null())
+    return odd[0] if 0 < len(odd) < len(texts) / 2 else None
 
 
 def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:

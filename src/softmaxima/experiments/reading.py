@@ -131,6 +131,8 @@ def _first_line(error: Exception) -> str:
 
 def _read_text(content: bytes) -> Reading:
     text, notes = _decoded(content)
+    if text[:4].lower() == "sep=":  # Excel's own line
+        text = text.partition("\n")[2]
     sample = list(islice(text[:SAMPLE].splitlines(keepends=True), 1000))
     if len(text) > SAMPLE:
         sample.pop()  # a part of a line
@@ -192,7 +194,7 @@ def _strings(text: str, separator: str, width: int) -> pl.DataFrame:
     schema = {f"column {number}": pl.String for number in range(1, width + 1)}
     try:
         frame = pl.read_csv(io.BytesIO(text.encode()), has_header=False, schema=schema, separator=separator)
-    except pl.exceptions.ComputeError:
+    except pl.exceptions.PolarsError:
         _refuse_ragged(text, separator, width)
         raise
     if frame[:, -1].has_nulls():  # as a line has that is too short
@@ -204,8 +206,9 @@ def _refuse_ragged(text: str, separator: str, width: int) -> None:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     for fields in reader:
         if len(fields) != width and any(map(str.strip, fields)):
+            held = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise InputError(
-                f"line {reader.line_num} has {len(fields)} fields, where most have {width}: {separator.join(fields)[:60]!r}; "
+                f"line {reader.line_num} has {held}, where most have {width}: {separator.join(fields)[:60]!r}; "
                 f"repair it, or quote a text that holds {separator!r}"
             )
 
@@ -252,8 +255,8 @@ def _free(name: str, taken: Collection[str]) -> str:
 def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> bool:
     """Whether a first line names the columns, by how its cells fit what is below.
 
-    A text over numbers is a name, and so is one that a column of few texts does not have; a number among those below is a value,
-    and so is a text that occurs again.
+    A text over numbers is a name, and so is one that a column of few texts does not have; a number in about the range of those
+    below is a value, and so is a text that occurs again.
     """
     numbers = [(number, cell) for number, cell in enumerate(first) if NUMBER_LIKE.fullmatch(cell)]
     start = numbers[0][0] if numbers else 0
@@ -265,12 +268,13 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
     votes = [_vote(cell, column) for cell, column in zip(first, below[:FIRST_ROWS], strict=True)]
     names, values = ([cell for cell, vote in zip(first, votes, strict=True) if vote == kind] for kind in ("name", "value"))
     if not names and not values:
-        names, values = ([], [cell for _, cell in numbers]) if numbers else (list(first), [])
-        if values:
+        if numbers:
             raise InputError(
-                f"the first line may name the columns or be a row ({named(map(repr, values), 3)}); "
+                f"the first line may name the columns or be a row ({named((repr(cell) for _, cell in numbers), 3)}); "
                 "put a line of names above it, or write names that are no numbers"
             )
+        notes.append(f"the first line, {named(first, 3)}, is taken as names")
+        return True
     if names and values:
         raise InputError(
             f"the first line may name the columns ({named(map(repr, names), 3)}) or be a row ({named(map(repr, values), 3)}); "
@@ -290,7 +294,8 @@ def _vote(cell: str, below: pl.Series) -> str | None:
         value, values = _float(cell), [number for other in others if (number := _float(other)) is not None]
         if value is None or not values:
             return "value" if (value is None) == (not values) else None
-        return "value" if min(values) <= value <= max(values) else None
+        least, most = min(values), max(values)
+        return "value" if 2 * least - most <= value <= 2 * most - least else None  # years as names are farther off
     if cell in others:
         return "value"
     once = sum(count == 1 for count in Counter(others).values())
@@ -333,7 +338,7 @@ def _cleaned(reading: Reading, texts: Collection[str], written: bool) -> Reading
         if (found := _written_dates(strings[name])) is not None:
             columns[name], dates[name] = found
     notes = list(reading.notes)
-    for what, found in (("numbers", numbers), ("dates, which become days", dates)):
+    for what, found in (("numbers", numbers), ("dates, which features have in days", dates)):
         if found:
             ordered = (f"{name!r} ({found[name]})" for name in columns if name in found)
             notes.append(f"read as {what}: {named(ordered)}")
@@ -446,9 +451,8 @@ def _written_dates(column: pl.Series) -> tuple[pl.Series, str] | None:
 
 def _patterns(example: str) -> Iterator[tuple[Any, str]]:
     """How dates and times are written, month before day where / separates them and both fit."""
-    year = "%Y" if re.search(r"\d{4}", example) else "%y"
-    for date in DATES:
-        date = date.replace("%Y", year)
+    long = re.search(r"\d{4}", example) is not None
+    for date in DATES if long else [date.replace("%Y", "%y") for date in DATES if date.endswith("%Y")]:
         yield pl.Date, date
         for between, time, zone in product((" ", "T"), TIMES, ("", "Z", "%#z")):
             yield pl.Datetime("us"), f"{date}{between}{time}{zone}"

@@ -15,7 +15,7 @@ import polars as pl
 from sklearn.datasets import load_digits
 
 from softmaxima.core.arguments import InputError
-from softmaxima.experiments.encoding import Encoder, kind_of
+from softmaxima.experiments.encoding import Encoder, among_numbers, kind_of
 from softmaxima.experiments.reading import Reading, named, of_arrays, read_frame, rows
 from softmaxima.experiments.suspicions import suspicions
 
@@ -96,6 +96,9 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
     labels = encoder.labels(frame)
     if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
         notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
+        odd = {column.name: among_numbers(frame[column.name]) for column in encoder.columns if column.kind == "category"}
+        if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None]:
+            notes.append(f"taken for texts, though most are numbers: {named(found)}; if those stand for nothing, leave them empty")
     if watched:
         notes += suspicions(encoder.columns, [column.values(frame[column.name]) for column in encoder.columns], labels)
     by_default = target is None and reading.target is None
