@@ -326,6 +326,12 @@ def test_words_for_a_missing_value_are_recognised_and_named(read: Read, word: st
         read(content)
 
 
+def test_a_line_may_be_longer_than_the_sample(read: Read) -> None:
+    cells = ",".join(f"{i}.25" for i in range(30_000))
+    table = read(f"{','.join(f'x{i}' for i in range(30_000))},y\n{cells},u\n{cells},v\n")
+    assert table.features.shape == (2, 30_000)
+
+
 def test_signs_alone_are_categories(read: Read) -> None:
     assert read("a,s,y\n1,+,u\n2,-,v\n3,-,u\n4,+,v\n").features.shape == (4, 3)
 
@@ -387,6 +393,15 @@ def test_a_column_that_looks_odd_is_named_with_what_to_do(read: Read, name: str)
     assert notes[0].startswith(warning)
     assert f"{name!r}" in notes[0]
     assert f"--without {name!r}" in notes[0] or f"--without {name} " in notes[0]
+
+
+def test_what_leaves_odd_columns_out_can_be_copied(read: Read) -> None:
+    content = frame_with(LABELS, **{"a,b": np.ones(N), "c d": np.ones(N), "e": np.ones(N)})
+    (note,) = read(content).notes
+    assert note.endswith("'a,b', 'c d', 'e'; --without 'c d,e' --without a,b leaves them out")
+    assert len(read(content, without=["c d,e", "a,b"]).notes) == 1
+    many = read(frame_with(LABELS, **{f"column {i}": np.ones(N) for i in range(20)})).notes
+    assert many[0].endswith("'column 9' and 10 more; --without leaves columns out")
 
 
 def test_categories_that_are_one_to_one_are_named(read: Read) -> None:
@@ -515,6 +530,7 @@ UNUSABLE = [
     ("folder.csv", directory, {}, ["is a directory", "give a file"]),
     ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
     ("t", raw(b"x"), {}, ["unknown suffix ''"]),
+    ("t.csv", lambda path: path.symlink_to("/proc/self/mem"), {}, ["cannot be read as a file", "Input/output error"]),
     ("t.csv", raw(b""), {}, ["cannot be read as CSV", "save it"]),
     ("t.csv", raw(b"\n  \n"), {}, ["it is empty"]),
     ("t.csv", raw(b"a,b\0\n1,2\n"), {}, ["zero bytes", "UTF-8"]),

@@ -25,6 +25,7 @@ import polars as pl
 
 from softmaxima.core.arguments import InputError
 
+ARCHIVES = (".gz", ".zip")
 SEPARATORS = ("\t", ";", "|", ",")  # the first of those that fit equally well: a comma may be a decimal one
 SAMPLE = 200_000  # characters by which the separator is recognised
 FIRST_ROWS = 200  # by which the header is
@@ -63,7 +64,7 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Reading:
         raise InputError(f"is a directory; give a file: {suffixes()}")
     if not path.exists():
         raise InputError(f"there is no such file; give a path to an existing file: {suffixes()}")
-    kind = "an archive"
+    kind = "an archive" if path.suffix.lower() in ARCHIVES else "a file"
     try:
         name, content = _unpacked(path)
         suffix = PurePosixPath(name).suffix.lower()
@@ -107,7 +108,7 @@ def _unpacked(path: Path) -> tuple[str, bytes]:
 
 def suffixes() -> str:
     """Those that are read."""
-    return ", ".join([*READERS, ".gz", ".zip"])
+    return ", ".join([*READERS, *ARCHIVES])
 
 
 def named(columns: Iterable[str], limit: int = 10) -> str:
@@ -133,9 +134,7 @@ def _read_text(content: bytes) -> Reading:
     text, notes = _decoded(content)
     if text[:4].lower() == "sep=":  # Excel's own line
         text = text.partition("\n")[2]
-    sample = list(islice(text[:SAMPLE].splitlines(keepends=True), 1000))
-    if len(text) > SAMPLE:
-        sample.pop()  # a part of a line
+    sample = list(islice(io.StringIO(text[: text.find("\n", SAMPLE) + 1] or text), 1000))
     if not any(map(str.strip, sample)):
         raise InputError(f"cannot be read as CSV (it is empty); {REPAIRS['CSV']}")
     separator, width = _separator(sample)
@@ -501,4 +500,5 @@ REPAIRS = {
     "CSV": "save it as UTF-8 text, one header line, one row a line",
     "NPZ": "save it with numpy.savez(path, X=…, y=…): X [rows, features] of numbers, y [rows] of ints or text",
     "an archive": "pack it again, or give the table itself",
+    "a file": "give one that can be read",
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -54,8 +54,13 @@ def _names(names: Iterable[str]) -> str:
     return named(map(repr, names))
 
 
-def _without(names: Iterable[str]) -> str:
-    return f"--without {shlex.quote(','.join(names))} leaves it out"
+def _without(names: Collection[str]) -> str:
+    """The option that leaves the columns out."""
+    if len(names) > 10:
+        return "--without leaves columns out"
+    together = ",".join(name for name in names if "," not in name)
+    parts = [part for part in (together, *(name for name in names if "," in name)) if part]
+    return f"{' '.join(f'--without {shlex.quote(part)}' for part in parts)} leaves {'them' if len(names) > 1 else 'it'} out"
 
 
 def _numbers_rows(column: Column, values: np.ndarray) -> bool:
@@ -92,7 +97,7 @@ def _told(values: np.ndarray) -> bytes:
 def _leaks(given: Mapping[str, np.ndarray], labels: np.ndarray, sample: np.ndarray) -> tuple[float, dict[str, float]]:
     """How often the most frequent class is right, and columns that are right almost always."""
     learning, judging = np.array_split(sample, 2)
-    usual = float((labels[judging] == np.bincount(labels[learning]).argmax()).mean())
+    usual = float(np.bincount(labels).max() / len(labels))
     errors = (1 - usual) * len(judging)
     found = {}
     if errors >= LEAST_ERRORS and labels.max() < len(learning) / 5:
