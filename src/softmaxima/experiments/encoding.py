@@ -66,7 +66,8 @@ class Encoder:
 
     def matrix(self, frame: pl.DataFrame) -> np.ndarray:
         """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator."""
-        if absent := [column.name for column in self.columns if column.name not in frame.columns]:
+        given = set(frame.columns)
+        if absent := [column.name for column in self.columns if column.name not in given]:
             raise InputError(
                 f"there is no column {named(map(repr, absent))}, which was learnt from; got {named(map(repr, frame.columns))}"
             )

@@ -174,7 +174,10 @@ def _separator(sample: Sequence[str]) -> tuple[str, int]:
     """The separator that cuts the most lines into one number of columns, and that number."""
 
     def cut(separator: str) -> tuple[float, int]:
-        widths = Counter(len(fields) for fields in csv.reader(sample, delimiter=separator) if any(fields))
+        try:
+            widths = Counter(len(fields) for fields in csv.reader(sample, delimiter=separator) if any(fields))
+        except csv.Error:  # a line that it does not cut is longer than a field may be
+            return 0.0, 1
         width, lines = max(widths.items(), key=lambda item: item[1], default=(1, 0))
         return (lines / widths.total(), width) if width > 1 else (0.0, 1)
 
@@ -221,24 +224,17 @@ def _with_names(frame: pl.DataFrame, notes: list[str]) -> tuple[list[str], pl.Da
     if not _is_header(first, frame[1:], notes):
         notes.append(f"the first line is a row, not names ({named(map(repr, first), 3)}); the columns are called 'column 1', …")
         return frame.columns, frame
-    unnamed = [number for number, name in enumerate(first, 1) if not name]
-    names: list[str] = []
+    names: dict[str, str] = {}  # and what the file has
     for number, name in enumerate(first, 1):
-        names.append(_free(name or f"column {number}", names))
+        names[_free(name or f"column {number}", names)] = name
     given = frame.row(0)
-    # a column without a name and without a value comes from a separator at the end of each line
-    empty = [
-        name
-        for name, cell in zip(names, first, strict=True)
-        if not cell and frame[1:, names.index(name)].null_count() == len(frame) - 1
-    ]
     frame = frame[1:]
-    frame.columns = names
-    frame = frame.drop(empty)
-    kept = [name for number in unnamed if (name := names[number - 1]) not in empty]
-    if kept:
-        notes.append(f"columns without a name are called: {named(map(repr, kept))}")
-    if twice := [name for name, cell in zip(names, first, strict=True) if cell and name != cell]:
+    frame.columns = list(names)
+    # a column without a name and without a value comes from a separator at the end of each line
+    frame = frame.drop([column.name for column in frame if not names[column.name] and column.null_count() == frame.height])
+    if unnamed := [name for name in frame.columns if not names[name]]:
+        notes.append(f"columns without a name are called: {named(map(repr, unnamed))}")
+    if twice := [name for name, cell in names.items() if cell and name != cell]:
         notes.append(f"names that occur again are made different: {named(map(repr, twice))}")
     if padded := [cell for cell, was in zip(first, given, strict=True) if was and was != cell]:
         notes.append(f"blanks around names are left out: {named(map(repr, padded))}")

@@ -29,8 +29,9 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
     # a missing value is a value of its own
     given = {column.name: np.nan_to_num(v, nan=-np.inf) for column, v in zip(columns, values, strict=True)}
     constant = [name for name, v in given.items() if v[0] == v[-1] and (v == v[0]).all()]
-    numbering = [column.name for column in columns if column.name not in constant and _numbers_rows(column, given[column.name])]
-    left = {name: v for name, v in given.items() if name not in (*constant, *numbering)}
+    numbering = [column.name for column in columns if _numbers_rows(column, given[column.name])]
+    odd = {*constant, *numbering}
+    left = {name: v for name, v in given.items() if name not in odd}
     sample = np.random.default_rng(0).permutation(len(labels))[:SAMPLE]
     lines = []
     if constant:

@@ -71,7 +71,8 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
     chosen = (reading.target or frame.columns[-1]) if target is None else target
     if chosen not in frame.columns:
         raise InputError(f"there is no column {chosen!r}; choose a --target among: {named(map(repr, frame.columns))}")
-    if without := [column for column in reading.frame.columns if column not in frame.columns]:
+    kept = set(frame.columns)
+    if without := [column for column in reading.frame.columns if column not in kept]:
         notes.append(f"left out as --without says: {named(map(repr, without))}")
     if frame.height and (untold := frame[chosen].null_count()):
         if untold == frame.height:
