@@ -34,8 +34,8 @@ FIRST_ROWS = 200  # by which the header is
 MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "Null", "None", "?", "-", "--", ".")
 
 # What a number looks like with a point or a comma before its decimals, once a currency or a percent sign is taken off.
-POINT = r"^[+-]?(?:\d+|[1-9]\d{0,2}(?:[, '\x{a0}\x{202f}]\d{3})+)?(?:\.\d*)?(?:[eE][+-]?\d+)?$"
-COMMA = r"^[+-]?(?:\d+|[1-9]\d{0,2}(?:[. '\x{a0}\x{202f}]\d{3})+)?(?:,\d*)?(?:[eE][+-]?\d+)?$"
+POINT = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[, '\x{a0}\x{202f}][0-9]{3})+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+COMMA = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[. '\x{a0}\x{202f}][0-9]{3})+)(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 BEFORE = r"^([+-]?)\s*(?:[$€£¥]|USD|EUR|GBP|CHF)\s*"
 AFTER = r"\s*(?:[$€£¥%]|USD|EUR|GBP|CHF)$"
 NUMBER_LIKE = re.compile(r"[-+$€£¥\s.,]*\d[-\d.,:/\s'%$€£¥eE+TZ]*")  # dates and times too
@@ -255,21 +255,19 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
     """
     numbers = [(number, cell) for number, cell in enumerate(first) if NUMBER_LIKE.fullmatch(cell)]
     start = numbers[0][0] if numbers else 0
-    if len(numbers) > 3 and [cell for _, cell in numbers] in [
-        [str(number - start + least) for number, _ in numbers] for least in (0, 1)
-    ]:
-        notes.append(f"the first line, {named((cell for _, cell in numbers), 3)}, is taken as names")
-        return True
+    places = [[str(number - start + least) for number, _ in numbers] for least in (0, 1)]
+    counted = len(numbers) > 3 and [cell for _, cell in numbers] in places  # as libraries name columns that have no names
     votes = [_vote(cell, column) for cell, column in zip(first, below[:FIRST_ROWS], strict=True)]
-    names, values = ([cell for cell, vote in zip(first, votes, strict=True) if vote == kind] for kind in ("name", "value"))
-    if not names and not values:
-        if numbers:
-            raise InputError(
-                f"the first line may name the columns or be a row ({named((repr(cell) for _, cell in numbers), 3)}); "
-                "put a line of names above it, or write names that are no numbers"
-            )
-        notes.append(f"the first line, {named(first, 3)}, is taken as names")
+    names = [cell for cell, vote in zip(first, votes, strict=True) if vote in ("name", "new")]
+    values = [cell for cell, vote in zip(first, votes, strict=True) if vote == "value"]
+    if counted or (not values and "name" not in votes and (names or not numbers)):
+        notes.append(f"the first line is taken as names: {named(map(repr, filter(None, first)), 3)}")
         return True
+    if not names and not values:
+        raise InputError(
+            f"the first line may name the columns or be a row ({named((repr(cell) for _, cell in numbers), 3)}); "
+            "put a line of names above it, or write names that are no numbers"
+        )
     if names and values:
         raise InputError(
             f"the first line may name the columns ({named(map(repr, names), 3)}) or be a row ({named(map(repr, values), 3)}); "
@@ -279,7 +277,7 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
 
 
 def _vote(cell: str, below: pl.Series) -> str | None:
-    """What a cell of the first line is, by its column: a name, a value, or None where that cannot be told."""
+    """What a cell of the first line is by its column: a name, a value, a new text, or None where that cannot be told."""
     others = [other.strip() for other in below.drop_nulls() if other.strip() not in ("", *MISSING)]
     if not others or cell in ("", *MISSING):
         return None
@@ -294,9 +292,8 @@ def _vote(cell: str, below: pl.Series) -> str | None:
     if cell in others:
         return "value"
     once = sum(count == 1 for count in Counter(others).values())
-    return (
-        "name" if once < 0.05 * len(others) else None
-    )  # the share of those that occur once is the chance of one not seen (Good–Turing)
+    # the share of those that occur once is about the chance of one that is not among them (Good–Turing)
+    return "new" if once + 1 < 0.1 * (len(others) + 1) else None
 
 
 def _float(text: str) -> float | None:
@@ -401,12 +398,11 @@ def _written_numbers(
         with_comma = only_comma or (semicolons and not bare[name].str.contains(".", literal=True).any())
         kind = next(iter(kinds)) if len(kinds) == 1 else "comma" if with_comma else "point"
         numbers = _read_numbers(bare[name], kind)
-        text, number = next((t, n) for t, n in zip(bare[name], numbers, strict=True) if _float(t) != n)
+        read = list(zip(bare[name], numbers, strict=True))
+        text, number = next((pair for pair in read if _float(pair[0]) != pair[1]), read[0])
         example = f"{text!r} is {int(number) if number.is_integer() else number}"
-        found[name] = (
-            (strings[name] if name in strings else plain[name]).replace_strict(bare[name], numbers, return_dtype=pl.Float64),
-            example,
-        )
+        column = strings[name] if name in strings else plain[name]
+        found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example
     return found
 
 
@@ -416,9 +412,11 @@ def _bare(values: pl.Series) -> pl.Series:
 
 def _fitting(bare: pl.Series) -> set[str]:
     """Before which sign the decimals of all may be: a point, a comma, or either."""
-    if not len(bare) or not bare.str.contains(r"\d").all():
-        return set()
-    return {kind for kind, pattern in (("point", POINT), ("comma", COMMA)) if bare.str.contains(pattern).all()}
+    return (
+        set()
+        if not len(bare)
+        else {kind for kind, pattern in (("point", POINT), ("comma", COMMA)) if bare.str.contains(pattern).all()}
+    )
 
 
 def _read_numbers(values: pl.Series, kind: str) -> pl.Series:
