@@ -116,7 +116,11 @@ def test_quoted_texts_hold_separators_quotes_and_line_breaks(cells: list, separa
     found = read_frame(path, texts=["text", "y"]).frame
     assert found.columns == frame.columns
     assert found["number"].cast(pl.Float64).to_list() == frame["number"].to_list()
-    assert found["text"].to_list() == [text.strip() or None for text in frame["text"]]
+    # a blank between a separator and a quote may be lost within a text, where a file has them before quoted texts
+    read, written = (
+        [(text or "").replace(f'{separator} "', f'{separator}"') for text in texts] for texts in (found["text"], frame["text"])
+    )
+    assert read == [text.strip() for text in written]
 
 
 def test_text_boolean_and_categorical_columns_become_indicators(tmp_path: Path) -> None:
@@ -286,6 +290,11 @@ def test_numbers_and_dates_are_read_as_they_are_written(
 def test_a_text_among_numbers_is_named(read: Read) -> None:
     notes = read("a,y\n1,u\n2,v\nmuch,u\n4,v\n").notes
     assert notes[-1] == "taken for texts, though most are numbers: 'a' ('much'); if those stand for nothing, leave them empty"
+
+
+def test_a_quote_may_follow_a_blank(read: Read) -> None:
+    table = read('a,b,y\n1, "k, l",u\n2, "m, n",v\n3, "k, l",v\n')
+    assert table.encoder.columns[1].categories == ("k, l", "m, n")  # type: ignore[union-attr]
 
 
 def test_the_line_of_excel_that_names_the_separator_is_no_row(read: Read) -> None:

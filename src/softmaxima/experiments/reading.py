@@ -140,7 +140,8 @@ def _read_text(content: bytes) -> Reading:
     separator, width = _separator(sample)
     if separator != ",":
         notes.append(f"columns are separated by {'tabs' if separator == chr(9) else repr(separator)}")
-    text = text.replace(f'{separator} "', f'{separator}"')  # a blank before a quote, which would be part of the text
+    if any(field.startswith(' "') for fields in csv.reader(sample, delimiter=separator) for field in fields):
+        text = text.replace(f'{separator} "', f'{separator}"')  # such a quote would be part of the text
     frame = _strings(text, separator, width)
     blank = frame[:, 0].is_null() | (frame[:, 0].str.strip_chars() == "")
     if blank.any():
@@ -175,7 +176,9 @@ def _separator(sample: Sequence[str]) -> tuple[str, int]:
 
     def cut(separator: str) -> tuple[float, int]:
         try:
-            widths = Counter(len(fields) for fields in csv.reader(sample, delimiter=separator) if any(fields))
+            widths = Counter(
+                len(fields) for fields in csv.reader(sample, delimiter=separator, skipinitialspace=True) if any(fields)
+            )
         except csv.Error:  # a line that it does not cut is longer than a field may be
             return 0.0, 1
         width, lines = max(widths.items(), key=lambda item: item[1], default=(1, 0))
