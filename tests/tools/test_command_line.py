@@ -151,7 +151,7 @@ COMMANDS = {  # what they say before their work is done, and the files that are 
     "--version": (0, ()),
     "lse x.txt": (0, ()),
     "lse x.txt --json": (0, ()),
-    f"compare flowers.csv --out=out {' '.join(FAST)}": (2, ("out/report.html", "out/results.csv", "out/results.json")),
+    f"compare flowers.csv --out=out {' '.join(FAST)}": (3, ("out/report.html", "out/results.csv", "out/results.json")),
     "bench --maps=softmax --shapes=4x8 --threads=1 --peers=torch --json=b.json": (0, ("b.json",)),
 }
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, fail, keeping, names, plain_table, progress_bar, say
+from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, check_named, fail, keeping, names, plain_table, progress_bar, say
 
 if TYPE_CHECKING:
     from softmaxima.bench.plan import Settings
@@ -75,8 +75,7 @@ def bench(
     from softmaxima.bench.subjects import choose, read_shape
     from softmaxima.core.arguments import InputError
 
-    if maps is not None and not names(maps):
-        fail("--maps: no name is given; leave it out to measure all")
+    check_named("--maps", maps, "to measure all")
     if device == "cuda" and not torch.cuda.is_available():
         fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     try:

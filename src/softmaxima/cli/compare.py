@@ -18,10 +18,12 @@ from rich.text import Text
 from softmaxima.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
+    WHOLE,
     WIDE,
     Output,
     Terminated,
     check_exists,
+    check_named,
     fail,
     keeping,
     names,
@@ -35,14 +37,25 @@ if TYPE_CHECKING:
     from softmaxima.experiments.compare import Comparison, Settings
     from softmaxima.experiments.tables import Table
 
+TABLE_HELP = (
+    "CSV, TSV or text with a line of names, also as .gz or .zip; Parquet, Feather, or NPZ with X and y. "
+    "Separators, decimal commas, dates, words for missing values and columns that look odd are recognised and named. "
+    "Without it: the digits of scikit-learn."
+)
+
 
 def compare(
-    table: Annotated[
-        Path | None, Parameter(help="CSV, Parquet, Feather, or NPZ with X and y. Without it: the digits of scikit-learn.")
-    ] = None,
+    table: Annotated[Path | None, Parameter(help=TABLE_HELP)] = None,
     /,
     *,
     target: Annotated[str | None, Parameter(help="The column to predict: text or ints. Without it: the last column.")] = None,
+    without: Annotated[
+        list[str] | None, Parameter(help="Columns to leave out, such as id,name: names, separated by commas.", negative=())
+    ] = None,
+    missing: Annotated[
+        Literal["refuse", "impute"],
+        Parameter(help="Missing values: impute puts the median of the rows trained on, and of texts a category of their own."),
+    ] = "refuse",
     maps: Annotated[
         list[str] | None, Parameter(help="Only these pairs, or all pairs of these maps: names, separated by commas.", negative=())
     ] = None,
@@ -54,12 +67,16 @@ def compare(
     tune: Annotated[
         bool, Parameter(help="Choose a learning rate for each pair inside each fold, of four: five times the time.", negative=())
     ] = False,
-    folds: Annotated[int, Parameter(help="Folds of the cross-validation.")] = 5,
+    folds: Annotated[int, WHOLE, Parameter(help="Folds of the cross-validation.")] = 5,
     repeats: Annotated[
         int | None, Parameter(help="Folds anew, so many times: 2, or 1 with --quick. More tell smaller differences.")
     ] = None,
-    epochs: Annotated[int | None, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")] = None,
-    seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
+    epochs: Annotated[
+        int | None, WHOLE, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")
+    ] = None,
+    seed: Annotated[
+        int, WHOLE, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")
+    ] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
     resume: Annotated[
         bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
@@ -71,6 +88,8 @@ def compare(
     Folds, initial weights and batches are the same for every pair. A pair is recommended where its difference to softmax is more
     than chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done.
     """
+    check_named("--maps", maps, "to train all pairs")
+    check_named("--without", without, "to train on all columns")
     if table is not None:
         check_exists(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.arguments import InputError
@@ -86,10 +105,11 @@ def compare(
             repeats=(1 if quick else 2) if repeats is None else repeats,
             metric=metric,
             tune=tune,
+            missing=missing,
             seed=seed,
             rows=1000 if quick else None,
         )
-        data = read_table(table, target)
+        data = read_table(table, target, without or (), missing)
         if epochs is None:
             epochs = epochs_for(min(data.rows, settings.rows or data.rows), settings.folds, quick)
         settings = replace(settings, epochs=epochs)

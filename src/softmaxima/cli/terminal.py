@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cyclopts import Parameter, Token
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
@@ -66,6 +67,26 @@ def check_exists(file: Path, otherwise: str) -> None:
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
     """The names in an option that takes several, separated by commas."""
     return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())
+
+
+def check_named(option: str, given: Sequence[str] | None, otherwise: str) -> None:
+    """Fail where an option that takes names is given none, as by a variable of the shell that is not set."""
+    if given is not None and not names(given):
+        fail(f"{option}: no name is given; leave it out {otherwise}")
+
+
+def _whole(kind: Any, tokens: Sequence[Token]) -> int:
+    """An int that is written as one, or as a float without a fraction."""
+    text = tokens[0].value
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"must be a whole number, got {text!r}")
+
+
+WHOLE = Parameter(converter=_whole)  # for options of ints, whose fractions would be cut off in silence
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:

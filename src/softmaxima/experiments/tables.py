@@ -1,4 +1,4 @@
-"""Tables to train on: CSV, Parquet, Feather, NPZ, or the handwritten digits that scikit-learn brings.
+"""Tables to train on, in a file of any kind that `reading` reads, or the handwritten digits that scikit-learn brings.
 
 Whatever cannot be trained on raises `InputError` here, with one line that says what was wrong, what arrived and what to do.
 """
@@ -6,8 +6,7 @@ Whatever cannot be trained on raises `InputError` here, with one line that says 
 from __future__ import annotations
 
 import hashlib
-import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,9 @@ import polars as pl
 from sklearn.datasets import load_digits
 
 from softmaxima.core.arguments import InputError
-
-MOST_CATEGORIES = 1000  # indicator columns that one text column may become
-
-# Texts that stand for a missing value in a CSV. Without this, one "NA" would turn a column of numbers into categories.
-MISSING = ["NA", "N/A", "NaN", "nan", "null", "NULL"]
+from softmaxima.experiments.encoding import Encoder, among_numbers, kind_of
+from softmaxima.experiments.reading import Reading, named, of_arrays, read_frame, rows
+from softmaxima.experiments.suspicions import suspicions
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +27,12 @@ class Table:
     name: str
     target: str
     target_by_default: bool  # nobody named the target: it is the last column
-    features: np.ndarray  # [rows, features] float64, finite
+    features: np.ndarray  # [rows, features] float64, finite but for NaN where a value is missing and that is allowed
     labels: np.ndarray  # [rows] int64, indices into `classes`
     classes: tuple[str, ...]
-    encoded: tuple[tuple[str, int], ...] = ()  # one-hot encoded columns, and how many indicator columns each became
     numeric_target: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was done to the file, and what looks odd in it
+    encoder: Encoder | None = None  # what makes features of another frame
 
     @property
     def digest(self) -> str:
@@ -51,179 +48,102 @@ class Table:
         return np.bincount(self.labels, minlength=len(self.classes))
 
 
-def read_table(path: Path | None = None, target: str | None = None) -> Table:
+def read_table(path: Path | None = None, target: str | None = None, without: Sequence[str] = (), missing: str = "refuse") -> Table:
     """The table in a file, or the bundled digits; `target` defaults to the last column.
 
-    Text, boolean and categorical features are one-hot encoded. An NPZ holds `X` [rows, features] and `y` [rows].
+    Text, boolean and categorical features are one-hot encoded. An NPZ holds `X` [rows, features] and `y` [rows]. The columns in
+    `without` are left out. Where values are missing, features are NaN if `missing` is "impute".
     """
     if path is None:
         pixels, digits = load_digits(return_X_y=True)
-        _target_must_be("the bundled digits", "digit", target)
-        return _table("digits", "digit", False, pixels, digits)
-    if path.is_dir():
-        raise InputError(f"{path} is a directory; give a file: {_suffixes()}")
-    if not path.exists():
-        raise InputError(f"there is no file {path}; give a path to an existing file: {_suffixes()}")
-    if path.suffix.lower() == ".npz":
-        return _read_npz(path, target)
-    if path.suffix.lower() not in READERS:
-        raise InputError(f"{path.name}: unknown suffix {path.suffix!r}; convert the table to one of: {_suffixes()}")
-    kind, read = READERS[path.suffix.lower()]
+        return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, watched=False)
     try:
-        frame = read(path)
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise InputError(f"{path.name} cannot be read as {kind} ({_first_line(error)}); {_repair(kind)}") from None
-    return _from_frame(path.name, frame, target)
+        return _table(path.name, read_frame(path), target, without, missing)
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from None
 
 
-def _read_csv(path: Path) -> pl.DataFrame:
-    return pl.read_csv(path, infer_schema_length=None, try_parse_dates=True, null_values=MISSING)
-
-
-def _read_parquet(path: Path) -> pl.DataFrame:
-    return pl.read_parquet(path, hive_partitioning=False)
-
-
-def _read_feather(path: Path) -> pl.DataFrame:
-    return pl.read_ipc(path)
-
-
-READERS: dict[str, tuple[str, Callable[[Path], pl.DataFrame]]] = {
-    ".csv": ("CSV", _read_csv),
-    ".parquet": ("Parquet", _read_parquet),
-    ".pq": ("Parquet", _read_parquet),
-    ".feather": ("Feather", _read_feather),
-    ".arrow": ("Feather", _read_feather),
-    ".ipc": ("Feather", _read_feather),
-}
-
-
-def _suffixes() -> str:
-    return ", ".join([*READERS, ".npz"])
-
-
-def _repair(kind: str) -> str:
-    return "save it as UTF-8 text, one header line, commas between columns" if kind == "CSV" else f"write it again as {kind}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _named(columns: Iterable[str], limit: int = 10) -> str:
-    """The first few, and how many more."""
-    names = list(columns)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def _target_must_be(name: str, only: str, target: str | None) -> None:
-    if target not in (None, only):
-        raise InputError(f"{name}: there is no column {target!r}; the target is {only!r}, so leave --target out")
-
-
-def _read_npz(path: Path, target: str | None) -> Table:
-    repair = "save it with numpy.savez(path, X=…, y=…): X [rows, features] of numbers, y [rows] of ints or text"
-    try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            arrays = {name: archive[name] for name in archive} if isinstance(archive, np.lib.npyio.NpzFile) else {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path.name} cannot be read as NPZ ({_first_line(error)}); {repair}") from None
-    if not {"X", "y"} <= arrays.keys():
-        raise InputError(f"{path.name}: needs arrays X and y, got {_named(map(repr, arrays)) or 'none'}; {repair}")
-    x, y = arrays["X"], arrays["y"]
-    _target_must_be(path.name, "y", target)
-    if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise InputError(f"{path.name}: X must be [rows, features] and y [rows], got {x.shape} and {y.shape}; reshape them")
-    if x.dtype.kind not in "buif" or y.dtype.kind not in "buifU":
-        raise InputError(f"{path.name}: X must hold numbers and y ints or text, got {x.dtype} and {y.dtype}; {repair}")
-    broken = {f"X[:, {column}]": int(rows) for column, rows in enumerate((~np.isfinite(x)).sum(0)) if rows}
-    if y.dtype.kind == "f" and (rows := int((~np.isfinite(y)).sum())):
-        broken["y"] = rows
-    _refuse_broken(path.name, broken)
-    return _table(path.name, "y", False, x.astype(np.float64), y)
-
-
-def _from_frame(name: str, frame: pl.DataFrame, target: str | None) -> Table:
+def _table(name: str, reading: Reading, target: str | None, without: Sequence[str], missing: str, watched: bool = True) -> Table:
+    notes = list(reading.notes)
+    frame = _without(reading.frame, without)
     if frame.width < 2:
-        raise InputError(
-            f"{name}: needs features and a target, got {frame.width} column(s): {_named(map(repr, frame.columns)) or 'none'}; "
-            "check that a CSV has commas between its columns"
-        )
-    chosen = frame.columns[-1] if target is None else target
+        raise InputError(f"needs features and a target, got {frame.width} column(s): {named(map(repr, frame.columns)) or 'none'}")
+    chosen = (reading.target or frame.columns[-1]) if target is None else target
     if chosen not in frame.columns:
-        raise InputError(f"{name}: there is no column {chosen!r}; choose a --target among: {_named(map(repr, frame.columns))}")
-    unusable = [
-        f"{column.name!r} ({column.dtype})" for column in frame if not (_is_number(column.dtype) or _is_category(column.dtype))
-    ]
-    if unusable:
-        raise InputError(
-            f"{name}: columns of a type that cannot be used: {_named(unusable)}; make them numbers or text, or remove them"
-        )
-    _refuse_broken(name, {repr(column.name): rows for column in frame if (rows := _broken(column))})
-    features, encoded = [], []
-    for column in frame.drop(chosen):
-        if _is_number(column.dtype):
-            features.append(column.cast(pl.Float64).to_numpy()[:, None])
-        else:
-            features.append(_one_hot(name, column))
-            encoded.append((column.name, features[-1].shape[1]))
+        raise InputError(f"there is no column {chosen!r}; choose a --target among: {named(map(repr, frame.columns))}")
+    kept = set(frame.columns)
+    if without := [column for column in reading.frame.columns if column not in kept]:
+        notes.append(f"left out as --without says: {named(map(repr, without))}")
+    if frame.height and (untold := frame[chosen].null_count()):
+        if untold == frame.height:
+            raise InputError(f"the target {chosen!r} has no values; choose another column with --target")
+        notes.append(f"left out, having no {chosen!r}: {rows(untold)}{_words(reading.words, chosen)}")
+        frame = frame.filter(frame[chosen].is_not_null())
+    if empty := [column.name for column in frame if frame.height and column.null_count() == frame.height]:
+        notes.append(f"left out, having no values: {named(map(repr, empty))}")
+        frame = frame.drop(empty)
+    if frame.width < 2 or not frame.height:
+        raise InputError(f"needs rows and features, got {frame.height} rows and {frame.width - 1} features; add some")
+    _refuse_infinite(frame)
+    notes += _missing(frame, reading.words, missing)
     y = frame[chosen]
-    values = (y.cast(pl.Float64) if y.dtype.is_decimal() else y).to_numpy() if y.dtype.is_numeric() else _texts(y)
-    return _table(name, chosen, target is None, np.hstack(features), values, tuple(encoded))
-
-
-def _is_number(dtype: pl.DataType) -> bool:
-    return dtype.is_numeric() or dtype == pl.Null  # a column of nulls is reported as missing values
-
-
-def _is_category(dtype: pl.DataType) -> bool:
-    return dtype in (pl.Boolean, pl.String, pl.Categorical, pl.Enum)
-
-
-def _broken(column: pl.Series) -> int:
-    """Rows without a finite value."""
-    infinite = int((~column.is_finite()).sum()) if column.dtype.is_float() else 0  # nulls do not count in the sum
-    return column.null_count() + infinite
-
-
-def _refuse_broken(name: str, broken: dict[str, int]) -> None:
-    if broken:
-        columns = _named(f"{column} ({rows} row{'s' * (rows > 1)})" for column, rows in broken.items())
-        raise InputError(f"{name}: missing, NaN or infinite values in {columns}; fill them in, or remove those rows or columns")
-
-
-def _texts(column: pl.Series) -> np.ndarray:
-    return column.cast(pl.String).to_numpy().astype(str)
-
-
-def _one_hot(name: str, column: pl.Series) -> np.ndarray:
-    """[rows, categories] of 0 and 1, the categories in alphabetical order."""
-    categories, codes = np.unique(_texts(column), return_inverse=True)
-    if len(categories) > min(MOST_CATEGORIES, max(20, len(codes) // 2)):
+    if kind_of(y.dtype) is None:
+        raise InputError(f"the target {chosen!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
+    encoder = Encoder.fit(frame, chosen)
+    if len(encoder.classes) < 2:
         raise InputError(
-            f"{name}: column {column.name!r} has {len(categories)} texts in {len(codes)} rows, too many to one-hot encode; "
-            "remove it if it names rows, or group its texts"
+            f"the target {chosen!r} has the single class {named(map(repr, encoder.classes))}; choose another column with --target"
         )
-    return (codes[:, None] == np.arange(len(categories))).astype(np.float64)
+    labels = encoder.labels(frame)
+    if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
+        notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
+        odd = {column.name: among_numbers(frame[column.name]) for column in encoder.columns if column.kind == "category"}
+        if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None]:
+            notes.append(f"taken for texts, though most are numbers: {named(found)}; if those stand for nothing, leave them empty")
+    if watched:
+        notes += suspicions(encoder.columns, [column.values(frame[column.name]) for column in encoder.columns], labels)
+    by_default = target is None and reading.target is None
+    numeric = y.dtype.is_numeric()
+    return Table(name, chosen, by_default, encoder.matrix(frame), labels, encoder.classes, numeric, tuple(notes), encoder)
 
 
-def _table(
-    name: str,
-    target: str,
-    target_by_default: bool,
-    features: np.ndarray,
-    values: np.ndarray,
-    encoded: tuple[tuple[str, int], ...] = (),
-) -> Table:
-    if not features.size:
-        raise InputError(f"{name}: needs rows and features, got {len(features)} rows and {features.shape[1]} features; add some")
-    if values.dtype.kind == "f" and (values == np.rint(values)).all() and np.abs(values).max() < 2**53:
-        values = values.astype(np.int64)
-    found, labels = np.unique(values, return_inverse=True)
-    classes = [str(value) for value in found]
-    if len(classes) < 2:
-        raise InputError(f"{name}: the target {target!r} has the single class {classes[0]!r}; choose another column with --target")
-    numeric = values.dtype.kind in "iuf"
-    return Table(name, target, target_by_default, features, labels.astype(np.int64), tuple(classes), encoded, numeric)
+def _without(frame: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
+    """Names may come several in one text, separated by commas, unless that is the name of a column."""
+    parts = [[given] if given in frame.columns else [part.strip() for part in given.split(",")] for given in without]
+    names = [name for part in parts for name in part if name]
+    if unknown := [name for name in names if name not in frame.columns]:
+        raise InputError(
+            f"--without: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, frame.columns))}"
+        )
+    return frame.drop(names)
+
+
+def _words(words: Mapping[str, Sequence[str]], column: str) -> str:
+    """What stands for a missing value in a column, besides nothing."""
+    return f", written {named(map(repr, words[column]))}" if column in words else ""
+
+
+def _refuse_infinite(frame: pl.DataFrame) -> None:
+    infinite = {column.name: int(column.is_infinite().sum()) for column in frame if column.dtype.is_float()}
+    if found := [f"{name!r} ({rows(count)})" for name, count in infinite.items() if count]:
+        raise InputError(f"infinite values in {named(found)}; repair those rows, or leave columns out with --without")
+
+
+def _missing(frame: pl.DataFrame, words: Mapping[str, Sequence[str]], missing: str) -> list[str]:
+    """What becomes of missing values."""
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for column in frame:
+        if count := column.null_count():
+            kinds[kind_of(column.dtype) == "category"].append(f"{column.name!r} ({rows(count)}{_words(words, column.name)})")
+    texts, numbers = kinds[True], kinds[False]
+    if (texts or numbers) and missing != "impute":
+        raise InputError(
+            f"missing values in {named(numbers + texts)}; --missing impute puts medians there, and for texts a category of their "
+            "own; or fill them in, or leave columns out with --without"
+        )
+    lines = []
+    if numbers:
+        lines.append(f"missing values become the median of the rows trained on, with a column that says where: {named(numbers)}")
+    if texts:
+        lines.append(f"missing values are a category of their own: {named(texts)}")
+    return lines

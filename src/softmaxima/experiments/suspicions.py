@@ -1,0 +1,120 @@
+"""Columns that look odd: those that number the rows, say nothing, say the same as another, or give the target away.
+
+All is looked for in at most `SAMPLE` rows, and what is said of every row is checked on all.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from softmaxima.experiments.encoding import Column
+from softmaxima.experiments.reading import named
+
+SAMPLE = 5_000
+LEAST_ROWS = 20  # below, columns agree by chance
+LEAKS = 0.995  # right on rows that it was not learnt from
+LEAST_ERRORS = 10  # of the most frequent class there, so that no column of noise can do without
+SHARE = 0.05  # of those errors, at most
+ROW_NAMES = re.compile(r"unnamed.*|id|index|idx|key|nr|no|row.*|uuid|guid|.*[ _.]id|.*[a-z]I[dD]", re.IGNORECASE)
+
+
+def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: np.ndarray) -> list[str]:
+    """A line for each kind of oddity, with the columns and what to do; `values` [rows] of each as `Column.values` gives them."""
+    if len(labels) < LEAST_ROWS:
+        return []
+    # a missing value is a value of its own
+    given = {column.name: np.nan_to_num(v, nan=-np.inf) for column, v in zip(columns, values, strict=True)}
+    constant = [name for name, v in given.items() if v[0] == v[-1] and (v == v[0]).all()]
+    numbering = [column.name for column in columns if _numbers_rows(column, given[column.name])]
+    odd = {*constant, *numbering}
+    left = {name: v for name, v in given.items() if name not in odd}
+    sample = np.random.default_rng(0).permutation(len(labels))[:SAMPLE]
+    lines = []
+    if constant:
+        lines.append(f"the same in every row, and so of no use: {_names(constant)}; {_without(constant)}")
+    if numbering:
+        lines.append(f"numbers or names the rows, which tells nothing of others: {_names(numbering)}; {_without(numbering)}")
+    if twins := _duplicates(left, sample):
+        pairs = named(f"{name!r} that of {other!r}" for name, other in twins.items())
+        lines.append(f"tells only what another column tells: {pairs}; {_without(twins)}")
+    usual, leaks = _leaks(left, labels, sample)
+    if leaks:
+        shares = named(f"{name!r} ({share:.1%} right)" for name, share in leaks.items())
+        lines.append(
+            f"gives the target alone, where the most frequent class is right in {usual:.1%}: {shares}; "
+            f"if it is not known before the target is, {_without(leaks)}"
+        )
+    return lines
+
+
+def _names(names: Iterable[str]) -> str:
+    return named(map(repr, names))
+
+
+def _without(names: Collection[str]) -> str:
+    """The option that leaves the columns out."""
+    if len(names) > 10:
+        return "--without leaves columns out"
+    together = ",".join(name for name in names if "," not in name)
+    parts = [part for part in (together, *(name for name in names if "," in name)) if part]
+    return f"{' '.join(f'--without {shlex.quote(part)}' for part in parts)} leaves {'them' if len(names) > 1 else 'it'} out"
+
+
+def _numbers_rows(column: Column, values: np.ndarray) -> bool:
+    """0, 1, 2, … in any order; all different where the name is that of an index; or texts that are all different."""
+    if column.kind == "date" or not np.isfinite(values).all() or (values != np.rint(values)).any():
+        return False
+    sequence = column.kind == "number" and values.max() - values.min() == len(values) - 1
+    if not (sequence or column.kind == "category" or ROW_NAMES.fullmatch(column.name)):
+        return False
+    return len(np.unique(values)) == len(values)
+
+
+def _duplicates(given: Mapping[str, np.ndarray], sample: np.ndarray) -> dict[str, str]:
+    """Columns that are equal or one-to-one to one before them, with its name."""
+    first: dict[bytes, str] = {}
+    found = {}
+    for name, values in given.items():
+        other = first.setdefault(_told(values[sample]), name)
+        if other != name and _told(values) == _told(given[other]):
+            found[name] = other
+    return found
+
+
+def _told(values: np.ndarray) -> bytes:
+    """The same for columns that tell the same: of few values by any relation that is one-to-one, of many by a monotone one."""
+    different, first, codes = np.unique(values, return_index=True, return_inverse=True)
+    if len(different) > len(values) / 2:
+        return min(codes.tobytes(), (codes.max() - codes).tobytes())
+    order = np.empty(len(different), codes.dtype)
+    order[np.argsort(first)] = np.arange(len(different))
+    return order[codes].tobytes()
+
+
+def _leaks(given: Mapping[str, np.ndarray], labels: np.ndarray, sample: np.ndarray) -> tuple[float, dict[str, float]]:
+    """How often the most frequent class is right, and columns that are right almost always."""
+    learning, judging = np.array_split(sample, 2)
+    usual = float(np.bincount(labels).max() / len(labels))
+    errors = (1 - usual) * len(judging)
+    found = {}
+    if errors >= LEAST_ERRORS and labels.max() < len(learning) / 5:
+        least = max(LEAKS, 1 - SHARE * (1 - usual))
+        for name, values in given.items():
+            right = float((_by_nearest(values[learning], labels[learning], values[judging]) == labels[judging]).mean())
+            if right >= least:
+                found[name] = right
+    return usual, found
+
+
+def _by_nearest(values: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """The most frequent label of the value that is nearest, which finds tables of values and thresholds alike."""
+    different, codes = np.unique(values, return_inverse=True)
+    classes = labels.max() + 1
+    pairs, counts = np.unique(codes * classes + labels, return_counts=True)
+    order = np.lexsort((counts, pairs // classes))
+    best = pairs[order][np.flatnonzero(np.diff(pairs[order] // classes, append=-1))] % classes  # the last of each value
+    return best[np.searchsorted(different[1:] / 2 + different[:-1] / 2, asked)]

@@ -1,0 +1,683 @@
+"""Tables as people have them: how a file is read, what is said of it, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import datasets
+
+from softmaxima.cli import main
+from softmaxima.core.arguments import InputError
+from softmaxima.experiments.encoding import Encoder
+from softmaxima.experiments.reading import read_frame
+from softmaxima.experiments.tables import Table, read_table
+
+Read = Callable[..., Table]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """The table in a file with that text or those bytes."""
+
+    def read(content: str | bytes, name: str = "t.csv", **options: Any) -> Table:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return read_table(path, **options)
+
+    return read
+
+
+def flowers(rows: int = 48) -> pl.DataFrame:
+    """Three classes that the first two features tell apart."""
+    random = np.random.default_rng(0)
+    labels = np.arange(rows) % 3
+    return pl.DataFrame(
+        {
+            "length": labels + 0.6 * random.standard_normal(rows),
+            "width": (labels == 1) + 0.6 * random.standard_normal(rows),
+            "petals": random.integers(0, 9, rows),
+            "species": np.array(["iris", "lily", "rose"])[labels],
+        }
+    )
+
+
+def frame_with(labels: np.ndarray, **columns: Any) -> bytes:
+    """A CSV of those columns beside two of noise, the target last."""
+    random = np.random.default_rng(1)
+    noise = {f"noise {number}": random.standard_normal(len(labels)) for number in range(2)}
+    return pl.DataFrame({**noise, **columns, "y": labels}).write_csv().encode()
+
+
+# Formats ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_bundled_digits_are_the_default_table() -> None:
+    digits = read_table()
+    assert (digits.rows, digits.features.shape, len(digits.classes)) == (1797, (1797, 64), 10)
+    assert digits.notes == ()
+
+
+def test_every_format_of_one_table_gives_the_same_table(tmp_path: Path) -> None:
+    frame = flowers()
+    frame.write_csv(tmp_path / "t.csv")
+    frame.write_csv(tmp_path / "semicolons.csv", separator=";")
+    frame.write_csv(tmp_path / "decimal commas.csv", separator=";", decimal_comma=True)
+    frame.write_csv(tmp_path / "t.tsv", separator="\t")
+    frame.write_csv(tmp_path / "bars.txt", separator="|")
+    frame.write_csv(tmp_path / "marked.csv", include_bom=True)
+    frame.write_parquet(tmp_path / "t.parquet")
+    frame.write_ipc(tmp_path / "t.feather")
+    np.savez(tmp_path / "t.npz", X=frame.drop("species").to_numpy(), y=frame["species"].to_numpy().astype(str))
+    (tmp_path / "wide.txt").write_bytes((tmp_path / "t.tsv").read_text().encode("utf-16"))
+    (tmp_path / "dos.csv").write_bytes((tmp_path / "t.csv").read_bytes().replace(b"\n", b"\r\n"))
+    for name in ("t.csv", "t.tsv", "t.parquet"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.write(tmp_path / name, f"folder/{name}")
+            archive.writestr("__MACOSX/folder/t.csv", "")
+            archive.writestr("readme.md", "")
+    found = {path.name: read_table(path) for path in sorted(tmp_path.iterdir())}
+    assert len(found) == 17
+    assert {name for name, table in found.items() if table.digest != found["t.csv"].digest} == set()
+    assert {table.classes for table in found.values()} == {("iris", "lily", "rose")}
+    assert found["t.csv"].notes == found["t.csv.gz"].notes == ()
+    assert found["semicolons.csv"].notes == ("columns are separated by ';'",)
+    assert found["t.tsv"].notes == ("columns are separated by tabs",)
+    assert found["wide.txt"].notes == ("read as UTF-16", "columns are separated by tabs")
+    assert found["decimal commas.csv"].notes[1].startswith("read as numbers: 'length' ('")
+
+
+@given(
+    cells=st.lists(
+        st.tuples(st.floats(-1e9, 1e9), st.text("ab ,;|\"\n'\té", max_size=5), st.sampled_from(["u", "v"])), min_size=6, max_size=20
+    ),
+    separator=st.sampled_from(",;\t|"),
+)
+def test_quoted_texts_hold_separators_quotes_and_line_breaks(cells: list, separator: str, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    frame = pl.DataFrame(cells, schema=["number", "text", "y"], orient="row")
+    frame.write_csv(path, separator=separator, quote_style="always")
+    found = read_frame(path, texts=["text", "y"]).frame
+    assert found.columns == frame.columns
+    assert found["number"].cast(pl.Float64).to_list() == frame["number"].to_list()
+    # a blank between a separator and a quote may be lost within a text, where a file has them before quoted texts
+    read, written = (
+        [(text or "").replace(f'{separator} "', f'{separator}"') for text in texts] for texts in (found["text"], frame["text"])
+    )
+    assert read == [text.strip() for text in written]
+
+
+def test_text_boolean_and_categorical_columns_become_indicators(tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {
+            "colour": ["red", "blue", "red", "green"],
+            "number": [1, 2, 3, 4],
+            "sweet": [True, False, True, False],
+            "size": pl.Series(["s", "m", "s", "m"], dtype=pl.Categorical),
+            "class": ["a", "b", "a", "b"],
+        }
+    )
+    frame.write_parquet(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    assert table.notes == ("one-hot encoded, with so many indicator columns: 'colour' (3), 'sweet' (2), 'size' (2)",)
+    blue, green, red = (0, 1, 0, 0), (0, 0, 0, 1), (1, 0, 1, 0)
+    no, yes = (0, 1, 0, 1), (1, 0, 1, 0)
+    m, s = (0, 1, 0, 1), (1, 0, 1, 0)
+    np.testing.assert_array_equal(table.features.T, [blue, green, red, (1, 2, 3, 4), no, yes, m, s])
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ([3, 10, 3, 10], ("3", "10")),
+        ([3.0, 10.0, 3.0, 10.0], ("3", "10")),
+        ([0.5, 10.0, 0.5, 10.0], ("0.5", "10")),
+        (["3", "b", "3", "b"], ("3", "b")),
+        ([False, True, False, True], ("false", "true")),
+    ],
+)
+def test_a_target_may_be_ints_integer_valued_floats_text_or_booleans(tmp_path: Path, values: list[Any], classes: tuple) -> None:
+    pl.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}).write_parquet(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    assert table.classes == classes
+    assert table.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_the_last_column_is_the_target_unless_another_is_named(read: Read) -> None:
+    content = "a,b\n0,5\n1,5\n0,6\n1,6\n"
+    last, other = read(content), read(content, target="a")
+    assert (last.target, last.target_by_default, last.classes) == ("b", True, ("5", "6"))
+    assert (other.target, other.target_by_default, other.classes) == ("a", False, ("0", "1"))
+
+
+def test_texts_that_are_not_utf8_are_read_and_named(read: Read) -> None:
+    table = read("a,b,y\n1,été,u\n2,non,v\n".encode("latin-1"))
+    assert table.notes[0] == "read as Windows-1252 (latin-1), for it is not UTF-8"
+    assert table.encoder is not None
+    assert table.encoder.columns[1].categories == ("non", "été")
+
+
+# The first line -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_without_names_loses_no_row(read: Read) -> None:
+    good = flowers().write_csv()
+    table = read(good.partition("\n")[2])
+    np.testing.assert_array_equal(table.features, read(good).features)
+    assert "the first line is a row, not names" in table.notes[0]
+    assert "'column 1'" in table.notes[0]
+
+
+MUSHROOMS = "\n".join(f"{'pqr'[i % 3]},{'xy'[i % 2]},{'ab'[i % 5 > 1]}" for i in range(30)) + "\n"
+YEARS = "".join(f"c{i},{i % 7 * 0.1},{i % 5 * 0.2},{'ab'[i % 2]}\n" for i in range(20))
+COUNTED = "".join(f"{i},{i % 3},{i * 0.1},{i % 5},{i % 2}\n" for i in range(30))
+LINES = [
+    (MUSHROOMS, 30),  # texts that all occur again
+    ("cap,stalk,kind\n" + MUSHROOMS, 30),
+    ("country,1990,2000,label\n" + YEARS, 20),  # years, not among the numbers below
+    (YEARS, 20),
+    (",0,1,2,3\n" + COUNTED, 30),  # as pandas writes columns that have no names
+    ("01/02/2020;1,5;a\n02/02/2020;1,7;b\n03/02/2020;2,5;a\n02/02/2020;1,6;b\n", 4),
+    ("day;size;kind\n01/02/2020;1,5;a\n02/02/2020;1,7;b\n", 2),
+    ("name,?,kind\n1,2,a\n2,3,b\n3,4,b\n", 3),
+]
+
+
+@pytest.mark.parametrize(("content", "rows"), LINES, ids=range(len(LINES)))
+def test_a_first_line_is_names_where_its_cells_do_not_fit_the_columns(read: Read, content: str, rows: int) -> None:
+    assert read(content).rows == rows
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["float", "int", "comma", "date", "category", "rare", "text"]), min_size=1, max_size=5),
+    rows=st.integers(2, 60),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_row_is_lost_and_no_name_becomes_a_row(kinds: list[str], rows: int, seed: int, tmp_path_factory: Any) -> None:
+    random = np.random.default_rng(seed)
+    columns: dict[str, list[str]] = {}
+    for number, kind in enumerate([*kinds, "category"]):
+        values = {
+            "float": lambda: [str(x) for x in random.standard_cauchy(rows)],
+            "int": lambda: [str(x) for x in random.integers(-5, 100, rows)],
+            "comma": lambda: [f"{x:.2f}".replace(".", ",") for x in random.standard_normal(rows)],
+            "date": lambda: [f"2020-01-{x:02}" for x in random.integers(1, 31, rows)],
+            "category": lambda: [f"kind {x}" for x in random.integers(0, 3, rows)],
+            "rare": lambda: [f"kind {x}" for x in np.minimum(random.zipf(2.5, rows), 99)],
+            "text": lambda: [f"text {x}" for x in random.permutation(rows)],
+        }[kind]()
+        columns[f"name {number}"] = values
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    frame = pl.DataFrame(columns)
+    frame.write_csv(path, separator=";")
+    found = read_frame(path)
+    assert found.frame.columns == frame.columns
+    assert found.frame.height == rows
+    frame.write_csv(path, separator=";", include_header=False)
+    try:
+        found = read_frame(path)
+    except InputError as error:
+        assert "the first line may" in str(error)  # noqa: PT017
+    else:
+        assert found.frame.height == rows or any("is taken as names: " in note for note in found.notes)
+
+
+def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
+    table = read("a,a, b ,,y,\n1,2,3,1,u,\n4,5,6,2,v,\n")
+    assert [column.name for column in table.encoder.columns] == ["a", "a (2)", "b", "column 4"]  # type: ignore[union-attr]
+    assert table.target == "y"
+    assert table.notes == (
+        "columns without a name are called: 'column 4'",
+        "names that occur again are made different: 'a (2)'",
+        "blanks around names are left out: 'b'",
+    )
+
+
+# Values -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "values", "separator"),
+    [
+        (["1,234", "12,345.5", "5"], [1234, 12345.5, 5], ","),
+        (["1 234", "12 345,5", "5"], [1234, 12345.5, 5], ";"),
+        (["1\u202f234", "1\u00a0234\u00a0567", "-5"], [1234, 1234567, -5], "\t"),
+        (["1.234,5", "-12.345", "5"], [1234.5, -12345, 5], ";"),
+        (["0,5", "-1,25", "3"], [0.5, -1.25, 3], ";"),
+        (["1,234", "2,345", "9,999"], [1.234, 2.345, 9.999], ";"),
+        (["1,234", "2,345", "9,999"], [1234, 2345, 9999], "\t"),
+        (["5 %", "7%", "0"], [0.05, 0.07, 0], ","),
+        (["$5", "-$1,000.50", "$ 7"], [5, -1000.5, 7], ","),
+        (["5 €", "1.000,50 €", "7 EUR"], [5, 1000.5, 7], ";"),
+        (["1e5", "+2", " 3 "], [1e5, 2, 3], ","),
+        (["2020-01-02", "1970-01-01", "2020-1-3"], [18263, 0, 18264], ","),
+        (["13/01/1970", "01/02/1970", "02/01/1970"], [12, 31, 1], ","),
+        (["1.2.1970", "31.12.1970", "2.1.1970"], [31, 364, 1], ";"),
+        (["13/01/70", "01/02/70", "02/01/70"], [12, 31, 1], ","),
+        (["1970-01-02T12:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T06:00:00Z"], [1.5, 0, 0.25], ","),
+        (["1970-01-02 12:00", "1970-01-01 00:00", "1970-01-01 06:00"], [1.5, 0, 0.25], ","),
+        (["12:00", "06:00", "00:00"], [0.5, 0.25, 0], ","),
+    ],
+)
+def test_numbers_and_dates_are_read_as_they_are_written(
+    read: Read, written: list[str], values: list[float], separator: str
+) -> None:
+    lines = [f'"{cell}"{separator}"{name}"' for cell, name in zip(["x", *written], "yabc", strict=True)]
+    table = read("\n".join(lines))
+    np.testing.assert_allclose(table.features[:, 0], values)
+    plain = written[0] == "1e5"
+    assert plain != any(
+        note.startswith(("read as numbers: 'x' (", "read as dates, which features have in days: 'x' (")) for note in table.notes
+    )
+
+
+def test_a_text_among_numbers_is_named(read: Read) -> None:
+    notes = read("a,y\n1,u\n2,v\nmuch,u\n4,v\n").notes
+    assert notes[-1] == "taken for texts, though most are numbers: 'a' ('much'); if those stand for nothing, leave them empty"
+
+
+def test_a_quote_may_follow_a_blank(read: Read) -> None:
+    table = read('a,b,y\n1, "k, l",u\n2, "m, n",v\n3, "k, l",v\n')
+    assert table.encoder.columns[1].categories == ("k, l", "m, n")  # type: ignore[union-attr]
+
+
+def test_the_line_of_excel_that_names_the_separator_is_no_row(read: Read) -> None:
+    assert read("sep=;\na;b;y\n1;2;u\n3;4;v\n").features.tolist() == [[1, 2], [3, 4]]
+
+
+def test_decimal_commas_elsewhere_make_points_separate_thousands(read: Read) -> None:
+    table = read("a;b;y\n1.234;5,1;u\n2.345;2;v\n5;7,5;u\n")
+    np.testing.assert_array_equal(table.features, [[1234, 5.1], [2345, 2], [5, 7.5]])
+    assert table.notes[1] == "read as numbers: 'a' ('1.234' is 1234), 'b' ('5,1' is 5.1)"
+    np.testing.assert_array_equal(read("a;b;y\n1.234;5;u\n2.345;2;v\n5;7;u\n").features[:, 0], [1.234, 2.345, 5])
+
+
+def test_dates_of_parquet_become_days(tmp_path: Path) -> None:
+    days = [datetime(1970, 1, 2, 6), datetime(1970, 1, 1)]
+    frame = pl.DataFrame({"a": days, "b": [day.date() for day in days], "c": [day - days[1] for day in days], "y": [0, 1]})
+    frame = frame.with_columns(pl.col("a").dt.time().alias("d")).select("a", "b", "c", "d", "y")
+    frame.write_parquet(tmp_path / "t.parquet")
+    np.testing.assert_array_equal(read_table(tmp_path / "t.parquet").features, [[1.25, 1, 1.25, 0.25], [0, 0, 0, 0]])
+
+
+def test_blanks_around_texts_make_no_category(read: Read) -> None:
+    table = read("a,b,y\n1,yes,u\n2,yes ,v\n3, no,u \n")
+    assert table.features.shape == (3, 3)
+    assert table.classes == ("u", "v")
+    assert "blanks around texts are left out in 'b', 'y'" in table.notes
+
+
+@pytest.mark.parametrize("word", ["", "?", "-", "NA", " NaN ", "null", "N/A", "None", '""', "#N/A", "."])
+def test_words_for_a_missing_value_are_recognised_and_named(read: Read, word: str) -> None:
+    content = f"a,b,y\n1,x,u\n{word},{word},v\n3,z,u\n"
+    table = read(content, missing="impute")
+    np.testing.assert_array_equal(table.features, [[1, 1, 0, 0], [math.nan, 0, 0, 1], [3, 0, 1, 0]])
+    written = f", written '{word.strip()}'" if word.strip('" ') else ""
+    for kind, column in (("become the median", "a"), ("are a category", "b")):
+        assert any(f"missing values {kind}" in note and f"{column!r} (1 row{written})" in note for note in table.notes)
+    with pytest.raises(InputError, match=r"missing values in 'a' \(1 row.*'b' \(1 row.*--missing impute"):
+        read(content)
+
+
+def test_a_line_may_be_longer_than_the_sample(read: Read) -> None:
+    columns = 4000
+    cells = ",".join(f"{i}.{10**48}" for i in range(columns))
+    table = read(f"{','.join(f'x{i}' for i in range(columns))},y\n{cells},u\n{cells},v\n")
+    assert table.features.shape == (2, columns)
+
+
+def test_signs_alone_are_categories(read: Read) -> None:
+    assert read("a,s,y\n1,+,u\n2,-,v\n3,-,u\n4,+,v\n").features.shape == (4, 3)
+
+
+def test_rows_without_a_target_and_empty_lines_and_columns_are_left_out(read: Read) -> None:
+    table = read("a,b,c,y\n1,2,,u\n\n3,4,?,v\n,,,\n5,6,, ?\n7,8,,v\n")
+    np.testing.assert_array_equal(table.features, [[1, 2], [3, 4], [7, 8]])
+    assert table.notes[:3] == (
+        "left out, being empty: 2 rows",
+        "left out, having no 'y': 1 row, written '?'",
+        "left out, having no values: 'c'",
+    )
+
+
+def test_missing_values_of_arrays_are_imputed_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", X=[[1.0, math.nan], [2.0, 3.0]], y=[0, 1])
+    assert np.isnan(read_table(tmp_path / "t.npz", missing="impute").features[0, 1])
+
+
+def test_columns_are_left_out_by_name(read: Read) -> None:
+    content = 'id,"a,b",c,y\n1,2,3,u\n2,5,6,v\n'
+    table = read(content, without=["a,b", "id"])
+    assert [column.name for column in table.encoder.columns] == ["c"]  # type: ignore[union-attr]
+    assert table.notes == ("left out as --without says: 'id', 'a,b'",)
+    assert read(content, without=["id,c"]).features.tolist() == [[2], [5]]
+
+
+# Columns that look odd ----------------------------------------------------------------------------------------------------
+
+N = 400
+LABELS = np.random.default_rng(7).integers(0, 3, N)
+RANDOM = np.random.default_rng(2)
+NUMBERS, OTHERS = "numbers or names the rows", "tells only what another column tells"
+LEAK, SAME = "gives the target alone", "the same in every row"
+ODD = {
+    "counts": (NUMBERS, RANDOM.permutation(N) + 17),
+    "id": (NUMBERS, RANDOM.permutation(10 * N)[:N]),
+    "Patient ID": (NUMBERS, 3 * np.arange(N)),
+    "always": (SAME, np.full(N, 3)),
+    "always said": (SAME, np.full(N, "x")),
+    "copy": (OTHERS, "of 'noise 0'"),
+    "logarithm": (OTHERS, "of 'noise 0'"),
+    "leak": (LEAK, np.array([7, 3, 5])[LABELS]),
+    "leaking text": (LEAK, np.array(["late", "in time", "early"])[LABELS]),
+    "leaking band": (LEAK, LABELS + RANDOM.uniform(0, 0.9, N)),
+    "leak of many texts": (LEAK, np.array([f"{label} {i}" for label, i in zip(LABELS, RANDOM.integers(0, 9, N), strict=True)])),
+    "leak with noise": (LEAK, np.where(np.arange(N) % 399 == 0, 0, LABELS)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_column_that_looks_odd_is_named_with_what_to_do(read: Read, name: str) -> None:
+    warning, values = ODD[name]
+    if warning == OTHERS:
+        noise = np.random.default_rng(1).standard_normal(N)
+        values = noise if name == "copy" else np.exp(-noise)
+    notes = [note for note in read(frame_with(LABELS, **{name: values})).notes if not note.startswith("one-hot")]
+    assert len(notes) == 1
+    assert notes[0].startswith(warning)
+    assert f"{name!r}" in notes[0]
+    assert f"--without {name!r}" in notes[0] or f"--without {name} " in notes[0]
+
+
+def test_what_leaves_odd_columns_out_can_be_copied(read: Read) -> None:
+    content = frame_with(LABELS, **{"a,b": np.ones(N), "c d": np.ones(N), "e": np.ones(N)})
+    (note,) = read(content).notes
+    assert note.endswith("'a,b', 'c d', 'e'; --without 'c d,e' --without a,b leaves them out")
+    assert len(read(content, without=["c d,e", "a,b"]).notes) == 1
+    many = read(frame_with(LABELS, **{f"column {i}": np.ones(N) for i in range(20)})).notes
+    assert many[0].endswith("'column 9' and 10 more; --without leaves columns out")
+
+
+def test_categories_that_are_one_to_one_are_named(read: Read) -> None:
+    codes = np.random.default_rng(3).integers(0, 5, N)
+    notes = read(frame_with(LABELS, code=codes, word=np.array(["e", "a", "d", "b", "c"])[codes])).notes
+    assert any(note.startswith(OTHERS) and "'word' that of 'code'" in note for note in notes)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_said_of_noise(read: Read, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = int(random.integers(20, 600))
+    columns = {f"number {i}": random.standard_normal(rows) for i in range(5)}
+    columns |= {f"integer {i}": random.integers(0, 40, rows) for i in range(5)}
+    columns |= {f"binary {i}": random.integers(0, 2, rows) for i in range(5)}
+    assert read(frame_with(random.integers(0, 2, rows), **columns)).notes == ()
+
+
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
+def test_nothing_is_said_of_columns_that_are_good(name: str, tmp_path: Path) -> None:
+    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    np.savez(tmp_path / "t.npz", X=x, y=y)
+    assert read_table(tmp_path / "t.npz").notes == ()
+
+
+@pytest.mark.parametrize("right", [0.9, 0.98])
+def test_a_column_that_is_often_right_is_no_leak(read: Read, right: float) -> None:
+    random = np.random.default_rng(5)
+    labels = random.integers(0, 2, 2000)
+    assert read(frame_with(labels, good=np.where(random.uniform(size=2000) < right, labels, 1 - labels))).notes == ()
+
+
+def test_a_column_that_is_right_as_often_as_the_most_frequent_class_is_no_leak(read: Read) -> None:
+    labels = (np.arange(8000) % 250 == 0).astype(int)
+    assert read(frame_with(labels, seldom=np.random.default_rng(0).integers(0, 3, 8000))).notes == ()
+
+
+def test_looking_for_odd_columns_is_cheap(tmp_path: Path) -> None:
+    from softmaxima.experiments.suspicions import suspicions
+
+    random = np.random.default_rng(0)
+    columns = [random.standard_normal(100_000) for _ in range(20)]
+    encoder = Encoder.fit(pl.DataFrame({**{f"c{i}": v for i, v in enumerate(columns)}, "y": [0, 1] * 50_000}), "y")
+    start = time.process_time()
+    assert suspicions(encoder.columns, columns, random.integers(0, 2, 100_000)) == []
+    assert time.process_time() - start < 1
+
+
+# The encoder --------------------------------------------------------------------------------------------------------------
+
+
+LEARNT = 'size,day,colour,kind\n"1,5",2020-01-01,red,u\n2,2020-01-02,,v\n3,2020-01-03,blue,u\n'
+
+
+def test_an_encoder_survives_json_and_makes_the_same_matrix(tmp_path: Path, read: Read) -> None:
+    table = read(LEARNT.replace('"1,5"', "1.5"), missing="impute")
+    assert table.encoder is not None
+    again = Encoder.from_dict(json.loads(json.dumps(table.encoder.as_dict())))
+    assert again == table.encoder
+    frame = read_frame(tmp_path / "t.csv").frame
+    np.testing.assert_array_equal(again.matrix(frame), table.features)
+    np.testing.assert_array_equal(again.labels(frame), table.labels)
+    assert again.unknown(frame) == ()
+
+
+def test_new_rows_are_encoded_as_those_that_were_learnt_from(read: Read) -> None:
+    encoder = read("size,day,colour,kind\n1,2020-01-01,red,u\n2,2020-01-02,grey,v\n3,2020-01-03,blue,u\n").encoder
+    assert encoder is not None
+    new = pl.DataFrame(
+        {
+            "other": [1, 2, 3],
+            "colour": ["blue", "green", None],
+            "size": [5, 6, None],
+            "day": [datetime(1970, 1, 2)] * 3,
+            "kind": ["v", "u", "w"],
+        }
+    )
+    np.testing.assert_array_equal(encoder.matrix(new), [[5, 1, 1, 0, 0], [6, 1, 0, 0, 0], [math.nan, 1, 0, 0, 0]])
+    assert encoder.labels(new).tolist() == [1, 0, -1]
+    (line,) = encoder.unknown(new)
+    assert line.startswith("'colour': 'green', a missing value (2 rows)")
+    with pytest.raises(InputError, match=r"no column 'size', 'colour', which was learnt from; got 'day', 'kind'"):
+        encoder.matrix(new.select("day", "kind"))
+    with pytest.raises(InputError, match="'size' must hold numbers"):
+        encoder.matrix(new.with_columns(size=pl.lit("big")))
+
+
+def test_categories_stay_text_where_a_column_is_asked_for_as_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("code,a,y\n01,1,u\n02,2,v\n")
+    assert read_frame(tmp_path / "t.csv").frame["code"].to_list() == [1, 2]
+    assert read_frame(tmp_path / "t.csv", texts=["code"]).frame["code"].to_list() == ["01", "02"]
+
+
+# What cannot be used ------------------------------------------------------------------------------------------------------
+
+
+def npz(**arrays: Any) -> Any:
+    return lambda path: np.savez(path, **arrays)
+
+
+def parquet(**columns: Any) -> Any:
+    return lambda path: pl.DataFrame(columns).write_parquet(path)
+
+
+def raw(content: bytes) -> Any:
+    return lambda path: path.write_bytes(content)
+
+
+def packed(*names: str) -> Any:
+    def pack(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, "a,y\n1,u\n2,v\n")
+
+    return pack
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+HALVES = [0.5, 1.5, 2.5, 3.5]
+X = np.ones((4, 2))
+UNUSABLE = [
+    ("missing.csv", lambda path: None, {}, ["no file", "missing.csv"]),
+    ("folder.csv", directory, {}, ["is a directory", "give a file"]),
+    ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
+    ("t", raw(b"x"), {}, ["unknown suffix ''"]),
+    ("t.csv", lambda path: path.symlink_to("/proc/self/mem"), {}, ["cannot be read as a file", "Input/output error"]),
+    ("t.csv", raw(b""), {}, ["cannot be read as CSV", "save it"]),
+    ("t.csv", raw(b"\n  \n"), {}, ["it is empty"]),
+    ("t.csv", raw(b"a,b\0\n1,2\n"), {}, ["zero bytes", "UTF-8"]),
+    ("t.csv", raw(b"a,b\n\x81\x9d,1\n"), {}, ["cannot be read as CSV", "UTF-8"]),
+    ("t.csv", raw(b"a b\n1 2\n3 4\n"), {}, ["1 column", "'a b'", "commas, semicolons, tabs"]),
+    ("t.csv", raw(b"a,b\n"), {}, ["0 rows"]),
+    ("t.csv", raw(b"a,b,y\n1,2,u\n\n1,2\n3,4,v\n"), {}, ["line 4 has 2 fields, where most have 3", "'1,2'"]),
+    ("t.csv", raw(b'a,b,y\n1,"2\n2",u\n1,2,u,5\n3,4,v\n3,4,v\n'), {}, ["line 4 has 4 fields, where most have 3"]),
+    ("t.csv", raw(b"Report of May\na,b,y\n1,2,u\n3,4,v\n"), {}, ["line 1 has 1 field, where", "'Report of May'"]),
+    ("t.csv", raw(b'a,b,y\n1,2,u\n3,4,v\n3,"4,v\n'), {}, ["line 4 has 2 fields", "quote"]),
+    ("t.csv", raw(b"a,1,y\n2,1,u\n2,3,v\n2,1,v\n"), {}, ["first line may name the columns ('a') or be a row ('1')"]),
+    ("t.csv", raw(b"7,8,9\n1,2,0\n2,3,1\n2,3,0\n"), {}, ["first line may name the columns or be a row ('7', '8', '9')"]),
+    ("t.csv", raw(b"a,b\n1,0\nNA,1\n3,0\n4,1\n"), {}, ["missing", "'a' (1 row, written 'NA')", "--missing impute"]),
+    ("t.csv", raw(b"a,b,y\n1,2,\n3,4,?\n"), {}, ["the target 'y' has no values"]),
+    ("t.csv", raw(b"a,b,y\n1,inf,0\n2,3,1\n"), {}, ["infinite", "'b' (1 row)"]),
+    ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"without": "a,z"}, ["--without: there is no column 'z'", "'a', 'b', 'y'"]),
+    ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"without": "a,b"}, ["1 column(s): 'y'"]),
+    ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"target": ""}, ["no column ''", "'a', 'b', 'y'"]),
+    ("t.zip", packed("a.csv", "b.tsv"), {}, ["one table", "'a.csv', 'b.tsv'"]),
+    ("t.zip", packed("a.doc"), {}, ["one table", "'a.doc'"]),
+    ("t.zip", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as an archive"]),
+    ("t.csv.gz", raw(gzip.compress(b"a,y\n1,u\n2,v\n")[:15]), {}, ["cannot be read as an archive", "pack it again"]),
+    ("t.parquet", raw(b"not parquet"), {}, ["cannot be read as Parquet", "write it again"]),
+    ("t.feather", raw(b"not feather"), {}, ["cannot be read as Feather", "write it again"]),
+    ("t.npz", raw(b"not a zip"), {}, ["cannot be read as NPZ", "numpy.savez"]),
+    ("t.npz", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as NPZ", "numpy.savez"]),
+    ("t.parquet", parquet(a=[1, 2], y=[0, 1]), {"target": "z"}, ["no column 'z'", "'a', 'y'"]),
+    ("t.parquet", parquet(a=[1.0, None, math.nan], b=[1.0, 3.0, 2.0], y=["a", "b", "a"]), {}, ["missing", "'a' (2 rows)"]),
+    ("t.parquet", parquet(a=[None, None], y=["a", "b"]), {}, ["0 features"]),
+    ("t.parquet", parquet(a=[[1], [2]], y=["a", "b"]), {}, ["'a' (List(Int64))", "--without"]),
+    ("t.parquet", parquet(a=[1, 2], y=[[1], [2]]), {}, ["target 'y'", "List(Int64)"]),
+    ("t.parquet", parquet(a=[f"row {i}" for i in range(30)], y=[0, 1] * 15), {}, ["'a' has 30 texts in 30 rows", "--without 'a'"]),
+    (
+        "t.csv",
+        raw(b"a,y\n" + b"".join(b"%d.5,%d\n" % (i, i % 2) for i in range(30)) + b"much,1\n"),
+        {},
+        ["repair its texts", "'much'"],
+    ),
+    ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a"] * 4), {}, ["single class 'a'", "--target"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=[0, 0, 0, 1, 1]), {"folds": 3}, ["class '1'", "2 row(s)", "--folds 2"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=["a", "a", "a", "a", "b"]), {}, ["class 'b'", "1 row(s)", "merge"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4], y=HALVES), {}, ["4 different values in 4 rows", "regression", "--target"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a", "b", "c", "d"]), {}, ["too many classes", "name of each row"]),
+    ("t.npz", npz(X=X, labels=[0, 1, 0, 1]), {}, ["X and y", "'labels'"]),
+    ("t.npz", npz(X=X, y=[0, 1, 0]), {}, ["(4, 2) and (3,)", "reshape"]),
+    ("t.npz", npz(X=X[0], y=[0, 1]), {}, ["(2,) and (2,)"]),
+    ("t.npz", npz(X=X, y=np.array([0, "a", None, 1], dtype=object)), {}, ["cannot be read as NPZ"]),
+    ("t.npz", npz(X=X.astype(complex), y=[0, 1, 0, 1]), {}, ["complex128"]),
+    ("t.npz", npz(X=X * [1, math.inf], y=[0, 1, math.inf, 1]), {}, ["'column 2' (4 rows)", "'y' (1 row)"]),
+    ("t.npz", npz(X=X, y=[0, 1, 0, 1]), {"target": "label"}, ["no column 'label'", "'y'"]),
+    ("t.csv", raw(b"a,y\n1,u\n2,v\n"), {"maps": ""}, ["--maps: no name is given; leave it out to train all pairs"]),
+    ("t.csv", raw(b"a,y\n1,u\n2,v\n"), {"without": ","}, ["--without: no name is given"]),
+    *(
+        ("t.csv", raw(b"a,y\n1,u\n2,v\n"), {option: value}, [f"--{option}", f"must be a whole number, got '{value}'"])
+        for option, value in (
+            ("folds", "2.5"),
+            ("repeats", "1.5"),
+            ("epochs", "0.5"),
+            ("seed", "1e-3"),
+            ("seed", "inf"),
+            ("folds", "x"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "options", "parts"), UNUSABLE, ids=range(len(UNUSABLE)))
+def test_what_cannot_be_used_is_refused_in_one_line(
+    name: str, make: Any, options: dict[str, Any], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    make(tmp_path / name)
+    given = {"folds": 2, "out": tmp_path / "out", **options}
+    with pytest.raises(SystemExit) as refused:
+        main(["compare", str(tmp_path / name), *(f"--{option}={value}" for option, value in given.items())])
+    out, err = capsys.readouterr()
+    assert refused.value.code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert [part for part in parts if part not in err] == [], err
+    assert not (tmp_path / "out").exists()
+
+
+@given(
+    cells=st.lists(st.text("019٣.,;|\t\"' ?-+ab$%€/:eE\0\r\n", max_size=8), min_size=1, max_size=24),
+    width=st.integers(1, 4),
+    separator=st.sampled_from(",;\t"),
+    encoding=st.sampled_from(["utf-8", "utf-16", "cp1252"]),
+)
+def test_whatever_is_in_a_text_file_is_read_or_refused(
+    cells: list[str], width: int, separator: str, encoding: str, tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    lines = [separator.join(cells[start : start + width]) for start in range(0, len(cells), width)]
+    path.write_bytes("\n".join(lines).encode(encoding, errors="ignore"))
+    try:
+        table = read_table(path, missing="impute")
+    except InputError as error:
+        assert str(error).startswith("t.csv: ")  # noqa: PT017
+    else:
+        assert not np.isinf(table.features).any()
+        assert len(set(table.labels)) == len(table.classes)
+
+
+def test_a_wrong_path_is_refused_before_anything_is_loaded() -> None:
+    code = (
+        "import sys\n"
+        "from softmaxima.cli import main\n"
+        "try:\n    main(['compare', 'no such file.csv'])\n"
+        "finally:\n    print([name for name in ('torch', 'polars', 'sklearn') if name in sys.modules])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "[]\n")
+    assert "there is no file no such file.csv" in ended.stderr
+
+
+def test_the_command_says_what_it_did_and_imputes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    frame = (
+        flowers()
+        .with_columns(pl.int_range(48).alias("id"), pl.when(pl.int_range(48) % 7 > 0).then("petals"))
+        .select("id", *flowers().columns)
+    )
+    frame.write_csv(tmp_path / "t.csv", separator=";", null_value="?")
+    options = ["--missing=impute", "--folds=2e0", "--repeats=1", "--epochs=1", "--maps=softmax", f"--out={tmp_path / 'out'}"]
+    with contextlib.suppress(SystemExit):
+        main(["compare", str(tmp_path / "t.csv"), *options])
+    out, err = capsys.readouterr()
+    assert err == ""
+    expected = (
+        "columns are separated by ';'",
+        "missing values become the median of the rows trained on, with a column that says where: 'petals' (7 rows, written '?')",
+        "numbers or names the rows, which tells nothing of others: 'id'; --without id leaves it out",
+    )
+    for line in expected:
+        assert f"\n{line}\n" in out
+    notes = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["table"]["notes"]
+    assert notes == list(expected)
+    with contextlib.suppress(SystemExit):
+        main(["compare", str(tmp_path / "t.csv"), "--without=id,petals", *options])
+    assert "\nleft out as --without says: 'id', 'petals'\n" in capsys.readouterr().out
