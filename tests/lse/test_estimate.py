@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import at_most
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
     LARGEST,

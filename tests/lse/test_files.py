@@ -25,9 +25,9 @@ import torch
 
 import softmaxima as sm
 from softmaxima.core import writing
-from softmaxima.lse.streams import files, formats
-from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.streams.formats import FileError, open_scores
+from softmaxima.streams import files, formats
+from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.streams.formats import FileError, open_scores
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()"
@@ -780,7 +780,7 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int, code: int, word: str, tmp_path: Path):
     # A pipe would do, but is no file: the sum is held up in a window instead.
-    slow = "import os, time\nfrom softmaxima.lse.streams import files, formats\nold = files.of_pieces\n" + (
+    slow = "import os, time\nfrom softmaxima.streams import files, formats\nold = files.of_pieces\n" + (
         "def slowly(*arguments):\n    os.write(1, b'window\\n')\n    time.sleep(0.05)\n    return old(*arguments)\n"
         "files.of_pieces, files.WINDOW, formats.CACHED = slowly, 1, 40_000\n"
     )
@@ -820,7 +820,7 @@ def test_a_billion_scores_are_summed_in_a_few_hundred_megabytes(tmp_path: Path):
             file.write(np.full(500, 3.0, np.float32).tobytes())
     code = (
         "import resource, sys\n"
-        "import softmaxima.lse.streams.files\n"
+        "import softmaxima.streams.files\n"
         "from softmaxima.cli import main\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))\n"

@@ -16,9 +16,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import normal
-from softmaxima.kernels import native
-from softmaxima.lse.streams import state as state_module
-from softmaxima.lse.streams._scaled import exponential
+from softmaxima.kernels import interface
+from softmaxima.streams import state as state_module
+from softmaxima.streams._scaled import exponential
 
 INF = math.inf
 scores = st.one_of(st.floats(-30, 30), st.floats(-1e4, 1e4), st.sampled_from([-INF, 0.0, 1.0, -1.0, -math.log(2), 1e4, -1e4]))
@@ -180,7 +180,7 @@ def test_rows_of_every_length_agree_with_float64(n: int, offset: float, dtype: t
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_long_rows_merge_with_short_ones(backend: str, monkeypatch):
-    monkeypatch.setattr(native, "AVAILABLE", native.AVAILABLE and backend == "native")
+    monkeypatch.setattr(interface, "AVAILABLE", interface.AVAILABLE and backend == "native")
     x = normal(3, 9000)
     x[0, 17] = x[0, 8000] = 50.0  # the maximum of two parts
     x[1, 8000] = 50.0  # of the second only, so that the first falls

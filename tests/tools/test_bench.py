@@ -27,7 +27,7 @@ from softmaxima.bench.run import bench
 from softmaxima.bench.subjects import DIRECTIONS, Shape, choose, compulsory_bytes, read_shape, subjects
 from softmaxima.bench.sums import SUMS
 from softmaxima.cli.bench import show_benchmark
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, markdown_table, number, picture

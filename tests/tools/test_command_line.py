@@ -24,7 +24,7 @@ from softmaxima.bench import plan
 from softmaxima.cli import main
 from softmaxima.cli.compare import show
 from softmaxima.core import writing
-from softmaxima.kernels import native
+from softmaxima.kernels import interface
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()",)
@@ -66,7 +66,7 @@ def test_version_says_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]
     assert lines["softmaxima"] == softmaxima.__version__
     assert lines["python"].startswith(platform.python_version())
     assert f"torch {torch.__version__}" in lines["packages"]
-    kernels = f"native, {native.instruction_set()}" if native.AVAILABLE else "none"
+    kernels = f"native, {interface.instruction_set()}" if interface.AVAILABLE else "none"
     assert f"kernels: {kernels}" in lines["CPU"]
     assert f"threads: {torch.get_num_threads()}" in lines["CPU"]
     assert ("none" in lines["GPU"]) == (not torch.cuda.is_available())

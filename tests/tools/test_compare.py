@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 import torch
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.compare import (
     BINS,
     Bin,

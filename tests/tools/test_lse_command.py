@@ -13,7 +13,7 @@ import pytest
 import softmaxima as sm
 from softmaxima.lse.bounds.intervals import BOUNDS
 from softmaxima.lse.estimates import sources
-from softmaxima.lse.streams import formats
+from softmaxima.streams import formats
 
 N = 200_000
 

@@ -12,7 +12,7 @@ import torch
 from softmaxima.bench.checks import CheckTask, check_tasks
 from softmaxima.bench.peers import OUR_CPU, PACKAGES, Peer, peers_of
 from softmaxima.bench.subjects import Direction, Problem, Shape, Subject, problem, read_shape
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -35,7 +35,7 @@ from softmaxima.bench.results import Benchmark, PeerResult, Row
 from softmaxima.bench.subjects import Subject, choose
 from softmaxima.bench.tasks import OURS, check_row, row_of, time_ground, time_overheads, time_row
 from softmaxima.bench.workers import LATE, Lost, Workers
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 LIMIT = 90.0  # seconds of a task on a GPU, compilers and tuners of peers included, before it counts as hanging
 CHECKING = 0.4  # of a budget at most, for rows of awkward lengths; the rest is for speed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from softmaxima.bench.sums import STEPS, SUMS, Sum
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS

@@ -73,7 +73,7 @@ def bench(
     from softmaxima.bench.plan import QUICK_SECONDS, QUICK_SHAPES, Settings, plan
     from softmaxima.bench.results import write
     from softmaxima.bench.subjects import choose, read_shape
-    from softmaxima.core.arguments import InputError
+    from softmaxima.core.numbers import InputError
 
     if maps is not None and not names(maps):
         fail("--maps: no name is given; leave it out to measure all")
@@ -115,7 +115,7 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
     """Measure, show how far it is, and write what there is so far."""
     from softmaxima.bench.results import write
     from softmaxima.bench.run import bench as run
-    from softmaxima.core.arguments import InputError
+    from softmaxima.core.numbers import InputError
 
     with progress_bar() as progress:
         task = progress.add_task("", total=steps)

@@ -42,7 +42,7 @@ def compare(
     """
     if table is not None:
         check_exists(table, " of the kinds that softmaxima compare --help names")
-    from softmaxima.core.arguments import InputError
+    from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, choose, pairs, usual_epochs
     from softmaxima.experiments.compare import compare as run
     from softmaxima.experiments.tables import read_table

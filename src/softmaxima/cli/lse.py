@@ -17,7 +17,7 @@ from rich.text import Text
 from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, check_exists, fail, progress_bar, say, terminable
 
 if TYPE_CHECKING:
-    from softmaxima.lse.streams.formats import Scores
+    from softmaxima.streams.formats import Scores
 
 
 def lse(
@@ -103,13 +103,16 @@ def sum_file(
     checkpoint: Path | None,
 ) -> dict[str, Any]:
     """What is known of all scores of a file."""
-    from softmaxima.lse import ScoreSummary
-    from softmaxima.lse.streams.files import file_logsumexp
-    from softmaxima.lse.streams.formats import FileError
+    from softmaxima.streams.files import file_logsumexp
+    from softmaxima.streams.formats import FileError
 
     with file_progress() as progress, terminable():
         seen = 0
-        summary = ScoreSummary(temperature)
+        summary: Any = None
+        if bounds:
+            from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without
+
+            summary = ScoreSummary(temperature)
 
         def summed(done: int, scores: Scores) -> None:
             nonlocal seen, task
@@ -171,7 +174,7 @@ def estimate_file(
 ) -> dict[str, Any]:
     """What is known of a file after a few of its scores."""
     from softmaxima.lse import estimate
-    from softmaxima.lse.streams.formats import FileError, open_scores
+    from softmaxima.streams.formats import FileError, open_scores
 
     try:
         scores = open_scores(file, column, dtype)

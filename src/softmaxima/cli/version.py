@@ -12,7 +12,7 @@ def version() -> str:
     """softmaxima and its packages, the machine, and which kernels run on it."""
     import torch
 
-    from softmaxima.kernels import devices, native
+    from softmaxima.kernels import devices, interface
 
     packages = ["torch", "numpy", "triton", "scipy", "scikit-learn", "polars", "plotly"]
     found = [f"{name} {metadata.version(name)}" for name in packages if _is_installed(name)]
@@ -22,7 +22,7 @@ def version() -> str:
         f"softmaxima {softmaxima.__version__}",
         f"python      {platform.python_version()}, {platform.platform()}",
         f"packages    {', '.join(found)}",
-        f"CPU         {platform.machine()}, kernels: {_kernels(native.instruction_set())}, threads: {torch.get_num_threads()}",
+        f"CPU         {platform.machine()}, kernels: {_kernels(interface.instruction_set())}, threads: {torch.get_num_threads()}",
         f"GPU         {', '.join(graphics)}, kernels: {on_graphics}" if graphics else "GPU         none that torch can use",
     )
     return "\n".join(lines)

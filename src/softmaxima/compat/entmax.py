@@ -51,9 +51,10 @@ from torch import Tensor, nn
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
 from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
-from softmaxima.core.arguments import as_scores, check_axis, check_choice, check_dim, check_int, like_input
+from softmaxima.core.arguments import as_scores, check_dim, like_input
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
+from softmaxima.core.numbers import check_axis, check_choice, check_int
 from softmaxima.core.tracing import is_traced
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX

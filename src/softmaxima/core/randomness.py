@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from softmaxima.core.arguments import check_int
+from softmaxima.core.numbers import check_int
 
 Randomness = torch.Generator | np.random.Generator | int | None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_exporting
 
-from softmaxima.core.arguments import SMALLEST_TEMPERATURE
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE
 from softmaxima.core.tracing import is_eager, is_recording, transforming
 from softmaxima.kernels import devices, native, operations
 

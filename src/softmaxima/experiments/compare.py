@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.tables import Table
 from softmaxima.maps import REGISTRY, Map, find_map
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.lse import Estimate, InnerProduct, estimate, file_logsumexp, inner_product_index, logsumexp
 from softmaxima.lse.estimates.sources import BLOCK
 

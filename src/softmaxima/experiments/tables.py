@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from sklearn.datasets import load_digits
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 MOST_CATEGORIES = 1000  # indicator columns that one text column may become
 

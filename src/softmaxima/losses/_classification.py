@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
+from softmaxima.core.arguments import as_scores, as_tensor, like_input
 from softmaxima.core.blocks import Part, places
 from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule
+from softmaxima.core.numbers import check_choice, check_int, check_number
 from softmaxima.core.parts import Anew, again, as_given, in_parts, merged
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask

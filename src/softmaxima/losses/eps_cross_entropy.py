@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_number
+from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm

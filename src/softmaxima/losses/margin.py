@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_number, check_one_temperature, check_positive, like_input
+from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register

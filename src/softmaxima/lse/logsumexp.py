@@ -19,10 +19,7 @@ from softmaxima.core.arguments import (
     Array,
     as_floating,
     as_tensor,
-    check_choice,
     check_dim,
-    check_flag,
-    check_positive,
     check_scores,
     check_temperature,
     check_where,
@@ -31,6 +28,7 @@ from softmaxima.core.arguments import (
 from softmaxima.core.envelope import envelope
 from softmaxima.core.fused import Composite, Native, fused, is_fusible
 from softmaxima.core.monoid import log_sum
+from softmaxima.core.numbers import check_choice, check_flag, check_positive
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.routing import is_plain, kernels
 from softmaxima.core.rows import normalise_exp

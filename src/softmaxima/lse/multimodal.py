@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.double_double import two_product
+from softmaxima.core.error_free import two_product
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
 from softmaxima.lse._scores import scores_last

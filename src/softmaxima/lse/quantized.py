@@ -15,16 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import (
-    COMPUTE_DTYPE,
-    Array,
-    as_number,
-    as_tensor,
-    check_per_row,
-    like_input,
-    moved_last,
-    rows_last,
-)
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, check_per_row, like_input, moved_last, rows_last
+from softmaxima.core.numbers import as_number
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete, may_differentiate, transforming
 from softmaxima.kernels import native

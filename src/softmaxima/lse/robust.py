@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_choice, check_count, check_number, like_input
+from softmaxima.core.arguments import Array, like_input
+from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at

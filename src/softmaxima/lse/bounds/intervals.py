@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
+from softmaxima.core.arguments import Array, as_tensor, like_input
+from softmaxima.core.numbers import check_count, check_number, check_positive
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_floating, check_choice, check_one_temperature, check_scores
+from softmaxima.core.arguments import Array, as_floating, check_scores
+from softmaxima.core.numbers import check_choice, check_one_temperature
 from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
 from softmaxima.lse.bounds.intervals import BOUNDS, Interval
 

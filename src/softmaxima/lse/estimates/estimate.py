@@ -26,15 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import (
-    check_choice,
-    check_confidence,
-    check_count,
-    check_number,
-    check_one_temperature,
-    check_positive,
-    like_input,
-)
+from softmaxima.core.arguments import like_input
+from softmaxima.core.numbers import check_choice, check_confidence, check_count, check_number, check_one_temperature, check_positive
 from softmaxima.core.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.estimates.confidence import (

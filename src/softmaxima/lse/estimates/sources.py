@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_count
+from softmaxima.core.arguments import as_tensor
+from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
-from softmaxima.lse.streams.state import of_pieces
+from softmaxima.streams.state import of_pieces
 
 BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
 

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_choice, check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.core.arguments import as_tensor
+from softmaxima.core.numbers import check_choice, check_confidence, check_count, check_one_temperature, check_positive
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse.matrix.density import log_trace_exp
 

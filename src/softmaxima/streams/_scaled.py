@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softmaxima.core.double_double import two_product
+from softmaxima.core.error_free import two_product
 
 LOG2_HIGH, LOG2_LOW = 0.6931471805599453, 2.3190468138462996e-17  # log 2 in 106 bits
 NOTHING = -1e300  # the exponent of a sum of nothing: below every other, and no infinity, of which differences are NaN

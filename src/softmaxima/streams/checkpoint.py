@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.writing import write_text
-from softmaxima.lse.streams._scaled import Scaled
-from softmaxima.lse.streams.formats import FileError, unreadable
-from softmaxima.lse.streams.state import LogSumExpState
+from softmaxima.streams._scaled import Scaled
+from softmaxima.streams.formats import FileError, unreadable
+from softmaxima.streams.state import LogSumExpState
 
 KIND = "softmaxima lse checkpoint 1"
 ENDS = 2**16  # bytes at the beginning and at the end that are hashed

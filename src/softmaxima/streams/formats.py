@@ -22,21 +22,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Block = np.ndarray | Tensor
 
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
 STANDARD_INPUT = Path("-")
 _MAGIC = b"\x93NUMPY"
-
-Block = np.ndarray | Tensor
 
 
 class FileError(ValueError):
@@ -175,7 +174,7 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
                         raise FileError(f"{path.name} was cut off while it was read; copy it again")
                     filled += more
                 block = memory[:n] if field is None else np.ascontiguousarray(memory[field][:n])
-                yield as_tensor("lse", "scores", block).view(torch.bfloat16) if bfloat16 else block
+                yield _bfloat16(block) if bfloat16 else block
 
     def mapped() -> Block:
         if not count:
@@ -185,7 +184,7 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
         except OSError as error:
             raise unreadable(path.name, error) from None
         if bfloat16:
-            return as_tensor("lse", "scores", items).view(torch.bfloat16)
+            return _bfloat16(items)
         return items if field is None else items[field]
 
     name = "bfloat16" if bfloat16 else scores.name
@@ -197,8 +196,17 @@ def piece_length(itemsize: int) -> int:
     return max(1, CACHED // itemsize)
 
 
+def _bfloat16(items: np.ndarray) -> Tensor:
+    """A tensor over the same memory, for NumPy has no bfloat16."""
+    import torch  # here, for other scores do without it
+
+    from softmaxima.core.arguments import as_tensor
+
+    return as_tensor("lse", "scores", items).view(torch.bfloat16)
+
+
 def _numpy_dtype(dtype: str) -> np.dtype:
-    return np.dtype(np.int16 if dtype == "bfloat16" else dtype)  # NumPy has no bfloat16
+    return np.dtype(np.int16 if dtype == "bfloat16" else dtype)
 
 
 def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
@@ -451,7 +459,7 @@ def _streamed(
             return
         items = np.frombuffer(data, dtype)
         block = items if field is None else np.ascontiguousarray(items[field])
-        yield torch.from_numpy(block).view(torch.bfloat16) if bfloat16 else block
+        yield _bfloat16(block) if bfloat16 else block
         left -= len(items)
 
 

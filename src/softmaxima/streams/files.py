@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from softmaxima.core.arguments import as_number, check_number, check_one_temperature, check_positive
-from softmaxima.kernels import native
-from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.streams.formats import (
+from softmaxima.core.numbers import as_number, check_number, check_one_temperature, check_positive
+from softmaxima.kernels import interface
+from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.streams.formats import (
     STANDARD_INPUT,
-    Block,
     FileError,
     Scores,
     open_scores,
@@ -28,7 +26,10 @@ from softmaxima.lse.streams.formats import (
     read_once,
     unreadable,
 )
-from softmaxima.lse.streams.state import LogSumExpState, of_codes, of_pieces
+from softmaxima.streams.state import LogSumExpState, of_codes, of_pieces
+
+if TYPE_CHECKING:
+    from softmaxima.streams.formats import Block
 
 CHECKPOINT_SECONDS = 5.0
 EIGHT_BITS = ("int8", "uint8")
@@ -190,16 +191,16 @@ def _one_by_one(blocks: Iterator[Block], reading: Reading, observe: Callable[[Bl
 def _side_by_side(
     part: Callable[[int, int], Iterator[Block]], start: int, stop: int, piece: int, reading: Reading
 ) -> Iterator[LogSumExpState]:
-    """The states of windows of one length, of which each of as many threads as torch has reads and sums equally many.
+    """The states of windows of one length, of which each thread reads and sums equally many.
 
     Windows are of whole pieces, so that the sum does not depend on the number of threads.
     """
-    threads, pieces = torch.get_num_threads(), math.ceil((stop - start) / piece)
+    threads, pieces = interface.threads(), math.ceil((stop - start) / piece)
     rounds = math.ceil(pieces / (threads * WINDOW))
     length = piece * max(1, math.ceil(pieces / max(1, threads * rounds)))
 
     def window(first: int) -> LogSumExpState:
-        with native.one_thread():
+        with interface.one_thread():
             return reading.state(part(first, min(first + length, stop)))
 
     pool = ThreadPoolExecutor(threads)
