@@ -181,6 +181,35 @@ def test_every_format_gives_the_same_sum(kind: str, softmaxima_lse: Callable, tm
     assert found["effective_size"] == pytest.approx(1 / float((p**2).sum()), rel=1e-6)
 
 
+def test_files_of_every_format_are_summed_without_torch(tmp_path: Path):
+    x, commands = scores(50, 61), []
+    for kind, (suffix, options, write) in FORMATS.items():
+        path = tmp_path / f"{kind}{suffix}"
+        write(path, x)
+        commands.append((str(path), *options, "--json", "--effective-size"))
+    for dtype in ("int8", "uint8", "int64", "float16"):
+        (path := tmp_path / dtype).write_bytes(x.astype(dtype).tobytes())
+        commands.append((str(path), f"--dtype={dtype}", f"--checkpoint={tmp_path / 'checkpoint'}"))
+    code = """
+import json, sys
+import softmaxima as sm
+from softmaxima.cli import main
+commands = json.loads(sys.argv[1])
+for arguments in (*commands, ["-"]):
+    try:
+        main(["lse", *arguments])
+    except SystemExit as end:
+        assert not end.code, arguments
+    assert "torch" not in sys.modules, arguments
+part = sm.file_logsumexp(commands[0][0])
+assert (sm.LogSumExpState().merge(part).n, "torch" in sys.modules) == (part.n, False)
+"""
+    ended = subprocess.run([sys.executable, "-c", code, json.dumps(commands)], input="1 2 3", capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    sums = [json.loads(line)["logsumexp"] for line in ended.stdout.splitlines()[: len(FORMATS)]]
+    assert sums == pytest.approx([of_all(x)] * len(FORMATS), abs=1e-7)
+
+
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_can_be_read_from_any_score_on(kind: str, tmp_path: Path):

@@ -264,6 +264,34 @@ def test_streams_and_sequences_equal_the_state_of_all(values: list[float], data:
     assert ulps(float(sm.sequence_logsumexp(np.array(values))), whole) <= 1
 
 
+@given(values=lists, size=st.sampled_from([1, 500]), tau=st.sampled_from([1.0, 0.3, 3e-308]), squares=st.booleans(), data=st.data())
+def test_pieces_of_arrays_and_of_tensors_are_the_same_sum(values, size: int, tau: float, squares: bool, data: st.DataObject):
+    dtype = data.draw(st.sampled_from(["<f8", ">f8", "<f4", ">f4", "<f2"]))
+    with np.errstate(over="ignore"):
+        pieces = [np.array(part * size, dtype)[:: data.draw(st.sampled_from([1, -1, 2]))] for part in parts(data, values)]
+    tensors = [torch.from_numpy(piece.astype(piece.dtype.newbyteorder("="))) for piece in pieces]
+    ours, theirs = state_module.of_pieces(pieces, tau, squares), state_module.of_pieces(tensors, tau, squares)
+    for a, b in zip(
+        (ours.maximum, ours.count, ours.n, *ours.rest), (theirs.maximum, theirs.count, theirs.n, *theirs.rest), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(ours.value, theirs.value)
+    if squares:
+        np.testing.assert_array_equal(ours.effective_size, theirs.effective_size)
+
+
+@given(
+    blocks=st.lists(st.binary(max_size=9), max_size=4), kind=st.sampled_from([np.int8, np.uint8]), scale=st.sampled_from([1.0, 0.1])
+)
+def test_counted_codes_are_the_sum_of_their_scores(blocks: list[bytes], kind: type, scale: float):
+    codes = [np.frombuffer(block, kind) for block in blocks]
+    counted = state_module.of_codes(codes, scale, 3.0, 2.0, True)
+    summed = state_module.of_pieces([scale * (q.astype(np.float64) - 3.0) for q in codes], 2.0, True)
+    assert (counted.n, counted.count, counted.maximum) == (summed.n, summed.count, summed.maximum)
+    assert ulps(float(counted.value), float(summed.value)) <= 1
+    assert ulps(float(counted.effective_size), float(summed.effective_size)) <= 4
+
+
 def test_streams_take_numbers_arrays_and_tensors():
     assert sm.streaming_logsumexp([]) == -INF
     assert sm.streaming_logsumexp([0.0, np.float32(0), np.array(0.0), np.zeros(5), 0]) == pytest.approx(math.log(9), rel=1e-15)

@@ -265,16 +265,22 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(table: str, tmp_path: Path
         ["compare", "absent.csv"],
         ["lse", "-", "--temperature", "0"],
         ["lse", "--unknown"],
+        ["lse", "-", "besides"],
+        ["lse", "-", "--estimate", "0"],
+        ["lse", "-", "--estimate", "0.1", "--confidence", "95"],
+        ["bench", "--unknown"],
+        ["unknown"],
+        ["--help"],
         ["compare", "--help"],
     ],
 )
-def test_what_is_plainly_wrong_is_told_before_torch_is_loaded(arguments: list[str]):
+def test_what_is_plainly_wrong_is_told_before_anything_large_is_loaded(arguments: list[str]):
     code = "import sys; from softmaxima.cli import main; main(sys.argv[1:])"
     told = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert told.returncode == (0 if "--help" in arguments else 2)
-    assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
+    assert not re.search(r"\| +(torch|numpy)$", told.stderr, re.MULTILINE)
 
 
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path: Path) -> None:

@@ -87,6 +87,10 @@ def lse(
         for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
             if value:
                 fail(f"{option} needs all scores; leave out --estimate, or {option}")
+        if not 0 < estimate < math.inf:
+            fail(f"--estimate must be a positive finite number, got {estimate}")
+        if confidence is not None and not 0 < confidence < 1:
+            fail(f"--confidence must be a number between 0 and 1, got {confidence}")
         facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
     show_facts(file, facts, json)
 
@@ -183,10 +187,7 @@ def estimate_file(
         with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
     except (FileError, TypeError, ValueError) as error:
-        message = str(error).replace("estimate: target_nats ", "--estimate ")
-        for option in ("confidence", "maximum"):
-            message = message.replace(f"estimate: {option} ", f"--{option} ")
-        fail(message)
+        fail(str(error).replace("estimate: maximum ", "--maximum "))
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)
