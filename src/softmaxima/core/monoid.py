@@ -129,13 +129,6 @@ def nothing(x: Tensor) -> LogSum:
     return LogSum(torch.full_like(none, -math.inf), none, none)
 
 
-def of_logarithm(top: Tensor, log_mass: Tensor, ties: Tensor) -> LogSum:
-    """The sum of which a kernel says M, log(m + r) and m, without weights; of M = ±∞ r = 0."""
-    ties = ties.double()
-    above = torch.where(top.isfinite(), log_mass, 0.0) - ties.clamp_min(1.0).log()
-    return LogSum(top, ties, (ties * above.expm1()).clamp_min(0.0))
-
-
 def log_sum(x: Tensor, tau: float | Tensor) -> LogSum:
     """The sum over a part [..., n] of each row, −∞ where scores are left out. Of +∞ m = 1 and r = 0."""
     if sizes(x)[-1] == 0:

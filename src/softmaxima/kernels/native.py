@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-INTERFACE = 7  # the version that csrc/kernels.h states
+INTERFACE = 8  # the version that csrc/kernels.h states
 Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -91,7 +91,7 @@ class GivenLoss(NamedTuple):
 
 
 class State(NamedTuple):
-    values: int
+    rests: int
     maxima: int
     counts: int
 
@@ -539,13 +539,13 @@ def _sum(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, wide: 
 
 
 def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(LSE(x/τ) less the largest x/τ [...], the largest x [...], both in double, how many x are that [...])."""
-    value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")
-    maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
+    """(Σ exp((x − M)/τ) over the others [...], the largest x M [...], both in double, how many x are that [...])."""
+    rest = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")
+    maximum, count = torch.empty_like(rest), torch.empty_like(rest, dtype=torch.int64)
     rows, _, _kept = _read(x, tau, None)
-    own = State(values=value.data_ptr(), maxima=maximum.data_ptr(), counts=count.data_ptr())
+    own = State(rests=rest.data_ptr(), maxima=maximum.data_ptr(), counts=count.data_ptr())
     _run(_function("logsumexp_state"), _STATE(*rows, *own))
-    return value, maximum, count
+    return rest, maximum, count
 
 
 def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
