@@ -65,6 +65,27 @@ def test_the_value_is_within_an_ulp_of_the_truth(values: list[float]):
     assert ulps(float(of(values).value), exact(values), max(values)) <= 1
 
 
+@given(
+    values=st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=24),
+    tau=st.sampled_from([1.0, 0.7]),
+    cancels=st.booleans(),
+    data=st.data(),
+)
+def test_narrow_scores_have_the_digits_of_their_sum(values: list[float], tau: float, cancels: bool, data: st.DataObject):
+    x = np.array(values, np.float32)
+    if cancels:  # M and the logarithm of the sum
+        x = (x - tau * sm.LogSumExpState().update(x, temperature=tau).value).astype(np.float32)
+    with mpmath.workdps(60):
+        truth = mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(score)) / mpmath.mpf(tau)) for score in x))
+    merged = fold(
+        data, [sm.LogSumExpState().update(np.array(part, np.float32), temperature=tau) for part in parts(data, x.tolist())]
+    )
+    for state in (sm.LogSumExpState().update(x, temperature=tau), merged):
+        unit = np.spacing(max(abs(float(truth)), math.log(len(x)), 1.0))
+        height = 0.0 if tau == 1.0 else np.spacing(abs(float(x.max()) / tau))
+        assert abs(float(state.value) - truth) <= 2 * unit + height
+
+
 @given(values=lists, data=st.data())
 def test_any_order_and_grouping_gives_the_same_to_an_ulp(values: list[float], data: st.DataObject):
     whole, merged = of(values), fold(data, [of(part) for part in parts(data, values)])

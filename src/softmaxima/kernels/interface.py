@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 7  # the version that csrc/kernels.h states
+INTERFACE = 8  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -86,7 +86,7 @@ class GivenLoss(NamedTuple):
 
 
 class State(NamedTuple):
-    values: int
+    rests: int
     maxima: int
     counts: int
 
@@ -303,8 +303,8 @@ def array_rows(x: np.ndarray, tau: float) -> Rows:
 
 
 def logsumexp_state(rows: Sequence[Any], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(LSE(x/τ) less the largest x/τ, the largest x, both in double, how many x are that) of `Rows` of this shape."""
-    value, maximum, count = np.empty(shape), np.empty(shape), np.empty(shape, np.int64)
-    own = State(values=value.ctypes.data, maxima=maximum.ctypes.data, counts=count.ctypes.data)
+    """(Σ exp((x − M)/τ) over the others, the largest x M, both in double, how many x are that) of `Rows` of this shape."""
+    rest, maximum, count = np.empty(shape), np.empty(shape), np.empty(shape, np.int64)
+    own = State(rests=rest.ctypes.data, maxima=maximum.ctypes.data, counts=count.ctypes.data)
     run(find_function("logsumexp_state"), STATE(*rows, *own))
-    return value, maximum, count
+    return rest, maximum, count

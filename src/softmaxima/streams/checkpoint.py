@@ -123,8 +123,8 @@ def _written(state: LogSumExpState) -> dict[str, Any]:
     return {
         "maximum": float(state.maximum).hex(),
         "count": int(state.count),
-        "rest": [float(part).hex() for part in state.rest],
-        "squares": None if state.squares is None else [float(part).hex() for part in state.squares],
+        "rest": [float(part).hex() for part in state.rest.scaled],
+        "squares": None if state.squares is None else [float(part).hex() for part in state.squares.scaled],
         "n": int(state.n),
     }
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from softmaxima.core.numbers import check_one_temperature
 from softmaxima.kernels import interface
-from softmaxima.streams._scaled import WIDE, Scaled, exponential, nothing
+from softmaxima.streams._scaled import WIDE, Product, Scaled, exponential, nothing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,8 +51,9 @@ class LogSumExpState:
     Merging rounds nothing that shows: whatever the order and the grouping of updates and merges, the value is the same to 1 ulp,
     over 10⁹ updates as over two (where M and log Σ exp(x − M) nearly cancel, to 2⁻⁶² M, on processors with 64-bit mantissas).
     Sums are in float64, whatever the dtype of the scores. Rows of fewer than 4096 float64 scores have one rounding a term; longer
-    ones, and those of narrower scores, are summed by the native kernel, within 2 ulp. Where τ is not 1, x/τ is rounded to float64
-    before.
+    ones, and those of narrower scores, are summed by the native kernel, of differences x − M rounded to float64: the value is
+    within 2 ulp of the largest of itself, 1 and log n, so that near 0 it has the digits of its sum and not its own. Where τ is not
+    1, x/τ is rounded to float64 before.
 
     >>> import numpy as np, softmaxima as sm
     >>> morning = sm.LogSumExpState().update(np.array([0.0, 1.0]))
@@ -65,8 +66,8 @@ class LogSumExpState:
 
     maximum: np.ndarray = field(default_factory=lambda: np.array(-math.inf))
     count: np.ndarray = field(default_factory=lambda: np.array(0))
-    rest: Scaled = field(default_factory=lambda: nothing(()))
-    squares: Scaled | None = field(default_factory=lambda: nothing(()))
+    rest: Scaled | Product = field(default_factory=lambda: nothing(()))
+    squares: Scaled | Product | None = field(default_factory=lambda: nothing(()))
     n: np.ndarray = field(default_factory=lambda: np.array(0))
 
     @property
@@ -84,10 +85,13 @@ class LogSumExpState:
         >>> sm.LogSumExpState().update(np.array([0.0, -40.0])).value
         np.float64(4.248354255291589e-18)
         """
-        count = np.maximum(self.count, 1).astype(WIDE)
-        log_count = np.log(count, out=np.zeros_like(count), where=count > 1)
-        log_sum = log_count + np.log1p(self.rest.over(exponential(self.maximum)) / count)
-        return np.asarray(self.maximum + log_sum, np.float64)[()]
+        maximum, count, rest = np.broadcast_arrays(self.maximum, self.count, self.rest.relative_to(self.maximum))
+        value = np.asarray(maximum + _log_sum(count, rest))
+        if rest.dtype != WIDE:  # half of the digits cancel
+            cancels = np.abs(value) < 0.5 * np.abs(maximum)
+            if cancels.any():
+                value[cancels] = maximum[cancels] + _log_sum(count[cancels], rest[cancels].astype(WIDE))
+        return np.asarray(value, np.float64)[()]
 
     @property
     def effective_size(self) -> Any:
@@ -101,9 +105,8 @@ class LogSumExpState:
         """
         if self.squares is None:
             raise ValueError("effective_size: this state was made with squares=None; start from LogSumExpState() to keep it")
-        unit = exponential(self.maximum)
-        total = self.count + self.rest.over(unit)
-        squares = self.count + self.squares.over(unit.squared())
+        total = self.count + self.rest.relative_to(self.maximum)
+        squares = self.count + self.squares.relative_to(self.maximum, 2)
         size = total / np.where(squares == 0, 1.0, squares) * total
         return np.where(np.isnan(self.maximum), np.nan, size).astype(np.float64)[()]
 
@@ -156,8 +159,8 @@ class LogSumExpState:
         term = exponential(fallen)
         squares = None
         if self.squares is not None and other.squares is not None:
-            squares = self.squares + other.squares + term.squared().times(fallen_count)
-        rest = self.rest + other.rest + term.times(fallen_count)
+            squares = self.squares.scaled + other.squares.scaled + term.squared().times(fallen_count)
+        rest = self.rest.scaled + other.rest.scaled + term.times(fallen_count)
         return LogSumExpState(maximum, count, rest, squares, self.n + other.n)
 
     def _has_shape(self) -> bool:
@@ -167,6 +170,12 @@ class LogSumExpState:
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         if self._has_shape() and self.shape != shape:
             raise ValueError(f"{name}: this state is of rows of shape {self.shape}, got {shape}; keep one state for each shape")
+
+
+def _log_sum(count: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """log(m + r), in r's dtype, with the digits that it has near 0."""
+    ties = np.maximum(count, 1).astype(rest.dtype)
+    return np.log(ties, out=np.zeros_like(ties), where=ties > 1) + np.log1p(rest / ties)
 
 
 def tensor_rows(name: str, x: Any, dim: int, temperature: Any, where: Any) -> tuple[Tensor, Tensor | None, float]:
@@ -230,10 +239,10 @@ def _of_short_rows(x: np.ndarray, tau: float, squares: bool) -> LogSumExpState:
 class _Sums(NamedTuple):
     """What the native kernel says of rows, of x/τ and, or None, of 2x/τ."""
 
-    log_mass: np.ndarray  # LSE less the largest
-    highest: np.ndarray  # the largest x
+    rest: np.ndarray  # Σ exp((x − M)/τ) over the others
+    highest: np.ndarray  # the largest x, M
     maxima: np.ndarray  # how many x are that
-    twice: np.ndarray | None  # LSE of 2x/τ less the largest
+    squares: np.ndarray | None  # Σ exp(2 (x − M)/τ) over the others
 
 
 def _sums(x: Block, tau: float, squares: bool) -> _Sums:
@@ -252,16 +261,8 @@ def _of_sums(sums: _Sums, tau: float, seen: np.ndarray) -> LogSumExpState:
     with np.errstate(over="ignore"):
         maximum = sums.highest / tau
     count = np.where(maximum == -math.inf, 0, sums.maxima)
-    unit = exponential(maximum)
-    rest = unit.times(_beside(count, sums.log_mass, maximum))
-    squares = None if sums.twice is None else unit.squared().times(_beside(count, sums.twice, maximum))
-    return LogSumExpState(maximum, count, rest, squares, seen)
-
-
-def _beside(count: np.ndarray, log_mass: np.ndarray, maximum: np.ndarray) -> np.ndarray:
-    """r = m (exp(log(m + r) − log m) − 1); 0 where the maximum is not finite."""
-    above = np.where(np.isfinite(maximum), log_mass, 0.0) - np.log(np.maximum(count, 1))
-    return np.maximum(count * np.expm1(above), 0.0)
+    squares = None if sums.squares is None else Product(maximum, sums.squares, 2)
+    return LogSumExpState(maximum, count, Product(maximum, sums.rest), squares, seen)
 
 
 def of_pieces(pieces: Iterable[Block], tau: float, squares: bool) -> LogSumExpState:
@@ -317,8 +318,8 @@ def _merged(states: LogSumExpState) -> LogSumExpState:
     at_maximum = states.maximum == maximum[..., None]
     term = exponential(np.where(at_maximum, -math.inf, states.maximum))
     count = np.where(at_maximum, states.count, 0).sum(-1)
-    rest = (states.rest + term.times(states.count.astype(np.float64))).sum()
+    rest = (states.rest.scaled + term.times(states.count.astype(np.float64))).sum()
     squares = None
     if states.squares is not None:
-        squares = (states.squares + term.squared().times(states.count.astype(np.float64))).sum()
+        squares = (states.squares.scaled + term.squared().times(states.count.astype(np.float64))).sum()
     return LogSumExpState(maximum, count, rest, squares, states.n.sum(-1))

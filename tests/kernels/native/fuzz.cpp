@@ -217,7 +217,7 @@ double theta_of(const std::string& name, const Problem& problem) {
     if (name.find("rectified") == 0) return double(below(2));
     if (name.find("normmax") == 0) return choose({1.01, 1.5, 2.0, 30.0});
     if (name.find("budget") == 0) return choose({0.01, 1.0, 2.5, 100.0});
-    if (name.find("proportional") == 0) return double(below(3));
+    if (name.find("proportional") == 0) return double(below(5));
     if (name.find("taylor") == 0) return choose({2.0, 4.0, 20.0});
     if (name.find("topk") == 0) return double(1 + below(problem.n + 3));
     if (name.find("topp") == 0) return choose({0.1, 0.5, 0.999, 1.0});

@@ -124,7 +124,7 @@ class GapsOfRows:
         return quotient(self.highest, self.tau)
 
     @property
-    def rounding(self) -> Tensor:
+    def rounding(self) -> Tensor | float:
         return quotient_error(self.highest, self.tau)
 
     @cached_property
@@ -208,7 +208,8 @@ class _AtOnce:
 
     def __init__(self, rows: GapsOfRows, summary: Tensor) -> None:
         self.dtype, self.n, self.tau = rows.dtype, rows.n, rows.tau
-        self.highest, self.count, self._at_maximum, *self._more = summary.split(1, -1)
+        columns = summary.movedim(-1, 0).contiguous().unsqueeze(-1)  # each in one piece, for what is computed of them
+        self.highest, self.count, self._at_maximum, *self._more = columns
         self.maximum = quotient(self.highest, self.tau)
         self.rounding = quotient_error(self.highest, self.tau)
 
@@ -280,7 +281,9 @@ def quotient(x: Tensor, tau: Tensor | float) -> Tensor:
     return torch.where(x.isfinite(), (x / tau).clamp(-LARGEST, LARGEST), x)
 
 
-def quotient_error(x: Tensor, tau: Tensor | float) -> Tensor:
+def quotient_error(x: Tensor, tau: Tensor | float) -> Tensor | float:
+    if not isinstance(tau, Tensor) and tau == 1.0:
+        return 0.0
     exact = (x == 0) | (torch.as_tensor(tau) == 1.0)
     return torch.where(exact, 0.0, (2 * UNIT * quotient(x, tau).abs()).clamp_min(SUBNORMAL))
 
@@ -326,19 +329,19 @@ def ends(gaps: Maximum, lower: Tensor, upper: Tensor, below: Tensor | float, abo
     results = []
     for part, error, away in ((lower, below, -1.0), (upper, above, 1.0)):
         total = gaps.maximum + part
-        log_and_sum = torch.where(part == 0, 0.0, 4 * UNIT * part.abs() + 2 * UNIT * total.abs() + 4 * SUBNORMAL)
-        error = error + log_and_sum + gaps.rounding
+        log_and_sum = part.abs().mul_(4 * UNIT).add_(total.abs(), alpha=2 * UNIT).add_(4 * SUBNORMAL)
+        error = log_and_sum.masked_fill_(part == 0, 0.0).add_(error).add_(gaps.rounding)
         end = torch.where(error > 0, _next(total + away * error, away), total)
         results.append(_outward(torch.where(exact, end, gaps.maximum), gaps.dtype, away).squeeze(-1))
     return results[0], results[1]
 
 
 def _next(value: Tensor, away: float) -> Tensor:
-    return torch.nextafter(value, torch.full_like(value, away * math.inf))
+    return torch.nextafter(value, value.new_full((), away * math.inf))
 
 
 def _outward(value: Tensor, dtype: torch.dtype, away: float) -> Tensor:
     """value in `dtype`, rounded towards away · ∞."""
     rounded = value.to(dtype)
-    inside = (rounded.double() - value) * away < 0
+    inside = rounded.double() < value if away > 0 else rounded.double() > value
     return torch.where(inside, _next(rounded, away), rounded)
