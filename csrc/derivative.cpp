@@ -299,6 +299,95 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
     });
 }
 
+// Rows that lie in the first-level cache together, and are finished in groups.
+constexpr int64_t SHORT_ROW = 128, GROUP = 16;
+
+// Of short rows of an ordinary τ: product(w, g) adds up to the mean, or the total, of a row, pulled(w, g, high, low) makes of it the
+// derivative times τ. A group in which that is no moderate number is left to `general`, a call of its own.
+template <class C, class Product, class Pulled, class General>
+bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, const Product& product, const Pulled& pulled, const General& general) {
+    constexpr int64_t lanes = LANES<C>;
+    const SoftmaximaRows& rows = call->rows;
+    const int64_t n = rows.n, whole = n / lanes * lanes, rest = n - whole;
+    const C *all_p = static_cast<const C*>(call->p), *all_g = static_cast<const C*>(call->g), scale = C(rows.tau == 1.0 ? 1.0 : inverse(rows.tau));
+    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
+    return share_out<C>((rows.outer + GROUP - 1) / GROUP, team, [&](int64_t task, Scratch<C>&) {
+        const int64_t first = task * GROUP, width = minimum(GROUP, rows.outer - first);
+        const C *p = all_p + first * n, *g = all_g + first * n;
+        C* out = static_cast<C*>(call->out) + first * n;
+        typename VectorSum<C>::Whole sums[GROUP];
+        for (int64_t j = 0; j < GROUP; ++j) {
+            const int64_t begin = (j < width ? j : 0) * n;
+            Vector<C> a = {}, b = {};
+            int64_t i = 0;
+            for (; i + 2 * lanes <= n; i += 2 * lanes) {
+                a += product(load(p + begin + i), load(g + begin + i));
+                b += product(load(p + begin + i + lanes), load(g + begin + i + lanes));
+            }
+            if (i < whole) a += product(load(p + begin + i), load(g + begin + i));
+            if (rest) b += product(load(p + begin + whole, rest, C(0)), load(g + begin + whole, rest, C(0)));
+            VectorSum<C> sum;
+            sum.add(a + b);
+            sums[j] = sum.whole();
+        }
+        alignas(LINE) double high[GROUP], low[GROUP];
+        VectorSum<C>::total(sums, high, low);
+        bool moderate = true;
+        for (int64_t j = 0; j < GROUP; ++j) {
+            high[j] += low[j];
+            moderate &= std::fabs(high[j]) < 0x1p60;
+        }
+        if (!moderate) {
+            SoftmaximaBackward group = *call;
+            group.rows.outer = width;
+            group.rows.threads = 1;
+            group.p = p;
+            group.g = g;
+            group.out = out;
+            return general(&group);
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            const int64_t begin = j * n;
+            const C center = C(high[j]), lost = C(high[j] - double(center));
+            const auto of = [&](Vector<C> w, Vector<C> slope) __attribute__((always_inline)) { return pulled(w, slope, center, lost) * scale; };
+            for (int64_t i = begin; i < begin + whole; i += lanes) store(of(load(p + i), load(g + i)), out + i);
+            const int64_t end = begin + whole;
+            if (rest) store(of(load(p + end, rest, C(0)), load(g + end, rest, C(0))), rest, out + end);
+        }
+        return true;
+    });
+}
+
+template <class T>
+bool are_short(const SoftmaximaBackward* call) {
+    const SoftmaximaRows& rows = call->rows;
+    const bool ordinary = !rows.taus && rows.tau > 0x1p-64 && rows.tau < 0x1p64;
+    return sizeof(T) == sizeof(compute_t<T>) && !call->labels && rows.inner == 1 && rows.n <= SHORT_ROW && rows.outer >= GROUP && ordinary;
+}
+
+template <class T>
+bool softmax_backward(const SoftmaximaBackward* call, T* type) {
+    const auto general = [=](const SoftmaximaBackward* rows) { return backward<Probability, false>(rows, type, 0.4); };
+    if (!are_short<T>(call)) return general(call);
+    using C = compute_t<T>;
+    const auto product = [](Vector<C> p, Vector<C> g) __attribute__((always_inline)) { return p * g; };
+    const auto pulled = [](Vector<C> p, Vector<C> g, C center, C lost) __attribute__((always_inline)) { return p * ((g - center) - lost); };
+    return pull_short_rows<C>(call, 0.4, product, pulled, general);
+}
+
+template <class T>
+bool log_softmax_pull(const SoftmaximaBackward* call, T* type) {
+    const auto general = [=](const SoftmaximaBackward* rows) { return log_softmax_backward(rows, type); };
+    if (!are_short<T>(call)) return general(call);
+    using C = compute_t<T>;
+    const Exponential<C> exp(Origin<C>{});
+    const Vector<C> nothing = all(-std::numeric_limits<C>::infinity());
+    const auto allowed = [=](Vector<C> log_p, Vector<C> g) __attribute__((always_inline)) { return log_p == nothing ? Vector<C>{} : g; };
+    const auto pulled = [=](Vector<C> log_p, Vector<C> g, C total, C)
+                            __attribute__((always_inline)) { return allowed(log_p, g) - exp.of(log_p, Vector<C>{}) * total; };
+    return pull_short_rows<C>(call, 1.0, allowed, pulled, general);
+}
+
 template <class Weight, bool with_scores = false>
 int run(const SoftmaximaBackward* call, double nanoseconds) {
     return with_dtype(call->rows.dtype, [=](auto type) { return backward<Weight, with_scores>(call, type, nanoseconds); });
@@ -306,7 +395,9 @@ int run(const SoftmaximaBackward* call, double nanoseconds) {
 
 }  // namespace
 
-int softmax_backward(const SoftmaximaBackward* call) { return run<Probability>(call, 0.4); }
+int softmax_backward(const SoftmaximaBackward* call) {
+    return with_dtype(call->rows.dtype, [=](auto type) { return softmax_backward(call, type); });
+}
 
 int rectified_backward(const SoftmaximaBackward* call) { return run<Probability, true>(call, 0.6); }
 
@@ -317,7 +408,7 @@ int entmax15_backward(const SoftmaximaBackward* call) { return run<Root>(call, 0
 int entmax_backward(const SoftmaximaBackward* call) { return run<Power>(call, 3.0); }
 
 int log_softmax_backward(const SoftmaximaBackward* call) {
-    return with_dtype(call->rows.dtype, [=](auto type) { return log_softmax_backward(call, type); });
+    return with_dtype(call->rows.dtype, [=](auto type) { return log_softmax_pull(call, type); });
 }
 
 }  // namespace SOFTMAXIMA_ISA

@@ -184,21 +184,39 @@ class Batch:
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
 
 
-def directly(
+def reduced(
     name: str,
     map: Map,
-    params: tuple[Any, ...],
-    composite: Callable[[Batch], Tensor],
+    numbers: tuple[Any, ...] | None,
+    general: Callable[[Batch], Any],
+    *shared: Any,
+    fenchel: bool = False,
+    margin: native.Margin = native.NO_MARGIN,
+) -> Any:
+    """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call, else `general`.
+
+    `numbers` are the map's parameters, None where they are not plain; `shared` are the arguments that all losses have, in the order
+    of `prepare`.
+    """
+    found = None if numbers is None else _of_labels(name, map, numbers, general, fenchel, margin, *shared)
+    return general(prepare(name, *shared)) if found is None else found
+
+
+def _of_labels(
+    name: str,
+    map: Map,
+    numbers: tuple[Any, ...],
+    general: Callable[[Batch], Any],
+    fenchel: bool,
+    margin: native.Margin,
     input: Any,
     target: Any,
     weight: Any,
     ignore_index: Any,
     reduction: Any,
     label_smoothing: Any,
-    *,
-    fenchel: bool = False,
-) -> Any:
-    """The reduced loss whose gradient is the map, of `params`, less the target, of plain scores and labels; None of all else."""
+) -> Tensor | None:
+    """What `CALLS` makes of it; None of all that is not plain."""
     calls, kernel = native.CALLS, map.kernel
     if calls is None or is_dynamo_compiling() or kernel is None or not (loss := kernel.addresses.loss):
         return None
@@ -206,23 +224,24 @@ def directly(
         return None
     if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1:
         return None
-    theta = kernel.theta(*params) if params else ()
+    theta = kernel.theta(*numbers) if numbers else ()
     if theta is None:
         return None
-    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean")
+    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean", margin)
     found = calls.loss(*own, False)
     if found is None:
         return None
     if found is not NotImplemented:
         return torch.scalar_tensor(found[0], dtype=input.dtype, device="cpu")
+    whole = lambda x: general(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
 
     def with_gradient(x: Tensor, _: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
         found = calls.loss(*own, True)
-        if found is None:  # a moment ago it was not: there is no memory
+        if found is None:  # a moment ago it was not: the other way refuses the scores, or there is no memory
+            whole(x.detach())
             raise MemoryError(f"{name}: no memory for the gradient, of shape {tuple(x.shape)}")
         return torch.scalar_tensor(found[0], dtype=x.dtype, device="cpu"), _scaled, found[1:]
 
-    whole = lambda x: composite(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
     return fused(with_gradient, whole, input)
 
 

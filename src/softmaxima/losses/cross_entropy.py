@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.losses._classification import Batch, Loss, LossModule, directly, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
@@ -48,10 +48,10 @@ def cross_entropy(
     tensor(0.1809)
     """
     shared = (input, target, weight, ignore_index, reduction, label_smoothing)
-    loss = directly("cross_entropy", SOFTMAX, (), composite, *shared)
-    if loss is not None:
-        return loss
-    batch = prepare("cross_entropy", *shared)
+    return reduced("cross_entropy", SOFTMAX, (), general, *shared)
+
+
+def general(batch: Batch) -> Any:
     return batch.evaluate(losses_of(batch, SOFTMAX), composite)
 
 

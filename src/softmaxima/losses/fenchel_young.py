@@ -17,9 +17,8 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.rows import row_maximum, without_mask
-from softmaxima.core.rowwise import named
 from softmaxima.core.tracing import is_concrete
-from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, directly, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, losses_of, reduced, register
 from softmaxima.losses._parts import FindMap, RowForm
 
 
@@ -91,17 +90,15 @@ class MapLossModule(LossModule):
 
 def fenchel_young(name: str, map: Map, params: dict[str, Any], *shared: Any) -> Any:
     """The reduced loss; `shared` are the arguments that all losses have, in the order of `prepare`."""
-    numbers = plain_numbers(map, params)
-    if numbers is not None:
-        loss = directly(name, map, numbers, lambda batch: composite(batch, map, named(map, numbers)), *shared, fenchel=True)
-        if loss is not None:
-            return loss
-    batch = prepare(name, *shared)
-    if batch.soft is not None and is_concrete(batch.soft):
-        check_sums(batch.name, batch.soft.sum(-1))
-    values = class_params(batch, map, params)
-    losses = losses_of(batch, map, values.values(), fenchel=True)
-    return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
+
+    def general(batch: Batch) -> Any:
+        if batch.soft is not None and is_concrete(batch.soft):
+            check_sums(batch.name, batch.soft.sum(-1))
+        values = class_params(batch, map, params)
+        losses = losses_of(batch, map, values.values(), fenchel=True)
+        return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
+
+    return reduced(name, map, plain_numbers(map, params), general, *shared, fenchel=True)
 
 
 def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:

@@ -19,7 +19,7 @@ from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
-from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, reduced, register
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 
@@ -64,20 +64,23 @@ def margin_loss(
     limit = 1 + 4 * torch.finfo(cosines.dtype).eps
     if class_vectors is not None:
         cosines, limit = _cosines(name, cosines, as_scores(name, class_vectors, "class_vectors")), math.inf
-    batch = prepare(name, like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
+    own = native.Margin(scale, margin, int(angular), limit)
 
     def composite(batch: Batch) -> Tensor:
         check_cosines(batch, limit)
         return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
 
-    def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
-        own = native.Margin(scale, margin, int(angular), limit)
-        values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
-        if bool((values == -math.inf).any()):  # so the kernel says it
-            check_cosines(batch, limit)
-        return values, slope
+    def general(batch: Batch) -> Any:
+        def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
+            values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
+            if bool((values == -math.inf).any()):  # so the kernel says it
+                check_cosines(batch, limit)
+            return values, slope
 
-    return batch.evaluate(native_only(batch, of_cosines), composite, wide=True)
+        return batch.evaluate(native_only(batch, of_cosines), composite, wide=True)
+
+    shared = (like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
+    return reduced(name, SOFTMAX, (), general, *shared, margin=own)
 
 
 def check_cosines(batch: Batch, limit: float) -> None:
