@@ -134,9 +134,10 @@ bool pull(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<compute_t
         steepest = slopes[i] > slopes[steepest] ? i : steepest;
     }
     const double reference = count > 0 ? upstream[steepest] : 0.0;
+    const double shrink = shrinking<compute_t<T>>(upstream, count);
     double mean = 0, moved = 0;
     for (int64_t i = 0; i < count; ++i) {
-        upstream[i] -= reference;
+        upstream[i] = upstream[i] * shrink - reference * shrink;
         shares[i] /= total;
         mean += shares[i] * upstream[i];
     }
@@ -148,7 +149,7 @@ bool pull(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<compute_t
     T* out = row.out;
     for_support(
         [&](int64_t i) {
-            put((slopes[count] - shares[count] * moved) * row.scale, out[i]);
+            put((slopes[count] - shares[count] * moved) * row.scale / shrink, out[i]);
             ++count;
         },
         [=](int64_t begin, int64_t length) { clear(out + begin, length); });
