@@ -233,7 +233,7 @@ def of_rows(times: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
         return times(g)
     limits = torch.finfo(g.dtype)
     room = 2.0**-24 if g.dtype == torch.float32 else 2.0**-100
-    most = g.detach().abs().amax(-1, keepdim=True)
+    most = g.abs().amax(-1, keepdim=True)
     shrink = torch.where(most > limits.max * room, room, 1.0).to(g.dtype)
     v = times(g * shrink)
     whole = v / shrink
