@@ -184,15 +184,16 @@ struct BudgetSparsemax {
                     const double q = gap(values[k], anchor, scale) - level, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
                     narrow(counts, to[k]);
                     some += counts;
+                    part_sum += counts * double(upstream[k]);
                 }
-                for (int64_t k = 0; k < length; ++k) part_sum += widen(to[k]) != 0 ? double(upstream[k]) : 0.0;
                 active += some;
                 sum += part_sum;
             },
             [=](int64_t at, int64_t length) { clear(out + at, length); });
         if (active == 0) return true;
         double shrink = 1;
-        if (!(std::fabs(sum) < MODERATE_MEAN<double>)) {
+        const bool any = !(std::fabs(sum) < MODERATE_MEAN<double>);  // g that is not to be read, or beyond what can be added
+        if (any) {
             shrink = shrinking<C>(g, row.n);
             sum = 0;
             for (int64_t i = 0; i < row.n; ++i) sum += widen(out[i]) != 0 ? double(g[i]) * shrink : 0.0;
@@ -203,9 +204,11 @@ struct BudgetSparsemax {
             [&](int64_t at, int64_t length, const C*) {
                 const C* upstream = g.read(at, length, buffer);
                 T* to = out + at;
-                for (int64_t k = 0; k < length; ++k) {
-                    const double pulled = (double(upstream[k]) * shrink - mean) * scale * (1 / shrink);
-                    put(widen(to[k]) != 0 ? pulled : 0.0, to[k]);
+                for (int64_t k = 0; any && k < length; ++k)
+                    put(widen(to[k]) != 0 ? (double(upstream[k]) * shrink - mean) * scale / shrink : 0.0, to[k]);
+                for (int64_t k = 0; !any && k < length; ++k) {
+                    const double counts = double(widen(to[k]));
+                    put(counts * (double(upstream[k]) - mean) * scale, to[k]);
                 }
             },
             [](int64_t, int64_t) {});

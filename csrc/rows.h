@@ -401,14 +401,14 @@ class Upstream {
     C of_label_ = 0;
 };
 
-// A power of 2 by which sums and differences of the finite ones among these are numbers of double.
+// A power of 2 by which sums and differences of the largest numbers among these are numbers of double.
 template <class C, class Values>
 double shrinking(const Values& values, int64_t length) {
     if (sizeof(C) < sizeof(double)) return 1.0;
     double most = 0;
     for (int64_t i = 0; i < length; ++i) {
         const double size = std::fabs(double(values[i]));
-        most = size > most && size <= std::numeric_limits<double>::max() ? size : most;
+        most = size > most ? size : most;
     }
     return most < 0x1p900 ? 1.0 : 0x1p-100;
 }
