@@ -204,8 +204,7 @@ struct BudgetSparsemax {
             [&](int64_t at, int64_t length, const C*) {
                 const C* upstream = g.read(at, length, buffer);
                 T* to = out + at;
-                for (int64_t k = 0; any && k < length; ++k)
-                    put(widen(to[k]) != 0 ? (double(upstream[k]) * shrink - mean) * scale / shrink : 0.0, to[k]);
+                for (int64_t k = 0; any && k < length; ++k) put(widen(to[k]) != 0 ? (double(upstream[k]) * shrink - mean) * scale / shrink : 0.0, to[k]);
                 for (int64_t k = 0; !any && k < length; ++k) {
                     const double counts = double(widen(to[k]));
                     put(counts * (double(upstream[k]) - mean) * scale, to[k]);

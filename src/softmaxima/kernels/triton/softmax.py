@@ -9,7 +9,20 @@ import triton
 import triton.language as tl
 
 from softmaxima.kernels.triton.loss import Loss, shannon
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, log1p, over, pulled, row_max, row_sum, weighed
+from softmaxima.kernels.triton.rows import (
+    INFINITY,
+    RowFunctions,
+    add,
+    exp,
+    gap,
+    inverse,
+    log1p,
+    over,
+    pulled,
+    row_max,
+    row_sum,
+    weighed,
+)
 
 
 @triton.jit
