@@ -10,7 +10,8 @@ columns add up to 0 states another form, which loses no digits: `Balanced` for q
 Where an entry of J is exactly 0, what it adds is 0, whatever g is: at a score without probability, g may be infinite or NaN, as the
 slope −log p − 1 of an entropy is. The kernels keep to that as well.
 
-Of a row in parts the Jacobian of each part has sums(g), which `merge`; pull(g, sums) is the part of Jᵀg. `of_rows` is for whole rows.
+Of a row in parts the Jacobian of each part has sums(g), which `merge`; pull(g, sums) is the part of Jᵀg.
+`of_rows` is for whole rows.
 """
 
 from __future__ import annotations
