@@ -347,9 +347,10 @@ struct Proportional {
         return true;
     }
 
-    // Where `kept`, f is in the place of the results.
-    template <class W, class F, bool kept>
+    // Where `kept`, f is in the place of the results. Again for `any` g: where f or its slope is 0 it is not read.
+    template <class W, class F, bool kept, bool any = false>
     static void slopes(const Row<T>& row, const Upstream<T>& g, double mass, Scratch<C>& scratch) {
+        const double whole = mass == 0 ? 1.0 : mass, shrink = any ? shrinking<C>(g, row.n) : 1.0;
         W high[STEP], low[STEP], values[STEP];
         C upstream_buffer[STEP];
         double moved = 0;  // Σ f g
@@ -364,18 +365,28 @@ struct Proportional {
             }
             const C* upstream = g.read(i, length, upstream_buffer);
             double part = 0;
+            if constexpr (any) {
+                for (int64_t j = 0; j < length; ++j) part += f[j] == 0 ? 0.0 : double(f[j]) / whole * (double(upstream[j]) * shrink);
+            } else {
 #pragma omp simd reduction(+ : part)
-            for (int64_t j = 0; j < length; ++j) part += double(f[j]) * double(upstream[j]);
+                for (int64_t j = 0; j < length; ++j) part += double(f[j]) * double(upstream[j]);
+            }
             moved += part;
         }
-        const double whole = mass == 0 ? 1.0 : mass, mean = moved / whole, scale = row.scale / whole;
+        const double mean = any ? moved : moved / whole, scale = row.scale / whole;
+        if (!any && !(std::fabs(mean) < MODERATE_MEAN<double>)) return slopes<W, F, false, true>(row, g, mass, scratch);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const Scores<W> z = scores(row, i, length, scratch, high, low);
             z.low ? slopes_of<F, true>(z, length, values) : slopes_of<F, false>(z, length, values);
             const C* upstream = g.read(i, length, upstream_buffer);
             T* to = row.out + i;
-            for (int64_t j = 0; j < length; ++j) put(double(values[j]) * ((double(upstream[j]) - mean) * scale), to[j]);
+            if constexpr (any) {
+                for (int64_t j = 0; j < length; ++j)
+                    put_any(values[j] == 0 ? 0.0 : double(values[j]) / whole * (double(upstream[j]) * shrink - mean) * row.scale / shrink, to[j]);
+            } else {
+                for (int64_t j = 0; j < length; ++j) put(double(values[j]) * ((double(upstream[j]) - mean) * scale), to[j]);
+            }
         }
     }
 
