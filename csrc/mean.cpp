@@ -3,6 +3,7 @@
 // Where the mean of exp(z_i − M) is above 1/2, its logarithm is log1p((1/n) Σ expm1(z_i − M)): there the two logarithms may cancel.
 
 #include "columns.h"
+#include "near_zero.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -10,17 +11,6 @@ namespace {
 constexpr double FLAT = -0x1.62e42fefa39efp-1;  // log(1/2)
 constexpr double NEAR_ZERO = 1;                 // of narrower results, only those below keep digits that cancel
 constexpr double SMALL = 0.25;                  // of results in double, those below are of terms with more digits than a double has
-
-// e^x − 1 for x ≤ 0, and of a term that is added to x, if it is small.
-[[gnu::always_inline]] inline double expm1(double x, double low) {
-    using F = Format<double>;
-    const double bounded = x < F::underflow ? F::underflow : x;
-    const double shifted = bounded * F::log2_e + F::magic, n = shifted - F::magic;
-    const double r = ((bounded - n * F::log_2_high) - n * F::log_2_low) + low, t = r + (r * r) * F::q(r);
-    const double power = n < -1020 ? -1020.0 : n;  // e^x of less is nothing beside 1
-    const double scale = bit_cast<double>(bit_cast<uint64_t>(power + (F::magic + F::bias)) << F::mantissa);
-    return (scale - 1) + scale * t;
-}
 
 // A logarithm in two terms.
 template <class W>

@@ -60,7 +60,7 @@ struct Normmax : Entmax {
 
     // ρ^{1/β}, which is u relative to the largest.
     void shares(const double* gaps, int64_t count, const Threshold& threshold, double* p) const {
-        powers(gaps, count, threshold.level, threshold.growth, 1 / (alpha * beta), 0, p);
+        powers(gaps, count, threshold.growth, 1 / (alpha * beta), 0, p);
     }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const { shares(gaps, count, threshold, gaps); }

@@ -211,6 +211,44 @@ def test_rows_about_the_boundaries_of_a_block_are_as_by_torch(n: int):
 
 
 @needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 257, 1000, 1023, 1024, 1025])
+def test_thresholds_found_together_are_those_of_each_row(n: int, dtype: torch.dtype):
+    """Of scores near and far, many and few, some NaN, +∞ or all −∞, each row with an α and a temperature of its own."""
+    rows = 19
+    spread = torch.logspace(-3, 2, rows, dtype=torch.float64)[torch.randperm(rows, generator=torch.Generator().manual_seed(n))]
+    x = (normal(rows, n, seed=n) * spread[:, None]).to(dtype)
+    where = normal(rows, n, seed=n + 1) > -1
+    x[3, n // 2], x[8, n // 3], where[11] = NAN, INF, False
+    x[12] = x[12].round()  # ties
+    alpha = torch.tensor([1.0, 1.001, 1.05, 1.3, 1.5, 1.9, 2.0, 2.5, 9.0], dtype=torch.float64).repeat(3)[:rows, None]
+    temperature = normal(rows, 1, seed=n + 2).exp()
+    for function in (
+        sm.sparsemax,
+        sm.entmax15,
+        partial(sm.entmax, alpha=1.3),
+        partial(sm.entmax, alpha=alpha),
+        partial(sm.entmax, alpha=alpha, where=where, temperature=temperature),
+    ):
+        p, expected = function(x), by_torch(function, x.double())
+        torch.testing.assert_close(p.double(), expected, atol=8 * TOLERANCE[dtype], rtol=8 * torch.finfo(dtype).eps, equal_nan=True)
+        assert bool(((p > 0) == (expected > 0))[~((expected > 0) & (expected < 4 * torch.finfo(dtype).tiny))].all())
+    target = torch.arange(rows) % n
+    for loss in (sm.sparsemax_loss, sm.entmax15_loss, partial(sm.entmax_loss, alpha=1.3), partial(sm.entmax_loss, alpha=2.5)):
+        finite = x.nan_to_num(0.0, 0.0, 0.0).requires_grad_()
+        wide = finite.detach().double().requires_grad_()
+        for labels in (target, torch.nn.functional.one_hot(target, n).to(dtype)):
+            value, expected = (
+                loss(finite, labels, reduction="none"),
+                by_torch(partial(loss, reduction="none"), wide, labels if labels.ndim == 1 else labels.double()),
+            )
+            scale = 1 + float(expected.detach().abs().max())
+            torch.testing.assert_close(value.double(), expected, atol=8 * TOLERANCE[dtype] * scale, rtol=0)
+            slopes = [torch.autograd.grad(v.sum(), z)[0].double() for v, z in ((value, finite), (expected, wide))]
+            torch.testing.assert_close(*slopes, atol=8 * TOLERANCE[dtype], rtol=0)
+
+
+@needs_library
 def test_highest_score_is_found_wherever_it_is():
     for n in (1, 5, 64, 130, 1025, 2100):
         x = torch.full((n, n), -60.0)
