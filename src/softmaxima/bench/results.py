@@ -27,7 +27,7 @@ class PeerResult:
 
 @dataclass(frozen=True)
 class Row:
-    """A subject on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: there is no definition."""
+    """A subject on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: it failed, or is unchecked."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Row:
     bytes: int
     verdict: Literal["right", "wrong", "unchecked"]
     deviation: float | None = None
-    timing: Timing | None = None  # None where it is wrong, or the time was over
+    timing: Timing | None = None  # None where it is not known to be right, or the time was over
     peers: tuple[PeerResult, ...] = ()
     problem: str = ""
 
@@ -118,6 +118,11 @@ class Benchmark:
     def wrong(self) -> list[Row | Check]:
         """What of ours is not right, or failed."""
         return [check for check in self.checks if not check.right] + [row for row in self.rows if row.verdict == "wrong"]
+
+    @property
+    def unchecked(self) -> list[Row]:
+        """What is not timed, for nothing says what is right."""
+        return [row for row in self.rows if row.verdict == "unchecked"]
 
     def ground(self, row: Row) -> Ground | None:
         """That of the row's shape and dtype."""

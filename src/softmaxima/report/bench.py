@@ -50,7 +50,11 @@ def _heading(benchmark: Benchmark, ground: Ground) -> str:
 
 
 def _milliseconds(row: Row) -> str:
-    return number(1000 * row.timing.seconds) if row.timing is not None else "wrong" if row.verdict == "wrong" else "not reached"
+    return _untimed(row) if row.timing is None else number(1000 * row.timing.seconds)
+
+
+def _untimed(row: Row) -> str:
+    return "not reached" if row.verdict == "right" else row.verdict
 
 
 def _ratio_column(label: str) -> Column:
@@ -252,7 +256,7 @@ def markdown_table(benchmark: Benchmark, chosen: Sequence[tuple[str, str, str | 
 def _cell(row: Row, label: str | None, scores: int) -> str:
     if label is not None:
         return ratio(row, label)
-    return "wrong" if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
+    return _untimed(row) if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
 
 
 def made_with(benchmark: Benchmark) -> str:
