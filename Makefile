@@ -78,14 +78,10 @@ wheel:
 	release/wheel.sh
 
 readme: $(INSTALLED)-report
-	$(BIN)/python docs/update.py maps
-	$(BIN)/python docs/update.py compare
+	$(BIN)/python docs/update.py maps compare
 
 logsumexp: $(INSTALLED)-test
-	$(BIN)/python docs/update.py precision
-	$(BIN)/python docs/update.py bounds
-	$(BIN)/python docs/update.py estimators
-	$(BIN)/python docs/update.py times
+	$(BIN)/python docs/update.py precision bounds estimators times
 
 clean:
 	rm -rf $(VENV) build dist
