@@ -52,8 +52,8 @@ ifeq ($(wildcard /dev/nvidia0),)
 	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/kernels/test_triton_compiles.py
 endif
 
-sanitize:
-	cmake -S tests/kernels/native -B build/sanitize
+sanitize: $(INSTALLED)-test
+	cmake -S tests/kernels/native -B build/sanitize -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	cmake --build build/sanitize --target fuzz --parallel
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 
