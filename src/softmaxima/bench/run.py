@@ -155,9 +155,9 @@ class _Run:
         missing += [str(each) for each in planned if (each.title, each.dtype, each.n, each.variant) not in reached]
         for task in self.plan.rows:
             row = self.rows.get(task.key)
-            if row is None or (row.verdict != "wrong" and row.timing is None):
+            if row is None or (row.verdict == "right" and row.timing is None):
                 missing.append(str(task))
-        there = {overhead.name for overhead in found.overheads} | {row.name for row in found.rows if row.verdict == "wrong"}
+        there = {overhead.name for overhead in found.overheads} | {row.name for row in found.rows if row.verdict != "right"}
         missing += [str(task) for task in self.plan.overheads if task.subject.name not in there]
         found.not_reached, found.elapsed = [*missing, *self.lost], time.monotonic() - self.started
 
@@ -208,7 +208,7 @@ class _Run:
     def _to_time(self, tasks: Sequence[RowTask]) -> Iterator[RowTask]:
         for task in tasks:
             row = self.rows.get(task.key)
-            if row is not None and row.verdict != "wrong":
+            if row is not None and row.verdict == "right":
                 labels = tuple(peer.label for peer in row.peers if not peer.problem)
                 known = dict(self.not_captured.get(task.subject.title, {}))
                 yield replace(task, labels=(OURS, *labels), without_graph=known)
@@ -231,8 +231,8 @@ class _Run:
         self.rows[task.key] = replace(row, timing=measured.times[OURS], peers=peers)
 
     def time_overheads(self, timer: Workers) -> None:
-        wrong = {row.title for row in self.rows.values() if row.verdict == "wrong"}
-        right = [task for task in self._announced(self.plan.overheads) if task.subject.title not in wrong]
+        others = {row.title for row in self.rows.values() if row.verdict != "right"}
+        right = [task for task in self._announced(self.plan.overheads) if task.subject.title not in others]
         for _, result in timer.map(time_overheads, right, LIMIT, self.ends):
             self.found.overheads += [] if isinstance(result, Lost) else result
 

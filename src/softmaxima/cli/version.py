@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 import softmaxima
 
@@ -12,16 +11,16 @@ def version() -> str:
     """softmaxima and its packages, the machine, and which kernels run on it."""
     import torch
 
+    from softmaxima.bench.machine import installed
     from softmaxima.kernels import devices, interface
 
-    packages = ["torch", "numpy", "triton", "scipy", "scikit-learn", "polars", "plotly"]
-    found = [f"{name} {metadata.version(name)}" for name in packages if _is_installed(name)]
+    packages = installed("torch", "numpy", "triton", "scipy", "scikit-learn", "polars", "plotly")
     graphics = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     on_graphics = "Triton" if graphics and devices.has_library("cuda") else "none"
     lines = (
         f"softmaxima {softmaxima.__version__}",
         f"python      {platform.python_version()}, {platform.platform()}",
-        f"packages    {', '.join(found)}",
+        f"packages    {', '.join(map(' '.join, packages.items()))}",
         f"CPU         {platform.machine()}, kernels: {_kernels(interface.instruction_set())}, threads: {torch.get_num_threads()}",
         f"GPU         {', '.join(graphics)}, kernels: {on_graphics}" if graphics else "GPU         none that torch can use",
     )
@@ -30,11 +29,3 @@ def version() -> str:
 
 def _kernels(instruction_set: str) -> str:
     return "none, so torch's operations" if instruction_set == "none" else f"native, {instruction_set}"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -32,7 +32,7 @@ from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses._parts import RowForm, bind, merge_targets
 
 REDUCTIONS = ("mean", "sum", "none")
-SHARED = ("ignore_index", "reduction", "label_smoothing")  # options of all losses
+SHARED = ("weight", "ignore_index", "reduction", "label_smoothing")  # options of all losses
 
 # (rows, target, class_weight=, smoothing=, scale=, gradient=) → (the loss of each row in double, `scale` times its gradient)
 RowLosses = Callable[..., tuple[Tensor, Tensor | None]]
@@ -508,8 +508,11 @@ class LossModule(OptionsModule):
 class Loss:
     """What a loss claims; the tests hold it to every claim.
 
-    `map` is the map with ∂L/∂x = map(x) − y, None where the gradient has another form. `examples` are the option sets
-    that tests and benchmarks iterate.
+    reference(z, y, **options): the literal definition: one value a row of scores z and target probabilities y, [rows, classes] in
+        float64 each, differentiable by z; the options are all that the loss has of its own. Tests and benchmarks compare with it,
+        and a loss without one is not timed.
+    map: that with ∂L/∂x = map(x) − y, None where the gradient has another form.
+    examples: the option sets that tests and benchmarks iterate.
 
     >>> import softmaxima as sm
     >>> sm.losses.REGISTRY["entmax15_loss"].map
@@ -519,6 +522,7 @@ class Loss:
     name: str
     function: Callable[..., Any]
     module: type[LossModule]
+    reference: Callable[..., Tensor] | None = None
     map: str | None = None
     examples: tuple[dict[str, Any], ...] = ({},)
     nonnegative: bool = True
@@ -556,7 +560,7 @@ class Loss:
         """
         name = self.name
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
-        self._check_options(options)
+        options = self.complete(options)
         soft = isinstance(target, (list, tuple))
         again(parts, 2, name)
         plain = in_parts("softmax")
@@ -600,13 +604,15 @@ class Loss:
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
         return as_given(value, first), [as_given(v, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the loss has of its own, defaults filled in."""
         known = inspect.signature(self.function).parameters.values()
-        own = [p.name for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED]
-        unknown = options.keys() - own
+        own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
+        unknown = options.keys() - own.keys()
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
             takes = ", ".join(own) or "none"
             raise TypeError(f"{self.name}: unknown option {', '.join(sorted(unknown))}; this loss takes: {takes}")
+        return {**own, **options}
 
 
 REGISTRY: dict[str, Loss] = {}

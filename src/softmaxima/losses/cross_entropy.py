@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
@@ -11,6 +12,10 @@ from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
+
+
+def reference(z: Tensor, y: Tensor) -> Tensor:
+    return -torch.special.xlogy(y, SOFTMAX.reference(z)).sum(-1)
 
 
 def cross_entropy(
@@ -70,4 +75,4 @@ class CrossEntropyLoss(LossModule):
     function = cross_entropy
 
 
-register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, map="softmax", row_form=RowForm(one_map("softmax"))))
+register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, reference, map="softmax", row_form=RowForm(one_map("softmax"))))

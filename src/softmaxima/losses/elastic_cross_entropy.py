@@ -15,6 +15,10 @@ from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
 
+def reference(z: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
+    return -torch.special.xlogy(y, ELASTIC_SOFTMAX.reference(z, beta)).sum(-1)
+
+
 def elastic_cross_entropy(
     input: Array,
     target: Any,
@@ -76,6 +80,7 @@ register(
         "elastic_cross_entropy",
         elastic_cross_entropy,
         ElasticCrossEntropyLoss,
+        reference,
         map="elastic_softmax",
         row_form=RowForm(one_map("elastic_softmax")),
         examples=({"beta": 0.0}, {"beta": -3.0}),

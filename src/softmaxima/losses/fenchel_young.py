@@ -50,16 +50,22 @@ def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, An
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
 
 
-def any_map(default: str, *own: str) -> FindMap:
+def any_map(*own: str) -> FindMap:
     """Of a loss that takes `map=`, the map, its parameters and the `own` options."""
 
     def find(name: str, options: dict[str, Any]) -> tuple[AnyMap, dict[str, Any], dict[str, Any]]:
-        found = probability_map(name, options.get("map", default))
-        left = {key: options[key] for key in own if key in options}
+        found = probability_map(name, options["map"])
+        left = {key: options[key] for key in own}
         params = {key: value for key, value in options.items() if key != "map" and key not in own}
         return found, of_map(name, found, params), left
 
     return find
+
+
+def with_params(name: str, map: AnyMap, params: dict[str, Any]) -> tuple[Map, dict[str, Any]]:
+    """The map, and its parameters with the defaults filled in."""
+    found = probability_map(name, map)
+    return found, found.complete(of_map(name, found, params))
 
 
 def regularised_map(name: str, map: AnyMap) -> Map:
@@ -70,6 +76,14 @@ def regularised_map(name: str, map: AnyMap) -> Map:
             f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss; use surrogate_loss or eps_cross_entropy"
         )
     return found
+
+
+def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
+    """⟨p, z⟩ − Ω(p) + Ω(y) − ⟨y, z⟩; by the envelope theorem its gradient is that at fixed p."""
+    found, values = with_params("fenchel_young_loss", map, params)
+    omega: Any = found.regulariser
+    p = found.reference(z.detach(), **values)
+    return ((p - y) * z).sum(-1) - omega(p, **values) + omega(y, **values)
 
 
 class MapLossModule(LossModule):
@@ -181,8 +195,9 @@ register(
         "fenchel_young_loss",
         fenchel_young_loss,
         FenchelYoungLoss,
+        reference,
         examples=({"map": "softmax"}, {"map": "elastic_softmax", "beta": 1.0}, {"map": "eps_softmax", "eps": 0.5}),
         zero_at_target=True,
-        row_form=RowForm(any_map("softmax"), fenchel=True),
+        row_form=RowForm(any_map(), fenchel=True),
     )
 )

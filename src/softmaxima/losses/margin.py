@@ -20,12 +20,22 @@ from softmaxima.core.numbers import check_number, check_one_temperature, check_p
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, reduced, register
+from softmaxima.losses.cross_entropy import reference as cross_entropy_reference
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 
 # A margin is below the largest difference of two cosines, or of two angles.
 COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, "a number in [0, 2)")
 ANGLES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < math.pi, "a number in [0, π)")
+
+
+def cosine_reference(z: Tensor, y: Tensor, margin: float, scale: float) -> Tensor:
+    return cross_entropy_reference(scale * (z - margin * y), y)
+
+
+def angle_reference(z: Tensor, y: Tensor, margin: float, scale: float) -> Tensor:
+    angle = z.acos() + margin * y
+    return cross_entropy_reference(scale * torch.where(angle <= math.pi, angle.cos(), -2 - angle.cos()), y)
 
 
 def additive_cosine(cosine: Tensor, margin: Tensor) -> Tensor:
@@ -268,6 +278,24 @@ class ArcFace(_MarginModule):
         )
 
 
-register(Loss("am_softmax_loss", am_softmax_loss, AMSoftmaxLoss, examples=({"temperature": 0.2},), on_cosines=True))
-register(Loss("cosface", cosface, CosFace, examples=({"scale": 5.0},), on_cosines=True))
-register(Loss("arcface", arcface, ArcFace, examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}), on_cosines=True))
+register(
+    Loss(
+        "am_softmax_loss",
+        am_softmax_loss,
+        AMSoftmaxLoss,
+        lambda z, y, margin, temperature: cosine_reference(z, y, margin, 1 / temperature),
+        examples=({"temperature": 0.2},),
+        on_cosines=True,
+    )
+)
+register(Loss("cosface", cosface, CosFace, cosine_reference, examples=({"scale": 5.0},), on_cosines=True))
+register(
+    Loss(
+        "arcface",
+        arcface,
+        ArcFace,
+        angle_reference,
+        examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}),
+        on_cosines=True,
+    )
+)

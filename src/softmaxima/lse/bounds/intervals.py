@@ -344,7 +344,7 @@ def _gap(gaps: Gaps, k: int = LARGEST) -> Parts:
 
 
 def _adaptive(gaps: Gaps, gap: float | None = None) -> Parts:
-    near, furthest, nearest = gaps.near(gaps.count.clamp_min(1).log() if gap is None else torch.full_like(gaps.count, gap))
+    near, furthest, nearest = gaps.near(gap)
     others, ties = (near - 1).clamp_min(0), gaps.ties()
     lower = ties + (others - ties).clamp_min(0) * (-furthest).exp()
     upper = others + (gaps.count - near).clamp_min(0) * (-nearest).exp()
