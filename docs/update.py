@@ -135,7 +135,7 @@ def estimators_blocks() -> Blocks:
 
 def times_blocks() -> Blocks:
     """Seconds of sums and of estimates of the same scores."""
-    made = made_on()
+    made = made_on(threads=1)
     with tempfile.TemporaryDirectory() as folder:
         table = estimators_report.times_table(estimators.measure_times(folder))
     return {"times": f"{table}\n\n{caption('make logsumexp', made, estimators_report.TIMES_CAPTION)}"}
@@ -152,10 +152,10 @@ COMMANDS = {
 }
 
 
-def made_on() -> dict[str, str | None]:
-    """When, where and from which commit."""
+def made_on(threads: int | None = None) -> dict[str, str | None]:
+    """When, where and from which commit; on so many threads, or as many as torch takes."""
     facts = machine()
-    threads = facts["threads"]
+    threads = threads or facts["threads"]
     return {
         "date": datetime.date.today().isoformat(),
         "machine": f"{facts['processor']}, {threads} thread{'s' * (threads != 1)}",

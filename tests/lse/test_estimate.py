@@ -17,7 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import softmaxima as sm
 from conftest import at_most
 from softmaxima.core.arguments import InputError
-from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
+from softmaxima.experiments.estimators import measure, measure_budgets, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
     LARGEST,
     Moments,
@@ -99,15 +99,16 @@ def test_what_is_claimed_as_asymptotic_holds_the_truth_in_93_of_100_runs(
 def test_strata_claim_as_honestly():
     x = scores_of("sorted", 1_000_000)
     truth = truth_of(x)
-    found = [sm.estimate(x, 0.02, method="stratified", generator=seed) for seed in range(RUNS)]
-    assert all(e.certificate == "asymptotic" for e in found)
-    assert sum(e.lower <= truth <= e.upper for e in found) >= 0.93 * RUNS
+    found = [sm.estimate(x, 0.02, method="stratified", budget=20_000, generator=seed) for seed in range(RUNS)]
+    claims = [e for e in found if e.certificate == "asymptotic"]
+    assert len(claims) >= 0.85 * RUNS
+    assert sum(e.lower <= truth <= e.upper for e in claims) >= 0.93 * len(claims)
 
 
 @pytest.mark.parametrize("method", SAMPLED)
 def test_a_needle_is_no_guarantee_unless_its_height_is_known(method: str):
     x = scores_of("needle")
-    assert not any(sm.estimate(x, 0.05, method=method, generator=seed).guaranteed for seed in range(20))
+    assert not any(sm.estimate(x, 0.05, method=method, budget=20_000, generator=seed).guaranteed for seed in range(20))
     truth = truth_of(x)
     for seed in range(20):
         known = sm.estimate(x, 0.05, method=method, maximum=14.0, generator=seed)
@@ -131,6 +132,58 @@ def test_rare_scores_with_most_of_the_mass_are_seen_or_nothing_is_claimed(share:
     assert len(claims) == len(found) if share >= 64 else len(claims) < 0.1 * len(found)
 
 
+@pytest.mark.parametrize("share", [4, 16, 64])
+def test_neighbours_with_most_of_the_mass_are_seen_as_often_as_there_are_draws(share: int):
+    """A block of which `share` runs are expected among those drawn at the first look has 69 % of the mass."""
+    x, draws = scores_of("normal", 1_000_000), 2000
+    block = slice(300_000, 300_000 + len(x) * share // draws)
+    x[block] = math.log(0.69 / 0.31 * np.exp(x).sum() / (len(x) * share // draws))
+    truth = truth_of(x)
+    found = [sm.estimate(x, 0.1, budget=40_000, generator=seed) for seed in range(100)]
+    assert all(e.draws >= draws and e.evaluations == 10 * e.draws for e in found)
+    assert sum(e.certificate == "asymptotic" and not e.lower <= truth <= e.upper for e in found) <= 5
+
+
+@at_most(20)
+@given(
+    st.sampled_from(["auto", "uniform", "stratified"]),
+    st.integers(5000, 200_000),
+    st.floats(0.1, 10.0),
+    st.floats(0.05, 3.0),
+    st.integers(0, 99),
+)
+def test_no_claim_comes_before_half_of_a_budget_or_two_million_scores(method: str, n: int, share: float, target: float, seed: int):
+    x, budget = np.random.default_rng(seed).standard_normal(n), max(100, round(share * n))
+    for options in ({"budget": budget}, {}):
+        found = sm.estimate(x, target, method=method, generator=seed, **options)
+        if found.certificate == "asymptotic":
+            assert found.evaluations >= 0.49 * budget
+        assert options or found.certificate == "deterministic"
+
+
+@at_most(40)
+@given(
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    st.integers(1, 5000),
+    st.floats(0.01, 100.0),
+    st.sampled_from([0.0, 1e4, -1e4]),
+    st.sampled_from([1e-12, 1e-5, 0.01]),
+    st.sampled_from([1e-3, 1.0, 30.0]),
+)
+def test_a_pass_says_how_far_its_precision_reaches(
+    dtype: torch.dtype, n: int, spread: float, offset: float, target: float, tau: float
+):
+    x = (spread * torch.randn(n, generator=torch.Generator().manual_seed(n)) + offset).to(dtype)
+    found = sm.estimate(x, target, temperature=tau)
+    assert found.certificate == "deterministic"
+    assert found.lower <= truth_of(x.double().numpy() / tau) <= found.upper
+    rounding = 2.0**-46 * (1.0 + abs(float(found.value)) + math.log(n))
+    assert found.upper - found.lower <= 2 * target + rounding
+    products = sm.estimate(sm.InnerProduct(x[:, None].float(), torch.ones(1)), target, temperature=tau)
+    assert products.lower <= truth_of(x.double().numpy() / tau) <= products.upper
+    assert products.upper - products.lower <= rounding
+
+
 def test_a_score_that_is_not_read_cannot_be_known():
     x = scores_of("normal", 1_000_000)
     x[777_777] = math.log(0.69 / 0.31 * np.exp(x).sum())
@@ -149,12 +202,12 @@ def test_terms_without_a_variance_are_refused():
 
 
 @pytest.mark.parametrize("target", [0.3, 0.1, 0.03])
-@pytest.mark.parametrize("options", [{}, {"maximum": 5.0}], ids=["asymptotic", "finite-sample"])
+@pytest.mark.parametrize("options", [{"budget": 40_000}, {"maximum": 5.0}], ids=["asymptotic", "finite-sample"])
 @pytest.mark.parametrize("method", SAMPLED)
 def test_an_estimate_stops_when_its_interval_is_narrow_enough(target: float, options: dict, method: str):
     x = scores_of("normal", 500_000)
     found = sm.estimate(x, target, method=method, generator=3, **options)
-    assert found.certificate == ("finite-sample" if options else "asymptotic")
+    assert found.certificate == ("finite-sample" if "maximum" in options else "asymptotic")
     assert found.value - found.lower <= target + 1e-12
     assert found.upper - found.value <= target + 1e-12
     wider = sm.estimate(x, 2 * target, method=method, generator=3, **options)
@@ -305,7 +358,7 @@ def test_every_kind_of_source_gives_one_answer(tmp_path: Path):
         sm.InnerProduct(x[:, None], np.ones(1)),
     ]
     of_arrays = sources[:-1]
-    for options, alike in (({}, of_arrays), ({"method": "uniform"}, sources), ({"budget": 40_000}, of_arrays)):
+    for options, alike in (({}, of_arrays), ({"method": "uniform", "maximum": 5.0}, sources), ({"budget": 40_000}, of_arrays)):
         expected = sm.estimate(x, 0.05, generator=0, **options)
         assert isinstance(expected.value, np.float64)
         assert isinstance(sm.estimate(torch.from_numpy(x), 0.05, generator=0, **options).value, torch.Tensor)
@@ -604,8 +657,8 @@ def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
     subject = normal_file(tmp_path / "normal.npy", 1_000_000)
     again = normal_file(tmp_path / "normal.npy", 1_000_000)
     assert subject.truth == again.truth == pytest.approx(0.5 + math.log(1e6), abs=0.01)
-    (work,) = measure({"a file": subject}, (0.03,), runs=10)
-    assert work.evaluations < 20_000
+    (work,) = measure_budgets({"a file": subject}, (20_000,), runs=10)
+    assert work.evaluations <= 20_000
     assert work.certificates == {"asymptotic": 10}
     with pytest.raises(InputError, match=r"holds float32 of shape \(1000000,\), not float32 of \(999,\); delete it"):
         normal_file(tmp_path / "normal.npy", 999)
