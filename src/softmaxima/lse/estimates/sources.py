@@ -127,7 +127,7 @@ def _summed(pieces: Iterable[Tensor], tau: float, error: float) -> Total:
         return Total(torch.tensor(-math.inf, dtype=torch.float64), -math.inf, 0.0)
     highest, rest = torch.stack(states, 1)
     tops = quotient(highest, tau)
-    return Total(row_logsumexp(torch.where(tops.isinf(), tops, tops + rest), 1.0, None), float(tops.max()), error)
+    return Total(row_logsumexp(tops + rest, 1.0, None), float(tops.max()), error)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class ArraySource:
         # Σ p_i |x_i − M|/τ, by which rounded arguments count, is at most log n.
         error = 0.0 if self._scores.dtype == torch.float64 else NARROW * (1.0 + math.log(max(self.n, 1)))
         if self.n and self._scores.dtype in SUMMED and error <= accuracy:
-            return _summed([self._scores], tau, error)
+            return _summed([self._scores] if self._scores.is_contiguous() else self._scores.split(BLOCK), tau, error)
         return _summed(self.blocks(), tau, 0.0)
 
     @property
