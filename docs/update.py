@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -136,7 +137,7 @@ def times_blocks() -> Blocks:
     """Seconds of sums and of estimates of the same scores."""
     with tempfile.TemporaryDirectory() as folder:
         table = estimators_report.times_table(estimators.measure_times(folder))
-    return {"times": f"{table}\n\n{caption('make logsumexp', estimators_report.TIMES_CAPTION)}"}
+    return {"times": f"{table}\n\n{caption('make logsumexp', estimators_report.TIMES_CAPTION, threads=1)}"}
 
 
 COMMANDS = {
@@ -151,21 +152,24 @@ COMMANDS = {
 
 
 @functools.cache
-def made_on() -> dict[str, str | None]:
+def made_on() -> dict[str, Any]:
     """When, where and from which commit, as it was when this was asked first."""
     facts = machine()
-    threads = facts["threads"]
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{facts['processor']}, {threads} thread{'s' * (threads != 1)}",
+        "machine": facts["processor"],
+        "threads": facts["threads"],
         "commit": commit(),
     }
 
 
-def caption(command: str, note: str = "") -> str:
+def caption(command: str, note: str = "", threads: int | None = None) -> str:
+    """What made a figure, when and where; on so many threads, or as many as torch takes."""
     made = made_on()
+    threads = threads or made["threads"]
+    machine = f"{made['machine']}, {threads} thread{'s' * (threads != 1)}"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    made_by = f"`{command}`, {made['date']}, commit {made['commit']}, {made['machine']}, {versions}."
+    made_by = f"`{command}`, {made['date']}, commit {made['commit']}, {machine}, {versions}."
     return f"*{f'{note} {made_by}'.strip()}*"
 
 

@@ -52,7 +52,7 @@ def test_an_estimate_reads_few_scores_and_says_what_it_is_worth(
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05")
     assert "deterministic: the sum is inside" in out  # reading so few takes less time than draws
     monkeypatch.setattr(sources, "SCORE", 1e4)
-    monkeypatch.setattr("softmaxima.lse.estimates.estimate.RUN", 1)
+    monkeypatch.setattr(sources, "RUN_OF_FILE", 1)
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1", "--json")
     found = json.loads(out)
     assert found["certificate"] == "asymptotic"
@@ -60,6 +60,8 @@ def test_an_estimate_reads_few_scores_and_says_what_it_is_worth(
     assert found["evaluations"] < N / 4
     _, again, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1", "--json")
     assert again == out
+    _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1")
+    assert f"rarer than 3 in {found['evaluations']}, or 3 in {found['draws']} where they stand together, have much" in out
     highest = str(float(scores.max()))
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.1", "--maximum", highest, "--confidence", "0.99", "--seed", "1")
     assert "finite-sample: the sum is inside with 99 % confidence, if no score exceeds --maximum" in out

@@ -200,14 +200,15 @@ def estimate_file(
         "certificate": found.certificate,
         "confidence": confidence,
         "evaluations": found.evaluations,
+        "draws": found.draws,
     }
 
 
 CERTIFICATES = {
     "deterministic": "the sum is inside",
     "finite-sample": "the sum is inside with {confidence:.4g} % confidence, if no score exceeds --maximum",
-    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless scores rarer than {rare:.2g} in {evaluations} have "
-    "much of it; a --maximum guarantees it",
+    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless scores rarer than {rare:.2g} in {evaluations}, or "
+    "{rare:.2g} in {draws} where they stand together, have much of it; a --maximum guarantees it",
     "none": "the draws may have missed the largest scores; a known --maximum would guarantee an interval",
 }
 
@@ -227,9 +228,9 @@ def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
     say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{odd}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
-        confidence, evaluations = facts["confidence"], facts["evaluations"]
-        meaning = CERTIFICATES[facts["certificate"]].format(
-            confidence=100 * confidence, rare=-math.log(1 - confidence), evaluations=evaluations
+        confidence = facts["confidence"]
+        meaning = CERTIFICATES[facts["certificate"]].format_map(
+            facts | {"confidence": 100 * confidence, "rare": -math.log(1 - confidence)}
         )
         say(f"interval        {facts['lower']!r} to {facts['upper']!r}")
         say(f"certificate     {facts['certificate']}: {meaning}")

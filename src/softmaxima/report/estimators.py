@@ -27,8 +27,8 @@ CAPTION = (
 
 
 TIMES_CAPTION = (
-    "N(0, 1) scores in float32. The fastest of 7 runs in turns, on one thread, summing (`logsumexp`, of a file `file_logsumexp`, "
-    "of inner products with the product) and estimating. A file on disk was dropped from the page cache before each."
+    "N(0, 1) scores in float32. Medians of 7 runs in turns, on one thread, summing (`logsumexp`, of a file that is mapped into "
+    "memory, of inner products with the product) and estimating. A file on disk was dropped from the page cache before each."
 )
 
 

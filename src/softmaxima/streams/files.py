@@ -72,7 +72,9 @@ def file_logsumexp(
         ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
             that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
 
-    Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read.
+    Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read. Terms are
+    taken in float64, whatever the dtype: of float32 in memory that takes some three times what `logsumexp` of the mapped file does,
+    which takes them in float32.
 
     >>> import pathlib, tempfile, numpy as np, softmaxima as sm
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -203,6 +205,9 @@ def _side_by_side(
         with interface.one_thread():
             return reading.state(part(first, min(first + length, stop)))
 
+    if threads == 1 or length >= stop - start:  # a thread of its own would only cost its beginning
+        yield from map(window, range(start, stop, length))
+        return
     pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[LogSumExpState]] = deque()
     try:
