@@ -171,6 +171,8 @@ def proportional(
         and callable(f)
     ):
         return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
+    if callable(dim):
+        raise TypeError(f"proportional: dim must be an int, got a function; pass it by name: f={getattr(dim, '__name__', dim)}")
     return PROPORTIONAL(x, dim, f=f, temperature=temperature, where=where)
 
 

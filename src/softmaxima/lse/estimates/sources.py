@@ -21,6 +21,7 @@ from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
+from softmaxima.streams.formats import open_scores
 from softmaxima.streams.state import of_pieces
 
 BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
@@ -81,7 +82,7 @@ def open_source(source: Any) -> Source:
     if isinstance(source, (str, Path)):
         if Path(source).suffix != ".npy":
             raise ValueError(f"estimate: a path must name a .npy file, got {str(source)!r}; open raw files with numpy.memmap")
-        source = np.load(source, mmap_mode="r")
+        source = open_scores(Path(source)).mapped()  # type: ignore[misc]  # which plain memory has
     return ArraySource(source)
 
 
