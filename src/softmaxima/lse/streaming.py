@@ -45,7 +45,9 @@ def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: fl
     name = "streaming_logsumexp"
     check_one_temperature(name, temperature)
     if not isinstance(blocks, Iterable):
-        raise TypeError(f"{name}: blocks must be an iterable of arrays, tensors or numbers, got {described(blocks, 'a list of them')}")
+        raise TypeError(
+            f"{name}: blocks must be an iterable of arrays, tensors or numbers, got {described(blocks, 'a list of them')}"
+        )
     state, first, dtype = LogSumExpState(squares=None), None, None
     for block in _gathered(blocks):
         state = state.update(block, dim, temperature=temperature)

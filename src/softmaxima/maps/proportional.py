@@ -172,7 +172,8 @@ def proportional(
     ):
         return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
     if callable(dim):
-        raise TypeError(f"proportional: dim must be an int, got a function; pass it by name: f={getattr(dim, '__name__', dim)}")
+        function = getattr(dim, "__name__", dim)
+        raise TypeError(f"proportional: dim must be an int, got the function {function}; pass it by name: f={function}")
     return PROPORTIONAL(x, dim, f=f, temperature=temperature, where=where)
 
 

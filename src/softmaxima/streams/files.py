@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, as_number, check_flag, check_number, check_one_temperature, check_positive, described
+from softmaxima.core.numbers import (
+    InputError,
+    as_number,
+    check_flag,
+    check_number,
+    check_one_temperature,
+    check_positive,
+    described,
+)
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.formats import (

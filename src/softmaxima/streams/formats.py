@@ -112,8 +112,7 @@ def _from_file(path: Path, column: str | None, dtype: str | None) -> Scores:
         return _named_pipe(path, column, dtype)
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a device or a socket; give a file, or - for standard input")
-    may_be_empty = suffix == ".txt" or (dtype is not None and suffix not in COMPRESSIONS)
-    if not may_be_empty and path.is_file() and path.stat().st_size == 0:
+    if suffix in {*READERS, *COMPRESSIONS} - {".txt"} and path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path.name} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
     if suffix in COMPRESSIONS:
         return _compressed(path, column, dtype, suffix)
@@ -161,7 +160,9 @@ def _raw(path: Path, column: str | None, dtype: str) -> Scores:
     plain = _numpy_dtype(dtype)
     count, rest = divmod(path.stat().st_size, plain.itemsize)
     if rest:
-        raise InputError(f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check `dtype`, or copy it again")
+        raise InputError(
+            f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check `dtype`, or copy it again"
+        )
     return _plain(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
 
 
@@ -391,7 +392,9 @@ def _compressed(path: Path, column: str | None, dtype: str | None, suffix: str) 
     stream, inner = Stream(path, COMPRESSIONS[suffix]()), Path(path.stem).suffix.lower()
     with path.open("rb") as file:
         if suffix == ".gz" and file.read(len(_GZIP)) != _GZIP:
-            raise InputError(f"{path.name} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it")
+            raise InputError(
+                f"{path.name} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it"
+            )
     if inner in READERS:
         if dtype is not None:
             raise InputError(f"{path.name}: a file with the suffix {inner} states its own dtype; leave `dtype` out")
@@ -440,7 +443,9 @@ def _numbers(file: Any, name: str) -> Iterator[Block]:
     rest, mark = b"", codecs.BOM_UTF8  # some editors begin a text with it
     while text := file.read(8 * PIECE):
         if mark and text.startswith((_GZIP, _ZSTANDARD)):
-            raise InputError(f"{name} is compressed; decompress it first, or give a file whose suffix says so, as .npy.gz, .txt.zst")
+            raise InputError(
+                f"{name} is compressed; decompress it first, or give a file whose suffix says so, as .npy.gz, .txt.zst"
+            )
         text, mark = text.removeprefix(mark), b""
         words = (rest + text).replace(b",", b" ").split()
         rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""

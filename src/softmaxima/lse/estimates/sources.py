@@ -363,7 +363,7 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
         probes: how many cells a search looks into; 1/16 of them by default.
         generator: of k-means: torch's, NumPy's or a seed.
 
-    Raises ImportError where FAISS is not installed (`pip install ".[ann]"`), ValueError for a W without rows.
+    Raises ImportError where FAISS is not installed (`pip install faiss-cpu`), ValueError for a W without rows.
 
     >>> import numpy as np, softmaxima as sm
     >>> W = np.random.default_rng(0).standard_normal((20_000, 8))
@@ -410,4 +410,4 @@ def _faiss(name: str) -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError:
-        raise ImportError(f'{name} needs FAISS, which is not installed; call: pip install ".[ann]"') from None
+        raise ImportError(f"{name} needs FAISS, which is not installed: pip install faiss-cpu") from None
