@@ -30,7 +30,7 @@ from softmaxima.cli.bench import show_benchmark
 from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, markdown_table, number, picture
+from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, made_with, markdown_table, number, picture
 
 TINY = ("--shapes=4x8", "--threads=1")
 OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswith("softmaxima.")] + list(LOSSES)
@@ -353,6 +353,7 @@ def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch: pytest.MonkeyPa
     elsewhere.touch()
     monkeypatch.setattr(sm, "__file__", str(elsewhere))
     assert machine.commit() is None
+    assert "commit" not in made_with(measure(names="softmax"))
 
 
 # The command
