@@ -81,8 +81,9 @@ def test_raw_memory_can_be_estimated(scores: np.ndarray, softmaxima_lse: Callabl
         (("--estimate", "0.1", "--effective-size"), "--effective-size needs all scores"),
         (("--estimate", "0.1", "--checkpoint", "c"), "--checkpoint needs all scores"),
         (("--estimate", "0.1", "--confidence", "95"), "--confidence must be a number between 0 and 1, got 95.0"),
+        (("--estimate", "0.1", "--seed", "1.5"), "--seed: must be an int, got 1.5"),
         (("--estimate", "0.1", "--seed", "-1"), "--seed must be an int of at least 0, got -1"),
-        (("--estimate", "0.1", "--maximum", "-9"), "--maximum must be at least every score"),
+        (("--estimate", "0.1", "--maximum", "-9"), "maximum must be at least every score"),
         (("--maximum", "9"), "--maximum is about an estimate; add --estimate NATS"),
         (("--confidence", "0.9"), "--confidence is about an estimate"),
         (("--bounds", "--checkpoint", "c"), "--checkpoint keeps the sum alone"),
@@ -93,6 +94,12 @@ def test_what_does_not_go_together_is_told(options: tuple[str, ...], message: st
     code, out, err = softmaxima_lse(str(path), *options)
     assert (code, out) == (2, "")
     assert message in err.replace("\n", " ")
+
+
+def test_an_estimate_that_met_nan_blames_no_draw(softmaxima_lse: Callable, tmp_path: Path):
+    np.save(tmp_path / "scores.npy", np.array([1.0, math.nan]))
+    _, out, _ = softmaxima_lse(str(tmp_path / "scores.npy"), "--estimate", "0.1")
+    assert "certificate     none: the sum is NaN whatever the other scores are\n" in out
 
 
 def test_a_file_that_is_read_in_order_is_not_estimated(softmaxima_lse: Callable, tmp_path: Path):

@@ -82,7 +82,7 @@ def bench(
     with _threads(settings.threads), Workers(1 if settings.in_processes else 0, threads) as timer, torch.no_grad():
         ((_, around),) = timer.map(surroundings, [settings], LIMIT)
         if isinstance(around, Lost):
-            raise InputError(f"--device: {settings.device} could not be opened: {around.problem}")
+            raise InputError(f"`device`: {settings.device} could not be opened: {around.problem}")
         there = tuple(name for name in settings.peers or () if name not in around.left_out)
         found = Benchmark(
             date=datetime.date.today().isoformat(),
@@ -242,7 +242,7 @@ def _refuse_what_does_not_fit(settings: Settings) -> None:
         try:
             torch.empty(shape.sizes)
         except (RuntimeError, TypeError, OverflowError):
-            raise InputError(f"--shapes: {shape} does not fit in memory; take smaller sizes") from None
+            raise InputError(f"`shapes`: {shape} does not fit in memory; take smaller sizes") from None
 
 
 @contextmanager

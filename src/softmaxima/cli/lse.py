@@ -27,7 +27,6 @@ def lse(
             help="NPY, NPZ, Parquet, Arrow (files and streams), Feather, HDF5, Zarr, CSV, numbers in a .txt, raw memory with "
             "--dtype, or - for standard input: NPY, raw memory, or text. NPY, CSV, text, Arrow streams and raw memory may "
             "be compressed: .npy.gz, .csv.zst.",
-            allow_leading_hyphen=True,
         ),
     ],
     /,
@@ -65,8 +64,6 @@ def lse(
 
     The file is read once. A file that is cut off, or changes while it is read, is an error.
     """
-    if str(file).startswith("-") and str(file) != "-" and not file.exists():
-        fail(f"Unknown option: {file}; see softmaxima lse --help")
     if str(file) != "-":
         check_exists(file, ", or - for standard input")
     if scale is not None and not 0 < scale < float("inf"):
@@ -107,8 +104,8 @@ def sum_file(
     checkpoint: Path | None,
 ) -> dict[str, Any]:
     """What is known of all scores of a file."""
+    from softmaxima.core.numbers import InputError
     from softmaxima.streams.files import file_logsumexp
-    from softmaxima.streams.formats import FileError
 
     with file_progress() as progress, terminable():
         seen = 0
@@ -144,7 +141,7 @@ def sum_file(
                 progress=summed,
                 observe=summarise if bounds else None,
             )
-        except FileError as error:
+        except InputError as error:
             progress.stop()
             fail(str(error))
         except KeyboardInterrupt as interruption:
@@ -178,7 +175,7 @@ def estimate_file(
 ) -> dict[str, Any]:
     """What is known of a file after a few of its scores."""
     from softmaxima.lse import estimate
-    from softmaxima.streams.formats import FileError, open_scores
+    from softmaxima.streams.formats import open_scores
 
     try:
         scores = open_scores(file, column, dtype)
@@ -186,8 +183,8 @@ def estimate_file(
             fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
         with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
-    except (FileError, TypeError, ValueError) as error:
-        fail(str(error).replace("estimate: maximum ", "--maximum "))
+    except (TypeError, ValueError) as error:
+        fail(str(error))
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)
@@ -211,6 +208,7 @@ CERTIFICATES = {
     "{rare:.2g} in {draws} where they stand together, have much of it; a --maximum guarantees it",
     "none": "the draws may have missed the largest scores; a known --maximum would guarantee an interval",
 }
+OF_NAN = "the sum is NaN whatever the other scores are"
 
 
 def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
@@ -229,9 +227,8 @@ def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
         confidence = facts["confidence"]
-        meaning = CERTIFICATES[facts["certificate"]].format_map(
-            facts | {"confidence": 100 * confidence, "rare": -math.log(1 - confidence)}
-        )
+        meaning = OF_NAN if math.isnan(facts["logsumexp"]) else CERTIFICATES[facts["certificate"]]
+        meaning = meaning.format_map(facts | {"confidence": 100 * confidence, "rare": -math.log(1 - confidence)})
         say(f"interval        {facts['lower']!r} to {facts['upper']!r}")
         say(f"certificate     {facts['certificate']}: {meaning}")
         return

@@ -140,7 +140,7 @@ def check_per_row(
         return tensor
     shape = sizes(x)
     rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(shape))
-    if not _broadcasts(tensor, rows_shape):
+    if not broadcasts(tensor, rows_shape):
         raise ValueError(
             f"{name}: {what} must broadcast against scores of shape {shape} with size 1 along dim {dim}, "
             f"got shape {sizes(tensor)}; {_reshaping(what, sizes(tensor), rows_shape)}"
@@ -158,7 +158,7 @@ def _reshaping(what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return f"one value for each index of axis {axis} needs {what}.reshape{own + (1,) * (len(shape) - axis - 1)}"
 
 
-def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+def broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether it broadcasts to the shape, and no further."""
     own = sizes(tensor)
     return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
@@ -193,6 +193,6 @@ def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
     mask = as_tensor(name, "where", where)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.bool()")
-    if not _broadcasts(mask, sizes(x)):
+    if not broadcasts(mask, sizes(x)):
         raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
     return _of_rank(mask, x.ndim)

@@ -17,7 +17,11 @@ import numpy as np
 
 
 class InputError(ValueError):
-    """What a command or an experiment was given or asked for cannot be used. The message is one line."""
+    """What a function or a command was given or asked for cannot be used, files among it.
+
+    The message is one line: what was wrong, what arrived and what to do. It has the names of parameters in backticks, so that a
+    command can tell of its options in their place.
+    """
 
 
 def as_number(value: Any) -> float | None:
@@ -100,13 +104,16 @@ def described(value: Any, wanted: str = "a number") -> str:
         return f"a tensor of shape {tuple(value.shape)}; pass {wanted}, such as .item() of it"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} of shape {value.shape}; pass {wanted}"
-    return f"{value!r}; pass {wanted}" if isinstance(value, (float, int, np.number, type(None))) else type(value).__name__
+    return f"{repr(value) if isinstance(value, (float, int, np.number, type(None))) else type(value).__name__}; pass {wanted}"
 
 
 def check_axis(name: str, dim: Any) -> int:
     """`dim` as an int, whatever the number of axes."""
-    if isinstance(dim, float):
-        raise TypeError(f"{name}: dim must be an int, got {dim}; pass an int, and other arguments by name")
+    if isinstance(dim, float) or callable(dim):
+        given = dim if isinstance(dim, float) else f"the function {getattr(dim, '__name__', dim)}"
+        raise TypeError(f"{name}: dim must be an int, got {given}; pass an int, and other arguments by name")
+    if isinstance(dim, (tuple, list)):
+        raise TypeError(f"{name}: dim must be an int, got {type(dim).__name__} {dim}; make one axis of these by x.flatten() first")
     return check_int(name, "dim", dim)
 
 

@@ -206,8 +206,8 @@ def open_library(path: Path | None) -> ctypes.CDLL | None:
             problem = str(error)
     which = "its native library" if path is None else f"the native library {path}"
     warnings.warn(
-        f"softmaxima runs without {which}, much slower on the CPU: {problem}. Reinstall the package where there is a "
-        "C++ compiler, or set SOFTMAXIMA_BACKEND=reference to be content with it",
+        f"softmaxima runs without {which}, much slower on the CPU ({problem}): reinstall it where there is a C++ compiler, or set "
+        "SOFTMAXIMA_BACKEND=reference",
         stacklevel=2,
     )
     return None

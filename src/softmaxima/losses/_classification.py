@@ -357,10 +357,12 @@ def prepare(
         _check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
     elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
-        one_hot = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
+        repair = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
+        if targets.dtype == torch.bool and sizes(targets) == hard_shape:
+            repair = "; classes 0 and 1 need target.long()"
         raise ValueError(
             f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
-            f"got {targets.dtype} of shape {tuple(targets.shape)}{one_hot}"
+            f"got {targets.dtype} of shape {tuple(targets.shape)}{repair}"
         )
     else:
         labels, soft = targets.long(), None
@@ -416,7 +418,9 @@ def _(name: str, labels: Tensor, classes: int) -> Tensor:
 def _refuse_others(name: str, labels: Tensor, classes: int) -> None:
     out_of_range = (labels < 0) | (labels >= classes)
     if bool(out_of_range.any()):
-        raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
+        label = int(labels[out_of_range][0])
+        repair = f"ignore_index={label} leaves its rows out"
+        raise IndexError(f"{name}: target {label} is out of range for {classes} classes; {repair}")
 
 
 def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor, like_input
 from softmaxima.core.envelope import envelope
-from softmaxima.core.numbers import check_one_temperature
+from softmaxima.core.numbers import check_one_temperature, described
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import is_concrete
 from softmaxima.lse.logsumexp import GRADIENT, row_logsumexp
@@ -42,7 +42,12 @@ def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: fl
     >>> sm.streaming_logsumexp([0.0, 0.0])
     np.float64(0.6931471805599453)
     """
-    check_one_temperature("streaming_logsumexp", temperature)
+    name = "streaming_logsumexp"
+    check_one_temperature(name, temperature)
+    if not isinstance(blocks, Iterable):
+        raise TypeError(
+            f"{name}: blocks must be an iterable of arrays, tensors or numbers, got {described(blocks, 'a list of them')}"
+        )
     state, first, dtype = LogSumExpState(squares=None), None, None
     for block in _gathered(blocks):
         state = state.update(block, dim, temperature=temperature)

@@ -171,6 +171,9 @@ def proportional(
         and callable(f)
     ):
         return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
+    if callable(dim):
+        function = getattr(dim, "__name__", dim)
+        raise TypeError(f"proportional: dim must be an int, got the function {function}; pass it by name: f={function}")
     return PROPORTIONAL(x, dim, f=f, temperature=temperature, where=where)
 
 

@@ -266,7 +266,8 @@ def made_with(benchmark: Benchmark) -> str:
     machine = f"{benchmark.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
     if "device" in benchmark.machine:
         machine = f"{benchmark.machine['device']}, {machine}"
-    return f"{benchmark.date}, commit {benchmark.commit}, {machine}, {' and '.join(benchmark.dtypes)}, {versions}"
+    commit = "" if benchmark.commit is None else f", commit {benchmark.commit}"
+    return f"{benchmark.date}{commit}, {machine}, {' and '.join(benchmark.dtypes)}, {versions}"
 
 
 # Okabe and Ito's colours, from few scores to many.

@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from softmaxima.core.numbers import as_number, check_number, check_one_temperature, check_positive
+from softmaxima.core.numbers import (
+    InputError,
+    as_number,
+    check_flag,
+    check_number,
+    check_one_temperature,
+    check_positive,
+    described,
+)
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.formats import (
     STANDARD_INPUT,
-    FileError,
     Scores,
     open_scores,
     piece_length,
@@ -69,7 +76,7 @@ def file_logsumexp(
             which would keep no record of it.
 
     Raises:
-        ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
+        ValueError (its subclass `InputError`): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
             that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
 
     Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read. Terms are
@@ -83,24 +90,25 @@ def file_logsumexp(
     ...     sm.file_logsumexp(path).value == np.log(1e5)
     np.True_
     """
-    path = Path(path)
     name = "file_logsumexp"
+    path = _checked_path(name, "path", path)
     tau = check_one_temperature(name, temperature)
+    effective_size = check_flag(name, "effective_size", effective_size)
     quantised = None
     if scale is not None or as_number(zero_point) != 0.0:
         scale = 1.0 if scale is None else check_positive(name, "scale", scale)
         quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
-    place = None if checkpoint is None else Path(checkpoint)
+    place = None if checkpoint is None else _checked_path(name, "checkpoint", checkpoint)
     if place is not None and observe is not None:
-        raise FileError("--checkpoint keeps the sum alone; leave it out, or ask for nothing beside the sum")
+        raise InputError("`checkpoint` keeps the sum alone; leave it out, or ask for nothing beside the sum")
     once = read_once(path)
     if place is not None and once:
         pipe = "standard input" if path == STANDARD_INPUT else path
-        raise FileError(f"--checkpoint: {pipe} cannot be read again from where it stopped; give a file")
+        raise InputError(f"`checkpoint`: {pipe} cannot be read again from where it stopped; give a file")
     scores = open_scores(path, column, dtype)
     counted = scores.dtype in EIGHT_BITS
     if quantised is not None and not counted:
-        raise FileError(f"--scale and --zero-point are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
+        raise InputError(f"`scale` and `zero_point` are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
     reading = Reading(tau, effective_size, (quantised or (1.0, 0.0)) if counted else None)
     state = LogSumExpState() if effective_size else LogSumExpState(squares=None)
     if once:
@@ -121,15 +129,23 @@ def file_logsumexp(
         try:
             Checkpoint(str(path.absolute()), fingerprint, options, state).save(place)
         except OSError as error:
-            raise FileError(f"--checkpoint: cannot write {place} ({error.strerror}); choose another path") from None
+            raise InputError(f"`checkpoint`: cannot write {place} ({error.strerror}); choose another path") from None
 
     save(state)  # a place that cannot be written to shows now, not after hours
     state = _summed(scores, state, reading, progress, observe, save)
     if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
-        raise FileError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
+        raise InputError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
     if place is not None:
         Path(os.path.realpath(place)).unlink()
     return state
+
+
+def _checked_path(name: str, what: str, path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name}: {what} must be a path, got {described(path, 'a str or a pathlib.Path')}")
+    if path == "":
+        raise ValueError(f"{name}: {what} must be a path, got the empty string; name a file")
+    return Path(path)
 
 
 @dataclass(frozen=True)

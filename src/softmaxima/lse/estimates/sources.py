@@ -22,6 +22,7 @@ from softmaxima.core.randomness import SEEDS, Randomness, as_seed
 from softmaxima.kernels import native
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
+from softmaxima.streams.formats import open_scores
 
 BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
 RUN = 256  # neighbours in a draw from memory, where a score of a longer run is no cheaper
@@ -107,7 +108,7 @@ def open_source(source: Any) -> Source:
     if isinstance(source, (str, Path)):
         if Path(source).suffix != ".npy":
             raise ValueError(f"estimate: a path must name a .npy file, got {str(source)!r}; open raw files with numpy.memmap")
-        source = np.load(source, mmap_mode="r")
+        source = open_scores(Path(source)).mapped()  # type: ignore[misc]  # which plain memory has
     return ArraySource(source)
 
 
@@ -404,7 +405,7 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
         probes: how many cells a search looks into; 1/16 of them by default.
         generator: of k-means; see `estimate`.
 
-    Raises ImportError where FAISS is not installed (`pip install ".[ann]"`), ValueError for a W without rows.
+    Raises ImportError where FAISS is not installed (`pip install faiss-cpu`), ValueError for a W without rows.
 
     >>> import numpy as np, softmaxima as sm
     >>> W = np.random.default_rng(0).standard_normal((20_000, 8))
@@ -451,4 +452,4 @@ def _faiss(name: str) -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError:
-        raise ImportError(f'{name} needs FAISS, which is not installed; call: pip install ".[ann]"') from None
+        raise ImportError(f"{name} needs FAISS, which is not installed: pip install faiss-cpu") from None
