@@ -52,8 +52,8 @@ ifeq ($(wildcard /dev/nvidia0),)
 	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/kernels/test_triton_compiles.py
 endif
 
-sanitize:
-	cmake -S tests/kernels/native -B build/sanitize
+sanitize: $(INSTALLED)-test
+	cmake -S tests/kernels/native -B build/sanitize -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	cmake --build build/sanitize --target fuzz --parallel
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 
@@ -78,14 +78,10 @@ wheel:
 	release/wheel.sh
 
 readme: $(INSTALLED)-report
-	$(BIN)/python docs/update.py maps
-	$(BIN)/python docs/update.py compare
+	$(BIN)/python docs/update.py maps compare
 
 logsumexp: $(INSTALLED)-test
-	$(BIN)/python docs/update.py precision
-	$(BIN)/python docs/update.py bounds
-	$(BIN)/python docs/update.py estimators
-	$(BIN)/python docs/update.py times
+	$(BIN)/python docs/update.py precision bounds estimators times
 
 clean:
 	rm -rf $(VENV) build dist

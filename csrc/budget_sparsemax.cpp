@@ -191,13 +191,21 @@ struct BudgetSparsemax {
             },
             [=](int64_t at, int64_t length) { clear(out + at, length); });
         if (active == 0) return true;
+        double shrink = 1;
+        const bool any = !(std::fabs(sum) < MODERATE_MEAN<double>);  // g that is not to be read, or beyond what can be added
+        if (any) {
+            shrink = shrinking<C>(g, row.n);
+            sum = 0;
+            for (int64_t i = 0; i < row.n; ++i) sum += widen(out[i]) != 0 ? double(g[i]) * shrink : 0.0;
+        }
         const double mean = sum / active;
         for_each_group(
             row, part, scratch, 0, row.n,
             [&](int64_t at, int64_t length, const C*) {
                 const C* upstream = g.read(at, length, buffer);
                 T* to = out + at;
-                for (int64_t k = 0; k < length; ++k) {
+                for (int64_t k = 0; any && k < length; ++k) put(widen(to[k]) != 0 ? (double(upstream[k]) * shrink - mean) * scale / shrink : 0.0, to[k]);
+                for (int64_t k = 0; !any && k < length; ++k) {
                     const double counts = double(widen(to[k]));
                     put(counts * (double(upstream[k]) - mean) * scale, to[k]);
                 }

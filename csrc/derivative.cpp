@@ -5,6 +5,9 @@
 //   log_softmax                 w = 1 where allowed, r = exp(log p)
 //
 // Of entmax with α > 2 the largest w may be huge, and the two terms of its difference cancel: see Steep.
+//
+// Where w is 0 the derivative is 0, whatever g is, and g is not read. Loops in C multiply it by 0 nonetheless: a g for which that matters
+// shows in the mean, and such a row is done again by pull_any, as is one whose sums or differences may be beyond C.
 
 #include <algorithm>
 #include <type_traits>
@@ -95,8 +98,9 @@ struct Steep {
     int64_t n, least = -1;  // k
     double exponent;
     double smallest = 0, next = 0, reference = 0;  // p_k, the second smallest p > 0, g_k
+    double shrink;
 
-    Steep(const T* p, const Upstream<T>& g, int64_t n, double alpha) : p(p), g(g), n(n), exponent(2 - alpha) {
+    Steep(const T* p, const Upstream<T>& g, int64_t n, double alpha) : p(p), g(g), n(n), exponent(2 - alpha), shrink(shrinking<compute_t<T>>(g, n)) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         double first = infinity, second = infinity;
         for (int64_t i = 0; i < n; ++i) {
@@ -116,11 +120,8 @@ struct Steep {
         reference = upstream(least);
     }
 
-    // Of a second derivative g may have been beyond T; differences and sums of it have room in double.
-    double upstream(int64_t i) const {
-        constexpr double most = LARGEST_NUMBER<T> < 0x1p900 ? LARGEST_NUMBER<T> : 0x1p900;
-        return std::clamp(double(g[i]), -most, most);
-    }
+    // Of a second derivative g may have been beyond T.
+    double upstream(int64_t i) const { return std::clamp(double(g[i]), -LARGEST_NUMBER<T>, LARGEST_NUMBER<T>) * shrink; }
 
     // e^{−a} w of the others; 0 of k and outside the support.
     void weigh(int64_t begin, int64_t length, double log_next, double* w) const {
@@ -154,17 +155,55 @@ struct Steep {
             for (int64_t j = 0; j < length; ++j) {
                 const double gap = upstream(i + j) - reference;
                 const double share = i + j == least ? -center : w[j] != 0 ? w[j] * (gap - ratio * center) : 0.0;
-                narrow(bounded<T>(share * half * half * scale), out[i + j]);
+                narrow(bounded<T>(share * half * half * scale / shrink), out[i + j]);
             }
         }
     }
 };
+
+// Any g, in double.
+template <class Weight, bool with_scores, class T>
+[[gnu::noinline]] void pull_any(const Row<T>& row, const T* p, const Upstream<T>& g) {
+    const Weight weigh(row.theta);
+    const double shrink = shrinking<compute_t<T>>(g, row.n);
+    double w[STEP], upstream[STEP];
+    const auto read = [&](int64_t begin, int64_t length) {
+        for (int64_t j = 0; j < length; ++j) {
+            const double own = weigh(double(widen(p[begin + j]))), slope = double(g[begin + j]) * shrink;
+            w[j] = own;
+            upstream[j] = own == 0 ? 0.0 : slope;
+        }
+    };
+    Sums<double, Weight::divided> sums;
+    for (int64_t i = 0; i < row.n; i += STEP) {
+        const int64_t length = minimum(STEP, row.n - i);
+        read(i, length);
+        sums.add(w, upstream, length);
+    }
+    double mean = sums.products.total().value();
+    if (Weight::divided) {
+        const double total = sums.weights.total().value();
+        mean = total == 0 ? 0.0 : mean / total;
+    }
+    for (int64_t i = 0; i < row.n; i += STEP) {
+        const int64_t length = minimum(STEP, row.n - i);
+        read(i, length);
+        for (int64_t j = 0; j < length; ++j) {
+            const double s = with_scores && row.score(i + j) < 0 ? 0.0 : w[j];
+            put_any(s == 0 ? 0.0 : s * (upstream[j] - mean) * row.scale / shrink, row.out[i + j]);
+        }
+    }
+}
 
 // Where g is of one label.
 template <class T, class Weight>
 void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstream<T>& g) {
     using C = compute_t<T>;
     const C own = weigh(widen(p[g.label()])), upstream = g[g.label()];
+    if (own == 0) {
+        fill_with_zeros(row);
+        return;
+    }
     double total = 1;
     if (Weight::divided) {
         total = 0;
@@ -177,6 +216,7 @@ void pull_label(const Row<T>& row, const Weight& weigh, const T* p, const Upstre
         }
     }
     const double mean = total == 0 ? 0.0 : double(own) * double(upstream) / total;
+    if (!(std::fabs(mean) < MODERATE_MEAN<C>)) return pull_any<Weight, false>(row, p, g);
     const C center = C(mean), lost = C(mean - double(center));
     T* out = row.out;
     with_scale<C>(row.scale, [&](auto scale) {
@@ -232,6 +272,10 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
             const double total = sums.weights.total().value();
             mean = total == 0 ? 0.0 : mean / total;
         }
+        if (!(std::fabs(mean) < MODERATE_MEAN<C>)) {
+            pull_any<Weight, with_scores>(row, p, g);
+            return true;
+        }
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C* values = widened(p + i, length, p_block);
@@ -266,6 +310,35 @@ bool backward(const SoftmaximaBackward* call, T*, double nanoseconds) {
     });
 }
 
+// log_softmax of any g, in double.
+template <class T>
+[[gnu::noinline]] void pull_any_log(const Row<T>& row, const T* log_p, const Upstream<T>& g) {
+    const double shrink = shrinking<compute_t<T>>(g, row.n);
+    double allowed[STEP], upstream[STEP];
+    const auto read = [&](int64_t begin, int64_t length) {
+        for (int64_t j = 0; j < length; ++j) {
+            const double slope = double(g[begin + j]) * shrink;
+            allowed[j] = double(widen(log_p[begin + j])) == NOTHING ? 0.0 : 1.0;
+            upstream[j] = allowed[j] == 0 ? 0.0 : slope;
+        }
+    };
+    Sums<double, false> sums;
+    for (int64_t i = 0; i < row.n; i += STEP) {
+        const int64_t length = minimum(STEP, row.n - i);
+        read(i, length);
+        sums.add(allowed, upstream, length);
+    }
+    const double total = sums.products.total().value();
+    for (int64_t i = 0; i < row.n; i += STEP) {
+        const int64_t length = minimum(STEP, row.n - i);
+        read(i, length);
+        for (int64_t j = 0; j < length; ++j) {
+            const double p = exp(double(widen(log_p[i + j])));
+            put_any((upstream[j] - (p == 0 ? 0.0 : p * total)) * row.scale / shrink, row.out[i + j]);
+        }
+    }
+}
+
 template <class T>
 bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
     using C = compute_t<T>;
@@ -284,7 +357,12 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
             for (int64_t j = 0; j < length; ++j) allowed[j] = values[j] == nothing ? C(0) : C(1);
             sums.add(allowed, g.read(i, length, g_block), length);
         }
-        const C total = C(sums.products.total().value());
+        const double sum = sums.products.total().value();
+        if (!(std::fabs(sum) < MODERATE_MEAN<C>)) {
+            pull_any_log(row, log_p, g);
+            return true;
+        }
+        const C total = C(sum);
         for (int64_t i = 0; i < row.n; i += STEP) {
             const int64_t length = minimum(STEP, row.n - i);
             const C *values = widened(log_p + i, length, l_block), *upstream = g.read(i, length, g_block);
@@ -299,6 +377,95 @@ bool log_softmax_backward(const SoftmaximaBackward* call, T*) {
     });
 }
 
+// Rows that lie in the first-level cache together, and are finished in groups.
+constexpr int64_t SHORT_ROW = 128, GROUP = 16;
+
+// Of short rows of an ordinary τ: product(w, g) adds up to the mean, or the total, of a row, pulled(w, g, high, low) makes of it the
+// derivative times τ. A group in which that is no moderate number is left to `general`, a call of its own.
+template <class C, class Product, class Pulled, class General>
+bool pull_short_rows(const SoftmaximaBackward* call, double nanoseconds, const Product& product, const Pulled& pulled, const General& general) {
+    constexpr int64_t lanes = LANES<C>;
+    const SoftmaximaRows& rows = call->rows;
+    const int64_t n = rows.n, whole = n / lanes * lanes, rest = n - whole;
+    const C *all_p = static_cast<const C*>(call->p), *all_g = static_cast<const C*>(call->g), scale = C(rows.tau == 1.0 ? 1.0 : inverse(rows.tau));
+    const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(n));
+    return share_out<C>((rows.outer + GROUP - 1) / GROUP, team, [&](int64_t task, Scratch<C>&) {
+        const int64_t first = task * GROUP, width = minimum(GROUP, rows.outer - first);
+        const C *p = all_p + first * n, *g = all_g + first * n;
+        C* out = static_cast<C*>(call->out) + first * n;
+        typename VectorSum<C>::Whole sums[GROUP];
+        for (int64_t j = 0; j < GROUP; ++j) {
+            const int64_t begin = (j < width ? j : 0) * n;
+            Vector<C> a = {}, b = {};
+            int64_t i = 0;
+            for (; i + 2 * lanes <= n; i += 2 * lanes) {
+                a += product(load(p + begin + i), load(g + begin + i));
+                b += product(load(p + begin + i + lanes), load(g + begin + i + lanes));
+            }
+            if (i < whole) a += product(load(p + begin + i), load(g + begin + i));
+            if (rest) b += product(load(p + begin + whole, rest, C(0)), load(g + begin + whole, rest, C(0)));
+            VectorSum<C> sum;
+            sum.add(a + b);
+            sums[j] = sum.whole();
+        }
+        alignas(LINE) double high[GROUP], low[GROUP];
+        VectorSum<C>::total(sums, high, low);
+        bool moderate = true;
+        for (int64_t j = 0; j < GROUP; ++j) {
+            high[j] += low[j];
+            moderate &= std::fabs(high[j]) < 0x1p60;
+        }
+        if (!moderate) {
+            SoftmaximaBackward group = *call;
+            group.rows.outer = width;
+            group.rows.threads = 1;
+            group.p = p;
+            group.g = g;
+            group.out = out;
+            return general(&group);
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            const int64_t begin = j * n;
+            const C center = C(high[j]), lost = C(high[j] - double(center));
+            const auto of = [&](Vector<C> w, Vector<C> slope) __attribute__((always_inline)) { return pulled(w, slope, center, lost) * scale; };
+            for (int64_t i = begin; i < begin + whole; i += lanes) store(of(load(p + i), load(g + i)), out + i);
+            const int64_t end = begin + whole;
+            if (rest) store(of(load(p + end, rest, C(0)), load(g + end, rest, C(0))), rest, out + end);
+        }
+        return true;
+    });
+}
+
+template <class T>
+bool are_short(const SoftmaximaBackward* call) {
+    const SoftmaximaRows& rows = call->rows;
+    const bool ordinary = !rows.taus && rows.tau > 0x1p-64 && rows.tau < 0x1p64;
+    return sizeof(T) == sizeof(compute_t<T>) && !call->labels && rows.inner == 1 && rows.n <= SHORT_ROW && rows.outer >= GROUP && ordinary;
+}
+
+template <class T>
+bool softmax_backward(const SoftmaximaBackward* call, T* type) {
+    const auto general = [=](const SoftmaximaBackward* rows) { return backward<Probability, false>(rows, type, 0.4); };
+    if (!are_short<T>(call)) return general(call);
+    using C = compute_t<T>;
+    const auto product = [](Vector<C> p, Vector<C> g) __attribute__((always_inline)) { return p * g; };
+    const auto pulled = [](Vector<C> p, Vector<C> g, C center, C lost) __attribute__((always_inline)) { return p * ((g - center) - lost); };
+    return pull_short_rows<C>(call, 0.4, product, pulled, general);
+}
+
+template <class T>
+bool log_softmax_pull(const SoftmaximaBackward* call, T* type) {
+    const auto general = [=](const SoftmaximaBackward* rows) { return log_softmax_backward(rows, type); };
+    if (!are_short<T>(call)) return general(call);
+    using C = compute_t<T>;
+    const Exponential<C> exp(Origin<C>{});
+    const Vector<C> nothing = all(-std::numeric_limits<C>::infinity());
+    const auto allowed = [=](Vector<C> log_p, Vector<C> g) __attribute__((always_inline)) { return log_p == nothing ? Vector<C>{} : g; };
+    const auto pulled = [=](Vector<C> log_p, Vector<C> g, C total, C)
+                            __attribute__((always_inline)) { return allowed(log_p, g) - exp.of(log_p, Vector<C>{}) * total; };
+    return pull_short_rows<C>(call, 1.0, allowed, pulled, general);
+}
+
 template <class Weight, bool with_scores = false>
 int run(const SoftmaximaBackward* call, double nanoseconds) {
     return with_dtype(call->rows.dtype, [=](auto type) { return backward<Weight, with_scores>(call, type, nanoseconds); });
@@ -306,7 +473,9 @@ int run(const SoftmaximaBackward* call, double nanoseconds) {
 
 }  // namespace
 
-int softmax_backward(const SoftmaximaBackward* call) { return run<Probability>(call, 0.4); }
+int softmax_backward(const SoftmaximaBackward* call) {
+    return with_dtype(call->rows.dtype, [=](auto type) { return softmax_backward(call, type); });
+}
 
 int rectified_backward(const SoftmaximaBackward* call) { return run<Probability, true>(call, 0.6); }
 
@@ -317,7 +486,7 @@ int entmax15_backward(const SoftmaximaBackward* call) { return run<Root>(call, 0
 int entmax_backward(const SoftmaximaBackward* call) { return run<Power>(call, 3.0); }
 
 int log_softmax_backward(const SoftmaximaBackward* call) {
-    return with_dtype(call->rows.dtype, [=](auto type) { return log_softmax_backward(call, type); });
+    return with_dtype(call->rows.dtype, [=](auto type) { return log_softmax_pull(call, type); });
 }
 
 }  // namespace SOFTMAXIMA_ISA

@@ -51,9 +51,22 @@ struct VectorSum<float> {
     Vector<double> sums[2] = {};
 
     [[gnu::always_inline]] inline void add(Vector<float> terms) { SOFTMAXIMA_ISA::add(terms, sums); }
-    [[gnu::always_inline]] inline Sum total() const {
-        return {reduce<LANES<double>>(sums[0] + sums[1], [](auto a, auto b) __attribute__((always_inline)) { return a + b; }), 0};
+    // All but the last additions, which `total` makes of several rows at a time.
+    using Whole = Vector<double>;
+    [[gnu::always_inline]] inline Whole whole() const { return sums[0] + sums[1]; }
+
+    [[gnu::always_inline]] inline Sum total() const { return {reduce<LANES<double>>(whole(), plus), 0}; }
+
+    template <int64_t count>
+    [[gnu::always_inline]] static inline void total(const Whole (&of)[count], double* high, double* low) {
+        for (int64_t j = 0; j < count; j += LANES<double>) {
+            store(reduce_each<double>(of + j, plus), high + j);
+            store(Vector<double>{}, low + j);
+        }
     }
+
+   private:
+    static constexpr auto plus = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
 };
 
 template <>
@@ -66,6 +79,17 @@ struct VectorSum<double> {
         sum = next;
     }
     [[gnu::always_inline]] inline Sum total() const { return folded<LANES<double>>(sum, lost); }
+
+    using Whole = Sum;
+    [[gnu::always_inline]] inline Whole whole() const { return total(); }
+
+    template <int64_t count>
+    static void total(const Whole (&of)[count], double* high, double* low) {
+        for (int64_t j = 0; j < count; ++j) {
+            high[j] = of[j].high;
+            low[j] = of[j].low;
+        }
+    }
 
    private:
     template <int64_t lanes, class V>

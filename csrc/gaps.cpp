@@ -186,25 +186,19 @@ bool gaps(const SoftmaximaGaps* call, T*) {
     });
 }
 
-// Σ exp(−δ) over δ ≤ reach, but for those of M.
+// How many δ ≤ reach there are, and Σ exp(−δ) over them, but for those of M.
 template <class C>
-[[gnu::noinline]] double sum_kept(const C* x, int64_t length, double top, double scale, double reach) {
+[[gnu::noinline]] void add_kept(const C* x, int64_t length, double top, double scale, double reach, double& number, double& sum) {
     const Exponential<double> exponential(Origin<double>{});
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
+    double count = 0, part = 0;
+#pragma omp simd reduction(+ : count, part)
     for (int64_t i = 0; i < length; ++i) {
-        const double z = gap(x[i], top, scale), e = exponential(z);
-        sum += z >= -reach && double(x[i]) < top ? e : 0.0;
+        const double z = gap(x[i], top, scale), e = exponential(z), kept = z >= -reach ? 1.0 : 0.0;
+        count += kept;
+        part += double(x[i]) < top ? kept * e : 0.0;
     }
-    return sum;
-}
-
-template <class C>
-[[gnu::noinline]] int64_t how_many_kept(const C* x, int64_t length, double top, double scale, double reach) {
-    int64_t count = 0;
-#pragma omp simd reduction(+ : count)
-    for (int64_t i = 0; i < length; ++i) count += gap(x[i], top, scale) >= -reach ? 1 : 0;
-    return count;
+    number += count;
+    sum += part;
 }
 
 template <class T>
@@ -219,8 +213,7 @@ bool kept(const SoftmaximaKept* call, T*) {
             const int64_t length = minimum(BLOCK, row.n - i);
             const C* x = row.raw(i, length, scratch.high);
             ties += double(how_many_are(x, length, extent.top));
-            number += double(how_many_kept(x, length, top, row.scale, call->reach));
-            sum += sum_kept(x, length, top, row.scale, call->reach);
+            add_kept(x, length, top, row.scale, call->reach, number, sum);
         }
         summary[0] = top;
         summary[1] = double(extent.count);

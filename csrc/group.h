@@ -97,6 +97,9 @@ struct alignas(LINE) Group {
             floor_[j] = exp.floor;
             mass[j] = 0;
         }
+        auto shifted = load(shift_) != all(C(0));
+        for (int64_t j = LANES<C>; j < WIDTH; j += LANES<C>) shifted |= load(shift_ + j) != all(C(0));
+        shifted_ = any<C>(shifted);
         self().template sum_terms<exact>(rectified, kept, step, lost_terms);
         if constexpr (sizeof(C) == sizeof(float)) {
             add_what_the_largest_lost();
@@ -123,12 +126,18 @@ struct alignas(LINE) Group {
         bool by_gaps = false;
         if constexpr (sizeof(C) == sizeof(float)) {
             using F = Format<double>;
+            alignas(LINE) double value[WIDTH];
+            const double with_top = exact ? 0 : 1;
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
                 const double above = (double(shift_[j]) - z_top(j)) + double(power_[j]) * F::log_2_high;
-                log_sum[j] = log(mass[j]) + (above + double(power_[j]) * F::log_2_low);
+                log_sum[j] = log_of_normal(mass[j]) + (above + double(power_[j]) * F::log_2_low);
                 lost[j] = 0;
+                value[j] = std::fabs(double(top[j]) * with_top + log_sum[j]);
             }
+            if (!scaled_ && all_do(value, exact ? least() : 2.0)) return true;
+            for (int64_t j = 0; j < WIDTH; ++j)
+                if (!(mass[j] > 0 && mass[j] < -NOTHING)) log_sum[j] = mass[j] == 0 ? NOTHING : mass[j];
             int64_t near_zero = 0;
             for (int64_t j = 0; j < width_; ++j) near_zero += is_finite(j) && is_near(j, exact);
             by_gaps = near_zero * (80 + n_) > 26 * n_ && self().log_sums_of_gaps();  // takes less than one after the other
@@ -151,7 +160,7 @@ struct alignas(LINE) Group {
 
    protected:
     int64_t n_, width_;
-    bool scaled_;
+    bool scaled_, shifted_;  // whether τ is not 1, and a row has an origin that is not 0
     alignas(LINE) C shift_[WIDTH], power_[WIDTH], magic_[WIDTH], floor_[WIDTH];
     alignas(LINE) double anchor_[WIDTH];  // as in Row
     alignas(LINE) double exact_[WIDTH];   // the largest term, and
@@ -171,7 +180,8 @@ struct alignas(LINE) Group {
             tau[j] = rows.taus && j < width ? rows.taus[index + j] : rows.tau;
             theta[j] = rows.theta + (j < width ? index + j : index) * rows.distance;
         }
-        for (int64_t j = 0; j < WIDTH; ++j) scale[j] = inverse(tau[j]);
+        const double all = rows.tau == 1.0 ? 1.0 : inverse(rows.tau);
+        for (int64_t j = 0; j < WIDTH; ++j) scale[j] = rows.taus ? inverse(tau[j]) : all;
     }
 
     Layout& self() { return static_cast<Layout&>(*this); }
@@ -181,10 +191,24 @@ struct alignas(LINE) Group {
 
     bool is_finite(int64_t j) const { return std::fabs(log_sum_of(j).value(tau[j])) < std::numeric_limits<double>::infinity(); }
 
-    // Whether the digits of the sum do not do. In an exact sum of floats those of what is added to the largest term do, as far as n
+    // Whether all sums are positive numbers, and of these values none is below the least.
+    bool all_do(const double* values, double least) const {
+        const Vector<double> infinity = all(-NOTHING), zero = {};
+        auto wrong = zero != zero;
+        for (int64_t j = 0; j < WIDTH; j += LANES<double>) {
+            const Vector<double> sum = load(mass + j), value = load(values + j);
+            wrong |= ~((sum > zero) & (sum < infinity) & (value >= all(least)));
+        }
+        return !any<double>(wrong);
+    }
+
+    // Below this the digits of an exact sum of floats do not do: those of what is added to the largest term do, as far as n
     // roundings of a double leave them.
+    double least() const { return 8e-9 * double(n_); }
+
+    // Whether the digits of the sum do not do.
     bool is_near(int64_t j, bool exact) const {
-        return exact && sizeof(C) == sizeof(float) ? log_sum[j] < 8e-9 * double(n_) : LogSumExp<C>::is_near(log_sum_of(j), tau[j], exact);
+        return exact && sizeof(C) == sizeof(float) ? log_sum[j] < least() : LogSumExp<C>::is_near(log_sum_of(j), tau[j], exact);
     }
 
     // Where one term is most of a sum in float, so is the rounding of that term.

@@ -72,8 +72,8 @@ struct SoftmaximaGivenLoss {
 // What a state of logsumexp is made of, of each row.
 struct SoftmaximaState {
     SoftmaximaRows rows;
-    double* values;   // [outer, inner]: logsumexp of x/τ less the largest x/τ
-    double* maxima;   // [outer, inner]: the largest x; NaN where one is
+    double* rests;    // [outer, inner]: Σ exp((x − M)/τ) over the others, M the largest x; NaN where one is, 0 where M is infinite
+    double* maxima;   // [outer, inner]: M; NaN where an x is
     int64_t* counts;  // [outer, inner]: how many x are the largest; 0 of −∞ and NaN
 };
 
@@ -143,7 +143,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 7
+#define SOFTMAXIMA_INTERFACE 8
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

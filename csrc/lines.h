@@ -8,7 +8,7 @@ namespace SOFTMAXIMA_ISA {
 template <class C_>
 struct alignas(LINE) Lines : Group<Lines<C_>, C_, 16> {
     using Base = Group<Lines<C_>, C_, 16>;
-    using Base::anchor_, Base::floor_, Base::largest_, Base::magic_, Base::n_, Base::scaled_, Base::shift_, Base::width_;
+    using Base::anchor_, Base::floor_, Base::largest_, Base::magic_, Base::n_, Base::scaled_, Base::shift_, Base::shifted_, Base::width_;
     using Base::log_sum, Base::mass, Base::nothing, Base::scale, Base::tau, Base::top, Base::WIDTH;
     using typename Base::C;
 
@@ -21,32 +21,37 @@ struct alignas(LINE) Lines : Group<Lines<C_>, C_, 16> {
 
     void find_top(bool rectified) {
         const auto larger = [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; };
-        for (int64_t j = width_; j < WIDTH; ++j) top[j] = 0;
+        Vector<C> tops[WIDTH];
+        for (int64_t j = width_; j < WIDTH; ++j) tops[j] = all(C(0));
         for (int64_t j = 0; j < width_; ++j) {
             const C* x = x_ + j * stride_;
-            Vector<C> tops = all(nothing);
-            for (int64_t i = 0; i < whole_; i += LANES<C>) tops = larger(load(x + i), tops);
-            if (whole_ < n_) tops = larger(load(x + whole_, n_ - whole_, nothing), tops);
-            const C highest = reduce<LANES<C>>(tops, larger);
-            top[j] = rectified && highest < 0 ? nothing : highest;
+            tops[j] = all(nothing);
+            for (int64_t i = 0; i < whole_; i += LANES<C>) tops[j] = larger(load(x + i), tops[j]);
+            if (whole_ < n_) tops[j] = larger(load(x + whole_, n_ - whole_, nothing), tops[j]);
         }
+        for (int64_t j = 0; j < WIDTH; j += LANES<C>) store(reduce_each<C>(tops + j, larger), top + j);
+        for (int64_t j = 0; rectified && j < width_; ++j) top[j] = top[j] < 0 ? nothing : top[j];
     }
 
     bool can_keep() const { return true; }
 
     template <bool exact>
     void sum_terms(bool rectified, C* kept, int64_t step, double* lost_terms) {
+        typename VectorSum<C>::Whole sums[WIDTH];
+        for (int64_t j = width_; j < WIDTH; ++j) sums[j] = VectorSum<C>().whole();
         if (scaled_ || rectified) {
             for (int64_t j = 0; j < width_; ++j) {
                 alignas(LINE) C z[MOST], low[MOST];
                 temper(j, rectified, z, low);
-                kept ? add_row<true, true, exact>(j, z, low, kept + j * step, lost_terms) : add_row<false, true, exact>(j, z, low, nullptr, lost_terms);
+                C* to = kept ? kept + j * step : nullptr;
+                sums[j] = kept ? sum_row<true, true, exact>(j, z, low, shift_[j], to) : sum_row<false, true, exact>(j, z, low, shift_[j], to);
             }
-        } else if (kept) {
-            for (int64_t j = 0; j < width_; ++j) add_row<true, false, exact>(j, x_ + j * stride_, nullptr, kept + j * step, lost_terms);
+        } else if (shifted_) {
+            kept ? sum_rows<true, exact>(kept, step, shift_, sums) : sum_rows<false, exact>(kept, step, shift_, sums);
         } else {
-            for (int64_t j = 0; j < width_; ++j) add_row<false, false, exact>(j, x_ + j * stride_, nullptr, nullptr, lost_terms);
+            kept ? sum_rows<true, exact>(kept, step, NoShift{}, sums) : sum_rows<false, exact>(kept, step, NoShift{}, sums);
         }
+        VectorSum<C>::total(sums, mass, lost_terms);
     }
 
     void emit_terms(bool, bool, const Ratios<C, WIDTH>& ratios, const C* share, C* out, int64_t step) const {
@@ -70,7 +75,8 @@ struct alignas(LINE) Lines : Group<Lines<C_>, C_, 16> {
             if (scaled_) {
                 for (int64_t i = 0; i < n_; ++i) to[i] = C(gap(x[i], double(maximum), scale[j]) - log_sum[j]);
             } else {  // two numbers that are not positive: no digits cancel
-                for (int64_t i = 0; i < n_; ++i) to[i] = (x[i] - maximum) - less;
+                for (int64_t i = 0; i < whole_; i += LANES<C>) store((load(x + i) - maximum) - less, to + i);
+                if (whole_ < n_) store((load(x + whole_, n_ - whole_, C(0)) - maximum) - less, n_ - whole_, to + whole_);
             }
         }
     }
@@ -103,26 +109,35 @@ struct alignas(LINE) Lines : Group<Lines<C_>, C_, 16> {
         }
     }
 
-    // Two vectors at a time, whose terms are added in C unless the sum is to be exact.
+    // Four vectors at a time, or two, whose terms are added in C unless the sum is to be exact.
     template <bool Store, bool Low, bool exact>
-    [[gnu::always_inline]] inline void add_row(int64_t j, const C* z, const C* low, C* out, double* lost_terms) {
+    [[gnu::always_inline]] inline auto sum_row(int64_t j, const C* z, const C* low, C shift, C* out) const {
         constexpr int64_t lanes = LANES<C>;
-        const C shift = shift_[j], magic = magic_[j], floor = floor_[j];
+        const C magic = magic_[j], floor = floor_[j];
         VectorSum<C> sum;
         const auto term = [=](int64_t i) __attribute__((always_inline)) {
             const Vector<C> e = Exponential<C>::evaluate(load(z + i), Low ? load(low + i) : Vector<C>{}, shift, magic, floor);
             if (Store) store(e, out + i);
             return e;
         };
-        int64_t i = 0;
-        for (; i + 2 * lanes <= n_; i += 2 * lanes) {
-            const Vector<C> p = term(i), q = term(i + lanes);
+        const auto add = [&](Vector<C> p, Vector<C> q) __attribute__((always_inline)) {
             if (exact) {
                 sum.add(p);
                 sum.add(q);
             } else {
                 sum.add(p + q);
             }
+        };
+        int64_t i = 0;
+        for (; i + 4 * lanes <= n_; i += 4 * lanes) {
+            const Vector<C> a = term(i), b = term(i + lanes), c = term(i + 2 * lanes), d = term(i + 3 * lanes);
+            add(a, b);
+            add(c, d);
+        }
+        if (i + 2 * lanes <= n_) {
+            const Vector<C> a = term(i), b = term(i + lanes);
+            add(a, b);
+            i += 2 * lanes;
         }
         if (i + lanes <= n_) {
             sum.add(term(i));
@@ -135,9 +150,17 @@ struct alignas(LINE) Lines : Group<Lines<C_>, C_, 16> {
             if (Store) store(e, count, out + i);
             sum.add(e);
         }
-        const Sum total = sum.total();
-        mass[j] = total.high;
-        lost_terms[j] = total.low;
+        return sum.whole();
+    }
+
+    struct NoShift {
+        C operator[](int64_t) const { return 0; }
+    };
+
+    template <bool Store, bool exact, class Shifts>
+    [[gnu::noinline]] void sum_rows(C* kept, int64_t step, const Shifts& shifts, typename VectorSum<C>::Whole* sums) const {
+        for (int64_t j = 0; j < width_; ++j)
+            sums[j] = sum_row<Store, false, exact>(j, x_ + j * stride_, nullptr, shifts[j], Store ? kept + j * step : nullptr);
     }
 };
 

@@ -71,11 +71,24 @@ struct Linear {
 
     // The origin of values is 0, for neither p nor y need add up to 1.
     bool scan(const Row<T>& row, int64_t, int64_t, Part& part, Scratch<T>&) const {
+        constexpr int64_t lanes = LANES<T>;
         const T *x = row.x, *shares = p;
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < row.n; ++i) sum += shares[i] != 0 ? double(shares[i]) * double(x[i]) : 0.0;
-        part = {1, 0, sum};
+        const int64_t whole = row.n / lanes * lanes, rest = row.n - whole;
+        Vector<double> sums[2] = {};
+        const auto add = [&](Vector<T> share, Vector<T> score) __attribute__((always_inline)) {
+            score = share != all(T(0)) ? score : Vector<T>{};
+            if constexpr (sizeof(T) == sizeof(double)) {
+                sums[0] += share * score;
+            } else {
+                Vector<double> shares[2] = {}, scores[2] = {};
+                SOFTMAXIMA_ISA::add(share, shares);
+                SOFTMAXIMA_ISA::add(score, scores);
+                for (int half = 0; half < 2; ++half) sums[half] += shares[half] * scores[half];
+            }
+        };
+        for (int64_t i = 0; i < whole; i += lanes) add(load(shares + i), load(x + i));
+        if (rest) add(load(shares + whole, rest, T(0)), load(x + whole, rest, T(0)));
+        part = {1, 0, reduce<LANES<double>>(sums[0] + sums[1], [](auto a, auto b) __attribute__((always_inline)) { return a + b; })};
         return true;
     }
 

@@ -4,8 +4,8 @@
 
 #pragma once
 
-#include "lines.h"
 #include "threshold_columns.h"
+#include "threshold_lines.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -309,6 +309,7 @@ bool margin_row_loss(const SoftmaximaLoss* call, const Kernel& kernel, Margin ma
 }
 
 // Each kind of groups has
+//   suit(rows)                        whether rows should be worked on so,
 //   prepare(out, step, scratch)       the conjugates, less the largest z,
 //   emit(weight, out, step)           weight · p,
 //   probabilities(distances, p)       p of one score of each row.
@@ -319,6 +320,11 @@ struct alignas(LINE) ExponentialGroup {
 
     Group& group;
     alignas(LINE) double conjugate[WIDTH];
+
+    static bool suit(const SoftmaximaRows& rows) {
+        if constexpr (std::is_same_v<Group, Lines<C>>) return are_lines<C>(rows);
+        return are_short(rows);
+    }
 
     explicit ExponentialGroup(Group& group_) : group(group_) {}
 
@@ -360,12 +366,23 @@ struct AsGroup<ThresholdMap<T, Family>, Columns<C>> {
     using type = std::conditional_t<Family::costly, void, ThresholdColumns<C, Family>>;
 };
 
+template <class T, class Family, class C>
+struct AsGroup<ThresholdMap<T, Family>, Lines<C>> {
+    using type = ThresholdLines<C, Family>;
+};
+
 template <class Kernel, class Group>
 constexpr bool has_groups = !std::is_void_v<typename AsGroup<Kernel, Group>::type>;
 
+template <class Kernel, class Group>
+bool suits(const SoftmaximaRows& rows) {
+    if constexpr (has_groups<Kernel, Group>) return AsGroup<Kernel, Group>::type::suit(rows);
+    return false;
+}
+
 // The losses of short rows, several at a time; with a margin, of labels that have all of the target, and as columns.
 template <class Kernel, class T>
-bool short_losses(const SoftmaximaLoss* call, T*) {
+bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
     using C = compute_t<T>;
     const SoftmaximaRows& rows = call->rows;
     const T* soft = static_cast<const T*>(call->soft);
@@ -447,18 +464,19 @@ bool short_losses(const SoftmaximaLoss* call, T*) {
     };
     T* out = static_cast<T*>(call->out);
     if constexpr (has_groups<Kernel, Lines<C>>) {
-        if (are_lines<C>(rows) && !margin) return for_each_lines<T>(rows, out, 1.0, body);
+        if (suits<Kernel, Lines<C>>(rows) && !margin) return for_each_lines<T>(rows, out, nanoseconds, body);
     }
-    return for_each_short_rows<T>(rows, out, 1.0, body, change);
+    if constexpr (has_groups<Kernel, Columns<C>>) return for_each_short_rows<T>(rows, out, nanoseconds, body, change);
+    return false;
 }
 
 template <class T, class Kernel>
 bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
     const Margin margin(call->margin);
     using C = compute_t<T>;
-    if constexpr (has_groups<Kernel, Columns<C>>) {
-        const bool short_enough = are_short(call->rows) || (has_groups<Kernel, Lines<C>> && are_lines<C>(call->rows) && !margin);
-        if (short_enough && (!margin || (call->labels && call->smoothing == 0))) return short_losses<Kernel>(call, type);
+    if constexpr (has_groups<Kernel, Lines<C>>) {
+        const bool by_columns = suits<Kernel, Columns<C>>(call->rows) && (!margin || (call->labels && call->smoothing == 0));
+        if (by_columns || (suits<Kernel, Lines<C>>(call->rows) && !margin)) return short_losses<Kernel>(call, type, nanoseconds);
     }
     const T* inputs[] = {static_cast<const T*>(call->soft)};
     return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,

@@ -3,35 +3,48 @@
 // Where the mean of exp(z_i − M) is above 1/2, its logarithm is log1p((1/n) Σ expm1(z_i − M)): there the two logarithms may cancel.
 
 #include "columns.h"
+#include "near_zero.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
 
 constexpr double FLAT = -0x1.62e42fefa39efp-1;  // log(1/2)
 constexpr double NEAR_ZERO = 1;                 // of narrower results, only those below keep digits that cancel
+constexpr double SMALL = 0.25;                  // of results in double, those below are of terms with more digits than a double has
 
-// e^x − 1 for x ≤ 0, and of a term that is added to x, if it is small.
-[[gnu::always_inline]] inline double expm1(double x, double low) {
-    using F = Format<double>;
-    const double bounded = x < F::underflow ? F::underflow : x;
-    const double shifted = bounded * F::log2_e + F::magic, n = shifted - F::magic;
-    const double r = ((bounded - n * F::log_2_high) - n * F::log_2_low) + low, t = r + (r * r) * F::q(r);
-    const double power = n < -1020 ? -1020.0 : n;  // e^x of less is nothing beside 1
-    const double scale = bit_cast<double>(bit_cast<uint64_t>(power + (F::magic + F::bias)) << F::mantissa);
-    return (scale - 1) + scale * t;
+// A logarithm in two terms.
+template <class W>
+LogSum split(double maximum, W log) {
+    const double near = double(log);
+    return {maximum, near, near - near == 0 ? double(log - W(near)) : 0.0};
+}
+
+// log of the mean of exp(z − M), of terms in long double: log1p of that of expm1 where `flat`.
+template <class T>
+[[gnu::noinline]] LogSum mean_of_gaps(const Row<T>& row, double maximum, int64_t count, bool flat) {
+    using W = long double;
+    W sum = 0;
+    for (int64_t i = 0; i < row.n; ++i) {
+        const W gap = (W(row.score(i)) - W(maximum)) / W(row.tau);
+        if (row.allowed(i)) sum += flat ? std::expm1(gap) : std::exp(gap);
+    }
+    return split<W>(maximum, flat ? std::log1p(sum / W(count)) : std::log(sum / W(count)));
 }
 
 // What `result` should be less log n, and with the digits that cancel then.
 template <class T>
 double mean_of(const Row<T>& row, const LogSum& result, Scratch<compute_t<T>>& scratch) {
+    using W = std::conditional_t<sizeof(T) == sizeof(double), long double, double>;
     constexpr int64_t PART = 512;
     int64_t count = row.mask ? 0 : row.n;
     for (int64_t i = 0; row.mask && i < row.n; ++i) count += row.mask[i] != 0;
     if (count == 0) return NOTHING;
-    const double below = (result.log_sum - std::log(double(count))) + result.lost;
-    const double value = LogSum{result.maximum, below, 0}.value(row.tau);
-    const bool cancels = below > FLAT && (sizeof(T) == sizeof(double) || std::fabs(value) < NEAR_ZERO);
-    if (!cancels || std::fabs(result.maximum) == -NOTHING) return value;
+    const W below = (W(result.log_sum) - std::log(W(count))) + W(result.lost);
+    const double value = split<W>(result.maximum, below).value(row.tau);
+    if (std::fabs(result.maximum) == -NOTHING) return value;
+    const bool flat = below > FLAT;
+    if (sizeof(T) == sizeof(double) && std::fabs(value) < SMALL) return mean_of_gaps(row, result.maximum, count, flat).value(row.tau);
+    if (!flat || (sizeof(T) < sizeof(double) && std::fabs(value) >= NEAR_ZERO)) return value;
     Sum excess;
     double x[PART];
     for (int64_t i = 0; i < row.n; i += PART) {
@@ -50,7 +63,7 @@ double mean_of(const Row<T>& row, const LogSum& result, Scratch<compute_t<T>>& s
         }
         excess.add({sum, rounded});
     }
-    return LogSum{result.maximum, std::log1p(excess.value() / double(count)), 0}.value(row.tau);
+    return split<W>(result.maximum, std::log1p((W(excess.high) + W(excess.low)) / W(count))).value(row.tau);
 }
 
 template <class T>

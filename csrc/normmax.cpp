@@ -60,7 +60,7 @@ struct Normmax : Entmax {
 
     // ρ^{1/β}, which is u relative to the largest.
     void shares(const double* gaps, int64_t count, const Threshold& threshold, double* p) const {
-        powers(gaps, count, threshold.level, threshold.growth, 1 / (alpha * beta), 0, p);
+        powers(gaps, count, threshold.growth, 1 / (alpha * beta), 0, p);
     }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const { shares(gaps, count, threshold, gaps); }
@@ -90,8 +90,20 @@ struct Stretched : ThresholdMap<T, Family> {
     }
 };
 
+// p in float, from the scores: for large α what half precision rounds off p counts α times. What is rounded to 0 stays 0.
 template <class T>
-bool pull(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<compute_t<T>>& scratch) {
+const float* probabilities(const Row<T>& row, const T* rounded, Scratch<float>& scratch) {
+    float* scores = scratch.rough.at_least(2 * row.n);
+    if (!scores) return nullptr;
+    for (int64_t i = 0; i < row.n; ++i) scores[i] = float(row.score(i));
+    Row<float> wide{scores, nullptr, row.tau, row.scale, 0, row.theta, row.n, row.index, scores + row.n};
+    if (!whole_row(Stretched<float, Normmax>{}, wide, scratch)) return nullptr;
+    for (int64_t i = 0; i < row.n; ++i) wide.out[i] = widen(rounded[i]) == 0 ? 0.0f : wide.out[i];
+    return wide.out;
+}
+
+template <class T, class P>
+bool pull(const Row<T>& row, const P* p, const Upstream<T>& g, Scratch<compute_t<T>>& scratch) {
     const double alpha = *row.theta, beta = alpha - 1;
     // body(i) where p > 0 or NaN, and nothing(begin, length) for groups without.
     const auto for_support = [&](const auto& body, const auto& begin_group) {
@@ -134,9 +146,10 @@ bool pull(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<compute_t
         steepest = slopes[i] > slopes[steepest] ? i : steepest;
     }
     const double reference = count > 0 ? upstream[steepest] : 0.0;
+    const double shrink = shrinking<compute_t<T>>(upstream, count);
     double mean = 0, moved = 0;
     for (int64_t i = 0; i < count; ++i) {
-        upstream[i] -= reference;
+        upstream[i] = upstream[i] * shrink - reference * shrink;
         shares[i] /= total;
         mean += shares[i] * upstream[i];
     }
@@ -148,7 +161,7 @@ bool pull(const Row<T>& row, const T* p, const Upstream<T>& g, Scratch<compute_t
     T* out = row.out;
     for_support(
         [&](int64_t i) {
-            put((slopes[count] - shares[count] * moved) * row.scale, out[i]);
+            put((slopes[count] - shares[count] * moved) * row.scale / shrink, out[i]);
             ++count;
         },
         [=](int64_t begin, int64_t length) { clear(out + begin, length); });
@@ -172,7 +185,13 @@ int normmax_backward(const SoftmaximaBackward* call) {
         const T* inputs[] = {static_cast<const T*>(call->p), dense_upstream<T>(call)};
         return for_each_whole_row<T>(call->rows, inputs, 2, call->out, 1.0, [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
             const Upstream<T> g(call, row.index, others[1]);
-            return g.left_out() ? fill_with_zeros(row) : pull(row, others[0], g, scratch);
+            if (g.left_out()) return fill_with_zeros(row);
+            if constexpr (sizeof(T) < sizeof(float)) {
+                const float* p = probabilities(row, others[0], scratch);
+                return p && pull(row, p, g, scratch);
+            } else {
+                return pull(row, others[0], g, scratch);
+            }
         });
     });
 }

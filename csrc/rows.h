@@ -401,6 +401,29 @@ class Upstream {
     C of_label_ = 0;
 };
 
+// A power of 2 by which sums and differences of the largest numbers among these are numbers of double.
+template <class C, class Values>
+double shrinking(const Values& values, int64_t length) {
+    if (sizeof(C) < sizeof(double)) return 1.0;
+    double most = 0;
+    for (int64_t i = 0; i < length; ++i) {
+        const double size = std::fabs(double(values[i]));
+        most = size > most ? size : most;
+    }
+    return most < 0x1p900 ? 1.0 : 0x1p-100;
+}
+
+// Where the mean of g is below, no g less the mean is beyond C: it is less than half of what separates the largest numbers. And where it
+// is, no g was infinite or NaN, for not even 0 g is a number then.
+template <class C>
+constexpr double MODERATE_MEAN = double(std::numeric_limits<C>::max()) * double(std::numeric_limits<C>::epsilon()) / 4;
+
+// A product with g in double, for any g: what is infinite stays so.
+template <class T>
+inline void put_any(double product, T& to) {
+    std::isinf(product) ? narrow(product, to) : put(product, to);
+}
+
 // g [outer, n, inner] where it is that.
 template <class T>
 const T* dense_upstream(const SoftmaximaBackward* call) {

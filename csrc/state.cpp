@@ -1,6 +1,6 @@
-// The monoid (M, m, r) of logsumexp from one read of a row: the largest score, how many there are of it, and log(m + r).
+// The monoid (M, m, r) of logsumexp from one read of a row: the largest score, how many there are of it, and r of the others.
 
-#include "columns.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -32,36 +32,20 @@ struct State : LogSumExp<T, double> {
         return true;
     }
 
-    // Short rows of float or less, as columns.
-    bool put_columns(Columns<C>& columns, const SoftmaximaRows& rows, int64_t first, Scratch<C>& scratch) const {
-        constexpr int64_t WIDTH = Columns<C>::WIDTH;
+    // A row of float or less that stays in cache.
+    bool put_row(const Row<T>& row, Scratch<C>& scratch) const {
         const Exponential<double> exponential(Origin<double>{});
-        alignas(LINE) double tops[WIDTH], rest[WIDTH] = {}, lost[WIDTH] = {}, values[WIDTH];
-        alignas(LINE) C counts[WIDTH] = {}, buffer[WIDTH];
-        columns.find_top(false);
-        for (int64_t j = 0; j < WIDTH; ++j) tops[j] = double(columns.top[j]);
-        for (int64_t i = 0; i < columns.n(); ++i) {
-            const C* x = columns.raw(i, false, buffer);
-#pragma omp simd
-            for (int64_t j = 0; j < WIDTH; ++j) {
-                const double z = gap(x[j], tops[j], columns.scale[j]), e = exponential(z);
-                add_exactly(z == 0 ? 0.0 : e, rest[j], lost[j]);
-            }
-#pragma omp simd
-            for (int64_t j = 0; j < WIDTH; ++j) counts[j] += x[j] == columns.top[j] ? C(1) : C(0);
+        const C* x = row.raw(0, row.n, scratch.high);
+        const C highest_x = highest(x, row.n);
+        const double top = double(highest_x);
+        if (!(std::fabs(top) < -NOTHING)) return whole_row(*this, row, scratch);
+        double rest = 0;
+#pragma omp simd reduction(+ : rest)
+        for (int64_t i = 0; i < row.n; ++i) {
+            const double e = exponential(gap(x[i], top, row.scale));
+            rest += double(x[i]) == top ? 0.0 : e;
         }
-#pragma omp simd
-        for (int64_t j = 0; j < WIDTH; ++j) {
-            const double m = double(counts[j]), share = (rest[j] + lost[j]) / m, sum = 1 + share, taken = sum - 1;
-            values[j] = log(m) + (log(sum) + ((1 - (sum - taken)) + (share - taken)) / sum);
-        }
-        for (int64_t j = 0; j < columns.width(); ++j) {
-            if (std::fabs(tops[j]) == -NOTHING) {
-                if (!whole_row(*this, row_of<T>(rows, first + j, nullptr), scratch)) return false;
-            } else {
-                put(first + j, values[j], tops[j], int64_t(counts[j]));
-            }
-        }
+        put(row.index, rest, top, occurrences(x, row.n, highest_x));
         return true;
     }
 
@@ -70,18 +54,22 @@ struct State : LogSumExp<T, double> {
         for (int i = 1; i < count; ++i)
             if (parts[i].highest >= whole.highest) include(whole, parts[i].highest, parts[i].count);
         const double top = double(whole.highest);
-        const LogSum result = LogSumExp<T, double>::result(row, ExpSum<double>::of(parts, count), true);
-        put(row.index, result.log_sum + result.lost, top, whole.count);
+        const ExpSum<double> sum = ExpSum<double>::of(parts, count);
+        const LogSum result = LogSumExp<T, double>::result(row, sum, true);
+        const double ties = double(whole.count);
+        double rest = ties * std::expm1((result.log_sum - std::log(ties)) + result.lost);
+        if (result.log_sum >= NEAR<double>) rest = sum.sum() * exp_of({sum.origin.above(top - row.anchor)}) - ties;  // of more digits
+        put(row.index, std::fabs(top) == -NOTHING ? result.log_sum : rest > 0 ? rest : rest == rest ? 0.0 : rest, top, whole.count);
         return true;
     }
 
     bool emit(const Row<T>&, int64_t, int64_t, Part&, Scratch<C>&) const { return true; }
 
    private:
-    void put(int64_t index, double value, double top, int64_t count) const {
-        const bool is_number = value == value;
-        call->values[index] = value;
-        call->maxima[index] = is_number ? top : value;
+    void put(int64_t index, double rest, double top, int64_t count) const {
+        const bool is_number = rest == rest;
+        call->rests[index] = rest;
+        call->maxima[index] = is_number ? top : rest;
         call->counts[index] = is_number && top != NOTHING ? count : 0;
     }
 
@@ -105,11 +93,9 @@ int logsumexp_state(const SoftmaximaState* call) {
         State<T> kernel;
         kernel.call = call;
         if constexpr (sizeof(T) < sizeof(double)) {
-            if (are_short(call->rows)) {
-                const auto by_column = [&](auto& columns, auto*, int64_t, int64_t first, Scratch<compute_t<T>>& scratch) {
-                    return kernel.put_columns(columns, call->rows, first, scratch);
-                };
-                return for_each_short_rows<T>(call->rows, static_cast<T*>(nullptr), 1.0, by_column);
+            if (call->rows.inner == 1 && call->rows.n <= BLOCK) {
+                return for_each_whole_row<T>(call->rows, nullptr, 0, nullptr, 1.0,
+                                             [&](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) { return kernel.put_row(row, scratch); });
             }
         }
         return for_each_row<T>(call->rows, nullptr, kernel, 0.7);

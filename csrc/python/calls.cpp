@@ -240,16 +240,35 @@ PyObject* done(bool all, Owned& made) {
     return nullptr;
 }
 
+// Whether half precision stays what it is.
+bool is_kept(const Memory& scores) { return scores.dtype < 2 || is(PyObject_CallFunctionObjArgs(autocast, name.cpu, nullptr), Py_False); }
+
+// Scores that a kernel takes as they are, along their last axis and over this τ.
+bool read_scores(PyObject* x, PyObject* dim, PyObject* tau, Memory& scores, double& number) {
+    if (!PyLong_CheckExact(dim) || !PyFloat_CheckExact(tau) || !scores.read(x)) return false;
+    const int64_t axis = PyLong_AsLongLong(dim);
+    number = PyFloat_AsDouble(tau);
+    return number >= DBL_MIN && number <= DBL_MAX && (axis == -1 || axis == scores.ndim - 1) && is_kept(scores);
+}
+
+// is_plain(x, dim, tau) → whether x is a tensor of such scores, and nobody looks on
+PyObject* is_plain(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "is_plain takes 3 arguments, got %zd", count);
+    Memory scores;
+    double tau;
+    Owned said(Py_NewRef(Py_True));
+    return done(is_tensor(arguments[0]) && unobserved() && read_scores(arguments[0], arguments[1], arguments[2], scores, tau), said);
+}
+
 // forward(function, x, dim, tau, mask, theta) → map(x/τ); NotImplemented where autograd is to record it
 PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (count != 6) return PyErr_Format(PyExc_TypeError, "forward takes 6 arguments, got %zd", count);
     PyObject *function = arguments[0], *x = arguments[1], *mask = arguments[4];
     Memory scores, allowed, result;
     Owned made;
-    double theta[PARAMETERS];
+    double tau, theta[PARAMETERS];
     SoftmaximaForward call = {};
     const auto compute = [&] {
-        if (!PyLong_CheckExact(arguments[2]) || !PyFloat_CheckExact(arguments[3])) return false;
         if (is_tensor(x)) {
             if (!unobserved()) return false;
             if (must_record(x)) {
@@ -257,12 +276,7 @@ PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
                 return true;
             }
         }
-        if (!scores.read(x)) return false;
-        const double tau = PyFloat_AsDouble(arguments[3]);
-        const int64_t dim = PyLong_AsLongLong(arguments[2]);
-        if (!(tau >= DBL_MIN && tau <= DBL_MAX)) return false;
-        if (dim != -1 && dim != scores.ndim - 1) return false;
-        if (scores.dtype >= 2 && !is(PyObject_CallFunctionObjArgs(autocast, name.cpu, nullptr), Py_False)) return false;
+        if (!read_scores(x, arguments[2], arguments[3], scores, tau)) return false;
         if (mask != Py_None && !allowed.read_mask(mask, scores)) return false;
         if (!read_theta(arguments[5], theta) || !result.make(x, scores, made)) return false;
         if (!fill(call.rows, scores, scores.address, allowed.address, tau, theta)) return false;
@@ -299,12 +313,23 @@ PyObject* backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return done(compute(), made);
 }
 
-// loss(function, x, labels, theta, smoothing, ignore_index, fenchel, mean, gradient) → (Σ of the losses of x [n] or [rows, n], or
-// their mean; its gradient by x, or None); NotImplemented where autograd is to record it and no gradient is asked for
+// The fields of a margin, numbers all.
+bool read_margin(PyObject* tuple, SoftmaximaMargin& margin) {
+    double fields[4];
+    for (Py_ssize_t i = 0; i < 4; ++i) {
+        fields[i] = PyFloat_AsDouble(PyTuple_GetItem(tuple, i));
+        if (fields[i] == -1.0 && PyErr_Occurred()) return false;
+    }
+    margin = {fields[0], fields[1], fields[2] != 0, fields[3]};
+    return true;
+}
+
+// loss(function, x, labels, theta, smoothing, ignore_index, fenchel, mean, margin, gradient) → (Σ of the losses of x [n] or [rows, n],
+// or their mean; its gradient by x, or None); NotImplemented where autograd is to record it and no gradient is asked for
 PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (count != 9) return PyErr_Format(PyExc_TypeError, "loss takes 9 arguments, got %zd", count);
+    if (count != 10) return PyErr_Format(PyExc_TypeError, "loss takes 10 arguments, got %zd", count);
     PyObject *x = arguments[1], *target = arguments[2];
-    const bool gradient = arguments[8] == Py_True;
+    const bool gradient = arguments[9] == Py_True;
     Memory scores, labels, result;
     Owned made, slope;
     double theta[PARAMETERS];
@@ -312,7 +337,9 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     const auto compute = [&] {
         if (!is_tensor(x) || !is_tensor(target) || !unobserved()) return false;
         if (!scores.read(x) || scores.ndim > 2 || !labels.read_labels(target, scores)) return false;
-        if (scores.dtype >= 2 && !is(PyObject_CallFunctionObjArgs(autocast, name.cpu, nullptr), Py_False)) return false;
+        if (!is_kept(scores) || !read_margin(arguments[8], call.margin)) return false;
+        const double scale = call.margin.scale;
+        if (scale != 0 && scores.dtype >= 2) return false;
         int64_t ignored;
         if (!PyLong_CheckExact(arguments[5]) || !integer(Py_NewRef(arguments[5]), ignored)) return false;
         const int64_t* label = static_cast<const int64_t*>(labels.address);
@@ -333,14 +360,18 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
         if (!values) return PyErr_NoMemory() != nullptr;
         call.labels = label;
         call.smoothing = PyFloat_AsDouble(arguments[4]);
-        call.scale = arguments[7] == Py_True ? 1 / double(counted) : 1.0;
+        const double share = arguments[7] == Py_True ? 1 / double(counted) : 1.0;
+        call.scale = scale == 0 ? share : share * scale;
         call.fenchel = arguments[6] == Py_True;
         call.values = values.get();
         call.out = result.address;
         if (!run(arguments[0], call)) return false;
         double sum = 0;
-        for (int64_t i = 0; i < scores.outer; ++i) sum += values[i];
-        made.reset(Py_BuildValue("dO", sum * call.scale, gradient ? slope.get() : Py_None));
+        for (int64_t i = 0; i < scores.outer; ++i) {
+            if (scale != 0 && values[i] < -DBL_MAX) return false;  // a cosine is beyond the margin's limit
+            sum += values[i];
+        }
+        made.reset(Py_BuildValue("dO", sum * share, gradient ? slope.get() : Py_None));
         return bool(made);
     };
     return done(compute(), made);
@@ -349,6 +380,7 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyMethodDef functions[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL, nullptr},
     {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(backward)), METH_FASTCALL, nullptr},
+    {"is_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(is_plain)), METH_FASTCALL, nullptr},
     {"loss", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(loss)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

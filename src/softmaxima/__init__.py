@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
+    from softmaxima import streams as streams
     from softmaxima.derivatives import *
     from softmaxima.integrations import *
     from softmaxima.losses import *
     from softmaxima.lse import *
     from softmaxima.maps import *
+    from softmaxima.streams import *
 else:
-    # Names are imported on first use, with their room, so that the command line answers without loading torch. What is not in this
-    # table is a name of the maps, or none.
+    # Names are imported on first use, with their room, so that the command line answers and sums files without loading torch. What
+    # is not in this table is a name of the maps, or none.
     _ROOMS = {
         "derivatives": """
             hessian_vector_product jacobian
         """,
         "integrations": "Classifier",
         "lse": """
-            Estimate InnerProduct Interval LogSumExpState ScoreSummary Sparsified TraceEstimate adaptive_bounds
-            adaptive_logsumexp basic_bounds bounds estimate file_logsumexp gap_bounds histogram_bounds
+            Estimate InnerProduct Interval ScoreSummary Sparsified TraceEstimate adaptive_bounds
+            adaptive_logsumexp basic_bounds bounds estimate gap_bounds histogram_bounds
             inner_product_index inverse_softplus lipschitz_bounds log1mexp log_mean_exp logaddexp logcumsumexp
             logsumexp matrix_logsumexp mean_bounds median_of_means_logsumexp multimodal_logsumexp quantized_logsumexp
             quantized_softmax real_softmax real_softmin renyi_bounds robust_interval scipy_logsumexp
@@ -48,6 +50,9 @@ else:
             surrogate_loss
         """,
         "maps": "",
+        "streams": """
+            LogSumExpState file_logsumexp
+        """,
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
-from softmaxima.core.arguments import SMALLEST_TEMPERATURE
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE
 from softmaxima.kernels import native
 
 pytestmark = pytest.mark.skipif(native.CALLS is None, reason="the module of calls was not built")
@@ -28,7 +28,7 @@ class Counted:
     """The module, which counts what it has answered."""
 
     def __init__(self, calls: Any) -> None:
-        self.answered = {"forward": 0, "backward": 0, "loss": 0}
+        self.answered = {"forward": 0, "backward": 0, "loss": 0, "is_plain": 0}
         for name in self.answered:
             setattr(self, name, self._counting(name, getattr(calls, name)))
 
@@ -102,8 +102,9 @@ def test_arrays_are_taken_as_tensors_are(case: Case, dtype: torch.dtype, calls: 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_losses_and_their_gradients_are_those_of_python(loss: LossCase, reduction: str, smoothing: float, calls: Counted):
-    own = loss.loss.name in ("cross_entropy", "elastic_cross_entropy", "sparsemax_loss", "entmax15_loss", "entmax_loss")
+    names = ("cross_entropy", "elastic_cross_entropy", "sparsemax_loss", "entmax15_loss", "entmax_loss")
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        own = loss.loss.name in names or (loss.loss.on_cosines and dtype != torch.bfloat16)
         for rows in ((), (6,)):
             x = loss.scores(*rows, 9, dtype=dtype).requires_grad_()
             y = torch.arange(math.prod(rows)).reshape(rows) % 9

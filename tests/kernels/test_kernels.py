@@ -23,7 +23,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, LossCase, cases, normal
 from softmaxima.core.jacobian import jacobian_of
-from softmaxima.kernels import devices, native
+from softmaxima.kernels import devices, interface, native
 from softmaxima.lse._weighted import weighted_sum
 from softmaxima.maps import REGISTRY
 
@@ -211,6 +211,44 @@ def test_rows_about_the_boundaries_of_a_block_are_as_by_torch(n: int):
 
 
 @needs_library
+@pytest.mark.usefixtures("unwritten_is_nan")
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 257, 1000, 1023, 1024, 1025])
+def test_thresholds_found_together_are_those_of_each_row(n: int, dtype: torch.dtype):
+    """Of scores near and far, many and few, some NaN, +∞ or all −∞, each row with an α and a temperature of its own."""
+    rows = 19
+    spread = torch.logspace(-3, 2, rows, dtype=torch.float64)[torch.randperm(rows, generator=torch.Generator().manual_seed(n))]
+    x = (normal(rows, n, seed=n) * spread[:, None]).to(dtype)
+    where = normal(rows, n, seed=n + 1) > -1
+    x[3, n // 2], x[8, n // 3], where[11] = NAN, INF, False
+    x[12] = x[12].round()  # ties
+    alpha = torch.tensor([1.0, 1.001, 1.05, 1.3, 1.5, 1.9, 2.0, 2.5, 9.0], dtype=torch.float64).repeat(3)[:rows, None]
+    temperature = normal(rows, 1, seed=n + 2).exp()
+    for function in (
+        sm.sparsemax,
+        sm.entmax15,
+        partial(sm.entmax, alpha=1.3),
+        partial(sm.entmax, alpha=alpha),
+        partial(sm.entmax, alpha=alpha, where=where, temperature=temperature),
+    ):
+        p, expected = function(x), by_torch(function, x.double())
+        torch.testing.assert_close(p.double(), expected, atol=8 * TOLERANCE[dtype], rtol=8 * torch.finfo(dtype).eps, equal_nan=True)
+        assert bool(((p > 0) == (expected > 0))[~((expected > 0) & (expected < 4 * torch.finfo(dtype).tiny))].all())
+    target = torch.arange(rows) % n
+    for loss in (sm.sparsemax_loss, sm.entmax15_loss, partial(sm.entmax_loss, alpha=1.3), partial(sm.entmax_loss, alpha=2.5)):
+        finite = x.nan_to_num(0.0, 0.0, 0.0).requires_grad_()
+        wide = finite.detach().double().requires_grad_()
+        for labels in (target, torch.nn.functional.one_hot(target, n).to(dtype)):
+            value, expected = (
+                loss(finite, labels, reduction="none"),
+                by_torch(partial(loss, reduction="none"), wide, labels if labels.ndim == 1 else labels.double()),
+            )
+            scale = 1 + float(expected.detach().abs().max())
+            torch.testing.assert_close(value.double(), expected, atol=8 * TOLERANCE[dtype] * scale, rtol=0)
+            slopes = [torch.autograd.grad(v.sum(), z)[0].double() for v, z in ((value, finite), (expected, wide))]
+            torch.testing.assert_close(*slopes, atol=8 * TOLERANCE[dtype], rtol=0)
+
+
+@needs_library
 def test_highest_score_is_found_wherever_it_is():
     for n in (1, 5, 64, 130, 1025, 2100):
         x = torch.full((n, n), -60.0)
@@ -395,13 +433,13 @@ def decided(name: str, z: Tensor, params: dict[str, Any]) -> Tensor:
     return (near[0] - near[1]).abs().amax(-1) < 1e-5
 
 
-def run_on_threads(function: native.Function, pack: Callable[[int], bytes], draw: Draw, outputs: list[Tensor]) -> list[Tensor]:
+def run_on_threads(function: interface.Function, pack: Callable[[int], bytes], draw: Draw, outputs: list[Tensor]) -> list[Tensor]:
     """The outputs by one thread; asserts that more threads give the same to the bit, over whatever was there before."""
     results = []
     for threads, before in ((1, 0x5A), (draw.choose(3, 4, 5), 0xC3)):
         for out in outputs:
             out.view(-1).view(torch.uint8).fill_(before)
-        native._run(function, pack(threads))
+        interface.run(function, pack(threads))
         draw.memory.assert_guards_hold()
         results.append([out.clone() for out in outputs])
     for one, several in zip(*results, strict=True):
@@ -417,7 +455,7 @@ def test_forward_kernel_on_random_calls(name: str):
         draw = Draw(seed)
         params = draw.choose(*examples(name))
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, params=params, out=out: native._FORWARD(
+        pack = lambda threads, draw=draw, params=params, out=out: interface.FORWARD(
             *draw.fields(threads, theta_of(name, params)), out.data_ptr(), 0
         )
         (result,) = run_on_threads(functions_of(name).forward, pack, draw, [out])
@@ -444,7 +482,7 @@ def test_parameters_of_each_row_on_random_calls(name: str):
             continue
         theta = draw.memory.input(torch.tensor([list(theta_of(name, params)) for params in chosen], dtype=torch.float64))
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, theta=theta, out=out: native._FORWARD(
+        pack = lambda threads, draw=draw, theta=theta, out=out: interface.FORWARD(
             *draw.fields(threads, each=theta), out.data_ptr(), 0
         )
         (result,) = run_on_threads(functions_of(name).forward, pack, draw, [out])
@@ -461,8 +499,8 @@ def of_sums(name: str, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         draw.memory.output(outer, 1, inner, dtype=draw.dtype),
         draw.memory.output(2, outer, 1, inner, dtype=torch.float64),
     )
-    pack = lambda threads: native._FORWARD(*draw.fields(threads), out.data_ptr(), states.data_ptr())
-    return out, *run_on_threads(native._function(name), pack, draw, [out, states])
+    pack = lambda threads: interface.FORWARD(*draw.fields(threads), out.data_ptr(), states.data_ptr())
+    return out, *run_on_threads(interface.find_function(name), pack, draw, [out, states])
 
 
 @needs_library
@@ -473,7 +511,9 @@ def test_logsumexp_kernels_on_random_calls():
         out, result, wide = of_sums("logsumexp", draw)
         together = draw.sum_of(wide)
         torch.testing.assert_close(result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=0, equal_nan=True)
-        native._run(native._function("logsumexp"), native._FORWARD(*draw.fields(1), out.data_ptr(), 0))  # without the states
+        interface.run(
+            interface.find_function("logsumexp"), interface.FORWARD(*draw.fields(1), out.data_ptr(), 0)
+        )  # without the states
         torch.testing.assert_close(out, result, rtol=0, atol=0, equal_nan=True)
         value = draw.as_rows(together)[:, 0]
         expected = torch.logsumexp(draw.z, -1)
@@ -483,10 +523,10 @@ def test_logsumexp_kernels_on_random_calls():
 
         g = torch.randn(outer, 1, inner, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: native._BACKWARD(
+        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: interface.BACKWARD(
             *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr(), 0
         )
-        (result,) = run_on_threads(native._function("logsumexp_backward"), pack, draw, [gradient])
+        (result,) = run_on_threads(interface.find_function("logsumexp_backward"), pack, draw, [gradient])
         p, rows = draw.as_rows(result), draw.finite
         scale = draw.as_rows(g) / draw.as_rows(draw.tau.expand(outer, 1, inner))
         size = scale.abs().clamp_min(1.0)[rows]
@@ -520,20 +560,20 @@ def test_state_kernel_on_random_calls():
         draw = Draw(seed)
         outer, _, inner = draw.shape
         outputs = [draw.memory.output(outer, 1, inner, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.int64)]
-        pack = lambda threads, draw=draw, outputs=outputs: native._STATE(
+        pack = lambda threads, draw=draw, outputs=outputs: interface.STATE(
             *draw.fields(threads), *(output.data_ptr() for output in outputs)
         )
-        value, maximum, count = (
-            draw.as_rows(result)[:, 0] for result in run_on_threads(native._function("logsumexp_state"), pack, draw, outputs)
+        rest, maximum, count = (
+            draw.as_rows(result)[:, 0] for result in run_on_threads(interface.find_function("logsumexp_state"), pack, draw, outputs)
         )
         expected = torch.where(draw.wrong, NAN, draw.raw.double().amax(-1))
         torch.testing.assert_close(maximum, expected, rtol=0, atol=0, equal_nan=True)
         counts = (draw.raw == expected.unsqueeze(-1)).sum(-1)
         torch.testing.assert_close(count.long(), counts.masked_fill(draw.wrong | (expected == -INF), 0))
         top = (expected / draw.as_rows(draw.tau.expand(outer, 1, inner))[:, 0]).masked_fill(expected == -INF, 0.0)
-        above = torch.logsumexp(draw.z - top.unsqueeze(-1), -1)
-        above = torch.where(expected.abs() == INF, 0.0, above)
-        torch.testing.assert_close(value, above, atol=1e-11, rtol=1e-11, equal_nan=True)
+        terms = (draw.z - top.unsqueeze(-1)).exp().masked_fill(draw.raw == expected.unsqueeze(-1), 0.0)
+        others = torch.where(expected.abs() == INF, 0.0, terms.sum(-1))
+        torch.testing.assert_close(rest, others, atol=1e-11, rtol=1e-11, equal_nan=True)
 
 
 @needs_library
@@ -541,10 +581,10 @@ def test_cumulative_kernels_on_random_calls():
     for seed in range(100):
         draw = Draw(seed)
         out, states = draw.memory.output(*draw.shape, dtype=draw.dtype), draw.memory.output(2, *draw.shape, dtype=torch.float64)
-        pack = lambda threads, draw=draw, out=out, states=states: native._FORWARD(
+        pack = lambda threads, draw=draw, out=out, states=states: interface.FORWARD(
             *draw.fields(threads), out.data_ptr(), states.data_ptr()
         )
-        result, wide = run_on_threads(native._function("logcumsumexp"), pack, draw, [out, states])
+        result, wide = run_on_threads(interface.find_function("logcumsumexp"), pack, draw, [out, states])
         together = draw.sum_of(wide)
         torch.testing.assert_close(
             result, together.to(draw.dtype), rtol=2 * torch.finfo(draw.dtype).eps, atol=1e-15, equal_nan=True
@@ -555,10 +595,10 @@ def test_cumulative_kernels_on_random_calls():
 
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: native._BACKWARD(
+        pack = lambda threads, draw=draw, wide=wide, upstream=upstream, gradient=gradient: interface.BACKWARD(
             *draw.fields(threads), 0, wide.data_ptr(), upstream.data_ptr(), gradient.data_ptr(), 0
         )
-        (result,) = run_on_threads(native._function("logcumsumexp_backward"), pack, draw, [gradient])
+        (result,) = run_on_threads(interface.find_function("logcumsumexp_backward"), pack, draw, [gradient])
         tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))
         for row, z, y, c, u, t in zip(draw.as_rows(result), draw.z, expected, infinite, draw.as_rows(g), tau, strict=True):
             if bool(z.isnan().any()) or len(z) > 300:
@@ -585,10 +625,10 @@ def test_weighted_kernels_on_random_calls():
         addresses = (weights.data_ptr(), 0, n) if alike else (0, weights.data_ptr(), n)
         outputs = [draw.memory.output(outer, 1, 1, dtype=torch.float64) for _ in range(2)]
         outputs.append(draw.memory.output(2, outer, 1, 1, dtype=torch.float64))
-        pack = lambda threads, draw=draw, addresses=addresses, outputs=outputs: native._WEIGHTED(
+        pack = lambda threads, draw=draw, addresses=addresses, outputs=outputs: interface.WEIGHTED(
             *draw.fields(threads), *addresses, *(output.data_ptr() for output in outputs), 0, 0
         )
-        found = run_on_threads(native._function("weighted"), pack, draw, outputs)
+        found = run_on_threads(interface.find_function("weighted"), pack, draw, outputs)
         value, sign = (draw.as_rows(result)[:, 0] for result in found[:2])
         used = b != 0
         undecided = (used & ~(draw.z < INF)).any(-1)
@@ -604,10 +644,12 @@ def test_weighted_kernels_on_random_calls():
 
         g = torch.randn(outer, generator=draw.generator, dtype=torch.float64)
         upstream, gradient = draw.memory.input(g), draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, addresses=addresses, found=found, upstream=upstream, gradient=gradient: native._WEIGHTED(
-            *draw.fields(threads), *addresses, 0, *(v.data_ptr() for v in found[1:]), upstream.data_ptr(), gradient.data_ptr()
+        pack = lambda threads, draw=draw, addresses=addresses, found=found, upstream=upstream, gradient=gradient: (
+            interface.WEIGHTED(
+                *draw.fields(threads), *addresses, 0, *(v.data_ptr() for v in found[1:]), upstream.data_ptr(), gradient.data_ptr()
+            )
         )
-        (result,) = run_on_threads(native._function("weighted"), pack, draw, [gradient])
+        (result,) = run_on_threads(interface.find_function("weighted"), pack, draw, [gradient])
         slope = draw.as_rows(result)
         scale = (g / draw.as_rows(draw.tau.expand(outer, 1, 1))[:, 0]).unsqueeze(-1)
         shares = its_sign.unsqueeze(-1) * b * (draw.z.masked_fill(~used, -INF) - expected.unsqueeze(-1)).exp()
@@ -625,12 +667,12 @@ def test_gap_kernels_on_random_calls():
         sizes = {"summary": 6, "largest": k, "counts": bins + 1, "kept": 5}
         found = {what: draw.memory.output(outer, inner, size, dtype=torch.float64) for what, size in sizes.items()}
         *outputs, kept = found.values()
-        pack = lambda threads, draw=draw, outputs=outputs, width=width, bins=bins, k=k: native._GAPS(
+        pack = lambda threads, draw=draw, outputs=outputs, width=width, bins=bins, k=k: interface.GAPS(
             *draw.fields(threads), width, bins, k, *(output.data_ptr() for output in outputs)
         )
-        summary, largest, counts = (v.flatten(0, 1) for v in run_on_threads(native._function("gaps"), pack, draw, outputs))
-        pack = lambda threads, draw=draw, kept=kept, reach=reach: native._KEPT(*draw.fields(threads), reach, kept.data_ptr())
-        (kept,) = run_on_threads(native._function("kept"), pack, draw, [kept])
+        summary, largest, counts = (v.flatten(0, 1) for v in run_on_threads(interface.find_function("gaps"), pack, draw, outputs))
+        pack = lambda threads, draw=draw, kept=kept, reach=reach: interface.KEPT(*draw.fields(threads), reach, kept.data_ptr())
+        (kept,) = run_on_threads(interface.find_function("kept"), pack, draw, [kept])
         kept = kept.flatten(0, 1)
         top = draw.raw.double().amax(-1)
         for own in (summary, kept):
@@ -676,12 +718,13 @@ def test_the_state_of_a_row_that_threads_share_counts_every_maximum(dtype: torch
             torch.set_num_threads(count)
             for row in (x, ascending, equal, apart, wrong, nothing, infinite):
                 for tau in (1.0, 0.7):
-                    value, maximum, found = native.logsumexp_state(row, tau)
+                    rest, maximum, found = map(torch.from_numpy, native.logsumexp_state(row, tau))
                     top = row.double().amax()
                     torch.testing.assert_close(maximum, top, rtol=0, atol=0, equal_nan=True)
                     assert int(found) == (int((row == top).sum()) if top > -INF else 0)
-                    above = torch.where(top.abs() == INF, 0.0, torch.logsumexp((row.double() - top) / tau, -1))
-                    torch.testing.assert_close(value, above, rtol=1e-14, atol=0, equal_nan=True)
+                    terms = ((row.double() - top) / tau).exp().masked_fill(row == top, 0.0)
+                    others = torch.where(top.abs() == INF, 0.0, terms.sum())
+                    torch.testing.assert_close(rest, others, rtol=1e-14, atol=2.0**-52 * int(found), equal_nan=True)
     finally:
         torch.set_num_threads(threads)
 
@@ -694,11 +737,11 @@ def test_backward_kernel_on_random_calls(name: str):
         draw = Draw(seed, contiguous=True)
         params = draw.choose(*examples(name))
         p = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        native._run(forward, native._FORWARD(*draw.fields(1, theta_of(name, params)), p.data_ptr(), 0))
+        interface.run(forward, interface.FORWARD(*draw.fields(1, theta_of(name, params)), p.data_ptr(), 0))
         g = torch.randn(draw.shape, generator=draw.generator, dtype=torch.float64).to(draw.dtype)
         inputs = draw.memory.input(p), draw.memory.input(g)
         out = draw.memory.output(*draw.shape, dtype=draw.dtype)
-        pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: native._BACKWARD(
+        pack = lambda threads, draw=draw, params=params, inputs=inputs, out=out: interface.BACKWARD(
             *draw.fields(threads, theta_of(name, params)), inputs[0].data_ptr(), 0, inputs[1].data_ptr(), out.data_ptr(), 0
         )
         (result,) = run_on_threads(backward, pack, draw, [out])
@@ -796,7 +839,7 @@ def test_loss_kernel_on_random_calls(name: str):
 
 
 def _pack_loss(draw: Draw, theta: Sequence[float], fields: tuple[Any, ...], threads: int) -> bytes:
-    return native._LOSS(*draw.fields(threads, theta), *fields, *native.NO_MARGIN)
+    return interface.LOSS(*draw.fields(threads, theta), *fields, *interface.NO_MARGIN)
 
 
 @needs_library
@@ -831,7 +874,7 @@ def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
     if name in ("topk_softmax", "topp_softmax"):
         pytest.skip("one thread has a whole row")
     n, is_map = 131_073, name in MAPS
-    function = functions_of(name).forward if is_map else native._function(name)
+    function = functions_of(name).forward if is_map else interface.find_function(name)
     theta = torch.tensor(theta_of(name, REGISTRY[name].complete({})) if is_map else (), dtype=torch.float64)
     for kind in ("ordinary", "one finite", "far apart", "nan at the end", "infinite", "nothing"):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -853,7 +896,7 @@ def test_rows_that_threads_share_equal_rows_of_one_thread(name: str):
                 out = memory.output(1 if name == "logsumexp" else n, dtype=dtype)
                 out.view(torch.uint8).fill_(before)
                 fields = native.DTYPES[dtype], 1, n, 1, threads, x.data_ptr(), n, 1.0, 0, theta.data_ptr(), 0, 0, 0
-                native._run(function, native._FORWARD(*fields, out.data_ptr(), 0))
+                interface.run(function, interface.FORWARD(*fields, out.data_ptr(), 0))
                 memory.assert_guards_hold()
                 results.append(out.clone())
             assert bool(results[0].isnan().any()) == (kind == "nan at the end" or (kind == "infinite" and name != "logsumexp"))
@@ -906,10 +949,10 @@ def test_the_interface_is_what_the_header_says():
             if not kind.startswith("Softmaxima")
             for field in fields_of_kind.split(", ")
         ]
-        assert theirs == list(get_type_hints(getattr(native, name)).items()), name
+        assert theirs == list(get_type_hints(getattr(interface, name)).items()), name
         nested = "".join("x" if kind.startswith("Softmaxima") else "." for kind, _ in fields)
         assert re.fullmatch(r"x*\.*x*", nested), name  # structures come first or last
-    assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(native.INTERFACE)
+    assert re.search(r"#define SOFTMAXIMA_INTERFACE (\d+)", text).group(1) == str(interface.INTERFACE)
 
     sources = "".join(path.read_text() for path in HEADER.parent.glob("*.cpp"))
     declared = dict(re.findall(r"^SOFTMAXIMA_KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE))
@@ -921,10 +964,10 @@ def test_the_interface_is_what_the_header_says():
     if native.AVAILABLE:
         exported = {f"softmaxima_{name}{end}" for name in declared for end in ("", "_takes")}
         names = exported | {"softmaxima_interface", "softmaxima_instruction_set"}
-        assert all(hasattr(native.LIBRARY, name) for name in names)
+        assert all(hasattr(interface.LIBRARY, name) for name in names)
         if shutil.which("nm"):
             listed = subprocess.run(
-                ["nm", "-D", "--defined-only", native.LIBRARY._name], capture_output=True, text=True, check=True
+                ["nm", "-D", "--defined-only", interface.LIBRARY._name], capture_output=True, text=True, check=True
             )
             assert {line.split()[-1] for line in listed.stdout.splitlines() if " T " in line} == names
 
@@ -933,7 +976,7 @@ def test_the_interface_is_what_the_header_says():
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not shutil.which("objdump"), reason="there is no disassembler")
 def test_no_kernel_leaves_the_registers_of_long_doubles_to_mmx():
-    command = ["objdump", "--disassemble", "--no-show-raw-insn", native.LIBRARY._name]
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", interface.LIBRARY._name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listing:
         found = [line for line in listing.stdout if re.search(r"%mm[0-7]", line)]
     assert listing.returncode == 0
@@ -1006,13 +1049,13 @@ def test_operation_of_labels_is_well_behaved():
 
 def test_reference_backend_loads_nothing_and_says_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SOFTMAXIMA_BACKEND", "reference")
-    assert native.load() is None
+    assert interface.load() is None
 
 
 def test_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SOFTMAXIMA_BACKEND", "fast")
     with pytest.raises(ValueError, match="must be native, reference or triton, got 'fast'"):
-        native.load()
+        interface.load()
 
 
 @pytest.mark.parametrize("problem", ["absent", "unreadable", "of another version"])
@@ -1020,21 +1063,25 @@ def test_library_that_cannot_be_used_is_named_with_what_to_do(monkeypatch: pytes
     monkeypatch.delenv("SOFTMAXIMA_BACKEND", raising=False)
     library = tmp_path / "libsoftmaxima.so"
     library.write_text("no library")
-    monkeypatch.setattr(native, "find_library", lambda folders: None if problem == "absent" else library)
+    monkeypatch.setattr(interface, "find_library", lambda folders: None if problem == "absent" else library)
     if problem == "of another version":
-        other = type("Other", (), {"softmaxima_interface": staticmethod(lambda: native.INTERFACE + 1)})
+        other = type("Other", (), {"softmaxima_interface": staticmethod(lambda: interface.INTERFACE + 1)})
         monkeypatch.setattr(ctypes, "CDLL", lambda path: other)
-    reason = {"absent": "was not built", "unreadable": "libsoftmaxima", "of another version": f"interface {native.INTERFACE + 1}"}
+    reason = {
+        "absent": "was not built",
+        "unreadable": "libsoftmaxima",
+        "of another version": f"interface {interface.INTERFACE + 1}",
+    }
     with pytest.warns(UserWarning, match=f"{reason[problem]}.*C\\+\\+ compiler") as said:
-        assert native.load() is None
+        assert interface.load() is None
     assert len(said) == 1
 
 
 def test_library_is_found_beside_the_package(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "libsoftmaxima.so").touch()
-    assert native.find_library([str(tmp_path / "a"), str(tmp_path / "b")]) == tmp_path / "b" / "libsoftmaxima.so"
-    assert native.find_library([]) is None
+    assert interface.find_library([str(tmp_path / "a"), str(tmp_path / "b")]) == tmp_path / "b" / "libsoftmaxima.so"
+    assert interface.find_library([]) is None
 
 
 def test_without_a_library_everything_works_after_one_warning():
@@ -1045,8 +1092,8 @@ pathlib.Path.exists = lambda path, **options: path.name != "libsoftmaxima.so" an
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import torch, softmaxima as sm
-    from softmaxima.kernels import native
-    assert not native.AVAILABLE and native.instruction_set() == "none"
+    from softmaxima.kernels import interface
+    assert not interface.AVAILABLE and interface.instruction_set() == "none"
     x = torch.randn(3, 5, requires_grad=True)
     for map in sm.maps.REGISTRY.values():
         map(x.abs() + 0.1).sum().backward()

@@ -16,8 +16,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import at_most
-from softmaxima.core.arguments import InputError
-from softmaxima.experiments.estimators import measure, normal_file, standard_subjects
+from softmaxima.core.numbers import InputError
+from softmaxima.experiments.estimators import measure, measure_budgets, normal_file, standard_subjects
 from softmaxima.lse.estimates.confidence import (
     LARGEST,
     Moments,
@@ -99,15 +99,16 @@ def test_what_is_claimed_as_asymptotic_holds_the_truth_in_93_of_100_runs(
 def test_strata_claim_as_honestly():
     x = scores_of("sorted", 1_000_000)
     truth = truth_of(x)
-    found = [sm.estimate(x, 0.02, method="stratified", generator=seed) for seed in range(RUNS)]
-    assert all(e.certificate == "asymptotic" for e in found)
-    assert sum(e.lower <= truth <= e.upper for e in found) >= 0.93 * RUNS
+    found = [sm.estimate(x, 0.02, method="stratified", budget=20_000, generator=seed) for seed in range(RUNS)]
+    claims = [e for e in found if e.certificate == "asymptotic"]
+    assert len(claims) >= 0.85 * RUNS
+    assert sum(e.lower <= truth <= e.upper for e in claims) >= 0.93 * len(claims)
 
 
 @pytest.mark.parametrize("method", SAMPLED)
 def test_a_needle_is_no_guarantee_unless_its_height_is_known(method: str):
     x = scores_of("needle")
-    assert not any(sm.estimate(x, 0.05, method=method, generator=seed).guaranteed for seed in range(20))
+    assert not any(sm.estimate(x, 0.05, method=method, budget=20_000, generator=seed).guaranteed for seed in range(20))
     truth = truth_of(x)
     for seed in range(20):
         known = sm.estimate(x, 0.05, method=method, maximum=14.0, generator=seed)
@@ -131,6 +132,58 @@ def test_rare_scores_with_most_of_the_mass_are_seen_or_nothing_is_claimed(share:
     assert len(claims) == len(found) if share >= 64 else len(claims) < 0.1 * len(found)
 
 
+@pytest.mark.parametrize("share", [4, 16, 64])
+def test_neighbours_with_most_of_the_mass_are_seen_as_often_as_there_are_draws(share: int):
+    """A block of which `share` runs are expected among those drawn at the first look has 69 % of the mass."""
+    x, draws = scores_of("normal", 1_000_000), 2000
+    block = slice(300_000, 300_000 + len(x) * share // draws)
+    x[block] = math.log(0.69 / 0.31 * np.exp(x).sum() / (len(x) * share // draws))
+    truth = truth_of(x)
+    found = [sm.estimate(x, 0.1, budget=40_000, generator=seed) for seed in range(100)]
+    assert all(e.draws >= draws and e.evaluations == 10 * e.draws for e in found)
+    assert sum(e.certificate == "asymptotic" and not e.lower <= truth <= e.upper for e in found) <= 5
+
+
+@at_most(20)
+@given(
+    st.sampled_from(["auto", "uniform", "stratified"]),
+    st.integers(5000, 200_000),
+    st.floats(0.1, 10.0),
+    st.floats(0.05, 3.0),
+    st.integers(0, 99),
+)
+def test_no_claim_comes_before_half_of_a_budget_or_two_million_scores(method: str, n: int, share: float, target: float, seed: int):
+    x, budget = np.random.default_rng(seed).standard_normal(n), max(100, round(share * n))
+    for options in ({"budget": budget}, {}):
+        found = sm.estimate(x, target, method=method, generator=seed, **options)
+        if found.certificate == "asymptotic":
+            assert found.evaluations >= 0.49 * budget
+        assert options or found.certificate == "deterministic"
+
+
+@at_most(40)
+@given(
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    st.integers(1, 5000),
+    st.floats(0.01, 100.0),
+    st.sampled_from([0.0, 1e4, -1e4]),
+    st.sampled_from([1e-12, 1e-5, 0.01]),
+    st.sampled_from([1e-3, 1.0, 30.0]),
+)
+def test_a_pass_says_how_far_its_precision_reaches(
+    dtype: torch.dtype, n: int, spread: float, offset: float, target: float, tau: float
+):
+    x = (spread * torch.randn(n, generator=torch.Generator().manual_seed(n)) + offset).to(dtype)
+    found = sm.estimate(x, target, temperature=tau)
+    assert found.certificate == "deterministic"
+    assert found.lower <= truth_of(x.double().numpy() / tau) <= found.upper
+    rounding = 2.0**-46 * (1.0 + abs(float(found.value)) + math.log(n))
+    assert found.upper - found.lower <= 2 * target + rounding
+    products = sm.estimate(sm.InnerProduct(x[:, None].float(), torch.ones(1)), target, temperature=tau)
+    assert products.lower <= truth_of(x.double().numpy() / tau) <= products.upper
+    assert products.upper - products.lower <= rounding
+
+
 def test_a_score_that_is_not_read_cannot_be_known():
     x = scores_of("normal", 1_000_000)
     x[777_777] = math.log(0.69 / 0.31 * np.exp(x).sum())
@@ -149,12 +202,12 @@ def test_terms_without_a_variance_are_refused():
 
 
 @pytest.mark.parametrize("target", [0.3, 0.1, 0.03])
-@pytest.mark.parametrize("options", [{}, {"maximum": 5.0}], ids=["asymptotic", "finite-sample"])
+@pytest.mark.parametrize("options", [{"budget": 40_000}, {"maximum": 5.0}], ids=["asymptotic", "finite-sample"])
 @pytest.mark.parametrize("method", SAMPLED)
 def test_an_estimate_stops_when_its_interval_is_narrow_enough(target: float, options: dict, method: str):
     x = scores_of("normal", 500_000)
     found = sm.estimate(x, target, method=method, generator=3, **options)
-    assert found.certificate == ("finite-sample" if options else "asymptotic")
+    assert found.certificate == ("finite-sample" if "maximum" in options else "asymptotic")
     assert found.value - found.lower <= target + 1e-12
     assert found.upper - found.value <= target + 1e-12
     wider = sm.estimate(x, 2 * target, method=method, generator=3, **options)
@@ -305,7 +358,7 @@ def test_every_kind_of_source_gives_one_answer(tmp_path: Path):
         sm.InnerProduct(x[:, None], np.ones(1)),
     ]
     of_arrays = sources[:-1]
-    for options, alike in (({}, of_arrays), ({"method": "uniform"}, sources), ({"budget": 40_000}, of_arrays)):
+    for options, alike in (({}, of_arrays), ({"method": "uniform", "maximum": 5.0}, sources), ({"budget": 40_000}, of_arrays)):
         expected = sm.estimate(x, 0.05, generator=0, **options)
         assert isinstance(expected.value, np.float64)
         assert isinstance(sm.estimate(torch.from_numpy(x), 0.05, generator=0, **options).value, torch.Tensor)
@@ -368,6 +421,22 @@ def test_few_scores_and_none(method: str):
     broken = sm.estimate(np.array([math.nan, 0.0]), method=method)
     assert math.isnan(broken.value)
     assert broken.certificate == "none"
+
+
+@at_most(40)
+@given(
+    st.lists(st.sampled_from([math.nan, INF, -INF, 0.5]), min_size=1, max_size=4),
+    st.sampled_from([torch.float64, torch.float32, torch.float16]),
+    st.sampled_from([1, 2000]),
+    st.booleans(),
+)
+def test_a_pass_over_special_scores_is_their_logsumexp(numbers: list[float], dtype: torch.dtype, times: int, strided: bool):
+    x = torch.tensor(numbers, dtype=dtype).repeat_interleave(times)
+    truth = float(torch.logsumexp(x.double(), 0))
+    found = sm.estimate(x.repeat_interleave(2)[::2] if strided else x)
+    assert (found.certificate == "none") == math.isnan(truth)
+    assert math.isnan(truth) == math.isnan(float(found.value))
+    assert math.isnan(truth) or found.lower <= truth <= found.upper
 
 
 @pytest.mark.parametrize("method", [*SAMPLED, "topk_tail", "bucket", "runs"])
@@ -445,7 +514,7 @@ def test_no_inner_product_exceeds_the_maximum_of_norms(n: int, d: int, seed: int
 @pytest.mark.parametrize("method", ["topk_tail", "importance", "auto"])
 def test_an_index_finds_what_matters(method: str, options: dict):
     W, h = table()
-    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128))
+    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128, generator=0))
     options = {"maximum": source.maximum} if options else {}
     truth = truth_of(W @ h)
     found = [sm.estimate(source, 0.1, method=method, budget=12_000, generator=seed, **options) for seed in range(100)]
@@ -462,7 +531,7 @@ def test_an_exact_index_guarantees_without_a_maximum():
     W, h = table()
     flat = faiss.IndexFlatIP(W.shape[1])
     flat.add(W.astype(np.float32))
-    every_cell = sm.inner_product_index(W, 64, probes=64)
+    every_cell = sm.inner_product_index(W, 64, probes=64, generator=0)
     for index in (flat, every_cell):
         found = [sm.estimate(sm.InnerProduct(W, h, index), 0.05, k=3000, generator=seed) for seed in range(50)]
         assert all(e.guaranteed for e in found)
@@ -472,7 +541,7 @@ def test_an_exact_index_guarantees_without_a_maximum():
 @needs_faiss
 def test_importance_needs_fewer_reads_than_uniform():
     W, h = table(200_000, scale=0.8)
-    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128))
+    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128, generator=0))
     truth = truth_of(W @ h)
     errors = {
         method: np.std([sm.estimate(source, 0.001, method=method, budget=5000, generator=seed).value - truth for seed in range(60)])
@@ -517,7 +586,7 @@ def _repeated(flat: object, W: np.ndarray):
 
 def test_a_missing_faiss_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ImportError, match=r"inner_product_index needs FAISS.*pip install .*\[ann\]"):
+    with pytest.raises(ImportError, match=r"inner_product_index needs FAISS.*pip install faiss-cpu"):
         sm.inner_product_index(np.ones((100, 2)))
 
 
@@ -539,7 +608,7 @@ def test_the_gradient_of_a_query_is_a_mean_of_rows(method: str):
 def test_the_gradient_of_a_query_is_that_of_softmax_within_its_statistical_error(method: str):
     W, h = (torch.from_numpy(part) for part in table())
     h.requires_grad_()
-    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128) if method == "importance" else None)
+    source = sm.InnerProduct(W, h, sm.inner_product_index(W, 128, generator=0) if method == "importance" else None)
     exact = torch.softmax(W @ h.detach(), 0) @ W
 
     def gradient(target: float, seed: int) -> torch.Tensor:
@@ -604,8 +673,8 @@ def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
     subject = normal_file(tmp_path / "normal.npy", 1_000_000)
     again = normal_file(tmp_path / "normal.npy", 1_000_000)
     assert subject.truth == again.truth == pytest.approx(0.5 + math.log(1e6), abs=0.01)
-    (work,) = measure({"a file": subject}, (0.03,), runs=10)
-    assert work.evaluations < 20_000
+    (work,) = measure_budgets({"a file": subject}, (20_000,), runs=10)
+    assert work.evaluations <= 20_000
     assert work.certificates == {"asymptotic": 10}
     with pytest.raises(InputError, match=r"holds float32 of shape \(1000000,\), not float32 of \(999,\); delete it"):
         normal_file(tmp_path / "normal.npy", 999)
@@ -648,6 +717,7 @@ def test_a_file_of_normal_scores_takes_few_reads(tmp_path: Path):
         (lambda x: sm.estimate(x > 0), TypeError, r"scores must be real numbers that torch can index, got torch.bool"),
         (lambda x: sm.estimate([1.0]), TypeError, r"source must be a torch.Tensor or a numpy.ndarray, got list"),
         (lambda x: sm.estimate("scores.bin"), ValueError, r"a path must name a .npy file, got 'scores.bin'"),
+        (lambda x: sm.estimate("missing.npy"), ValueError, r"there is no file missing.npy; give a path to an existing file"),
         (
             lambda x: sm.InnerProduct(x, x),
             ValueError,

@@ -23,7 +23,7 @@ class Words:
 
     def __init__(self, W: np.ndarray, temperature: float) -> None:
         self.W, self.temperature = W, temperature
-        table = sm.InnerProduct(W, W[0], sm.inner_product_index(W, 128, probes=6))
+        table = sm.InnerProduct(W, W[0], sm.inner_product_index(W, 128, probes=6, generator=0))
         self.sources = [table.with_query(W[row]) for row in ROWS]
         scores = [W.astype(np.float64) @ W[row].astype(np.float64) for row in ROWS]
         self.truths = [float(sm.logsumexp(x / temperature)) for x in scores]

@@ -25,9 +25,10 @@ import torch
 
 import softmaxima as sm
 from softmaxima.core import writing
-from softmaxima.lse.streams import files, formats
-from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.streams.formats import FileError, open_scores
+from softmaxima.core.numbers import InputError
+from softmaxima.streams import files, formats
+from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.streams.formats import open_scores
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()"
@@ -179,6 +180,35 @@ def test_every_format_gives_the_same_sum(kind: str, softmaxima_lse: Callable, tm
     assert found["logsumexp"] == pytest.approx(of_all(x), abs=1e-7)
     assert (found["scores"], found["maximum"], found["maxima"]) == (x.size, float(x.max()), 1)
     assert found["effective_size"] == pytest.approx(1 / float((p**2).sum()), rel=1e-6)
+
+
+def test_files_of_every_format_are_summed_without_torch(tmp_path: Path):
+    x, commands = scores(50, 61), []
+    for kind, (suffix, options, write) in FORMATS.items():
+        path = tmp_path / f"{kind}{suffix}"
+        write(path, x)
+        commands.append((str(path), *options, "--json", "--effective-size"))
+    for dtype in ("int8", "uint8", "int64", "float16"):
+        (path := tmp_path / dtype).write_bytes(x.astype(dtype).tobytes())
+        commands.append((str(path), f"--dtype={dtype}", f"--checkpoint={tmp_path / 'checkpoint'}"))
+    code = """
+import json, sys
+import softmaxima as sm
+from softmaxima.cli import main
+commands = json.loads(sys.argv[1])
+for arguments in (*commands, ["-"]):
+    try:
+        main(["lse", *arguments])
+    except SystemExit as end:
+        assert not end.code, arguments
+    assert "torch" not in sys.modules, arguments
+part = sm.file_logsumexp(commands[0][0])
+assert (sm.LogSumExpState().merge(part).n, "torch" in sys.modules) == (part.n, False)
+"""
+    ended = subprocess.run([sys.executable, "-c", code, json.dumps(commands)], input="1 2 3", capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    sums = [json.loads(line)["logsumexp"] for line in ended.stdout.splitlines()[: len(FORMATS)]]
+    assert sums == pytest.approx([of_all(x)] * len(FORMATS), abs=1e-7)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -354,6 +384,16 @@ def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
     np.save(path / "complex.npy", np.zeros(3, complex))
     np.save(path / "wide.npy", np.zeros(3, np.longdouble))
     np.save(path / "object.npy", np.array([None]), allow_pickle=True)
+    np.save(path / "dates.npy", np.array(["2020-01-01"], "M8[D]"))
+    np.save(path / "texts.npy", np.array(["1"]))
+    np.savez(path / "none.npz")
+    (path / "long.npy").write_bytes((path / "whole.npy").read_bytes() + bytes(8))
+    (path / "long.npy.gz").write_bytes(gzip.compress((path / "long.npy").read_bytes()))
+    (path / "plain.npy.gz").write_bytes((path / "whole.npy").read_bytes())
+    (path / "packed.txt").write_bytes(gzip.compress(b"1 2 3"))
+    (path / "binary.txt").write_bytes((path / "whole.npy").read_bytes())
+    with zipfile.ZipFile(path / "long.npz", "w") as archive:
+        archive.writestr("x.npy", npy_bytes(scores(100)) + bytes(8))
     np.savez(path / "two.npz", a=np.zeros(3), b=np.zeros(3))
     with zipfile.ZipFile(path / "cut.npz", "w") as archive:
         archive.writestr("x.npy", npy_bytes(scores(100))[:-8])
@@ -368,7 +408,7 @@ def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
         "odd.raw": ((), "unknown suffix '.raw'; give --dtype"),
         "odd.raw ": (("--dtype=float32",), "5 bytes are no whole number of float32"),
         "odd.raw  ": (("--dtype=complex64",), "raw memory is of float64, float32, bfloat16"),
-        "odd.raw   ": (("--dtype=int8", "--column=a"), "has no columns; leave --column a out"),
+        "odd.raw   ": (("--dtype=int8", "--column=a"), "has no columns; leave --column out, got 'a'"),
         "whole.npy": (("--dtype=float32",), "states its own dtype; leave --dtype out"),
         "whole.npy ": (("--column=a",), "has no columns"),
         "whole.npy  ": (("--temperature=0",), "--temperature must be positive and finite, at least 2.3e-308, got 0.0"),
@@ -377,9 +417,18 @@ def broken(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
         "no.npy": ((), "no.npy cannot be read (the magic string is not correct"),
         "no.npz": ((), "no.npz cannot be read (File is not a zip file)"),
         "words.txt": ((), "words.txt: 'three' is no number; give numbers between spaces"),
-        "complex.npy": ((), "holds complex128; scores are real numbers of at most 64 bits"),
-        "wide.npy": ((), "scores are real numbers of at most 64 bits"),
-        "object.npy": ((), "holds object"),
+        "long.npy": ((), "goes on after the 100 scores that its header states; write it again"),
+        "long.npy.gz": ((), "goes on after the 100 scores"),
+        "long.npz": ((), "goes on after the 100 scores"),
+        "plain.npy.gz": ((), "is not compressed by gzip, as its suffix says; take .gz from its name"),
+        "packed.txt": ((), "packed.txt is compressed; decompress it first"),
+        "binary.txt": ((), "binary.txt: it is no text; give numbers between spaces"),
+        "none.npz": ((), "none.npz has no arrays, and so no scores"),
+        "complex.npy": ((), "holds complex128; scores are real numbers of at most 64 bits: save x.real, or sum the array itself"),
+        "wide.npy": ((), "scores are real numbers of at most 64 bits: save it with .astype(numpy.float64)"),
+        "object.npy": ((), "holds object; scores are real numbers of at most 64 bits: save numpy.array(x.tolist(), float)"),
+        "dates.npy": ((), "dates have no exponential"),
+        "texts.npy": ((), "save it with .astype(numpy.float64), if all of it is numbers"),
         "two.npz": ((), "name one of its arrays with --column: 'a', 'b'"),
         "two.npz ": (("--column=c",), "there is no array 'c'; choose --column among: 'a', 'b'"),
     }
@@ -403,7 +452,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f'needs {module}, which is not installed: pip install ".[files]"' in err
+    assert f"needs {module}, which is not installed: pip install {module}\n" in err
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather", ".h5", ".zarr", ".gz", ".npy.zst"])
@@ -413,7 +462,7 @@ def test_a_file_of_another_kind_is_told(suffix: str, softmaxima_lse: Callable, t
     path.mkdir() if suffix == ".zarr" else path.write_bytes(b"nothing of the kind" * 100)
     code, out, err = softmaxima_lse(str(path))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"x{suffix} cannot be read (" in err
+    assert ("x.gz is not compressed by gzip" if suffix == ".gz" else f"x{suffix} cannot be read (") in err
 
 
 def test_missing_values_and_texts_in_a_table_are_refused(softmaxima_lse: Callable, tmp_path: Path):
@@ -466,19 +515,36 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
         )
 
 
-@pytest.mark.parametrize("suffix", sorted({*formats.READERS, ".bin", ".gz", ".zst"} - {".zarr"}))
-def test_an_empty_file_is_told_in_a_sentence(suffix: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
-    options = ("--dtype=float32",) if suffix == ".bin" else ()
+@pytest.mark.parametrize("suffix", sorted({*formats.READERS, ".gz", ".zst"} - {".zarr", ".txt"}))
+def test_an_empty_file_of_a_format_with_a_header_is_told_in_a_sentence(suffix: str, softmaxima_lse: Callable, tmp_path: Path):
     (tmp_path / f"x{suffix}").touch()
-    code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"), *options)
+    code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"x{suffix} is empty: it has 0 bytes, and holds no scores" in err
-    (tmp_path / "x.txt.gz").write_bytes(gzip.compress(b""))
-    assert "x.txt.gz is empty: it has 0 bytes when decompressed" in softmaxima_lse(str(tmp_path / "x.txt.gz"))[2]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert "standard input is empty: it holds no scores" in softmaxima_lse("-")[2]
-    np.save(tmp_path / "none.npy", np.zeros((0, 3)))
-    assert "none.npy: 0 scores, and the sum of nothing is −∞" in softmaxima_lse(str(tmp_path / "none.npy"))[1]
+    assert f"x{suffix} is empty: it has 0 bytes, where a file of no scores has a header" in err
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b""))
+    assert "x.csv.gz is empty: it has 0 bytes when decompressed" in softmaxima_lse(str(tmp_path / "x.csv.gz"))[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.npy", npy_bytes(np.zeros((0, 3)))),
+        ("x.txt", b""),
+        ("x.txt", b"\n"),
+        ("x.txt.gz", gzip.compress(b"")),
+        ("x.bin", b""),
+        ("-", b""),
+    ],
+)
+def test_the_sum_of_no_scores_is_told_of_every_format(
+    name: str, content: bytes, softmaxima_lse: Callable, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    code, out, err = softmaxima_lse(name, *(("--dtype=float32",) if name == "x.bin" else ()))
+    assert (code, err) == (0, "")
+    assert ": 0 scores, and the sum of nothing is −∞\n" in out
 
 
 @pytest.mark.parametrize("kind", [".npy.gz", ".npy.zst", ".txt.gz", ".arrow"])
@@ -561,10 +627,26 @@ def test_a_scale_is_of_eight_bits_and_belongs_to_the_checkpoint(softmaxima_lse: 
         sm.file_logsumexp(path, scale=0.1, checkpoint=place, progress=stop_after(40))
     kept = place.read_bytes()
     for wrong in ({}, {"scale": 0.2}, {"scale": 0.1, "zero_point": 1}):
-        with pytest.raises(FileError, match=r"--checkpoint was made with (scale|zero point)"):
+        with pytest.raises(InputError, match=r"`checkpoint` was made with (scale|zero point)"):
             sm.file_logsumexp(path, checkpoint=place, **wrong)
     assert place.read_bytes() == kept
     assert sm.file_logsumexp(path, scale=0.1, checkpoint=place).value == sm.file_logsumexp(path, scale=0.1).value
+
+
+def test_a_path_is_one_and_errors_name_parameters(tmp_path: Path):
+    for path in (None, 3):
+        with pytest.raises(TypeError, match=rf"file_logsumexp: path must be a path, got {path}; pass a str or a pathlib.Path"):
+            sm.file_logsumexp(path)
+    with pytest.raises(ValueError, match="file_logsumexp: path must be a path, got the empty string; name a file"):
+        sm.file_logsumexp("")
+    (tmp_path / "x").touch()
+    with pytest.raises(InputError, match="unknown suffix ''; give `dtype` for raw memory"):
+        sm.file_logsumexp(tmp_path / "x", dtype=None)
+
+
+def test_a_closed_standard_input_is_told(softmaxima_lse: Callable, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert softmaxima_lse("-")[::2] == (2, "softmaxima: standard input is closed; give a file, or the output of another command\n")
 
 
 @pytest.mark.parametrize("wrong", [{"scale": "1"}, {"scale": True}, {"scale": -1.0}, {"zero_point": "0"}, {"temperature": "1"}])
@@ -682,20 +764,24 @@ def test_a_file_that_shrinks_or_changes_while_it_is_read_is_named(tmp_path: Path
         return progress
 
     np.save(path, scores(100_000))
-    with pytest.raises(FileError, match=r"x\.npy was cut off while it was read"):
+    with pytest.raises(InputError, match=r"x\.npy was cut off while it was read"):
         sm.file_logsumexp(path, checkpoint=place, progress=then(lambda: os.truncate(path, 100_000)))
     assert Checkpoint.load(place).state.n >= 5000
     place.unlink()
     np.save(path, scores(100_000))
-    with pytest.raises(FileError, match="was written to while it was read"):
+    with pytest.raises(InputError, match="was written to while it was read"):
         sm.file_logsumexp(path, progress=then(lambda: os.utime(path, ns=(0, 0))))
 
 
 def test_a_misspelt_option_is_not_taken_for_a_file(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("-x.npy", np.zeros(2))
-    assert softmaxima_lse("--colum=a")[::2] == (2, "softmaxima: Unknown option: --colum=a; see softmaxima lse --help\n")
-    assert softmaxima_lse("-x.npy")[0] == 0
+    for arguments in (("--colum=a",), ("--colum", "a", "x.npy"), ("x.npy", "--colum", "a")):
+        code, out, err = softmaxima_lse(*arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "Unknown option: --colum" in err
+        assert err.endswith(". Did you mean --column?; see softmaxima lse --help\n")
+    assert softmaxima_lse("./-x.npy")[0] == softmaxima_lse("--", "-x.npy")[0] == 0
 
 
 def test_an_error_of_the_system_is_one_line(softmaxima_lse: Callable, tmp_path: Path, monkeypatch):
@@ -780,7 +866,7 @@ def test_checkpoints_are_written_as_the_sum_goes_on_and_never_by_half(tmp_path: 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_signals_leave_a_checkpoint_that_the_same_command_continues(number: int, code: int, word: str, tmp_path: Path):
     # A pipe would do, but is no file: the sum is held up in a window instead.
-    slow = "import os, time\nfrom softmaxima.lse.streams import files, formats\nold = files.of_pieces\n" + (
+    slow = "import os, time\nfrom softmaxima.streams import files, formats\nold = files.of_pieces\n" + (
         "def slowly(*arguments):\n    os.write(1, b'window\\n')\n    time.sleep(0.05)\n    return old(*arguments)\n"
         "files.of_pieces, files.WINDOW, formats.CACHED = slowly, 1, 40_000\n"
     )
@@ -820,7 +906,7 @@ def test_a_billion_scores_are_summed_in_a_few_hundred_megabytes(tmp_path: Path):
             file.write(np.full(500, 3.0, np.float32).tobytes())
     code = (
         "import resource, sys\n"
-        "import softmaxima.lse.streams.files\n"
+        "import softmaxima.streams.files\n"
         "from softmaxima.cli import main\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))\n"

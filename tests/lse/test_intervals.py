@@ -17,7 +17,8 @@ from torch import Tensor
 
 import softmaxima as sm
 from conftest import at_most, normal
-from softmaxima.core.arguments import SMALLEST_TEMPERATURE
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE
+from softmaxima.lse.bounds._gaps import GapsAtOnce, read_rows
 from softmaxima.lse.bounds.intervals import BOUNDS
 
 INF = math.inf
@@ -230,3 +231,15 @@ def test_no_interval_of_a_trace_is_claimed_beyond_what_draws_can_tell():
         for confidence in (0.99, 0.999, 1 - 1e-9)
     ]
     assert certificates == ["asymptotic", "asymptotic", "none"]
+
+
+def test_what_was_read_for_one_question_answers_no_other():
+    rows = read_rows("bounds", normal(3, 1000), -1, 1.0, None)
+    if not rows.is_native:
+        pytest.skip("no rows are read at once")
+    gaps = GapsAtOnce(rows, 8, 0.05, 10.0)
+    for question, asked, other in (("smallest", (8,), (3,)), ("near", (None,), (1.0,)), ("histogram", (0.05, 10.0), (0.05, 12.0))):
+        for answer, right in zip(getattr(gaps, question)(*asked), getattr(rows, question)(*asked), strict=True):
+            torch.testing.assert_close(answer, right)
+        with pytest.raises(ValueError, match=f"{question}: asked of"):
+            getattr(gaps, question)(*other)

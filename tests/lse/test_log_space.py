@@ -156,6 +156,20 @@ def test_log_mean_exp_keeps_its_digits():
     assert float(sm.log_mean_exp(torch.zeros(100_000, dtype=torch.float16))) == 0.0
 
 
+@given(
+    scores=st.lists(st.floats(-30, 30), min_size=1, max_size=24),
+    tau=st.sampled_from([1.0, 0.7, 12.0]),
+    near=st.sampled_from([0.0, 1e-12, -1e-3, 0.2, -3.0]),
+)
+def test_log_mean_exp_in_double_has_its_digits_near_0(scores: list[float], tau: float, near: float):
+    x = np.array(scores)
+    x = x - tau * (sm.log_mean_exp(x, temperature=tau) - near)
+    with mpmath.workdps(60):
+        exact = mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(score)) / mpmath.mpf(tau)) for score in x) / len(x))
+        error = abs(mpmath.mpf(float(sm.log_mean_exp(x, temperature=tau))) - exact)
+    assert error <= 4 * np.spacing(abs(float(exact))) + 2.0**-61 * max(abs(x).max() / tau, 1.0)  # of 64 bits
+
+
 @given(x=rows(), offset=st.sampled_from([0.0, -0.3, 1.0, 40.0]))
 def test_log_mean_exp_is_the_nearest_float32(x: torch.Tensor, offset: float):
     x = (x.clamp(-50, 50) + offset).float()

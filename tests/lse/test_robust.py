@@ -252,8 +252,10 @@ def test_shuffling_makes_the_order_of_scores_meaningless():
     x = torch.arange(1000, dtype=torch.float64).remainder(10)  # block i mod 10 holds nothing but i
     exact = sm.logsumexp(x)
     assert float((sm.median_of_means_logsumexp(x, 10) - exact).abs()) > 1
-    shuffled = sm.median_of_means_logsumexp(x, 10, generator=torch.Generator().manual_seed(0))
+    shuffled = sm.median_of_means_logsumexp(x, 10, shuffle=True, generator=0)
     assert float((shuffled - exact).abs()) < 0.3
+    with pytest.raises(ValueError, match=r"generator draws the order of a shuffle; pass shuffle=True"):
+        sm.median_of_means_logsumexp(x, 10, generator=0)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
 from conftest import normal
-from softmaxima.kernels import native
-from softmaxima.lse.streams import state as state_module
-from softmaxima.lse.streams._scaled import exponential
+from softmaxima.kernels import interface
+from softmaxima.streams import state as state_module
+from softmaxima.streams._scaled import exponential
 
 INF = math.inf
 scores = st.one_of(st.floats(-30, 30), st.floats(-1e4, 1e4), st.sampled_from([-INF, 0.0, 1.0, -1.0, -math.log(2), 1e4, -1e4]))
@@ -63,6 +63,27 @@ def fold(data: st.DataObject, states: list[sm.LogSumExpState]) -> sm.LogSumExpSt
 @given(values=lists)
 def test_the_value_is_within_an_ulp_of_the_truth(values: list[float]):
     assert ulps(float(of(values).value), exact(values), max(values)) <= 1
+
+
+@given(
+    values=st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=24),
+    tau=st.sampled_from([1.0, 0.7]),
+    cancels=st.booleans(),
+    data=st.data(),
+)
+def test_narrow_scores_have_the_digits_of_their_sum(values: list[float], tau: float, cancels: bool, data: st.DataObject):
+    x = np.array(values, np.float32)
+    if cancels:  # M and the logarithm of the sum
+        x = (x - tau * sm.LogSumExpState().update(x, temperature=tau).value).astype(np.float32)
+    with mpmath.workdps(60):
+        truth = mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(score)) / mpmath.mpf(tau)) for score in x))
+    merged = fold(
+        data, [sm.LogSumExpState().update(np.array(part, np.float32), temperature=tau) for part in parts(data, x.tolist())]
+    )
+    for state in (sm.LogSumExpState().update(x, temperature=tau), merged):
+        unit = np.spacing(max(abs(float(truth)), math.log(len(x)), 1.0))
+        height = 0.0 if tau == 1.0 else np.spacing(abs(float(x.max()) / tau))
+        assert abs(float(state.value) - truth) <= 2 * unit + height
 
 
 @given(values=lists, data=st.data())
@@ -180,7 +201,7 @@ def test_rows_of_every_length_agree_with_float64(n: int, offset: float, dtype: t
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_long_rows_merge_with_short_ones(backend: str, monkeypatch):
-    monkeypatch.setattr(native, "AVAILABLE", native.AVAILABLE and backend == "native")
+    monkeypatch.setattr(interface, "AVAILABLE", interface.AVAILABLE and backend == "native")
     x = normal(3, 9000)
     x[0, 17] = x[0, 8000] = 50.0  # the maximum of two parts
     x[1, 8000] = 50.0  # of the second only, so that the first falls
@@ -262,6 +283,34 @@ def test_streams_and_sequences_equal_the_state_of_all(values: list[float], data:
     assert ulps(float(sm.streaming_logsumexp(iter(blocks))), whole) <= 1
     assert ulps(float(sm.streaming_logsumexp(values)), whole) <= 1
     assert ulps(float(sm.sequence_logsumexp(np.array(values))), whole) <= 1
+
+
+@given(values=lists, size=st.sampled_from([1, 500]), tau=st.sampled_from([1.0, 0.3, 3e-308]), squares=st.booleans(), data=st.data())
+def test_pieces_of_arrays_and_of_tensors_are_the_same_sum(values, size: int, tau: float, squares: bool, data: st.DataObject):
+    dtype = data.draw(st.sampled_from(["<f8", ">f8", "<f4", ">f4", "<f2"]))
+    with np.errstate(over="ignore"):
+        pieces = [np.array(part * size, dtype)[:: data.draw(st.sampled_from([1, -1, 2]))] for part in parts(data, values)]
+    tensors = [torch.from_numpy(piece.astype(piece.dtype.newbyteorder("="))) for piece in pieces]
+    ours, theirs = state_module.of_pieces(pieces, tau, squares), state_module.of_pieces(tensors, tau, squares)
+    for a, b in zip(
+        (ours.maximum, ours.count, ours.n, *ours.rest), (theirs.maximum, theirs.count, theirs.n, *theirs.rest), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(ours.value, theirs.value)
+    if squares:
+        np.testing.assert_array_equal(ours.effective_size, theirs.effective_size)
+
+
+@given(
+    blocks=st.lists(st.binary(max_size=9), max_size=4), kind=st.sampled_from([np.int8, np.uint8]), scale=st.sampled_from([1.0, 0.1])
+)
+def test_counted_codes_are_the_sum_of_their_scores(blocks: list[bytes], kind: type, scale: float):
+    codes = [np.frombuffer(block, kind) for block in blocks]
+    counted = state_module.of_codes(codes, scale, 3.0, 2.0, True)
+    summed = state_module.of_pieces([scale * (q.astype(np.float64) - 3.0) for q in codes], 2.0, True)
+    assert (counted.n, counted.count, counted.maximum) == (summed.n, summed.count, summed.maximum)
+    assert ulps(float(counted.value), float(summed.value)) <= 1
+    assert ulps(float(counted.effective_size), float(summed.effective_size)) <= 4
 
 
 def test_streams_take_numbers_arrays_and_tensors():

@@ -6,14 +6,17 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
 from conftest import normal, some
-from softmaxima.kernels import native
+from softmaxima.kernels import interface, native
 from softmaxima.maps import REGISTRY
 
 INF, NAN = math.inf, math.nan
@@ -136,7 +139,7 @@ def test_exp_and_log_at_the_ends(kind: torch.dtype):
 
 FAINT = 1e-30  # probabilities below are not promised any digits
 # Within 2 units of the exact value rounded; 3 where a processor has no fused multiply-add.
-FUSED = native.AVAILABLE and native.instruction_set() != "baseline"
+FUSED = native.AVAILABLE and interface.instruction_set() != "baseline"
 LIMIT = {
     torch.float32: 2.5 if FUSED else 3.5,
     torch.bfloat16: 0.51,  # half a unit, and those of float32
@@ -468,3 +471,37 @@ def test_a_hundred_million_scores_sum_to_1():
     p = sm.softmax(x)
     del x
     assert float(p.sum(dtype=torch.float64)) == pytest.approx(1.0, abs=1e-6)
+
+
+# proportional ----------------------------------------------------------------------------------------------------------------
+
+FUNCTIONS = {
+    torch.sigmoid: lambda z: 1 / (1 + mpmath.exp(-z)),
+    torch.square: lambda z: z * z,
+    torch.nn.functional.softplus: lambda z: z if z > 20 else mpmath.log1p(mpmath.exp(z)),
+    torch.exp: mpmath.exp,
+    torch.relu: lambda z: max(z, mpmath.mpf(0)),
+}
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=["float32", "float64"])
+@given(
+    scores=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=40),
+    repeat=st.sampled_from([1, 16]),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 30.0, 1e4]),
+    offset=st.sampled_from([0.0, -25.0, 300.0, -800.0, -1e4]),
+    tau=st.sampled_from([1.0, 0.7, 3.3]),
+)
+def test_proportional_is_within_5_ulp(
+    f, kind: torch.dtype, scores: list[float], repeat: int, scale: float, offset: float, tau: float
+):
+    x = (torch.tensor(scores, dtype=torch.float64) * scale + offset).to(kind)
+    p = sm.proportional(x.repeat(repeat), f=f, temperature=tau)[: len(x)]
+    with mpmath.workdps(80):
+        values = [FUNCTIONS[f](mpmath.mpf(score) / mpmath.mpf(tau)) for score in x.tolist()]
+        mass = repeat * mpmath.fsum(values)
+        for actual, value in zip(p.tolist(), values, strict=True):
+            exact = value / mass if mass else mass
+            unit = float(exact) if exact < FAINT else math.ldexp(torch.finfo(kind).eps, math.frexp(float(exact))[1] - 1)
+            assert abs(actual - exact) <= 5 * max(unit, 1e-30)

@@ -15,6 +15,8 @@ HOUSE = Path(softmaxima.__path__[0])
 STOREYS = (
     "core.writing",
     "core.modules",
+    "core.numbers",
+    "core.error_free",
     "core.tracing",
     "core.onnx",
     "core.series",
@@ -27,6 +29,7 @@ STOREYS = (
     "core.monoid",
     "core.blocks",
     "core.jacobian",
+    "kernels.interface",
     "kernels.native",
     "kernels.triton",
     "kernels.devices",
@@ -40,6 +43,7 @@ STOREYS = (
     "core.parts",
     "core.envelope",
     "core.fused",
+    "streams",
     "maps",
     "derivatives",
     "lse",
@@ -58,24 +62,29 @@ FILES = {
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of the package that a file imports, but for what only a type checker reads."""
+    """The modules of the package that a file imports or reaches as `sm.name`, but for what only a type checker reads."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             node.body = []
-    names = []
+    package, names = set(), []  # what the package is called there
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
+            package |= {alias.asname or alias.name for alias in node.names if alias.name == "softmaxima"}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [
-                node.module if _inside(f"{node.module}.{a.name}") not in FILES else f"{node.module}.{a.name}" for a in node.names
-            ]
-    return {_inside(name) for name in names} & FILES.keys()
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            called, _, inside = ast.unparse(node).partition(".")
+            names += [f"softmaxima.{inside}"] if called in package else []
+    return {_module(name.removeprefix("softmaxima.")) for name in names if name.startswith("softmaxima.")} & FILES.keys()
 
 
-def _inside(name: str) -> str:
-    return name.removeprefix("softmaxima.")
+def _module(name: str) -> str:
+    """The file, or that of whose names it is one: of the package's own, which begin with a letter, the room."""
+    above, _, last = name.rpartition(".")
+    return name if name in FILES or last.startswith("_") else above or vars(softmaxima)["_NAMES"].get(last, "maps")
 
 
 def storey(module: str) -> int:
@@ -88,6 +97,26 @@ def storey(module: str) -> int:
 def test_nothing_imports_upwards(module: str):
     above = [other for other in imported(FILES[module]) if other not in ("core", "kernels") and storey(other) > storey(module)]
     assert not above, f"{module} imports {', '.join(sorted(above))}, which is above it"
+
+
+@pytest.mark.parametrize(
+    ("line", "modules"),
+    [
+        ("import softmaxima as sm; sm.cross_entropy(x, y)", {"losses"}),
+        (
+            "import softmaxima; softmaxima.lse.log_mean_exp(x), softmaxima.core.rows.f(x)",
+            {"lse", "lse.log_mean_exp", "core", "core.rows"},
+        ),
+        ("from softmaxima import sparsemax, losses", {"maps", "losses"}),
+        ("from softmaxima.core.contract import Map", {"core.contract"}),
+        ("import softmaxima.core.rows as rows", {"core.rows"}),
+        ("import torch; torch.maps", set()),
+    ],
+)
+def test_every_way_to_another_room_is_seen(line: str, modules: set[str], tmp_path: Path):
+    path = tmp_path / "file.py"
+    path.write_text(line)
+    assert imported(path) == modules
 
 
 def test_no_circles():

@@ -54,6 +54,7 @@ COMPLETED = {
     "sparse_softmax_loss": {"k": 1},
     "SparseSoftmaxLoss": {"k": 1},
     "adaptive_logsumexp": {"around": 1.0},
+    "median_of_means_logsumexp": {"shuffle": True, "generator": 0},
 }
 INSTEAD = {"p": "k", "between": "around"}
 ELSEWHERE = {  # who says it
@@ -428,15 +429,22 @@ def test_modules_take_tensors_and_parameters_as_options():
 
 # Everything that draws, of a generator.
 DRAWING = {
-    "estimate": lambda generator: sm.estimate(np.linspace(0.0, 1.0, 50_000), 0.05, method="uniform", generator=generator).value,
+    "estimate": lambda generator: sm.estimate(np.linspace(0.0, 1.0, 50_000), 0.05, budget=20_000, generator=generator).value,
     "matrix_logsumexp": lambda generator: sm.matrix_logsumexp(lambda V: V, size=300, method="lanczos", generator=generator).value,
-    "median_of_means_logsumexp": lambda generator: sm.median_of_means_logsumexp(normal(1000), 9, generator=generator),
+    "median_of_means_logsumexp": lambda generator: sm.median_of_means_logsumexp(normal(1000), 9, shuffle=True, generator=generator),
 }
 
 
 @pytest.mark.parametrize("draw", DRAWING.values(), ids=DRAWING)
 @pytest.mark.parametrize(
-    "make", [lambda: 7, lambda: np.int64(7), lambda: torch.Generator().manual_seed(7), lambda: np.random.default_rng(7)]
+    "make",
+    [
+        lambda: 7,
+        lambda: 2**64 - 1,
+        lambda: np.int64(7),
+        lambda: torch.Generator().manual_seed(7),
+        lambda: np.random.default_rng(7),
+    ],
 )
 def test_seeds_and_generators_of_both_libraries_repeat(draw: Any, make: Any):
     assert float(draw(make())) == float(draw(make()))
@@ -450,14 +458,14 @@ def test_a_generator_goes_on(make: Any):
 
 
 @pytest.mark.parametrize("draw", DRAWING.values(), ids=DRAWING)
-@pytest.mark.parametrize("wrong", ["7", True, 7.0, -1])
+@pytest.mark.parametrize("wrong", ["7", True, 7.0, -1, 2**64])
 def test_other_than_generators_and_seeds_are_refused(draw: Any, wrong: Any):
     with pytest.raises((TypeError, ValueError), match=r"generator must be a torch.Generator, a numpy.random.Generator, or a seed"):
         draw(wrong)
 
 
 def test_torch_s_own_seed_is_the_default():
-    for name in ("estimate", "matrix_logsumexp"):
+    for name in DRAWING:
         torch.manual_seed(3)
         first = float(DRAWING[name](None))
         torch.manual_seed(3)

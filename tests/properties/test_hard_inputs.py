@@ -314,7 +314,7 @@ def losses_of_rows_do_not_depend_on_how_many_there_are(
 def test_score_at_the_edge_of_the_support_gets_zero(alpha: float, count: int, offset: float, dtype: torch.dtype):
     """Of `count` equal scores the edge is count^−β/β below them, here a number of few bits."""
     beta = alpha - 1
-    x = torch.tensor([[0.0] * count + [-(count**-beta) / beta] * 3], dtype=torch.float64).repeat(3, 1) + offset
+    x = torch.tensor([[0.0] * count + [-(count**-beta) / beta] * 3], dtype=torch.float64).repeat(5, 1) + offset
     if bool((x.to(dtype).double() != x).any()):
         return
     of_order = {1.5: REGISTRY["entmax15"], 2.0: REGISTRY["sparsemax"]}.get(alpha)

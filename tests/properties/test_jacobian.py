@@ -93,6 +93,99 @@ def check_products(case: Case) -> None:
         assert bool(((found[one] - found[other]).abs().amax(-1) <= limit).all()), (one, other)
 
 
+# Slopes that are infinite, NaN or as large as numbers are ---------------------------------------------------------------------
+
+
+def rows_with_zeros(dtype: torch.dtype) -> Tensor:
+    """Rows with masks, scores far below and zeros, among them one of masks alone; a group of scores without support is cleared."""
+    x = normal(6, 200, scale=1.0, dtype=dtype)
+    x[:, ::3] = -math.inf
+    x[1:4, 1::3] = -1e4
+    x[1:5, 64:130] = torch.tensor([[-1e4], [-math.inf], [0.0], [-50.0]], dtype=dtype)
+    x[5] = -math.inf
+    return x
+
+
+def test_slope_is_not_read_where_probability_is_zero(case: Case, dtype: torch.dtype):
+    check_zeros(case, dtype)
+
+
+@STEEP
+def test_steep_slope_is_not_read_where_probability_is_zero(steep: Case, dtype: torch.dtype):
+    check_zeros(steep, dtype)
+
+
+def check_zeros(case: Case, dtype: torch.dtype) -> None:
+    x = rows_with_zeros(dtype)
+    # A Taylor polynomial and a function may be 0 where their slope is not.
+    nothing = (x == -math.inf) if case.map.uses_scores and not case.claims.sparse else case(x) == case.nothing
+    g, t = (normal(*x.shape, seed=seed, scale=1.0, dtype=dtype).masked_fill(nothing, 0.0) for seed in (1, 2))
+    of_finite = all_derivatives(case, x, g, t)
+    slopes = torch.tensor([math.inf, -math.inf, math.nan, math.inf, -math.inf, math.nan], dtype=dtype).unsqueeze(-1)
+    *products, _ = found_of_any = all_derivatives(case, x, torch.where(nothing, slopes, g), t)
+    assert all(bool((found[nothing] == 0).all()) for found in products)
+    for found, expected in zip(found_of_any, of_finite, strict=True):
+        torch.testing.assert_close(found, expected, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+def all_derivatives(case: Case, x: Tensor, g: Tensor, t: Tensor) -> list[Tensor]:
+    """Jᵀg by the kernel, of rows and of columns, and by torch's operations; J g; ∂⟨t, Jᵀg⟩/∂x."""
+    scores = x.clone().requires_grad_()
+    columns = x.mT.contiguous().requires_grad_()
+    p = case(scores)
+    (kernel,) = torch.autograd.grad(p, scores, g, retain_graph=True)
+    (of_columns,) = torch.autograd.grad(case(columns, dim=0), columns, g.mT.contiguous())
+    (operations,) = torch.autograd.grad(p, scores, g, create_graph=True)
+    second = torch.autograd.grad(operations, scores, t)[0] if operations.requires_grad else torch.zeros_like(x)
+    pushed = torch.func.jvp(case, (x,), (g,))[1]
+    return [kernel, of_columns.mT, operations.detach(), pushed, second]
+
+
+def test_slope_of_a_vanished_logarithm_is_its_own(dtype: torch.dtype):
+    x = torch.tensor([[0.0, -1.0, -1e4, -math.inf]], dtype=dtype, requires_grad=True)
+    g = torch.tensor([[math.inf, 1.0, 2.0, math.nan]], dtype=dtype)
+    for options in ({}, {"create_graph": True}):
+        (found,) = torch.autograd.grad(sm.log_softmax(x), x, g, **options)
+        assert found[0, 2:].tolist() == [2.0, 0.0]
+        assert bool(found[0, 0].isnan())
+
+
+def test_slope_may_be_as_large_as_numbers_are(case: Case, dtype: torch.dtype):
+    check_large(case, dtype)
+
+
+@STEEP
+def test_steep_slope_may_be_as_large_as_numbers_are(steep: Case, dtype: torch.dtype):
+    check_large(steep, dtype)
+
+
+def check_large(case: Case, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    for scale in (0.01, 1.0):  # of a wide support, and of a narrow one
+        x = normal(4, 70, scale=scale, dtype=dtype)
+        g = normal(4, 70, seed=1).sign() * torch.tensor([[0.99], [1.0], [0.3], [1e-3]], dtype=torch.float64)
+        g[0].abs_()
+        g = (g * largest).to(dtype)
+        expected = all_products(case, x, g * 2.0**-8)
+        for found, small in zip(all_products(case, x, g), expected, strict=True):
+            true = 2.0**8 * small.double()
+            assert not bool(found.isnan().any())
+            is_number = true.abs() < 0.99 * largest
+            slack = 16 * torch.finfo(dtype).eps * torch.where(is_number, true.abs(), 0.0).amax(-1, keepdim=True)
+            slack = slack + torch.finfo(dtype).eps * g.double().abs().amax(-1, keepdim=True)  # a constant less its mean
+            assert bool(((found.double() - true).abs() <= slack)[is_number].all())
+            assert bool((found.double().abs() >= 0.9 * largest)[~is_number].all())
+
+
+def all_products(case: Case, x: Tensor, g: Tensor) -> list[Tensor]:
+    """Jᵀg by the kernel and by torch's operations."""
+    scores = x.clone().requires_grad_()
+    p = case(scores)
+    (kernel,) = torch.autograd.grad(p, scores, g, retain_graph=True)
+    (operations,) = torch.autograd.grad(p, scores, g, create_graph=True)
+    return [kernel, operations.detach()]
+
+
 # Entmax, beside any number of digits -------------------------------------------------------------------------------------------
 
 
@@ -279,3 +372,13 @@ def test_product_with_the_jacobian_of_normmax_has_its_digits(alpha: float):
             moved = [a * (b - center) for a, b in zip(s, slopes, strict=True)]
             exact = [m - mpf(v) / sum(row) * sum(moved) for m, v in zip(moved, row, strict=True)]
             assert_near(actual, exact, RELATIVE[torch.float64])
+
+
+@pytest.mark.parametrize("alpha", chosen((1.1, 2.0, 6.0, 100.0)))
+def test_gradient_of_normmax_in_half_precision_is_that_of_its_scores(dtype: torch.dtype, alpha: float):
+    x, g = normal(20, 6, scale=0.4, dtype=dtype), normal(20, 6, seed=1).to(dtype)
+    case = Case(NORMMAX, {"alpha": alpha})
+    exact = all_products(case, x.double(), g.double())[0]
+    for found in all_products(case, x, g):
+        error = (found.double() - exact).abs().amax(-1)
+        assert bool((error <= (torch.finfo(dtype).eps + 200 * 2.0**-24) * exact.abs().amax(-1)).all())

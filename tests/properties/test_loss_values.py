@@ -89,18 +89,40 @@ def test_kernel_and_composition_agree(loss: LossCase, dtype: torch.dtype, monkey
             torch.testing.assert_close(ours, theirs, atol=4 * APART[dtype], rtol=APART[dtype])
 
 
+def test_loss_is_its_definition(loss: LossCase):
+    x = loss.scores(16, 37)
+    if loss.loss.on_cosines:
+        x = 0.95 * x
+    own = loss.loss.complete(loss.options)
+    for _, target in targets(loss, x):
+        for smoothing in (0.0,) if loss.loss.on_cosines else (0.0, 0.2):  # whose margin is the unsmoothed target's
+            if target.ndim == 2:
+                target = y = target.double() / target.double().sum(-1, keepdim=True)
+            else:
+                y = F.one_hot(target, 37).double()
+            y = y * (1 - smoothing) + smoothing / 37
+            scores = [x.clone().requires_grad_() for _ in range(2)]
+            ours = loss(scores[0], target, reduction="none", label_smoothing=smoothing)
+            definition = loss.loss.reference(scores[1], y, **own)  # type: ignore[misc]
+            torch.testing.assert_close(ours, definition, atol=1e-10, rtol=1e-10)
+            if own.get("map") == "entmax15":
+                continue  # whose definition bisects, which autograd does not see
+            slopes = [torch.autograd.grad(v.sum(), z)[0] for v, z in zip((ours, definition), scores, strict=True)]
+            torch.testing.assert_close(*slopes, atol=1e-9, rtol=1e-9)
+
+
 def exact(loss: LossCase, x: list[float], y: list[float]) -> mpmath.mpf | None:
     """Σ y_c (LSE(z) − z_c), z the scores with what the loss does to them; None for losses of another form."""
-    name, options = loss.loss.name, loss.options
+    name, options = loss.loss.name, loss.loss.complete(loss.options)
     z = [mpmath.mpf(v) for v in x]
     summed = list(z)
     if name == "elastic_cross_entropy":
         summed = [*z, mpmath.mpf(options["beta"])]
-    elif name == "sparse_softmax_loss" and "k" in options:
+    elif name == "sparse_softmax_loss" and options["p"] is None:
         summed = sorted(z)[-options["k"] :]
     elif name in ("am_softmax_loss", "cosface"):
         scale = mpmath.mpf(options["scale"]) if "scale" in options else 1 / mpmath.mpf(options["temperature"])
-        z = summed = [scale * (v - mpmath.mpf(0.35) * share) for v, share in zip(z, y, strict=True)]
+        z = summed = [scale * (v - mpmath.mpf(options["margin"]) * share) for v, share in zip(z, y, strict=True)]
     elif name != "cross_entropy":
         return None
     log_sum = mpmath.log(mpmath.fsum(mpmath.exp(v) for v in summed))

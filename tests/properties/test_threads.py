@@ -33,7 +33,14 @@ def run(program: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("imports", ["import torch; import softmaxima as sm", "import softmaxima as sm; sm.softmax; import torch"])
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch; import softmaxima as sm",
+        "import softmaxima as sm; sm.softmax; import torch",
+        "import softmaxima as sm; sm.file_logsumexp; import torch",
+    ],
+)
 def test_one_openmp_runtime_is_loaded(imports: str):
     loaded = run(f"""
 {imports}
@@ -45,6 +52,15 @@ torch.ones(1000, 1000).exp()
 print(*set(re.findall(r"/\\S*lib(?:gomp|omp|iomp5)\\b\\S*", open("/proc/self/maps").read())), sep="\\n")
 """)
     assert len(loaded.splitlines()) == 1, loaded
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_without_torch_as_many_threads_work_as_openmp_is_told(threads: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    program = "import sys; from softmaxima.kernels import interface; print(interface.threads(), 'torch' in sys.modules)"
+    assert run(program) == f"{threads} False"
+    program += "; import torch; torch.set_num_threads(2); print(interface.threads())"
+    assert run(program).split() == [str(threads), "False", "2"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

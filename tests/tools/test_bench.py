@@ -19,18 +19,17 @@ from rich.console import Console
 import softmaxima as sm
 from conftest import in_process
 from softmaxima.bench import clocks, machine, plan, tasks
-from softmaxima.bench.definitions import loss_definition
 from softmaxima.bench.peers import PEERS, Peer, stated_peers
 from softmaxima.bench.plan import QUICK_SHAPES, Settings
-from softmaxima.bench.results import Benchmark, as_json, from_json
+from softmaxima.bench.results import Benchmark, as_json, from_json, read
 from softmaxima.bench.run import bench
 from softmaxima.bench.subjects import DIRECTIONS, Shape, choose, compulsory_bytes, read_shape, subjects
 from softmaxima.bench.sums import SUMS
 from softmaxima.cli.bench import show_benchmark
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, markdown_table, number, picture
+from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, made_with, markdown_table, number, picture
 
 TINY = ("--shapes=4x8", "--threads=1")
 OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswith("softmaxima.")] + list(LOSSES)
@@ -64,10 +63,9 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> str:
 # What is measured
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_every_map_and_loss_has_a_definition(name: str) -> None:
-    for subject in choose([name]):
-        assert subject.kind == "map" or loss_definition(subject) is not None
+@pytest.mark.parametrize("name", [*SUMS, *OURS])
+def test_everything_of_ours_has_a_definition(name: str) -> None:
+    assert all(subject.entry.reference is not None for subject in choose([name]))
 
 
 @pytest.mark.parametrize("name", [*SUMS, *OURS])
@@ -105,11 +103,6 @@ def test_the_smallest_shapes_are_right(shape: str) -> None:
 def test_a_map_without_a_peer_has_a_row_without_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MAPS, "twin", replace(MAPS["softmax"], name="twin"))
     assert [(row.verdict, row.peers) for row in measure(names="twin").rows] == [("right", ())] * 2
-
-
-def test_a_loss_without_a_definition_is_called_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOSSES, "twin_loss", replace(LOSSES["cross_entropy"], name="twin_loss"))
-    assert [row.verdict for row in measure(names="twin_loss").rows] == ["unchecked"] * 2
 
 
 def test_overheads_and_disturbance_are_measured() -> None:
@@ -160,6 +153,32 @@ def test_an_interval_beside_the_truth_is_called_wrong(end: str, distance: float,
     bounds = lambda x, axis: replace(sm.bounds(x, axis), **{end: sm.logsumexp(x, axis) + distance})
     monkeypatch.setitem(SUMS, "bounds", replace(SUMS["bounds"], function=bounds))
     assert {row.verdict for row in measure(names="bounds", dtypes=("float64",)).rows} == {"wrong"}
+
+
+@pytest.mark.parametrize("reference", [LOSSES["cross_entropy"].reference, None])
+def test_the_speed_of_a_loss_that_is_wrong_or_has_no_definition_is_not_told(
+    reference: Callable | None, monkeypatch: pytest.MonkeyPatch, run: Callable, tmp_path: Path
+) -> None:
+    tripled = lambda x, target, **options: 3 * sm.cross_entropy(x, target, **options)
+    planted = replace(LOSSES["cross_entropy"], name="planted", function=tripled, reference=reference)
+    monkeypatch.setitem(LOSSES, "planted", planted)
+    monkeypatch.setitem(PEERS, "planted", PEERS["cross_entropy"])
+    code, out, err = run("--maps=planted,softmax", *TINY, f"--json={tmp_path / 'b.json'}")
+    verdict = "unchecked" if reference is None else "wrong"
+    assert re.search(rf"^planted +{verdict} *$", out, re.MULTILINE)
+    assert ("no definition to check against: planted\n" in out, code) == ((True, 0) if reference is None else (False, 1)), err
+    benchmark = read(tmp_path / "b.json")
+    assert [row.verdict for row in benchmark.rows if row.timing is None and not row.peers] == [verdict] * 2
+    assert all(row.name == "softmax" for row in benchmark.rows if row.timing is not None)
+    assert {overhead.name for overhead in benchmark.overheads} == {"softmax"}
+    assert not benchmark.not_reached
+
+
+def test_the_speed_of_a_sum_without_a_definition_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SUMS, "logsumexp", replace(SUMS["logsumexp"], reference=None))
+    result = measure(names="logsumexp")
+    assert [(row.verdict, row.timing, row.peers) for row in result.rows] == [("unchecked", None, ())] * 2
+    assert not result.overheads
 
 
 def test_a_wrong_map_makes_the_command_fail_at_the_end(doubled: str, run: Callable, tmp_path: Path) -> None:
@@ -353,6 +372,7 @@ def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch: pytest.MonkeyPa
     elsewhere.touch()
     monkeypatch.setattr(sm, "__file__", str(elsewhere))
     assert machine.commit() is None
+    assert "commit" not in made_with(measure(names="softmax"))
 
 
 # The command
@@ -399,7 +419,7 @@ def test_names_are_found_in_any_spelling(run: Callable) -> None:
         (("--threads=100000",), "--threads must be from 1 to 1024, got 100000"),
         (("--maps=,",), "--maps: no name is given; leave it out to measure all"),
         (("--threads=two",), "--threads"),
-        (("--dtype=int8",), "--dtype must be one of float32, float64, bfloat16, float16, got 'int8'"),
+        (("--dtype=int8",), "there is no dtype 'int8' here; choose among: float32, float64, bfloat16, float16"),
         (("--budget=0",), "--budget must be more than 0 seconds, got 0"),
         (("--device=cuda",), "--device: torch finds no CUDA device here"),
         (("4x8",), "4x8"),

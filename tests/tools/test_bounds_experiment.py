@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import softmaxima as sm
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments import lse_bounds
 from softmaxima.experiments.lse_bounds import EPS, Narrowing, Placed, Result, Sparsity
 from softmaxima.report.lse_bounds import narrowing_table, picture, sparsity_table, verdict

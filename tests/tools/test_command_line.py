@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -23,10 +24,11 @@ from rich.console import Console
 
 import softmaxima
 from softmaxima.bench import plan
+from softmaxima.bench.machine import machine
 from softmaxima.cli import main
 from softmaxima.cli.compare import show
 from softmaxima.core import writing
-from softmaxima.kernels import native
+from softmaxima.kernels import interface
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
 SOFTMAXIMA = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from softmaxima.cli import main; main()",)
@@ -61,14 +63,19 @@ def test_the_package_runs_as_a_module() -> None:
     assert ended.stdout.startswith("Usage: softmaxima")
 
 
-def test_version_says_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_says_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTMAXIMA_ISA", "v3")
+    monkeypatch.setenv("COLUMNS", "40")
     with contextlib.suppress(SystemExit):
         main(["--version"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["place"] == str(Path(softmaxima.__file__).parent)
+    assert "SOFTMAXIMA_ISA=v3" in lines["asked"]
+    assert lines["CPU"].startswith(machine()["processor"])
     assert lines["softmaxima"] == softmaxima.__version__
     assert lines["python"].startswith(platform.python_version())
     assert f"torch {torch.__version__}" in lines["packages"]
-    kernels = f"native, {native.instruction_set()}" if native.AVAILABLE else "none"
+    kernels = f"native, {interface.instruction_set()}" if interface.AVAILABLE else "none"
     assert f"kernels: {kernels}" in lines["CPU"]
     assert f"threads: {torch.get_num_threads()}" in lines["CPU"]
     assert ("none" in lines["GPU"]) == (not torch.cuda.is_available())
@@ -107,11 +114,13 @@ def test_every_option_has_a_help_text(run: Callable) -> None:
         (("compare", "--model", "forest"), "forest"),
         (("compare", "--maps", "hardmax"), "'hardmax'; choose among: softmax"),
         (("compare", "--target", "age"), "'age'"),
-        (("compare", "one.csv", "two.csv"), "compare take one file, and bench none; got 'two.csv' besides"),
-        (
-            ("lse", "one.npy", "two.npy", "three.npy"),
-            "compare take one file, and bench none; got 'two.npy', 'three.npy' besides",
-        ),
+        (("compare", "--folds", "2.5"), "--folds: must be an int, got 2.5; see softmaxima compare --help"),
+        (("bench", "--threads", "1.9"), "--threads: must be an int, got 1.9; see softmaxima bench --help"),
+        (("compare", "--targt", "a", "one.csv"), "--targt. Did you mean --target?; see softmaxima compare --help"),
+        (("compare", "one.csv", "two.csv"), "compare takes TABLE alone, got 'two.csv' besides; see softmaxima compare --help"),
+        (("lse", "one.npy", "two.npy", "three.npy"), "lse takes FILE alone, got 'two.npy', 'three.npy' besides"),
+        (("bench", "one.npy"), "bench takes options alone, got 'one.npy' besides; see softmaxima bench --help"),
+        (("lse", ""), "a path is empty; name a file"),
     ],
 )
 def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Callable, tmp_path: Path, monkeypatch) -> None:
@@ -164,12 +173,19 @@ def test_output_that_cannot_be_written_is_one_line_and_loses_no_file(
     monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
     (tmp_path / "x.txt").write_text("1 2 3")
     writes, files = COMMANDS[command]
-    for error in (OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")):
+    full, unread = OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")
+    for stdout, ended, told in (
+        (io.TextIOWrapper(Unwritable(writes, full)), 1, "cannot be written (No space left on device)"),
+        (io.TextIOWrapper(Unwritable(writes, unread)), 141, ""),
+        (None, 1, "cannot be written (it is closed)"),
+    ):
+        if stdout is None and command.startswith("compare"):
+            continue  # which says something before its work
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", io.TextIOWrapper(Unwritable(writes, error)))
+            patch.setattr(sys, "stdout", stdout)
             code, _, err = run(*command.split())
-        assert (code, err.count("\n")) == (1, 1)
-        assert f"softmaxima: standard output cannot be written ({error.strerror})" in err
+        assert (code, err.count("\n")) == (ended, int(ended == 1))
+        assert told in err
         for file in files:
             assert (tmp_path / file).stat().st_size > 0
             (tmp_path / file).unlink()
@@ -200,7 +216,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str,
     code, out, err = run("compare")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"needs {package}" in err
-    assert 'pip install ".[report]"' in err
+    assert f"pip install {package}\n" in err
 
 
 def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Callable, table: str, tmp_path: Path) -> None:
@@ -268,16 +284,33 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(table: str, tmp_path: Path
         ["compare", "absent.csv"],
         ["lse", "-", "--temperature", "0"],
         ["lse", "--unknown"],
+        ["lse", "-", "besides"],
+        ["lse", "-", "--estimate", "0"],
+        ["lse", "-", "--estimate", "0.1", "--confidence", "95"],
+        ["bench", "--unknown"],
+        ["unknown"],
+        ["--help"],
         ["compare", "--help"],
     ],
 )
-def test_what_is_plainly_wrong_is_told_before_torch_is_loaded(arguments: list[str]):
+def test_what_is_plainly_wrong_is_told_before_anything_large_is_loaded(arguments: list[str]):
     code = "import sys; from softmaxima.cli import main; main(sys.argv[1:])"
     told = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert told.returncode == (0 if "--help" in arguments else 2)
-    assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
+    assert not re.search(r"\| +(torch|numpy)$", told.stderr, re.MULTILINE)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line_on_the_command_line(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(path: Path, *_: object, **__: object) -> NoReturn:
+        warnings.warn("softmaxima runs without something", stacklevel=1)
+        raise SystemExit(0)
+
+    (tmp_path / "x.txt").touch()
+    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", warned)
+    assert run("lse", str(tmp_path / "x.txt")) == (0, "", "softmaxima: runs without something\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

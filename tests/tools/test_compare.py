@@ -15,7 +15,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, log_loss
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.compare import (
     BASELINE,
     Comparison,

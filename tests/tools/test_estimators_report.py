@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.estimators import MAXIMUM_KNOWN, Work, measure_budgets, standard_subjects
 from softmaxima.report.estimators import certificate, coverage_table, picture
 from softmaxima.report.signed_log import signed_log

@@ -13,7 +13,7 @@ import pytest
 import softmaxima as sm
 from softmaxima.lse.bounds.intervals import BOUNDS
 from softmaxima.lse.estimates import sources
-from softmaxima.lse.streams import formats
+from softmaxima.streams import formats
 
 N = 200_000
 
@@ -52,7 +52,7 @@ def test_an_estimate_reads_few_scores_and_says_what_it_is_worth(
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05")
     assert "deterministic: the sum is inside" in out  # reading so few takes less time than draws
     monkeypatch.setattr(sources, "SCORE", 1e4)
-    monkeypatch.setattr("softmaxima.lse.estimates.estimate.RUN", 1)
+    monkeypatch.setattr(sources, "RUN_OF_FILE", 1)
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1", "--json")
     found = json.loads(out)
     assert found["certificate"] == "asymptotic"
@@ -60,6 +60,8 @@ def test_an_estimate_reads_few_scores_and_says_what_it_is_worth(
     assert found["evaluations"] < N / 4
     _, again, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1", "--json")
     assert again == out
+    _, out, _ = softmaxima_lse(str(path), "--estimate", "0.05", "--seed", "1")
+    assert f"rarer than 3 in {found['evaluations']}, or 3 in {found['draws']} where they stand together, have much" in out
     highest = str(float(scores.max()))
     _, out, _ = softmaxima_lse(str(path), "--estimate", "0.1", "--maximum", highest, "--confidence", "0.99", "--seed", "1")
     assert "finite-sample: the sum is inside with 99 % confidence, if no score exceeds --maximum" in out
@@ -79,8 +81,9 @@ def test_raw_memory_can_be_estimated(scores: np.ndarray, softmaxima_lse: Callabl
         (("--estimate", "0.1", "--effective-size"), "--effective-size needs all scores"),
         (("--estimate", "0.1", "--checkpoint", "c"), "--checkpoint needs all scores"),
         (("--estimate", "0.1", "--confidence", "95"), "--confidence must be a number between 0 and 1, got 95.0"),
+        (("--estimate", "0.1", "--seed", "1.5"), "--seed: must be an int, got 1.5"),
         (("--estimate", "0.1", "--seed", "-1"), "--seed must be an int of at least 0, got -1"),
-        (("--estimate", "0.1", "--maximum", "-9"), "--maximum must be at least every score"),
+        (("--estimate", "0.1", "--maximum", "-9"), "maximum must be at least every score"),
         (("--maximum", "9"), "--maximum is about an estimate; add --estimate NATS"),
         (("--confidence", "0.9"), "--confidence is about an estimate"),
         (("--bounds", "--checkpoint", "c"), "--checkpoint keeps the sum alone"),
@@ -91,6 +94,12 @@ def test_what_does_not_go_together_is_told(options: tuple[str, ...], message: st
     code, out, err = softmaxima_lse(str(path), *options)
     assert (code, out) == (2, "")
     assert message in err.replace("\n", " ")
+
+
+def test_an_estimate_that_met_nan_blames_no_draw(softmaxima_lse: Callable, tmp_path: Path):
+    np.save(tmp_path / "scores.npy", np.array([1.0, math.nan]))
+    _, out, _ = softmaxima_lse(str(tmp_path / "scores.npy"), "--estimate", "0.1")
+    assert "certificate     none: the sum is NaN whatever the other scores are\n" in out
 
 
 def test_a_file_that_is_read_in_order_is_not_estimated(softmaxima_lse: Callable, tmp_path: Path):

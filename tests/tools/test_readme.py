@@ -78,6 +78,19 @@ def test_the_table_of_maps_is_what_they_state(monkeypatch: pytest.MonkeyPatch):
     assert all(f"`{name}" in table and map.formula for name, map in REGISTRY.items() if map.function is not None)
 
 
+def test_the_commit_is_asked_for_before_anything_is_written(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    update, asked = importlib.import_module("update"), []
+    update.made_on.cache_clear()
+    monkeypatch.setattr(update, "commit", lambda: asked.append("commit"))
+    monkeypatch.setattr(update, "COMMANDS", {name: lambda: asked.append(update.caption("make")) or {} for name in ("one", "two")})
+    monkeypatch.setattr("sys.argv", ["update.py", "one", "two"])
+    update.main()
+    update.made_on.cache_clear()
+    assert asked[0] == "commit"
+    assert len(asked) == 3
+
+
 def test_what_commands_write_has_one_place():
     pages = "".join(page.read_text() for page in PAGES)
     script = (ROOT / "docs" / "update.py").read_text()
@@ -85,4 +98,4 @@ def test_what_commands_write_has_one_place():
     assert sorted(places) == sorted(set(places))
     assert len(places) == len(re.findall(r"<!-- end of \w+ -->", pages))
     for place in places:
-        assert re.search(rf'"{place}": (f"|"\\n"\.join)', script)
+        assert re.search(rf'"{place}": (f"|table\()', script)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 from softmaxima.cli import main
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import Table, read_table

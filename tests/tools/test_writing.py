@@ -11,8 +11,8 @@ import pytest
 
 from softmaxima.core import writing
 from softmaxima.core.writing import write_text
-from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.streams.state import LogSumExpState
+from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.streams.state import LogSumExpState
 
 
 def save_checkpoint(path: Path) -> None:

@@ -19,6 +19,7 @@ LENGTHS = (1000, 1, 31, 4097, 33000, 128256, 2**20 + 3, 2)
 QUICK_LENGTHS = (31, 1, 1000)
 VARIED = (31, 1000, 4097, 33000)  # lengths at which the other problems are checked too
 SCORES, MOST_ROWS = 2**16, 257  # of a problem, which has at least 3 rows
+UNDEFINED = "it has no definition"
 SCALE = 2.0  # of the scores: the definitions subtract nothing, and exp(2·6) is far from overflow
 
 
@@ -83,7 +84,7 @@ def _check(subject: Subject, planned: Check, task: CheckTask) -> Check:
         given = problem(subject, shape, task.dtype, task.device, planned.variant, SCALE)
         expected = expect(subject, given)
         if expected is None:
-            return Check(*facts, problem="it has no definition")
+            return Check(*facts, problem=UNDEFINED)
         found = [deviation_of(subject, given, task.dtype, expected, direction) for direction in DIRECTIONS]
     except Exception as error:
         if is_lost(task.device):

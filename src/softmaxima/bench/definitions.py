@@ -18,7 +18,6 @@ from softmaxima.bench.subjects import IGNORED, Computed, Problem, Subject
 from softmaxima.bench.sums import Sum
 from softmaxima.core.jacobian import jacobian_of
 from softmaxima.lse.bounds.intervals import Interval
-from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 
 COMPARED = 1 << 16  # scores that are compared with their definition, in at least 3 rows
@@ -37,71 +36,6 @@ TOLERANCE = {
 GRADIENT_SLACK = 8  # the backward pass starts from a result that is rounded already
 # A peer may be coarser than we are, but must compute the same thing.
 PEER_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-
-
-# The losses, literally: (z, y) → [rows], both [rows, classes] float64, differentiable by z ---------------------------------------
-
-
-def _cross_entropy_of(map: str) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda z, y: -torch.special.xlogy(y, MAPS[map].reference(z, **MAPS[map].complete({}))).sum(-1)
-
-
-def _fenchel_young(map: Map, params: Mapping[str, Any], z: Tensor, y: Tensor) -> Tensor:
-    """⟨p, z⟩ − Ω(p) + Ω(y) − ⟨y, z⟩; by the envelope theorem its gradient is that at fixed p."""
-    p = map.reference(z.detach(), **params)
-    omega: Any = map.regulariser
-    return ((p - y) * z).sum(-1) - omega(p, **params) + omega(y, **params)
-
-
-def _with_margin(moved: Callable[[Tensor], Tensor], scale: float) -> Callable[[Tensor, Tensor], Tensor]:
-    def loss(z: Tensor, y: Tensor) -> Tensor:
-        scores = scale * torch.where(y > 0, moved(z), z)
-        return scores.exp().sum(-1).log() - (y * scores).sum(-1)
-
-    return loss
-
-
-def _moved_angle(cosine: Tensor) -> Tensor:
-    angle = cosine.acos()
-    return torch.where(angle <= math.pi - 0.5, (angle + 0.5).cos(), -2 - (angle + 0.5).cos())
-
-
-def _eps_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    p = (y * MAPS["sparsemax"].reference(z)).sum(-1)
-    return -((p + 1e-6) / (1 + z.shape[-1] * 1e-6)).log()
-
-
-def _surrogate(z: Tensor, y: Tensor) -> Tensor:
-    return ((MAPS["softmax"].reference(z.detach()) - y) * z).sum(-1)
-
-
-def _sparse_softmax(z: Tensor, y: Tensor, k: int) -> Tensor:
-    return z.sort(descending=True, stable=True).values[:, :k].exp().sum(-1).log() - (y * z).sum(-1)
-
-
-# Of the losses that are no Fenchel–Young loss of a map.
-DEFINITIONS: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": _cross_entropy_of("softmax"),
-    "elastic_cross_entropy": _cross_entropy_of("elastic_softmax"),
-    "eps_cross_entropy": _eps_cross_entropy,
-    "soft_accuracy_loss": lambda z, y: -(y * MAPS["softmax"].reference(z)).sum(-1),
-    "surrogate_loss": _surrogate,
-    "sparse_softmax_loss": _sparse_softmax,
-    "am_softmax_loss": _with_margin(lambda cosine: cosine - 0.35, 30.0),
-    "cosface": _with_margin(lambda cosine: cosine - 0.35, 64.0),
-    "arcface": _with_margin(_moved_angle, 64.0),
-}
-
-
-def loss_definition(subject: Subject) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(z, y) → [rows]; None for a loss that has none here."""
-    if subject.name in DEFINITIONS:
-        return lambda z, y: DEFINITIONS[subject.name](z, y, **subject.options)
-    map = MAPS["softmax"] if subject.name == "fenchel_young_loss" and subject.map is None else subject.map
-    if map is None or map.regulariser is None or not subject.entry.zero_at_target:  # type: ignore[union-attr]
-        return None
-    params = map.complete(subject.params)
-    return lambda z, y: _fenchel_young(map, params, z, y)
 
 
 # What is right ----------------------------------------------------------------------------------------------------------------
@@ -123,9 +57,11 @@ class Expected:
 
 
 def expect(subject: Subject, given: Problem) -> Expected | None:
-    """What is right, in float64, for rows at random places, all of them where the problem is small; None for a loss without a
+    """What is right, in float64, for rows at random places, all of them where the problem is small; None where there is no
     definition.
     """
+    if subject.entry.reference is None:
+        return None
     shape = given.shape
     compared = min(shape.rows, max(3, COMPARED // shape.n))
     chosen = torch.randperm(shape.rows, generator=torch.Generator().manual_seed(0))[:compared].sort().values.to(given.x.device)
@@ -188,16 +124,15 @@ def _expect_sum(entry: Sum, pick: Callable, z: Tensor, g: Tensor, tau: Any, oper
     return Expected(pick, value, _without_infinities(value).abs().clamp_min(1.0), gradient, _largest(size))
 
 
-def _expect_loss(subject: Subject, given: Problem, pick: Callable) -> Expected | None:
-    definition, (target,), rows = loss_definition(subject), given.arguments, given.shape.rows
-    if definition is None:
-        return None
+def _expect_loss(subject: Subject, given: Problem, pick: Callable) -> Expected:
+    loss: Any = subject.entry
+    (target,), rows = given.arguments, given.shape.rows
     z, y = pick(given.x), _distribution(given, pick)
     counts = y.any(-1)
     counted = int((target != IGNORED).sum()) if target.ndim == 1 else rows
     with torch.enable_grad():
         z = z.requires_grad_()
-        values = torch.where(counts, definition(z, y), 0.0)
+        values = torch.where(counts, loss.reference(z, y, **loss.complete(subject.options)), 0.0)
         gradient = torch.autograd.grad(values.sum(), z)[0] / counted
     unrounded = given if given.x.dtype.itemsize > 2 else replace(given, x=given.x.float())
     with torch.no_grad():

@@ -10,7 +10,6 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import softmaxima as sm
@@ -49,16 +48,23 @@ def _nvidia_smi(*fields: str) -> tuple[str | None, ...]:
 
 def versions(device: str = "cpu") -> dict[str, str]:
     """Of softmaxima, of Python, and of what is installed that it runs on or is compared with."""
-    found = {"softmaxima": sm.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    for name in ("scipy", "entmax", *(() if device == "cpu" else ("triton", "liger_kernel", "adasplash"))):
-        if util.find_spec(name) is not None:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:  # a folder on the path, of which nothing is known
-                found[name] = "unknown"
+    of_gpus = () if device == "cpu" else ("triton", "liger_kernel", "adasplash")
+    found = {"softmaxima": sm.__version__, **installed("torch", "numpy", "scipy", "entmax", *of_gpus)}
     if device != "cpu":
         found["CUDA"] = str(torch.version.cuda)
     return {**found, "python": platform.python_version()}
+
+
+def installed(*packages: str) -> dict[str, str]:
+    """The versions of those that are there."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if util.find_spec(name) is not None:  # a folder on the path, of which nothing is known
+                found[name] = "unknown"
+    return found
 
 
 def commit() -> str | None:

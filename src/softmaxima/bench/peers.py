@@ -8,6 +8,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from softmaxima.bench.subjects import Direction, Problem, Shape, Subject
 from softmaxima.kernels import native
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY as MAPS
 
 PARTIAL_SORT = 100  # the entmax package's k: faster than its full sort where the support is smaller, and exact anyway
 COMPILED, OUR_CPU = "torch.compile", "softmaxima CPU"
@@ -53,8 +56,13 @@ def missing(package: str) -> str:
 
 
 def _torch(function: Callable[..., Any]) -> tuple[Peer, ...]:
-    """function(x, axis, *operands), of a loss function(x, target)."""
-    return (Peer("torch", "torch", lambda given: function(given.x, *given.arguments)),)
+    """function(x, axis, *operands, **options), of a loss function(x, target, **options), with the options of the subject."""
+    return (Peer("torch", "torch", lambda given: function(given.x, *given.arguments, **given.options)),)
+
+
+def _by_default(name: str) -> dict[str, Any]:
+    """The options of a map or a loss."""
+    return (MAPS[name] if name in MAPS else LOSSES[name]).complete({})
 
 
 def _scipy(function: Callable[..., Any]) -> tuple[Peer, ...]:
@@ -109,9 +117,13 @@ def _entmax_of_alpha(entmax: Any, given: Problem) -> Tensor:
     return entmax.entmax_bisect(given.x, _alpha(given), *given.arguments, _halvings(given))
 
 
-def _budget(entmax: Any, given: Problem) -> Tensor:
+def _normmax(entmax: Any, given: Problem, alpha: float) -> Tensor:
+    return entmax.normmax_bisect(given.x, given.x.new_full((), alpha), *given.arguments, _halvings(given))
+
+
+def _budget(entmax: Any, given: Problem, budget: float) -> Tensor:
     (axis,) = given.arguments  # the package's gradient wants the last one to be −1
-    return entmax.budget_bisect(given.x, given.x.new_full((), 2.0), axis if axis < given.x.ndim - 1 else -1, _halvings(given))
+    return entmax.budget_bisect(given.x, given.x.new_full((), budget), axis if axis < given.x.ndim - 1 else -1, _halvings(given))
 
 
 def _liger(name: str, *, on_labels: bool = False) -> tuple[Peer, ...]:
@@ -143,22 +155,26 @@ def _with_sink(x: Tensor, axis: int, level: float) -> Tensor:
     return torch.cat((x, sink), axis)
 
 
-def _elastic(x: Tensor, axis: int, level: float) -> Tensor:
-    return _with_sink(x, axis, level).softmax(axis).narrow(axis, 0, x.shape[axis])
+def _elastic(x: Tensor, axis: int, beta: float) -> Tensor:
+    return _with_sink(x, axis, beta).softmax(axis).narrow(axis, 0, x.shape[axis])
+
+
+def _elastic_cross_entropy(x: Tensor, target: Tensor, beta: float) -> Tensor:
+    return F.cross_entropy(_with_sink(x, 1, beta), target)
 
 
 def _over_sum(f: Tensor, axis: int) -> Tensor:
     return f / f.sum(axis, keepdim=True)
 
 
-def _topk(x: Tensor, axis: int) -> Tensor:
-    values, order = x.topk(min(10, x.shape[axis]), axis)
+def _topk(x: Tensor, axis: int, k: int) -> Tensor:
+    values, order = x.topk(min(k, x.shape[axis]), axis)
     return torch.zeros_like(x).scatter(axis, order, values.softmax(axis))
 
 
-def _topp(x: Tensor, axis: int) -> Tensor:
+def _topp(x: Tensor, axis: int, p: float) -> Tensor:
     ordered, order = x.softmax(axis).sort(axis, descending=True)
-    kept = ordered * (ordered.cumsum(axis) - ordered < 0.9)
+    kept = ordered * (ordered.cumsum(axis) - ordered < p)
     return torch.zeros_like(x).scatter(axis, order, _over_sum(kept, axis))
 
 
@@ -173,11 +189,20 @@ def _with_margin(x: Tensor, target: Tensor, margin: float, scale: float) -> Tens
     return F.cross_entropy((scale * x).scatter_add(1, target[:, None], penalty), target)
 
 
-def _with_angle(x: Tensor, target: Tensor) -> Tensor:
+def _am_softmax(x: Tensor, target: Tensor, margin: float, temperature: float) -> Tensor:
+    return _with_margin(x, target, margin, 1 / temperature)
+
+
+def _with_angle(x: Tensor, target: Tensor, margin: float, scale: float) -> Tensor:
     cosine = x.gather(1, target[:, None])
-    moved = (cosine.acos() + 0.5).cos()
-    moved = torch.where(cosine < -math.cos(0.5), -2 - moved, moved)
-    return F.cross_entropy((64 * x).scatter(1, target[:, None], 64 * moved), target)
+    moved = (cosine.acos() + margin).cos()
+    moved = torch.where(cosine < -math.cos(margin), -2 - moved, moved)
+    return F.cross_entropy((scale * x).scatter(1, target[:, None], scale * moved), target)
+
+
+def _of_share(entmax: Any, x: Tensor, target: Tensor, k: int | None, map: str, eps: float) -> Tensor:
+    p = of_target(getattr(entmax, map)(x, 1, k), target)
+    return -((p + eps) / (1 + x.shape[1] * eps)).log().mean()
 
 
 # By the title of a subject, or by its name.
@@ -198,36 +223,32 @@ PEERS: dict[str, tuple[Peer, ...]] = {
     "entmax15": _entmax(lambda entmax, x, axis, k: entmax.entmax15(x, axis, k)) + _adasplash(1.5),
     "entmax": _entmax_bisect(_entmax_of_alpha) + _adasplash(),
     "entmax alpha=one a row": _entmax_bisect(_entmax_of_alpha),
-    "normmax": _entmax_bisect(
-        lambda entmax, given: entmax.normmax_bisect(given.x, given.x.new_full((), 2.0), *given.arguments, _halvings(given))
-    ),
-    "budget_sparsemax": _entmax_bisect(_budget),
-    "elastic_softmax": _torch(lambda x, axis: _elastic(x, axis, 0.0)),
-    "eps_softmax": _torch(lambda x, axis: _elastic(x, axis, math.log(1e-6))),
+    "normmax": _entmax_bisect(partial(_normmax, **_by_default("normmax"))),
+    "budget_sparsemax": _entmax_bisect(partial(_budget, **_by_default("budget_sparsemax"))),
+    "elastic_softmax": _torch(partial(_elastic, **_by_default("elastic_softmax"))),
+    "eps_softmax": _torch(partial(_elastic, beta=math.log(_by_default("eps_softmax")["eps"]))),
     "rectified_softmax": _torch(lambda x, axis: torch.where(x < 0, -math.inf, x).softmax(axis)),
     "taylor_softmax": _torch(lambda x, axis: _over_sum((x + 1).square() + 1, axis)),  # the same as of half that, 1 + x + x²/2
-    "topk_softmax": _torch(_topk),
-    "topp_softmax": _torch(_topp),
+    "topk_softmax": _torch(partial(_topk, **_by_default("topk_softmax"))),
+    "topp_softmax": _torch(partial(_topp, **_by_default("topp_softmax"))),
     "proportional": _torch(lambda x, axis: _over_sum(x.sigmoid(), axis)),
     "cross_entropy": _torch(F.cross_entropy) + _liger("liger_cross_entropy", on_labels=True),
-    "elastic_cross_entropy": _torch(lambda x, target: F.cross_entropy(_with_sink(x, 1, 0.0), target)),
+    "elastic_cross_entropy": _torch(partial(_elastic_cross_entropy, **_by_default("elastic_cross_entropy"))),
     "sparsemax_loss": _entmax(lambda entmax, x, target, k: entmax.sparsemax_loss(x, target, k).mean()),
     "entmax15_loss": _entmax(lambda entmax, x, target, k: entmax.entmax15_loss(x, target, k).mean()),
     "entmax_loss": _entmax_bisect(
         lambda entmax, given: entmax.entmax_bisect_loss(given.x, *given.arguments, _alpha(given), _halvings(given)).mean()
     ),
     "fenchel_young_loss": _torch(F.cross_entropy),  # softmax's, and the entropy of a label is 0
-    "eps_cross_entropy": _entmax(
-        lambda entmax, x, target, k: -((of_target(entmax.sparsemax(x, 1, k), target) + 1e-6) / (1 + x.shape[1] * 1e-6)).log().mean()
-    ),
+    "eps_cross_entropy": _entmax(partial(_of_share, **_by_default("eps_cross_entropy"))),
     "soft_accuracy_loss": _torch(lambda x, target: -of_target(x.softmax(1), target).mean()),
     "surrogate_loss": _torch(_surrogate),
     "sparse_softmax_loss": _torch(
-        lambda x, target: (x.topk(min(10, x.shape[1]), 1).values.logsumexp(1) - of_target(x, target)).mean()
+        lambda x, target, k: (x.topk(min(k, x.shape[1]), 1).values.logsumexp(1) - of_target(x, target)).mean()
     ),
-    "am_softmax_loss": _torch(lambda x, target: _with_margin(x, target, 0.35, 30.0)),
-    "cosface": _torch(lambda x, target: _with_margin(x, target, 0.35, 64.0)),
-    "arcface": _torch(_with_angle),
+    "am_softmax_loss": _torch(partial(_am_softmax, **_by_default("am_softmax_loss"))),
+    "cosface": _torch(partial(_with_margin, **_by_default("cosface"))),
+    "arcface": _torch(partial(_with_angle, **_by_default("arcface"))),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from softmaxima.bench.checks import CheckTask, check_tasks
 from softmaxima.bench.peers import OUR_CPU, PACKAGES, Peer, peers_of
 from softmaxima.bench.subjects import Direction, Problem, Shape, Subject, problem, read_shape
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,7 +50,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.device not in PACKAGES:
-            raise InputError(f"--device must be one of {', '.join(PACKAGES)}, got {self.device!r}")
+            raise InputError(f"`device` must be one of {', '.join(PACKAGES)}, got {self.device!r}")
         known = PACKAGES[self.device]
         defaults: dict[str, Any] = {
             "shapes": tuple(map(read_shape, SHAPES[self.device])),
@@ -63,14 +63,14 @@ class Settings:
                 object.__setattr__(self, name, value)
         for name in self.peers or ():
             if name not in known:
-                raise InputError(f"--peers: there is no peer {name!r} on {self.device}; choose among: {', '.join(known)}")
+                raise InputError(f"`peers`: there is no peer {name!r} on {self.device}; choose among: {', '.join(known)}")
         for dtype in self.dtypes or ():
             if dtype not in DTYPES:
-                raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+                raise InputError(f"there is no dtype {dtype!r} here; choose among: {', '.join(DTYPES)}")
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise InputError(f"--threads must be from 1 to {MOST_THREADS}, got {self.threads}")
+            raise InputError(f"`threads` must be from 1 to {MOST_THREADS}, got {self.threads}")
         if not self.budget > 0:
-            raise InputError(f"--budget must be more than 0 seconds, got {self.budget:g}")
+            raise InputError(f"`budget` must be more than 0 seconds, got {self.budget:g}")
 
     @property
     def in_processes(self) -> bool:
@@ -187,7 +187,7 @@ def plan(settings: Settings, chosen: Sequence[Subject], packages: tuple[str, ...
     )
     if not rows:
         raise InputError(
-            f"--shapes: losses are measured on rows x classes, as in 256x32000, got only {', '.join(map(str, shapes))}"
+            f"`shapes`: losses are measured on rows x classes, as in 256x32000, got only {', '.join(map(str, shapes))}"
         )
     grounds = dict.fromkeys((task.shape, task.dtype) for task in rows)
     return Plan(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from softmaxima.bench.checks import Check
 from softmaxima.bench.clocks import Timing
 from softmaxima.bench.subjects import Direction
-from softmaxima.core.writing import write_text
+from softmaxima.core.writing import finite, write_text
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class PeerResult:
 
 @dataclass(frozen=True)
 class Row:
-    """A subject on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: there is no definition."""
+    """A subject on a shape. `deviation` is in units of the tolerance, so at most 1 is right; None: it failed, or is unchecked."""
 
     name: str
     title: str
@@ -39,7 +38,7 @@ class Row:
     bytes: int
     verdict: Literal["right", "wrong", "unchecked"]
     deviation: float | None = None
-    timing: Timing | None = None  # None where it is wrong, or the time was over
+    timing: Timing | None = None  # None where it is not known to be right, or the time was over
     peers: tuple[PeerResult, ...] = ()
     problem: str = ""
 
@@ -119,6 +118,11 @@ class Benchmark:
         """What of ours is not right, or failed."""
         return [check for check in self.checks if not check.right] + [row for row in self.rows if row.verdict == "wrong"]
 
+    @property
+    def unchecked(self) -> list[Row]:
+        """What is not timed, for nothing says what is right."""
+        return [row for row in self.rows if row.verdict == "unchecked"]
+
     def ground(self, row: Row) -> Ground | None:
         """That of the row's shape and dtype."""
         return next((ground for ground in self.grounds if (ground.shape, ground.dtype) == (row.shape, row.dtype)), None)
@@ -131,7 +135,7 @@ class Benchmark:
 
 def as_json(benchmark: Benchmark) -> dict[str, Any]:
     """Everything in the benchmark, with the ratios; a number that is not finite becomes null."""
-    record = asdict(benchmark)
+    record = asdict(benchmark, dict_factory=_without_replays)
     for row, entry in zip(benchmark.rows, record["rows"], strict=True):
         entry["gigabytes_a_second"] = None if row.bytes_a_second is None else row.bytes_a_second / 1e9
         entry["share_of_copy"] = benchmark.share_of_copy(row)
@@ -143,16 +147,12 @@ def as_json(benchmark: Benchmark) -> dict[str, Any]:
             "gigabytes_a_second": ground.bytes_a_second / 1e9,
             "disturbance": ground.disturbance,
         }
-    return _finite(record)
+    return finite(record)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        left_out = {"replayed": None, "capture": ""} if "called" in value else {}  # of thousands of times on the CPU
-        return {name: _finite(entry) for name, entry in value.items() if name not in left_out or entry != left_out[name]}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _without_replays(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Thousands of times on the CPU have none."""
+    return {name: value for name, value in fields if (name, value) not in (("replayed", None), ("capture", ""))}
 
 
 def from_json(record: Mapping[str, Any]) -> Benchmark:

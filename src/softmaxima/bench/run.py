@@ -35,7 +35,7 @@ from softmaxima.bench.results import Benchmark, PeerResult, Row
 from softmaxima.bench.subjects import Subject, choose
 from softmaxima.bench.tasks import OURS, check_row, row_of, time_ground, time_overheads, time_row
 from softmaxima.bench.workers import LATE, Lost, Workers
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 LIMIT = 90.0  # seconds of a task on a GPU, compilers and tuners of peers included, before it counts as hanging
 CHECKING = 0.4  # of a budget at most, for rows of awkward lengths; the rest is for speed
@@ -82,7 +82,7 @@ def bench(
     with _threads(settings.threads), Workers(1 if settings.in_processes else 0, threads) as timer, torch.no_grad():
         ((_, around),) = timer.map(surroundings, [settings], LIMIT)
         if isinstance(around, Lost):
-            raise InputError(f"--device: {settings.device} could not be opened: {around.problem}")
+            raise InputError(f"`device`: {settings.device} could not be opened: {around.problem}")
         there = tuple(name for name in settings.peers or () if name not in around.left_out)
         found = Benchmark(
             date=datetime.date.today().isoformat(),
@@ -155,9 +155,9 @@ class _Run:
         missing += [str(each) for each in planned if (each.title, each.dtype, each.n, each.variant) not in reached]
         for task in self.plan.rows:
             row = self.rows.get(task.key)
-            if row is None or (row.verdict != "wrong" and row.timing is None):
+            if row is None or (row.verdict == "right" and row.timing is None):
                 missing.append(str(task))
-        there = {overhead.name for overhead in found.overheads} | {row.name for row in found.rows if row.verdict == "wrong"}
+        there = {overhead.name for overhead in found.overheads} | {row.name for row in found.rows if row.verdict != "right"}
         missing += [str(task) for task in self.plan.overheads if task.subject.name not in there]
         found.not_reached, found.elapsed = [*missing, *self.lost], time.monotonic() - self.started
 
@@ -208,7 +208,7 @@ class _Run:
     def _to_time(self, tasks: Sequence[RowTask]) -> Iterator[RowTask]:
         for task in tasks:
             row = self.rows.get(task.key)
-            if row is not None and row.verdict != "wrong":
+            if row is not None and row.verdict == "right":
                 labels = tuple(peer.label for peer in row.peers if not peer.problem)
                 known = dict(self.not_captured.get(task.subject.title, {}))
                 yield replace(task, labels=(OURS, *labels), without_graph=known)
@@ -231,8 +231,8 @@ class _Run:
         self.rows[task.key] = replace(row, timing=measured.times[OURS], peers=peers)
 
     def time_overheads(self, timer: Workers) -> None:
-        wrong = {row.title for row in self.rows.values() if row.verdict == "wrong"}
-        right = [task for task in self._announced(self.plan.overheads) if task.subject.title not in wrong]
+        others = {row.title for row in self.rows.values() if row.verdict != "right"}
+        right = [task for task in self._announced(self.plan.overheads) if task.subject.title not in others]
         for _, result in timer.map(time_overheads, right, LIMIT, self.ends):
             self.found.overheads += [] if isinstance(result, Lost) else result
 
@@ -242,7 +242,7 @@ def _refuse_what_does_not_fit(settings: Settings) -> None:
         try:
             torch.empty(shape.sizes)
         except (RuntimeError, TypeError, OverflowError):
-            raise InputError(f"--shapes: {shape} does not fit in memory; take smaller sizes") from None
+            raise InputError(f"`shapes`: {shape} does not fit in memory; take smaller sizes") from None
 
 
 @contextmanager

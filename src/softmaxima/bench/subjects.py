@@ -13,7 +13,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from softmaxima.bench.sums import STEPS, SUMS, Sum
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY as MAPS
@@ -139,7 +139,7 @@ def choose(names: Sequence[str], device: str = "cpu") -> tuple[Subject, ...]:
     known = dict.fromkeys(subject.name for subject in offered)
     for name in names:
         if _plain(name) not in map(_plain, known):
-            raise InputError(f"--maps: there is no map, loss or sum {name!r}; choose among: {', '.join(known)}")
+            raise InputError(f"`maps`: there is no map, loss or sum {name!r}; choose among: {', '.join(known)}")
     wanted = {_plain(name) for name in names}
     return tuple(s for s in offered if (_plain(s.name) in wanted if names else device == "cpu" or s.has_kernel))
 
@@ -202,15 +202,15 @@ def read_shape(text: str) -> Shape:
     written = re.fullmatch(r"(\d+(?:x\d+)*)(?:@(-?\d+))?", text.strip().lower(), re.ASCII)
     if written is None:
         raise InputError(
-            f"--shapes: {text!r} is not a shape; write sizes joined by x, and @axis for another axis than the last: "
+            f"`shapes`: {text!r} is not a shape; write sizes joined by x, and @axis for another axis than the last: "
             "256x32000 or 32000x4096@0"
         )
     sizes = tuple(int(size) for size in written[1].split("x"))
     if 0 in sizes:
-        raise InputError(f"--shapes: every size must be at least 1, got {text!r}")
+        raise InputError(f"`shapes`: every size must be at least 1, got {text!r}")
     axis = int(written[2] or -1)
     if not -len(sizes) <= axis < len(sizes):
-        raise InputError(f"--shapes: the axis of {text!r} must be in [{-len(sizes)}, {len(sizes) - 1}]")
+        raise InputError(f"`shapes`: the axis of {text!r} must be in [{-len(sizes)}, {len(sizes) - 1}]")
     return Shape(sizes, axis % len(sizes))
 
 

@@ -1,18 +1,21 @@
-"""The command line: `softmaxima compare`, `softmaxima bench` and `softmaxima lse`, one file each.
+"""The command line: one file a command.
 
 torch and the experiments are imported inside the commands, so that help answers at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from softmaxima.cli.bench import bench
 from softmaxima.cli.compare import compare
 from softmaxima.cli.lse import lse
-from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, fail
+from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, short_warnings
 from softmaxima.cli.version import version
 
 REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
@@ -20,30 +23,42 @@ REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly
 app = App(
     name="softmaxima",
     console=Output(),
+    default_parameter=Parameter(converter=converted),
     help="Scores into probabilities: softmax, its alternatives, and their losses.",
-    version=version,
+    version_flags=(),
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
 for command in (compare, bench, lse):
     app.command(command)
+app.command(version, name="--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, print_error=False, exit_on_error=False)
-    except UnusedCliTokensError as error:
-        besides = ", ".join(map(repr, error.unused_tokens or ()))
-        fail(f"lse and compare take one file, and bench none; got {besides} besides: leave that out, or see softmaxima --help")
+        with short_warnings():  # and standard input, a path, looks like one, so that all else with a hyphen is an option
+            app(["./-" if word == "-" else word for word in given], print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        fail(f"{str(error).rstrip('.')}; see softmaxima --help")
+        problem = besides(error) if isinstance(error, UnusedCliTokensError) else str(error).rstrip(".")
+        fail(f"{problem}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in REPORT_EXTRA:
             raise
-        fail(f'compare needs {REPORT_EXTRA[missing]}, which is not installed: pip install ".[report]"')
+        package = REPORT_EXTRA[missing]
+        fail(f"compare needs {package}, which is not installed: pip install {package}")
     except OutputError as error:
-        fail(f"standard output cannot be written ({error}); free its disk, or write elsewhere", NOT_WRITTEN)
+        fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
+
+
+def besides(error: UnusedCliTokensError) -> str:
+    """What a command takes in one place each, and what it was given besides."""
+    target: Callable[..., Any] = error.target or app
+    places = inspect.signature(target).parameters.values()
+    taken = [place.name.upper() for place in places if place.kind is place.POSITIONAL_ONLY]
+    given = ", ".join(map(repr, error.unused_tokens or ()))
+    return f"{' '.join(error.command_chain or ())} takes {' and '.join(taken) or 'options'} alone, got {given} besides"

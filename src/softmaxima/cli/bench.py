@@ -64,8 +64,8 @@ def bench(
 ) -> None:
     """Measure maps, losses and sums of exponentials beside torch, the entmax package and others, in the same run.
 
-    Nothing is timed before it agrees with its float64 definition; a result that does not is called wrong, and the exit code is 1.
-    On a GPU every kernel is checked on rows of awkward lengths first.
+    Nothing is timed before it agrees with its float64 definition, nor what has none; a result that does not agree is called wrong,
+    and the exit code is 1. On a GPU every kernel is checked on rows of awkward lengths first.
     """
     import torch
 
@@ -73,7 +73,7 @@ def bench(
     from softmaxima.bench.plan import QUICK_SECONDS, QUICK_SHAPES, Settings, plan
     from softmaxima.bench.results import write
     from softmaxima.bench.subjects import choose, read_shape
-    from softmaxima.core.arguments import InputError
+    from softmaxima.core.numbers import InputError
 
     check_named("--maps", maps, "to measure all")
     if device == "cuda" and not torch.cuda.is_available():
@@ -114,7 +114,7 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
     """Measure, show how far it is, and write what there is so far."""
     from softmaxima.bench.results import write
     from softmaxima.bench.run import bench as run
-    from softmaxima.core.arguments import InputError
+    from softmaxima.core.numbers import InputError
 
     with progress_bar() as progress:
         task = progress.add_task("", total=steps)
@@ -141,6 +141,9 @@ def finish(benchmark: Benchmark) -> None:
 
     if benchmark.left_out:
         say(f"left out: {'; '.join(f'{name}, for {why}' for name, why in benchmark.left_out.items())}")
+    if benchmark.unchecked:
+        titles = dict.fromkeys(row.title for row in benchmark.unchecked)
+        say(f"not timed, for there is no definition to check against: {', '.join(titles)}")
     problems = []
     if benchmark.wrong:
         measured = len(benchmark.rows) + len(benchmark.checks)

@@ -18,7 +18,6 @@ from rich.text import Text
 from softmaxima.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
-    WHOLE,
     WIDE,
     Output,
     Terminated,
@@ -67,16 +66,12 @@ def compare(
     tune: Annotated[
         bool, Parameter(help="Choose a learning rate for each pair inside each fold, of four: five times the time.", negative=())
     ] = False,
-    folds: Annotated[int, WHOLE, Parameter(help="Folds of the cross-validation.")] = 5,
+    folds: Annotated[int, Parameter(help="Folds of the cross-validation.")] = 5,
     repeats: Annotated[
         int | None, Parameter(help="Folds anew, so many times: 2, or 1 with --quick. More tell smaller differences.")
     ] = None,
-    epochs: Annotated[
-        int | None, WHOLE, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")
-    ] = None,
-    seed: Annotated[
-        int, WHOLE, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")
-    ] = 0,
+    epochs: Annotated[int | None, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")] = None,
+    seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
     resume: Annotated[
         bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
@@ -92,7 +87,7 @@ def compare(
     check_named("--without", without, "to train on all columns")
     if table is not None:
         check_exists(table, " of the kinds that softmaxima compare --help names")
-    from softmaxima.core.arguments import InputError
+    from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for
     from softmaxima.experiments.saved import read_folds
     from softmaxima.experiments.tables import read_table

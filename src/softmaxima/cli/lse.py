@@ -17,7 +17,7 @@ from rich.text import Text
 from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, check_exists, fail, progress_bar, say, terminable
 
 if TYPE_CHECKING:
-    from softmaxima.lse.streams.formats import Scores
+    from softmaxima.streams.formats import Scores
 
 
 def lse(
@@ -27,7 +27,6 @@ def lse(
             help="NPY, NPZ, Parquet, Arrow (files and streams), Feather, HDF5, Zarr, CSV, numbers in a .txt, raw memory with "
             "--dtype, or - for standard input: NPY, raw memory, or text. NPY, CSV, text, Arrow streams and raw memory may "
             "be compressed: .npy.gz, .csv.zst.",
-            allow_leading_hyphen=True,
         ),
     ],
     /,
@@ -65,8 +64,6 @@ def lse(
 
     The file is read once. A file that is cut off, or changes while it is read, is an error.
     """
-    if str(file).startswith("-") and str(file) != "-" and not file.exists():
-        fail(f"Unknown option: {file}; see softmaxima lse --help")
     if str(file) != "-":
         check_exists(file, ", or - for standard input")
     if scale is not None and not 0 < scale < float("inf"):
@@ -87,6 +84,10 @@ def lse(
         for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
             if value:
                 fail(f"{option} needs all scores; leave out --estimate, or {option}")
+        if not 0 < estimate < math.inf:
+            fail(f"--estimate must be a positive finite number, got {estimate}")
+        if confidence is not None and not 0 < confidence < 1:
+            fail(f"--confidence must be a number between 0 and 1, got {confidence}")
         facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
     show_facts(file, facts, json)
 
@@ -103,13 +104,16 @@ def sum_file(
     checkpoint: Path | None,
 ) -> dict[str, Any]:
     """What is known of all scores of a file."""
-    from softmaxima.lse import ScoreSummary
-    from softmaxima.lse.streams.files import file_logsumexp
-    from softmaxima.lse.streams.formats import FileError
+    from softmaxima.core.numbers import InputError
+    from softmaxima.streams.files import file_logsumexp
 
     with file_progress() as progress, terminable():
         seen = 0
-        summary = ScoreSummary(temperature)
+        summary: Any = None
+        if bounds:
+            from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without
+
+            summary = ScoreSummary(temperature)
 
         def summed(done: int, scores: Scores) -> None:
             nonlocal seen, task
@@ -137,7 +141,7 @@ def sum_file(
                 progress=summed,
                 observe=summarise if bounds else None,
             )
-        except FileError as error:
+        except InputError as error:
             progress.stop()
             fail(str(error))
         except KeyboardInterrupt as interruption:
@@ -171,7 +175,7 @@ def estimate_file(
 ) -> dict[str, Any]:
     """What is known of a file after a few of its scores."""
     from softmaxima.lse import estimate
-    from softmaxima.lse.streams.formats import FileError, open_scores
+    from softmaxima.streams.formats import open_scores
 
     try:
         scores = open_scores(file, column, dtype)
@@ -179,11 +183,8 @@ def estimate_file(
             fail(f"{scores.name} can only be read from its beginning; leave out --estimate, or save its scores as NPY")
         with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
-    except (FileError, TypeError, ValueError) as error:
-        message = str(error).replace("estimate: target_nats ", "--estimate ")
-        for option in ("confidence", "maximum"):
-            message = message.replace(f"estimate: {option} ", f"--{option} ")
-        fail(message)
+    except (TypeError, ValueError) as error:
+        fail(str(error))
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)
@@ -196,16 +197,18 @@ def estimate_file(
         "certificate": found.certificate,
         "confidence": confidence,
         "evaluations": found.evaluations,
+        "draws": found.draws,
     }
 
 
 CERTIFICATES = {
     "deterministic": "the sum is inside",
     "finite-sample": "the sum is inside with {confidence:.4g} % confidence, if no score exceeds --maximum",
-    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless scores rarer than {rare:.2g} in {evaluations} have "
-    "much of it; a --maximum guarantees it",
+    "asymptotic": "the sum is inside with {confidence:.4g} % confidence unless scores rarer than {rare:.2g} in {evaluations}, or "
+    "{rare:.2g} in {draws} where they stand together, have much of it; a --maximum guarantees it",
     "none": "the draws may have missed the largest scores; a known --maximum would guarantee an interval",
 }
+OF_NAN = "the sum is NaN whatever the other scores are"
 
 
 def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
@@ -223,10 +226,9 @@ def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
     say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{odd}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
-        confidence, evaluations = facts["confidence"], facts["evaluations"]
-        meaning = CERTIFICATES[facts["certificate"]].format(
-            confidence=100 * confidence, rare=-math.log(1 - confidence), evaluations=evaluations
-        )
+        confidence = facts["confidence"]
+        meaning = OF_NAN if math.isnan(facts["logsumexp"]) else CERTIFICATES[facts["certificate"]]
+        meaning = meaning.format_map(facts | {"confidence": 100 * confidence, "rare": -math.log(1 - confidence)})
         say(f"interval        {facts['lower']!r} to {facts['upper']!r}")
         say(f"certificate     {facts['certificate']}: {meaning}")
         return

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cyclopts import Parameter, Token
+import cyclopts
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, TERMINATED = 1, 1, 2, 130, 143
+WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, NOT_READ, TERMINATED = 1, 1, 2, 130, 141, 143
 WIDE = 116  # columns of a terminal that fit the tables with their full headings
 
 
@@ -24,15 +26,19 @@ class OutputError(Exception):
 
 
 class Output(Console):
-    """Standard output, where a full disk and a pipe that nobody reads any more are an OutputError."""
+    """Standard output, where a full disk is an OutputError, and a pipe that nobody reads any more a silent end."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich prints."""
+        if sys.stdout is None:
+            raise OutputError("it is closed")
         try:
             super().print(*objects, **options)
         except OSError as error:
             with contextlib.suppress(OSError):
                 sys.stdout.close()  # or Python writes the rest at its end, and fails again
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(NOT_READ) from None
             raise OutputError(error.strerror) from None
 
     def on_broken_pipe(self) -> NoReturn:
@@ -75,20 +81,6 @@ def check_named(option: str, given: Sequence[str] | None, otherwise: str) -> Non
         fail(f"{option}: no name is given; leave it out {otherwise}")
 
 
-def _whole(kind: Any, tokens: Sequence[Token]) -> int:
-    """An int that is written as one, or as a float without a fraction."""
-    text = tokens[0].value
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError):
-        if (number := float(text)).is_integer():
-            return int(number)
-    raise ValueError(f"must be a whole number, got {text!r}")
-
-
-WHOLE = Parameter(converter=_whole)  # for options of ints, whose fractions would be cut off in silence
-
-
 def progress_bar(*columns: ProgressColumn) -> Progress:
     """On stderr, and only where someone watches."""
     console = Console(stderr=True)
@@ -122,8 +114,32 @@ def say(line: str) -> None:
     Output().print(Text(line), soft_wrap=True)
 
 
+def tell(message: str) -> None:
+    """One line on stderr, where a parameter in backticks is an option: `zero_point` is --zero-point."""
+    line = re.sub(r"`([a-z_]+)`", lambda name: "--" + name[1].replace("_", "-"), " ".join(message.split()))
+    printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    Console(stderr=True).print(Text(f"softmaxima: {printed.removeprefix('softmaxima ')}"), soft_wrap=True)
+
+
 def fail(message: str, code: int = WRONG_USE) -> NoReturn:
     """One line on stderr, and the exit code."""
-    printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(message.split()))
-    Console(stderr=True).print(Text(f"softmaxima: {printed}"), soft_wrap=True)
+    tell(message)
     raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def short_warnings() -> Iterator[None]:
+    """Tells of a warning in one line, without the place in our files where it arose."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: tell(str(message))
+        yield
+
+
+def converted(hint: Any, tokens: Sequence[cyclopts.Token]) -> Any:
+    """What an argument says; an int with a fraction, which cyclopts rounds, and a path without a name say nothing."""
+    for token in tokens:
+        if hint is int and "." in token.value:
+            raise ValueError(f"must be an int, got {token.value}")
+        if hint is Path and not token.value:
+            raise ValueError("a path is empty; name a file")
+    return cyclopts.convert(hint, tokens)

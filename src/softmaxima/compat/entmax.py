@@ -51,9 +51,10 @@ from torch import Tensor, nn
 from softmaxima import losses as _losses
 from softmaxima import maps as _maps
 from softmaxima.compat._entmax_below_one import POSITIVE_ENTMAX
-from softmaxima.core.arguments import as_scores, check_axis, check_choice, check_dim, check_int, like_input
+from softmaxima.core.arguments import as_scores, check_dim, like_input
 from softmaxima.core.contract import Map
 from softmaxima.core.evaluation import check_params
+from softmaxima.core.numbers import check_axis, check_choice, check_count, check_int
 from softmaxima.core.tracing import is_traced
 from softmaxima.losses.fenchel_young import fenchel_young
 from softmaxima.maps.budget_sparsemax import BUDGET_SPARSEMAX
@@ -95,7 +96,7 @@ activations = root_finding = losses = sys.modules[__name__]
 
 def _check_count(name: str, what: str, count: Any) -> None:
     if count is not None:
-        check_int(name, what, count, lambda count: count >= 1, "an int of at least 1, or None")
+        check_count(name, what, count)
 
 
 def _may_be_below_one(alpha: Any) -> bool:

@@ -1,13 +1,9 @@
-"""The public edge: every argument is checked here, before any work, and arrays become tensors and tensors arrays again."""
+"""The public edge: arguments are checked here and in `numbers.py`, before any work; arrays become tensors and tensors arrays."""
 
 from __future__ import annotations
 
-import difflib
 import math
-import operator
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,13 +11,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described
 from softmaxima.core.tracing import is_concrete, sizes
 
 Array = TypeVar("Array", Tensor, np.ndarray)
-
-
-class InputError(ValueError):
-    """What a command or an experiment was given or asked for cannot be used. The message is one line."""
 
 
 # The dtype that a map computes in, for each dtype of scores that it takes.
@@ -124,104 +117,6 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
     return dim % ndim
 
 
-def check_axis(name: str, dim: Any) -> int:
-    """`dim` as an int, whatever the number of axes."""
-    if isinstance(dim, float):
-        raise TypeError(f"{name}: dim must be an int, got {dim}; pass an int, and other arguments by name")
-    return check_int(name, "dim", dim)
-
-
-def check_flag(name: str, what: str, value: Any) -> bool:
-    """A bool."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {what} must be True or False, got {value!r}")
-    return bool(value)
-
-
-# Numbers: Python's, NumPy's, or an array of no axes; an int may be a tensor. A bool is none, and neither is a string. ------------
-
-
-def as_number(value: Any) -> float | None:
-    """The number that a value is, or None."""
-    if type(value) is float:
-        return value
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # an int beyond the range of float64
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
-
-
-def check_number(name: str, what: str, value: Any, valid: Callable[[float], Any], domain: str) -> float:
-    """A number that is `valid`."""
-    number = as_number(value)
-    if number is None:
-        raise TypeError(f"{name}: {what} must be {domain}, got {described(value)}")
-    if not valid(number):
-        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
-    return number
-
-
-def check_positive(name: str, what: str, value: Any) -> float:
-    """A positive finite number."""
-    return check_number(name, what, value, lambda number: 0 < number < math.inf, "a positive finite number")
-
-
-def check_confidence(name: str, value: Any) -> float:
-    """A probability with which an interval is to hold."""
-    return check_number(name, "confidence", value, lambda number: 0 < number < 1, "a number between 0 and 1")
-
-
-def check_count(name: str, what: str, value: Any, least: int = 1) -> int:
-    """An int that is at least `least`."""
-    return check_int(name, what, value, lambda count: count >= least, f"an int of at least {least}")
-
-
-def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = lambda number: True, domain: str = "an int") -> int:
-    """An int that is `valid`."""
-    if type(value) is int:
-        number = operator.index(value)  # of a compiler's symbol, the number
-    elif isinstance(value, (bool, np.bool_)) or getattr(value, "dtype", None) == torch.bool or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}")
-    else:
-        try:
-            number = operator.index(value)
-        except (TypeError, ValueError):  # an array or a tensor of floating point, or of more than one number
-            raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}") from None
-    if not valid(number):
-        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
-    return number
-
-
-def check_choice(name: str, what: str, value: Any, choices: Sequence[str]) -> str:
-    """One of several names."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}: {what} must be one of {', '.join(choices)}, got {value!r}{nearest(value, choices)}")
-    return value
-
-
-def nearest(name: Any, choices: Iterable[str]) -> str:
-    """The choice that was meant, as the end of a sentence; nothing where none is near."""
-    found = difflib.get_close_matches(name, list(choices), 1) if isinstance(name, str) else []
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def described(value: Any, wanted: str = "a number") -> str:
-    """What arrived, where it is of the wrong kind, and what to pass."""
-    if isinstance(value, str):
-        return f"the string {value!r}; pass {wanted}"
-    if isinstance(value, (bool, np.bool_)):
-        return f"the bool {value}; pass {wanted}"
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}; pass {wanted}, such as .item() of it"
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype} of shape {value.shape}; pass {wanted}"
-    return f"{value!r}; pass {wanted}" if isinstance(value, (float, int, np.number, type(None))) else type(value).__name__
-
-
 def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
     """A number that is `valid`, or a tensor of such numbers, of any shape."""
     if type(value) is float or (not isinstance(value, Tensor) and as_number(value) is not None):
@@ -245,7 +140,7 @@ def check_per_row(
         return tensor
     shape = sizes(x)
     rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(shape))
-    if not _broadcasts(tensor, rows_shape):
+    if not broadcasts(tensor, rows_shape):
         raise ValueError(
             f"{name}: {what} must broadcast against scores of shape {shape} with size 1 along dim {dim}, "
             f"got shape {sizes(tensor)}; {_reshaping(what, sizes(tensor), rows_shape)}"
@@ -263,7 +158,7 @@ def _reshaping(what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return f"one value for each index of axis {axis} needs {what}.reshape{own + (1,) * (len(shape) - axis - 1)}"
 
 
-def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+def broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether it broadcasts to the shape, and no further."""
     own = sizes(tensor)
     return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape), strict=False))
@@ -271,19 +166,6 @@ def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
 
 def _of_rank(tensor: Tensor, rank: int) -> Tensor:
     return tensor[(None,) * (rank - tensor.ndim)] if tensor.ndim < rank else tensor
-
-
-SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double; 0 in a comparison with float32
-# (valid, domain) of a temperature.
-TEMPERATURE: tuple[Callable[[Any], Any], str] = (
-    lambda tau: (tau > 0) & (tau >= SMALLEST_TEMPERATURE) & (tau < math.inf),
-    "positive and finite, at least 2.3e-308",
-)
-
-
-def check_one_temperature(name: str, value: Any) -> float:
-    """A positive number."""
-    return check_number(name, "temperature", value, *TEMPERATURE)
 
 
 def check_temperature(name: str, temperature: Any, x: Tensor, dim: int) -> float | Tensor:
@@ -311,6 +193,6 @@ def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
     mask = as_tensor(name, "where", where)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.bool()")
-    if not _broadcasts(mask, sizes(x)):
+    if not broadcasts(mask, sizes(x)):
         raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
     return _of_rank(mask, x.ndim)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from softmaxima.core.differentiable import batch_first, forward_mode, primal
-from softmaxima.core.jacobian import narrowed
+from softmaxima.core.jacobian import narrowed, of_rows
 from softmaxima.core.recorded import gradients, recall, record, save
 from softmaxima.core.rowwise import centred, compute, jacobian
 from softmaxima.core.temperature import over
@@ -115,7 +115,7 @@ class _TransformableMapFunction(_MapFunction):
             moved = torch.zeros_like(p) if dx is None else dx.to(p.dtype)  # τ ∂z
             if dtau is not None:
                 moved = moved - centred(ctx.map, z) * dtau
-            dp = over(jacobian(ctx.map, p, z, params).push(moved), tau)
+            dp = over(of_rows(jacobian(ctx.map, p, z, params).push, moved), tau)
             for parameter, tangent in zip(ctx.map.params, dparams, strict=True):
                 if tangent is not None and parameter.gradient is not None:
                     dp = dp + parameter.gradient(p, z, **params) * tangent

@@ -20,10 +20,11 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_int, check_number, check_value, nearest
+from softmaxima.core.arguments import Array, check_value
 from softmaxima.core.blocks import Blocks
 from softmaxima.core.evaluation import evaluate
 from softmaxima.core.jacobian import Jacobian
+from softmaxima.core.numbers import check_int, check_number, nearest
 from softmaxima.core.recorded import remember
 from softmaxima.kernels.native import Kernel
 

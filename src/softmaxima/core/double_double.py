@@ -15,39 +15,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array
+from softmaxima.core.error_free import ordered_sum, two_product, two_sum
 
 Pair = tuple[Tensor, Tensor]
 
 STEPS = 64
-SPLIT = 2.0**27 + 1
 TAIL = range(6, 13)  # the orders of expm1's series that need no low part, for |r| < log(2)/128
-
-
-def two_sum(a: Tensor, b: Tensor) -> Pair:
-    """a + b, exactly."""
-    high = a + b
-    part = high - a
-    return high, (a - (high - part)) + (b - part)
-
-
-def ordered_sum(a: Tensor, b: Tensor) -> Pair:
-    """a + b, exactly, where |a| ≥ |b| or a = 0."""
-    high = a + b
-    return high, b - (high - a)
-
-
-def two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """a·b, exactly, for factors below 2⁹⁹⁶ and products above 2⁻⁹⁶⁸."""
-    product = a * b
-    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def _halves(a: Array) -> tuple[Array, Array]:
-    scaled = SPLIT * a
-    high = scaled - (scaled - a)
-    return high, a - high
 
 
 def add(a: Pair, b: Pair) -> Pair:

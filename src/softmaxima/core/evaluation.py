@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from softmaxima.core.arguments import (
-    as_number,
-    as_scores,
-    check_per_row,
-    check_scores,
-    like_input,
-    moved_last,
-    rows_last,
-)
+from softmaxima.core.arguments import as_scores, check_per_row, check_scores, like_input, moved_last, rows_last
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.jacobian import Jacobian
+from softmaxima.core.numbers import as_number
 from softmaxima.core.rowwise import arguments_of, jacobian, named
 from softmaxima.kernels import native
 

@@ -7,13 +7,18 @@ Most maps state vectors (s, q) or (s, q, r), r = s:    J = diag(s) − q rᵀ
 Where probabilities are small s may be huge, and s ⊙ g − r ⟨q, g⟩ is then a small difference of huge numbers. A map whose rows and
 columns add up to 0 states another form, which loses no digits: `Balanced` for q = s/Σs, `Centred` for any other q.
 
+Where an entry of J is exactly 0, what it adds is 0, whatever g is: at a score without probability, g may be infinite or NaN, as the
+slope −log p − 1 of an entropy is. The kernels keep to that as well.
+
 Of a row in parts the Jacobian of each part has sums(g), which `merge`; pull(g, sums) is the part of Jᵀg.
+`of_rows` is for whole rows.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +70,7 @@ class DiagonalAndProduct(Form):
 
     def sums(self, g: Tensor) -> tuple[Tensor, ...]:
         """⟨q, g⟩."""
-        return ((self.q * g).sum(-1, keepdim=True),)
+        return (product(self.q, g).sum(-1, keepdim=True),)
 
     @staticmethod
     def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -73,10 +78,10 @@ class DiagonalAndProduct(Form):
 
     def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
         (moved,) = sums or self.sums(g)
-        return self.s * g - self.r * moved
+        return product(self.s, g) - product(self.r, moved)
 
     def push(self, t: Tensor) -> Tensor:
-        return self.s * t - self.q * (self.r * t).sum(-1, keepdim=True)
+        return product(self.s, t) - product(self.q, product(self.r, t).sum(-1, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Centred(Form):
             return (wide.new_zeros((*wide.shape[:-1], 1)),) * 6
         top, slope = (torch.take_along_dim(v, self.s.detach().argmax(-1, keepdim=True), -1) for v in (self.s, wide))
         gaps = wide - slope
-        each = (self.q, self.q * gaps, self.s, self.s * gaps)
+        each = (self.q, product(self.q, gaps), self.s, product(self.s, gaps))
         return top, slope, *(v.sum(-1, keepdim=True) for v in each)
 
     @staticmethod
@@ -115,13 +120,13 @@ class Centred(Form):
 
     def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
         _, slope, _, mean, total, moved = sums or self.sums(g)
-        v = self.s * (g.to(self.s.dtype) - slope - mean)
-        return narrowed(v - self.q * (moved - total * mean), g.dtype)
+        v = product(self.s, g.to(self.s.dtype) - slope - mean)
+        return narrowed(v - product(self.q, moved - total * mean), g.dtype)
 
 
-# Of s and of g, with room in double for their products and sums.
+# Of s and of g, with room in double for their products and sums; `of_rows` scales a larger g.
 _LARGEST_LOGARITHM = 700.0
-_LARGEST_SLOPE = 2.0**900
+_LARGEST_SLOPE = 2.0**924
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ class Balanced(Form):
         second = others.detach().amax(-1, keepdim=True)
         weights = (others - _anchor(second)).exp()
         top, slope = (torch.take_along_dim(v, largest, -1) for v in (self.log_s, wide))
-        return top, slope, second, weights.sum(-1, keepdim=True), (weights * (wide - slope)).sum(-1, keepdim=True)
+        return top, slope, second, weights.sum(-1, keepdim=True), product(weights, wide - slope).sum(-1, keepdim=True)
 
     @staticmethod
     def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -183,7 +188,7 @@ class Balanced(Form):
         second = _anchor(second)
         ratio = (second - top).clamp_max(0.0).exp()
         moved = gaps / (1 + ratio * weight)
-        others = self.log_s.clamp_max(_LARGEST_LOGARITHM).exp() * (wide - slope - ratio * moved)
+        others = product(self.log_s.clamp_max(_LARGEST_LOGARITHM).exp(), wide - slope - ratio * moved)
         # Where k is in another part the first of these forms has the same value for whatever equals it.
         is_largest = self._largest()[1] & (self.log_s == top) & (wide == slope)
         v = torch.where(is_largest, -second.clamp_max(_LARGEST_LOGARITHM).exp() * moved, others)
@@ -215,6 +220,24 @@ def jacobian_of(sensitivity: tuple[Tensor, ...] | Jacobian) -> Jacobian:
         return sensitivity
     s, q, *r = sensitivity
     return DiagonalAndProduct(s, q, r[0] if r else s)
+
+
+def product(entries: Tensor, g: Tensor) -> Tensor:
+    """entries ⊙ g, 0 where an entry is 0, whatever g is; of a finite g it has both derivatives."""
+    return entries * torch.where((entries == 0) & ~g.isfinite(), 0.0, g)
+
+
+def of_rows(times: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
+    """J g or Jᵀg of whole rows, as `times` is: by a smaller g where sums and differences of it may be beyond its dtype."""
+    if g.shape[-1] == 0:
+        return times(g)
+    limits = torch.finfo(g.dtype)
+    room = 2.0**-24 if g.dtype == torch.float32 else 2.0**-100
+    most = g.abs().amax(-1, keepdim=True)
+    shrink = torch.where(most > limits.max * room, room, 1.0).to(g.dtype)
+    v = times(g * shrink)
+    whole = v / shrink
+    return torch.where(v.isinf(), v, whole.clamp(limits.min, limits.max))
 
 
 def narrowed(v: Tensor, dtype: torch.dtype) -> Tensor:

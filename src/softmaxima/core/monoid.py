@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softmaxima.core.double_double import Pair, divide, two_sum
+from softmaxima.core.double_double import Pair, divide
+from softmaxima.core.error_free import two_sum
 from softmaxima.core.temperature import is_one
 from softmaxima.core.tracing import sizes
 
@@ -127,13 +128,6 @@ def nothing(x: Tensor) -> LogSum:
     """The sum over no scores of the rows x [..., n]."""
     none = x.detach().new_zeros((*x.shape[:-1], 1), dtype=torch.complex128 if x.is_complex() else torch.float64)
     return LogSum(torch.full_like(none, -math.inf), none, none)
-
-
-def of_logarithm(top: Tensor, log_mass: Tensor, ties: Tensor) -> LogSum:
-    """The sum of which a kernel says M, log(m + r) and m, without weights; of M = ±∞ r = 0."""
-    ties = ties.double()
-    above = torch.where(top.isfinite(), log_mass, 0.0) - ties.clamp_min(1.0).log()
-    return LogSum(top, ties, (ties * above.expm1()).clamp_min(0.0))
 
 
 def log_sum(x: Tensor, tau: float | Tensor) -> LogSum:

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import TEMPERATURE, Array, as_scores, check_int, check_per_row, check_value, check_where, like_input
+from softmaxima.core.arguments import Array, as_scores, check_per_row, check_value, check_where, like_input
 from softmaxima.core.blocks import Blocks, Part, State, packed, unpacked
 from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.jacobian import Jacobian, jacobian_of, narrowed
+from softmaxima.core.jacobian import Jacobian, jacobian_of, narrowed, product
+from softmaxima.core.numbers import TEMPERATURE, check_int
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import over
 
@@ -191,7 +192,7 @@ class InParts:
         for parameter in self.map.params:
             if isinstance(self.params[parameter.name], Tensor):
                 moved = self._derivative(part, state, parameter.gradient)
-                learned[parameter.name] = (slopes * moved).sum(-1, keepdim=True)
+                learned[parameter.name] = product(moved, slopes).sum(-1, keepdim=True)
         return as_given(v, part), learned
 
     def _jacobian(self, part: Part, state: State) -> Jacobian:

@@ -1,6 +1,7 @@
 """Randomness: everything that draws takes `generator=`, torch's or NumPy's or a seed, and uses the one that its library has.
 
-A generator of the other library is asked for a seed, and so moves on: two calls with it differ, as they should.
+A seed is from 0 to 2⁶⁴ − 1, whatever library draws. None is torch's default generator everywhere, so that `torch.manual_seed`
+repeats all. A generator of the other library is asked for a seed, and so moves on: two calls with it differ, as they should.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from softmaxima.core.arguments import check_int
+from softmaxima.core.numbers import check_int
 
 Randomness = torch.Generator | np.random.Generator | int | None
 
@@ -36,5 +37,5 @@ def as_seed(name: str, generator: Any) -> int:
     if generator is None or isinstance(generator, torch.Generator):
         device = "cpu" if generator is None else generator.device
         return int(torch.randint(SEEDS, (), generator=generator, device=device))
-    domain = "a torch.Generator, a numpy.random.Generator, or a seed of at least 0"
-    return check_int(name, "generator", generator, lambda seed: seed >= 0, domain)
+    domain = "a torch.Generator, a numpy.random.Generator, or a seed of at least 0 and below 2**64"
+    return check_int(name, "generator", generator, lambda seed: 0 <= seed < 2**64, domain)

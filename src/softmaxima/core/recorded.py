@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.differentiable import batch_first
-from softmaxima.core.jacobian import narrowed
+from softmaxima.core.jacobian import narrowed, of_rows, product
 from softmaxima.core.rowwise import arguments_of, centred, compose, compute, jacobian, named, pull
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, operation
@@ -169,13 +169,13 @@ def gradients(
         pulled = pull(map, p, g, x, tau, where, params) if coded is None else _recorded_pull(map.key, p, g, x, where, *coded)
         return [pulled, *[None] * (1 + len(params))]
     p, z, tau, values = recall(ctx, saved)
-    v = over(jacobian(map, p, z, values).pull(g.to(p.dtype)), tau)
+    v = over(of_rows(jacobian(map, p, z, values).pull, g.to(p.dtype)), tau)
     grads: list[Tensor | None] = [narrowed(v, ctx.dtype)]
     grads.append(_to_shape(-centred(map, z) * v, tau) if isinstance(tau, Tensor) and tau_needs else None)
     for parameter, needs in zip(map.params, params_need, strict=True):
         if needs and parameter.gradient is not None:
             largest = torch.finfo(p.dtype).max  # of a second derivative g may be beyond its dtype, and sums of infinities are NaN
-            slopes = g.double().clamp(-largest, largest) * parameter.gradient(p, z, **values)
+            slopes = product(parameter.gradient(p, z, **values), g.double().clamp(-largest, largest))
             grads.append(_to_shape(slopes, values[parameter.name]))
         else:
             grads.append(None)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_exporting
 
-from softmaxima.core.arguments import SMALLEST_TEMPERATURE
-from softmaxima.core.tracing import is_eager, is_recording, transforming
+from softmaxima.core.tracing import is_eager, transforming
 from softmaxima.kernels import devices, native, operations
 
 if TYPE_CHECKING:
@@ -18,28 +15,12 @@ if TYPE_CHECKING:
 
 
 def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
-    """Whether a kernel takes the scores as they are, with nothing to prepare or to refuse; on a few scores that costs more than
-    the kernel.
+    """Whether a kernel takes the scores of a tensor as they are, with nothing to prepare or to refuse.
+
+    To find that out in Python costs more than the kernel on a few scores.
     """
-    if where is not None or type(x) is not Tensor or type(temperature) is not float:
-        return False
-    if not SMALLEST_TEMPERATURE <= temperature < math.inf:
-        return False
-    if is_recording() or transforming():
-        return False
-    return (
-        type(dim) is int
-        and (dim == -1 or dim == x.ndim - 1)
-        and x.dtype in native.DTYPES
-        and x.is_cpu
-        and x.layout is torch.strided
-        and x.is_contiguous()
-        and x.numel() > 0
-        and x.ndim > 0
-        and native.AVAILABLE
-        and not (x.is_neg() or x.is_nested)
-        and not (x.itemsize == 2 and torch.is_autocast_enabled("cpu"))
-    )
+    calls = native.CALLS
+    return calls is not None and where is None and not is_compiling() and calls.is_plain(x, dim, temperature) is True
 
 
 def has_kernel(kernel: Kernel | None, *tensors: Tensor) -> TypeGuard[Kernel]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narrowed
+from softmaxima.core.jacobian import DiagonalAndProduct, Jacobian, jacobian_of, narrowed, of_rows
 from softmaxima.core.routing import has_kernel, kernels
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import anchored, is_one, over, tempered
@@ -46,7 +46,7 @@ def pull(
     dtype = COMPUTE_DTYPE[p.dtype]
     values = [v.to(dtype) if isinstance(v, Tensor) else v for v in params]
     z = None if x is None else arguments_of(map, x, tau, where)
-    v = jacobian(map, p.to(dtype), z, named(map, values)).pull(g.to(dtype))
+    v = of_rows(jacobian(map, p.to(dtype), z, named(map, values)).pull, g.to(dtype))
     return narrowed(over(v, tau), p.dtype)
 
 

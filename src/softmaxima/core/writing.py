@@ -1,9 +1,21 @@
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all, and numbers as JSON takes them."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """The same with None for each number that is not finite, of which JSON has none."""
+    if isinstance(value, Mapping):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 
-import softmaxima as sm
-from softmaxima.core.arguments import InputError
+from softmaxima.bench.machine import installed
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
 from softmaxima.experiments.recommendation import Difference, Recommendation, difference, recommend
 from softmaxima.experiments.tables import Table
@@ -307,12 +307,7 @@ def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pai
         notes=table.notes,
         digest=table.digest,
     )
-    versions = {
-        "softmaxima": sm.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+    versions = installed("softmaxima", "torch", "numpy", "scikit-learn") | {"python": platform.python_version()}
     taken = recommend(softmax, baseline, list(by_name.values()), metric, settings.folds)
     ordered = sorted(results, key=lambda result: _rank(result, metric))
     return Comparison(settings, facts, tuple(ordered), taken, versions, folds, datetime.date.today().isoformat(), command)

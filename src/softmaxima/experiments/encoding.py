@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import polars as pl
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.reading import named, rows
 
 MOST_CATEGORIES = 1000  # indicator columns that one column may become

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from softmaxima.bench.clocks import take_turns
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.tables import read_table
 
 CLAIMED = (0.5, 0.8)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import softmaxima as sm
 from softmaxima.bench.machine import versions
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 DIGITS = 60
 EQUAL_TERMS, QUICK_EQUAL_TERMS = 10_000_000, 100_000

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 
 ARCHIVES = (".gz", ".zip")
 SEPARATORS = ("\t", ";", "|", ",")  # the first of those that fit equally well: a comma may be a decimal one

@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
+from softmaxima.core.writing import finite
 from softmaxima.experiments.compare import BATCH, HIDDEN, LEARNING_RATE, Comparison, Settings, compared
 from softmaxima.experiments.measures import BINS, EPS, Bin, ClassCounts, Fold
 from softmaxima.experiments.tables import Table
@@ -63,15 +63,6 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _of_pair(pair: Pair | None) -> dict[str, Any]:
     return {} if pair is None else {"map": pair.map, "loss": pair.loss, "head": pair.head, "code": pair.code}
-
-
-def finite(value: Any) -> Any:
-    """The same, with None for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {name: finite(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_text(comparison: Comparison) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from sklearn.datasets import load_digits
 
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.experiments.encoding import Encoder, among_numbers, kind_of
 from softmaxima.experiments.reading import Reading, named, of_arrays, read_frame, rows
 from softmaxima.experiments.suspicions import suspicions

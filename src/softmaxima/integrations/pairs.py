@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.core.arguments import InputError
+from softmaxima.core.numbers import InputError
 from softmaxima.maps import REGISTRY, Map, find_map
 
 MARGIN_TEMPERATURE = 1 / 16  # of cosines, which alone span too little for a confident softmax

@@ -41,7 +41,7 @@ def _triton() -> Any:
         return importlib.import_module("softmaxima.kernels.triton.library")
     except ImportError as error:
         warnings.warn(
-            f'softmaxima runs without its GPU kernels, much slower: {error}. Call: pip install ".[gpu]", or set '
+            f"softmaxima runs without its GPU kernels, much slower: {error}. Call: pip install triton, or set "
             "SOFTMAXIMA_BACKEND=reference to be content with it",
             stacklevel=2,
         )

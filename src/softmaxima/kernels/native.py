@@ -1,4 +1,4 @@
-"""Native libraries on the CPU: the only place that loads them, and that knows their structures (csrc/kernels.h).
+"""What native libraries do with tensors on the CPU, by `interface.py`.
 
 Rows are described by where they lie: scores with the rows' axis last, of any shape, are [outer, n, inner] in memory, or are copied
 to be. Nothing here knows of autograd.
@@ -11,164 +11,52 @@ import functools
 import importlib
 import importlib.util
 import math
-import os
-import struct
-import threading
-import warnings
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-INTERFACE = 7  # the version that csrc/kernels.h states
+from softmaxima.kernels import interface
+from softmaxima.kernels.interface import (
+    AVAILABLE,
+    BACKWARD,
+    ELEMENTWISE,
+    FORWARD,
+    GAPS,
+    GIVEN_LOSS,
+    KEPT,
+    LIBRARY,
+    LOSS,
+    NO_MARGIN,
+    PAIRS,
+    QUANTIZED,
+    WEIGHTED,
+    Backward,
+    Elementwise,
+    Forward,
+    Gaps,
+    GivenLoss,
+    Kept,
+    Loss,
+    Margin,
+    Pairs,
+    Quantized,
+    Rows,
+    Weighted,
+    find_checked,
+    find_function,
+    opened,
+    run,
+    threads,
+)
+
 Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
-DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-
-# The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
-
-
-class Rows(NamedTuple):
-    """How scores lie, [outer, n, inner], and what they are divided by and left out by."""
-
-    dtype: int
-    outer: int
-    n: int
-    inner: int
-    threads: int
-    x: int
-    stride: int
-    tau: float
-    taus: int
-    theta: int
-    distance: int
-    mask: int
-    blocks: int
-
-
-class Forward(NamedTuple):
-    out: int
-    states: int = 0
-
-
-class Backward(NamedTuple):
-    p: int
-    states: int
-    g: int
-    out: int
-    labels: int = 0
-
-
-class Loss(NamedTuple):
-    labels: int
-    soft: int
-    class_weight: int
-    smoothing: float
-    scale: float
-    fenchel: int
-    values: int
-    out: int
-
-
-class Margin(NamedTuple):
-    """A margin on cosines, whose scale is 0 where there is none."""
-
-    scale: float = 0.0
-    size: float = 0.0
-    angular: int = 0
-    limit: float = math.inf
-
-
-NO_MARGIN = Margin()
-
-
-class GivenLoss(NamedTuple):
-    p: int
-
-
-class State(NamedTuple):
-    values: int
-    maxima: int
-    counts: int
-
-
-class Weighted(NamedTuple):
-    weights: int
-    wide: int
-    distance: int
-    values: int
-    signs: int
-    states: int = 0
-    g: int = 0
-    out: int = 0
-
-
-class Gaps(NamedTuple):
-    width: float
-    bins: int
-    k: int
-    summary: int
-    largest: int
-    counts: int
-
-
-class Kept(NamedTuple):
-    reach: float
-    summary: int
-
-
-class Quantized(NamedTuple):
-    dtype: int
-    is_signed: int
-    outer: int
-    n: int
-    inner: int
-    threads: int
-    q: int
-    scale: float
-    zero: float
-    scales: int
-    zeros: int
-    mask: int
-    values: int
-    out: int
-
-
-class Pairs(NamedTuple):
-    dtype: int
-    n: int
-    threads: int
-    x: int
-    y: int
-    g: int
-    out: int
-    other: int = 0
-
-
-class Elementwise(NamedTuple):
-    dtype: int
-    n: int
-    x: int
-    y: int
-
-
-def _packer(*structures: type[Any]) -> Callable[..., bytes]:
-    """The bytes of structures, one after the other, of the values of their fields."""
-    kinds = [kind for structure in structures for kind in get_type_hints(structure).values()]
-    return struct.Struct("".join({int: "q", float: "d"}[kind] for kind in kinds)).pack
-
-
-_FORWARD, _BACKWARD, _STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
-_LOSS, _GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, GivenLoss)
-_WEIGHTED, _QUANTIZED, _PAIRS, _ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
-_GAPS, _KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
-
-
-Function = Callable[[bytes], int]  # of the bytes of a structure
+DTYPES = {getattr(torch, name): number for name, number in interface.DTYPES.items()}
 
 
 class Functions(NamedTuple):
@@ -208,11 +96,11 @@ class Kernel:
     @functools.cached_property
     def functions(self) -> Functions:
         """Those of the library."""
-        library = LIBRARY if self.library is None or LIBRARY is None else _opened(self.library)
+        library = LIBRARY if self.library is None or LIBRARY is None else opened(self.library)
         if library is None:
             return Functions()
         names = {"Forward": self.forward, "Backward": self.backward, "Loss": self.loss}
-        return Functions(*(name and _checked(name, kind, library) for kind, name in names.items()))
+        return Functions(*(name and find_checked(name, kind, library) for kind, name in names.items()))
 
     @functools.cached_property
     def on_gpus(self) -> bool:
@@ -229,83 +117,6 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {}
-
-
-def find_library(folders: Iterable[str]) -> Path | None:
-    """The library as it was installed beside the package."""
-    return next((path for folder in folders if (path := Path(folder) / "libsoftmaxima.so").exists()), None)
-
-
-def load() -> ctypes.CDLL | None:
-    """The library, or None where torch has to do; says once how to get it if that was not wished for."""
-    backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
-    if backend not in ("native", "reference", "triton"):
-        raise ValueError(f"SOFTMAXIMA_BACKEND must be native, reference or triton, got {backend!r}")
-    if backend != "native":
-        return None
-    import softmaxima
-
-    return open_library(find_library(softmaxima.__path__))
-
-
-def open_library(path: Path | None) -> ctypes.CDLL | None:
-    """A library of our interface; None, with one warning, where there is none."""
-    problem = "it was not built"
-    if path is not None and path.exists():
-        try:
-            library = ctypes.CDLL(str(path))
-            if (interface := library.softmaxima_interface()) == INTERFACE:
-                return library
-            problem = f"it has interface {interface}, and this package needs {INTERFACE}"
-        except (OSError, AttributeError) as error:
-            problem = str(error)
-    which = "its native library" if path is None else f"the native library {path}"
-    warnings.warn(
-        f"softmaxima runs without {which}, much slower on the CPU: {problem}. Reinstall the package where there is a "
-        "C++ compiler, or set SOFTMAXIMA_BACKEND=reference to be content with it",
-        stacklevel=2,
-    )
-    return None
-
-
-_opened = functools.cache(open_library)  # so that its warning comes once
-LIBRARY = load()
-AVAILABLE = LIBRARY is not None
-
-
-def instruction_set() -> str:
-    """Which of its variants the library runs: v4, v3 or baseline; "none" without a library."""
-    if LIBRARY is None:
-        return "none"
-    LIBRARY.softmaxima_instruction_set.restype = ctypes.c_char_p
-    return LIBRARY.softmaxima_instruction_set().decode()
-
-
-@functools.cache
-def _function(name: str, library: ctypes.CDLL | None = LIBRARY) -> Function:
-    try:
-        function = getattr(library, "softmaxima_" + name)
-    except AttributeError:
-        raise AttributeError(
-            f"the native library has no kernel {name!r}; end its file in csrc/ by SOFTMAXIMA_KERNEL({name}, …), and build it again"
-        ) from None
-    function.argtypes = [ctypes.c_char_p]
-    function.restype = ctypes.c_int
-    return function
-
-
-def _checked(name: str, kind: str, library: ctypes.CDLL) -> Function:
-    """The function, which must take the structure of this kind: of another it would read what is not there."""
-    function, says = _function(name, library), getattr(library, f"softmaxima_{name}_takes")
-    says.restype = ctypes.c_char_p
-    if (takes := says().decode()) != kind:
-        raise ValueError(f"Kernel: {kind.lower()}= must name a kernel that takes {kind}, got {name!r}, which takes {takes}")
-    return function
-
-
-def _run(function: Function, structure: bytes) -> None:
-    if function(structure):
-        raise MemoryError(f"{function.__name__}: no memory for the candidates of a row")
 
 
 def has(kernel: Kernel, what: str) -> bool:
@@ -415,23 +226,6 @@ def mask_blocks(where: Tensor | None, x: Tensor, layout: Layout) -> tuple[Tensor
     return blocks, torch.arange(math.prod(own), device=where.device).view(own).expand(outer_shape).contiguous()
 
 
-_own = threading.local()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Within it the calling thread runs by itself what is called here, for work that is shared out among threads already."""
-    _own.threads = 1
-    try:
-        yield
-    finally:
-        del _own.threads
-
-
-def _threads() -> int:
-    return getattr(_own, "threads", 0) or torch.get_num_threads()
-
-
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -439,8 +233,7 @@ def _address(tensor: Tensor | None) -> int:
 def _plain_rows(x: Tensor, tau: float, theta: int) -> tuple[Any, ...]:
     """The fields of `Rows` for contiguous rows and numbers, without looking at them or naming them, which takes as long again."""
     n = x.shape[-1]
-    outer, threads = x.numel() // n, _threads()
-    return DTYPES[x.dtype], outer, n, 1, threads, x.data_ptr(), n, tau, 0, theta, 0, 0, 0
+    return DTYPES[x.dtype], x.numel() // n, n, 1, threads(), x.data_ptr(), n, tau, 0, theta, 0, 0, 0
 
 
 def _rows(
@@ -456,7 +249,7 @@ def _rows(
         outer=layout.outer,
         n=layout.n,
         inner=layout.inner,
-        threads=_threads(),
+        threads=threads(),
         x=address,
         stride=stride,
         tau=tau_number,
@@ -489,7 +282,7 @@ def forward(kernel: Kernel, x: Tensor, tau: float | Tensor, where: Tensor | None
     """The map of the rows x [..., n]."""
     rows, layout, _kept = _read(x, tau, where, theta)
     out = layout.empty(x)
-    _run(kernel.functions.forward, _FORWARD(*rows, *Forward(out=out.data_ptr())))
+    run(kernel.functions.forward, FORWARD(*rows, *Forward(out=out.data_ptr())))
     return out
 
 
@@ -506,7 +299,7 @@ def backward(
     out = layout.empty(p)
     rows, _kept = _rows(p, layout, _address(x_read), layout.n, tau, where, theta)
     own = Backward(p=p_read.data_ptr(), states=0, g=g_read.data_ptr(), out=out.data_ptr())
-    _run(kernel.functions.backward, _BACKWARD(*rows, *own))
+    run(kernel.functions.backward, BACKWARD(*rows, *own))
     return out
 
 
@@ -516,7 +309,7 @@ def backward_of_labels(kernel: Kernel, p: Tensor, g: Tensor, labels: Tensor, x: 
     labels, g, x_read = in_memory(labels), in_memory(g), None if x is None else layout.to_memory(x)
     rows, _kept = _rows(p, layout, _address(x_read), layout.n, 1.0, None, theta)
     own = Backward(p=p_read.data_ptr(), states=0, g=g.data_ptr(), out=p_read.data_ptr(), labels=labels.data_ptr())
-    _run(kernel.functions.backward, _BACKWARD(*rows, *own))
+    run(kernel.functions.backward, BACKWARD(*rows, *own))
     return p_read
 
 
@@ -534,18 +327,14 @@ def _sum(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, wide: 
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype, device="cpu")
     states = torch.empty((2, *out.shape), dtype=torch.float64, device="cpu") if wide else None
     rows, _, _kept = _read(x, tau, where)
-    _run(_function(name), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
+    run(find_function(name), FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
-def logsumexp_state(x: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(LSE(x/τ) less the largest x/τ [...], the largest x [...], both in double, how many x are that [...])."""
-    value = torch.empty(tuple(x.shape[:-1]), dtype=torch.float64, device="cpu")
-    maximum, count = torch.empty_like(value), torch.empty_like(value, dtype=torch.int64)
+def logsumexp_state(x: Tensor, tau: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `interface.logsumexp_state` says of a tensor [..., n]."""
     rows, _, _kept = _read(x, tau, None)
-    own = State(values=value.data_ptr(), maxima=maximum.data_ptr(), counts=count.data_ptr())
-    _run(_function("logsumexp_state"), _STATE(*rows, *own))
-    return value, maximum, count
+    return interface.logsumexp_state(rows, tuple(x.shape[:-1]))
 
 
 def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
@@ -554,7 +343,7 @@ def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor
     out = layout.empty(x)
     states, g = states.contiguous(), in_memory(g)
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
-    _run(_function("logsumexp_backward"), _BACKWARD(*rows, *own))
+    run(find_function("logsumexp_backward"), BACKWARD(*rows, *own))
     return out
 
 
@@ -563,7 +352,7 @@ def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: 
     rows, layout, _kept = _read(x, tau, where)
     out = layout.empty(x)
     states = torch.empty((2, out.numel()), dtype=torch.float64, device="cpu") if wide else None
-    _run(_function("logcumsumexp"), _FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
+    run(find_function("logcumsumexp"), FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 
 
@@ -572,7 +361,7 @@ def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Ten
     rows, layout, _kept = _read(x, tau, where)
     out, g = layout.empty(x), layout.to_memory(g)
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
-    _run(_function("logcumsumexp_backward"), _BACKWARD(*rows, *own))
+    run(find_function("logcumsumexp_backward"), BACKWARD(*rows, *own))
     return out
 
 
@@ -591,7 +380,7 @@ def weighted(
     rows, layout, _kept = _read(x, tau, where)
     addresses, _held = _weights(weights, x, layout)
     own = Weighted(*addresses, values=values.data_ptr(), signs=signs.data_ptr(), states=_address(states))
-    _run(_function("weighted"), _WEIGHTED(*rows, *own))
+    run(find_function("weighted"), WEIGHTED(*rows, *own))
     return values, signs, states
 
 
@@ -604,7 +393,7 @@ def weighted_backward(
     rows, layout, _kept = _read(x, tau, where)
     addresses, _held = _weights(weights, x, layout)
     own = Weighted(*addresses, 0, signs.data_ptr(), states.data_ptr(), g.data_ptr(), out.data_ptr())
-    _run(_function("weighted"), _WEIGHTED(*rows, *own))
+    run(find_function("weighted"), WEIGHTED(*rows, *own))
     return out
 
 
@@ -622,7 +411,7 @@ def gaps(x: Tensor, tau: float | Tensor, *, width: float, bins: int, k: int) -> 
     summary, largest, counts = (torch.empty((*x.shape[:-1], size), dtype=torch.float64, device="cpu") for size in (6, k, bins + 1))
     rows, _, _kept = _read(x, tau, None)
     own = Gaps(width, bins, k, summary=summary.data_ptr(), largest=largest.data_ptr(), counts=counts.data_ptr())
-    _run(_function("gaps"), _GAPS(*rows, *own))
+    run(find_function("gaps"), GAPS(*rows, *own))
     return summary, largest, counts
 
 
@@ -630,7 +419,7 @@ def kept(x: Tensor, tau: float | Tensor, reach: float) -> Tensor:
     """The summary [..., 5] of csrc/kernels.h, in double."""
     summary = torch.empty((*x.shape[:-1], 5), dtype=torch.float64, device="cpu")
     rows, _, _kept = _read(x, tau, None)
-    _run(_function("kept"), _KEPT(*rows, *Kept(reach=reach, summary=summary.data_ptr())))
+    run(find_function("kept"), KEPT(*rows, *Kept(reach=reach, summary=summary.data_ptr())))
     return summary
 
 
@@ -655,7 +444,7 @@ def loss(
     rows, layout, _kept = _read(x, 1.0, None, theta)
     out = layout.empty(x) if gradient else None
     own, values, _held = _loss(x, target, class_weight, smoothing, scale * (margin.scale or 1.0), fenchel, layout, out)
-    _run(kernel.functions.loss, _LOSS(*rows, *own, *margin))
+    run(kernel.functions.loss, LOSS(*rows, *own, *margin))
     return values, out
 
 
@@ -705,7 +494,7 @@ def given_loss(
     """
     rows, layout, _kept = _read(x, 1.0, None)
     own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, p if gradient else None)
-    _run(_function(name), _GIVEN_LOSS(*rows, *own, *NO_MARGIN, *GivenLoss(p=p.data_ptr())))
+    run(find_function(name), GIVEN_LOSS(*rows, *own, *NO_MARGIN, *GivenLoss(p=p.data_ptr())))
     return values, p if gradient else None
 
 
@@ -727,7 +516,7 @@ def quantized(
         outer=layout.outer,
         n=layout.n,
         inner=layout.inner,
-        threads=_threads(),
+        threads=threads(),
         q=read.data_ptr(),
         scale=scale_number,
         zero=zero_number,
@@ -737,15 +526,15 @@ def quantized(
         values=values.data_ptr(),
         out=_address(out),
     )
-    _run(_function("quantized"), _QUANTIZED(*own))
+    run(find_function("quantized"), QUANTIZED(*own))
     return values, out
 
 
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
     out = torch.empty_like(x)
-    pairs = Pairs(DTYPES[x.dtype], x.numel(), _threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
-    _run(_function("logaddexp"), _PAIRS(*pairs))
+    pairs = Pairs(DTYPES[x.dtype], x.numel(), threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
+    run(find_function("logaddexp"), PAIRS(*pairs))
     return out
 
 
@@ -753,14 +542,14 @@ def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]
     """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
     of_x, of_y = torch.empty_like(x), torch.empty_like(y)
     addresses = {"x": x.data_ptr(), "y": y.data_ptr(), "g": g.data_ptr(), "out": of_x.data_ptr(), "other": of_y.data_ptr()}
-    _run(_function("logaddexp"), _PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), _threads(), **addresses)))
+    run(find_function("logaddexp"), PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), threads(), **addresses)))
     return of_x, of_y
 
 
 def elementwise(name: str, x: Tensor) -> Tensor:
     """exp or log of a contiguous float64 or float32 tensor, by the library's own polynomials."""
     y = torch.empty_like(x)
-    _run(_function(name), _ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
+    run(find_function(name), ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
     return y
 
 

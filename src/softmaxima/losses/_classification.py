@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_choice, check_int, check_number, like_input
+from softmaxima.core.arguments import as_scores, as_tensor, like_input
 from softmaxima.core.blocks import Part, places
 from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule
+from softmaxima.core.numbers import check_choice, check_int, check_number
 from softmaxima.core.parts import Anew, again, as_given, in_parts, merged
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
@@ -31,7 +32,7 @@ from softmaxima.kernels.devices import has_kernel
 from softmaxima.losses._parts import RowForm, bind, merge_targets
 
 REDUCTIONS = ("mean", "sum", "none")
-SHARED = ("ignore_index", "reduction", "label_smoothing")  # options of all losses
+SHARED = ("weight", "ignore_index", "reduction", "label_smoothing")  # options of all losses
 
 # (rows, target, class_weight=, smoothing=, scale=, gradient=) → (the loss of each row in double, `scale` times its gradient)
 RowLosses = Callable[..., tuple[Tensor, Tensor | None]]
@@ -183,21 +184,39 @@ class Batch:
         return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
 
 
-def directly(
+def reduced(
     name: str,
     map: Map,
-    params: tuple[Any, ...],
-    composite: Callable[[Batch], Tensor],
+    numbers: tuple[Any, ...] | None,
+    general: Callable[[Batch], Any],
+    *shared: Any,
+    fenchel: bool = False,
+    margin: native.Margin = native.NO_MARGIN,
+) -> Any:
+    """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call, else `general`.
+
+    `numbers` are the map's parameters, None where they are not plain; `shared` are the arguments that all losses have, in the order
+    of `prepare`.
+    """
+    found = None if numbers is None else _of_labels(name, map, numbers, general, fenchel, margin, *shared)
+    return general(prepare(name, *shared)) if found is None else found
+
+
+def _of_labels(
+    name: str,
+    map: Map,
+    numbers: tuple[Any, ...],
+    general: Callable[[Batch], Any],
+    fenchel: bool,
+    margin: native.Margin,
     input: Any,
     target: Any,
     weight: Any,
     ignore_index: Any,
     reduction: Any,
     label_smoothing: Any,
-    *,
-    fenchel: bool = False,
-) -> Any:
-    """The reduced loss whose gradient is the map, of `params`, less the target, of plain scores and labels; None of all else."""
+) -> Tensor | None:
+    """What `CALLS` makes of it; None of all that is not plain."""
     calls, kernel = native.CALLS, map.kernel
     if calls is None or is_dynamo_compiling() or kernel is None or not (loss := kernel.addresses.loss):
         return None
@@ -205,23 +224,24 @@ def directly(
         return None
     if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1:
         return None
-    theta = kernel.theta(*params) if params else ()
+    theta = kernel.theta(*numbers) if numbers else ()
     if theta is None:
         return None
-    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean")
+    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean", margin)
     found = calls.loss(*own, False)
     if found is None:
         return None
     if found is not NotImplemented:
         return torch.scalar_tensor(found[0], dtype=input.dtype, device="cpu")
+    whole = lambda x: general(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
 
     def with_gradient(x: Tensor, _: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
         found = calls.loss(*own, True)
-        if found is None:  # a moment ago it was not: there is no memory
+        if found is None:  # a moment ago it was not: the other way refuses the scores, or there is no memory
+            whole(x.detach())
             raise MemoryError(f"{name}: no memory for the gradient, of shape {tuple(x.shape)}")
         return torch.scalar_tensor(found[0], dtype=x.dtype, device="cpu"), _scaled, found[1:]
 
-    whole = lambda x: composite(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
     return fused(with_gradient, whole, input)
 
 
@@ -337,10 +357,12 @@ def prepare(
         _check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
     elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
-        one_hot = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
+        repair = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
+        if targets.dtype == torch.bool and sizes(targets) == hard_shape:
+            repair = "; classes 0 and 1 need target.long()"
         raise ValueError(
             f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
-            f"got {targets.dtype} of shape {tuple(targets.shape)}{one_hot}"
+            f"got {targets.dtype} of shape {tuple(targets.shape)}{repair}"
         )
     else:
         labels, soft = targets.long(), None
@@ -396,7 +418,9 @@ def _(name: str, labels: Tensor, classes: int) -> Tensor:
 def _refuse_others(name: str, labels: Tensor, classes: int) -> None:
     out_of_range = (labels < 0) | (labels >= classes)
     if bool(out_of_range.any()):
-        raise IndexError(f"{name}: target {int(labels[out_of_range][0])} is out of range for {classes} classes")
+        label = int(labels[out_of_range][0])
+        repair = f"ignore_index={label} leaves its rows out"
+        raise IndexError(f"{name}: target {label} is out of range for {classes} classes; {repair}")
 
 
 def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
@@ -488,8 +512,11 @@ class LossModule(OptionsModule):
 class Loss:
     """What a loss claims; the tests hold it to every claim.
 
-    `map` is the map with ∂L/∂x = map(x) − y, None where the gradient has another form. `examples` are the option sets
-    that tests and benchmarks iterate.
+    reference(z, y, **options): the literal definition: one value a row of scores z and target probabilities y, [rows, classes] in
+        float64 each, differentiable by z; the options are all that the loss has of its own. Tests and benchmarks compare with it,
+        and a loss without one is not timed.
+    map: that with ∂L/∂x = map(x) − y, None where the gradient has another form.
+    examples: the option sets that tests and benchmarks iterate.
 
     >>> import softmaxima as sm
     >>> sm.losses.REGISTRY["entmax15_loss"].map
@@ -499,6 +526,7 @@ class Loss:
     name: str
     function: Callable[..., Any]
     module: type[LossModule]
+    reference: Callable[..., Tensor] | None = None
     map: str | None = None
     examples: tuple[dict[str, Any], ...] = ({},)
     nonnegative: bool = True
@@ -536,7 +564,7 @@ class Loss:
         """
         name = self.name
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
-        self._check_options(options)
+        options = self.complete(options)
         soft = isinstance(target, (list, tuple))
         again(parts, 2, name)
         plain = in_parts("softmax")
@@ -580,13 +608,15 @@ class Loss:
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
         return as_given(value, first), [as_given(v, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the loss has of its own, defaults filled in."""
         known = inspect.signature(self.function).parameters.values()
-        own = [p.name for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED]
-        unknown = options.keys() - own
+        own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
+        unknown = options.keys() - own.keys()
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
             takes = ", ".join(own) or "none"
             raise TypeError(f"{self.name}: unknown option {', '.join(sorted(unknown))}; this loss takes: {takes}")
+        return {**own, **options}
 
 
 REGISTRY: dict[str, Loss] = {}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.losses._classification import Batch, Loss, LossModule, directly, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
+
+
+def reference(z: Tensor, y: Tensor) -> Tensor:
+    return -torch.special.xlogy(y, SOFTMAX.reference(z)).sum(-1)
 
 
 def cross_entropy(
@@ -48,10 +53,10 @@ def cross_entropy(
     tensor(0.1809)
     """
     shared = (input, target, weight, ignore_index, reduction, label_smoothing)
-    loss = directly("cross_entropy", SOFTMAX, (), composite, *shared)
-    if loss is not None:
-        return loss
-    batch = prepare("cross_entropy", *shared)
+    return reduced("cross_entropy", SOFTMAX, (), general, *shared)
+
+
+def general(batch: Batch) -> Any:
     return batch.evaluate(losses_of(batch, SOFTMAX), composite)
 
 
@@ -70,4 +75,4 @@ class CrossEntropyLoss(LossModule):
     function = cross_entropy
 
 
-register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, map="softmax", row_form=RowForm(one_map("softmax"))))
+register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, reference, map="softmax", row_form=RowForm(one_map("softmax"))))

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.evaluation import check_params, plain_numbers
-from softmaxima.losses._classification import Batch, Loss, LossModule, directly, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
+
+
+def reference(z: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
+    return -torch.special.xlogy(y, ELASTIC_SOFTMAX.reference(z, beta)).sum(-1)
 
 
 def elastic_cross_entropy(
@@ -36,18 +40,17 @@ def elastic_cross_entropy(
     >>> sm.elastic_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), beta=0.0)  # log 3
     tensor(1.0986)
     """
-    name, shared = "elastic_cross_entropy", (input, target, weight, ignore_index, reduction, label_smoothing)
-    numbers = plain_numbers(ELASTIC_SOFTMAX, {"beta": beta})
-    if numbers is not None:
-        loss = directly(name, ELASTIC_SOFTMAX, numbers, lambda batch: composite(batch, *numbers), *shared)
-        if loss is not None:
-            return loss
-    batch = prepare(name, *shared)
-    (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, as_tensor(name, "scores", input), batch.class_axis, name)
-    if isinstance(level, Tensor):
-        level = level.movedim(batch.class_axis, -1)
-    losses = losses_of(batch, ELASTIC_SOFTMAX, (level,))
-    return batch.evaluate(losses, lambda batch: composite(batch, level), (level,))
+    name, params = "elastic_cross_entropy", {"beta": beta}
+
+    def general(batch: Batch) -> Any:
+        (level,) = check_params(ELASTIC_SOFTMAX, params, as_tensor(name, "scores", batch.given), batch.class_axis, name)
+        if isinstance(level, Tensor):
+            level = level.movedim(batch.class_axis, -1)
+        losses = losses_of(batch, ELASTIC_SOFTMAX, (level,))
+        return batch.evaluate(losses, lambda batch: composite(batch, level), (level,))
+
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), general, *shared)
 
 
 def composite(batch: Batch, level: float | Tensor) -> Tensor:
@@ -77,6 +80,7 @@ register(
         "elastic_cross_entropy",
         elastic_cross_entropy,
         ElasticCrossEntropyLoss,
+        reference,
         map="elastic_softmax",
         row_form=RowForm(one_map("elastic_softmax")),
         examples=({"beta": 0.0}, {"beta": -3.0}),

@@ -2,6 +2,7 @@ r"""entmax_loss and entmax15_loss: the Fenchel–Young losses of entmax-α; ∂L
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
-from softmaxima.losses.fenchel_young import fenchel_young
+from softmaxima.losses.fenchel_young import fenchel_young, reference
 from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
 
@@ -91,6 +92,7 @@ register(
         "entmax_loss",
         entmax_loss,
         EntmaxLoss,
+        partial(reference, map=ENTMAX),
         map="entmax",
         examples=({"alpha": 1.5}, {"alpha": 1.0}, {"alpha": 1.1}, {"alpha": 2.5}),
         zero_at_target=True,
@@ -102,6 +104,7 @@ register(
         "entmax15_loss",
         entmax15_loss,
         Entmax15Loss,
+        partial(reference, map=ENTMAX15),
         map="entmax15",
         zero_at_target=True,
         row_form=RowForm(one_map("entmax15"), fenchel=True),

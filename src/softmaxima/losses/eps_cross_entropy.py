@@ -9,12 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_number
+from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
-from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map
+from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
+
+
+def reference(z: Tensor, y: Tensor, map: AnyMap, eps: float, **params: Any) -> Tensor:
+    found, values = with_params("eps_cross_entropy", map, params)
+    return -torch.special.xlogy(y, (found.reference(z, **values) + eps) / (1 + z.shape[-1] * eps)).sum(-1)
 
 
 def eps_cross_entropy(
@@ -70,7 +76,7 @@ def log_share(p: Tensor, n: int, eps: float) -> Tensor:
     return torch.where(likely, torch.log1p(-(missing + (n - 1) * eps) / (1 + n * eps)), unlikely)
 
 
-def _of_p(p: Tensor, n: int, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+def _of_p(p: Tensor, n: int, eps: float) -> tuple[Tensor, Tensor]:
     eps = _check_eps("eps_cross_entropy", eps)
     return -log_share(p, n, eps), torch.where(p + eps == 0, 0.0, -1 / (p + eps))
 
@@ -98,7 +104,8 @@ register(
         "eps_cross_entropy",
         eps_cross_entropy,
         EpsCrossEntropyLoss,
-        row_form=RowForm(any_map("sparsemax", "eps"), of_p=_of_p),
+        reference,
+        row_form=RowForm(any_map("eps"), of_p=_of_p),
         examples=(
             {"map": "sparsemax"},
             {"map": "taylor_softmax", "eps": 0.0},

@@ -17,9 +17,8 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.rows import row_maximum, without_mask
-from softmaxima.core.rowwise import named
 from softmaxima.core.tracing import is_concrete
-from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, directly, losses_of, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, losses_of, reduced, register
 from softmaxima.losses._parts import FindMap, RowForm
 
 
@@ -51,16 +50,22 @@ def class_params(batch: Batch, map: Map, params: dict[str, Any]) -> dict[str, An
     return {parameter.name: value for parameter, value in zip(map.params, moved, strict=True)}
 
 
-def any_map(default: str, *own: str) -> FindMap:
+def any_map(*own: str) -> FindMap:
     """Of a loss that takes `map=`, the map, its parameters and the `own` options."""
 
     def find(name: str, options: dict[str, Any]) -> tuple[AnyMap, dict[str, Any], dict[str, Any]]:
-        found = probability_map(name, options.get("map", default))
-        left = {key: options[key] for key in own if key in options}
+        found = probability_map(name, options["map"])
+        left = {key: options[key] for key in own}
         params = {key: value for key, value in options.items() if key != "map" and key not in own}
         return found, of_map(name, found, params), left
 
     return find
+
+
+def with_params(name: str, map: AnyMap, params: dict[str, Any]) -> tuple[Map, dict[str, Any]]:
+    """The map, and its parameters with the defaults filled in."""
+    found = probability_map(name, map)
+    return found, found.complete(of_map(name, found, params))
 
 
 def regularised_map(name: str, map: AnyMap) -> Map:
@@ -71,6 +76,14 @@ def regularised_map(name: str, map: AnyMap) -> Map:
             f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss; use surrogate_loss or eps_cross_entropy"
         )
     return found
+
+
+def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
+    """⟨p, z⟩ − Ω(p) + Ω(y) − ⟨y, z⟩; by the envelope theorem its gradient is that at fixed p."""
+    found, values = with_params("fenchel_young_loss", map, params)
+    omega: Any = found.regulariser
+    p = found.reference(z.detach(), **values)
+    return ((p - y) * z).sum(-1) - omega(p, **values) + omega(y, **values)
 
 
 class MapLossModule(LossModule):
@@ -91,17 +104,15 @@ class MapLossModule(LossModule):
 
 def fenchel_young(name: str, map: Map, params: dict[str, Any], *shared: Any) -> Any:
     """The reduced loss; `shared` are the arguments that all losses have, in the order of `prepare`."""
-    numbers = plain_numbers(map, params)
-    if numbers is not None:
-        loss = directly(name, map, numbers, lambda batch: composite(batch, map, named(map, numbers)), *shared, fenchel=True)
-        if loss is not None:
-            return loss
-    batch = prepare(name, *shared)
-    if batch.soft is not None and is_concrete(batch.soft):
-        check_sums(batch.name, batch.soft.sum(-1))
-    values = class_params(batch, map, params)
-    losses = losses_of(batch, map, values.values(), fenchel=True)
-    return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
+
+    def general(batch: Batch) -> Any:
+        if batch.soft is not None and is_concrete(batch.soft):
+            check_sums(batch.name, batch.soft.sum(-1))
+        values = class_params(batch, map, params)
+        losses = losses_of(batch, map, values.values(), fenchel=True)
+        return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
+
+    return reduced(name, map, plain_numbers(map, params), general, *shared, fenchel=True)
 
 
 def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
@@ -184,8 +195,9 @@ register(
         "fenchel_young_loss",
         fenchel_young_loss,
         FenchelYoungLoss,
+        reference,
         examples=({"map": "softmax"}, {"map": "elastic_softmax", "beta": 1.0}, {"map": "eps_softmax", "eps": 0.5}),
         zero_at_target=True,
-        row_form=RowForm(any_map("softmax"), fenchel=True),
+        row_form=RowForm(any_map(), fenchel=True),
     )
 )

@@ -15,16 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_number, check_one_temperature, check_positive, like_input
+from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
-from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, reduced, register
+from softmaxima.losses.cross_entropy import reference as cross_entropy_reference
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
 
 # A margin is below the largest difference of two cosines, or of two angles.
 COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, "a number in [0, 2)")
 ANGLES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < math.pi, "a number in [0, π)")
+
+
+def cosine_reference(z: Tensor, y: Tensor, margin: float, scale: float) -> Tensor:
+    return cross_entropy_reference(scale * (z - margin * y), y)
+
+
+def angle_reference(z: Tensor, y: Tensor, margin: float, scale: float) -> Tensor:
+    angle = z.acos() + margin * y
+    return cross_entropy_reference(scale * torch.where(angle <= math.pi, angle.cos(), -2 - angle.cos()), y)
 
 
 def additive_cosine(cosine: Tensor, margin: Tensor) -> Tensor:
@@ -63,20 +74,23 @@ def margin_loss(
     limit = 1 + 4 * torch.finfo(cosines.dtype).eps
     if class_vectors is not None:
         cosines, limit = _cosines(name, cosines, as_scores(name, class_vectors, "class_vectors")), math.inf
-    batch = prepare(name, like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
+    own = native.Margin(scale, margin, int(angular), limit)
 
     def composite(batch: Batch) -> Tensor:
         check_cosines(batch, limit)
         return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
 
-    def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
-        own = native.Margin(scale, margin, int(angular), limit)
-        values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
-        if bool((values == -math.inf).any()):  # so the kernel says it
-            check_cosines(batch, limit)
-        return values, slope
+    def general(batch: Batch) -> Any:
+        def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
+            values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
+            if bool((values == -math.inf).any()):  # so the kernel says it
+                check_cosines(batch, limit)
+            return values, slope
 
-    return batch.evaluate(native_only(batch, of_cosines), composite, wide=True)
+        return batch.evaluate(native_only(batch, of_cosines), composite, wide=True)
+
+    shared = (like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
+    return reduced(name, SOFTMAX, (), general, *shared, margin=own)
 
 
 def check_cosines(batch: Batch, limit: float) -> None:
@@ -264,6 +278,24 @@ class ArcFace(_MarginModule):
         )
 
 
-register(Loss("am_softmax_loss", am_softmax_loss, AMSoftmaxLoss, examples=({"temperature": 0.2},), on_cosines=True))
-register(Loss("cosface", cosface, CosFace, examples=({"scale": 5.0},), on_cosines=True))
-register(Loss("arcface", arcface, ArcFace, examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}), on_cosines=True))
+register(
+    Loss(
+        "am_softmax_loss",
+        am_softmax_loss,
+        AMSoftmaxLoss,
+        lambda z, y, margin, temperature: cosine_reference(z, y, margin, 1 / temperature),
+        examples=({"temperature": 0.2},),
+        on_cosines=True,
+    )
+)
+register(Loss("cosface", cosface, CosFace, cosine_reference, examples=({"scale": 5.0},), on_cosines=True))
+register(
+    Loss(
+        "arcface",
+        arcface,
+        ArcFace,
+        angle_reference,
+        examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}),
+        on_cosines=True,
+    )
+)

@@ -11,7 +11,12 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
-from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map
+from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
+
+
+def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
+    found, values = with_params("soft_accuracy_loss", map, params)
+    return -(y * found.reference(z, **values)).sum(-1)
 
 
 def soft_accuracy_loss(
@@ -71,8 +76,9 @@ register(
         "soft_accuracy_loss",
         soft_accuracy_loss,
         SoftAccuracyLoss,
+        reference,
         examples=({"map": "softmax"}, {"map": "entmax15"}),
-        row_form=RowForm(any_map("softmax"), of_p=_of_p),
+        row_form=RowForm(any_map(), of_p=_of_p),
         nonnegative=False,
     )
 )

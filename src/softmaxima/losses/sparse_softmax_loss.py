@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
@@ -15,6 +16,12 @@ from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
 from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
+
+
+def reference(z: Tensor, y: Tensor, k: int | None, p: float | None) -> Tensor:
+    kept = (TOPK_SOFTMAX.reference(z, k) if p is None else TOPP_SOFTMAX.reference(z, p)) > 0
+    log_sum = torch.where(kept, z, -math.inf).exp().sum(-1, keepdim=True).log()
+    return (y * (log_sum - z)).sum(-1)
 
 
 def sparse_softmax_loss(
@@ -90,6 +97,7 @@ register(
         "sparse_softmax_loss",
         sparse_softmax_loss,
         SparseSoftmaxLoss,
+        reference,
         row_form=RowForm(_selection),
         examples=({"k": 3}, {"p": 0.8}),
     )

@@ -2,12 +2,13 @@ r"""sparsemax_loss: L = ½ − x_t + ½ Σ_{p_i>0} (x_i² − λ²), the Fenchel
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
-from softmaxima.losses.fenchel_young import fenchel_young
+from softmaxima.losses.fenchel_young import fenchel_young, reference
 from softmaxima.maps.sparsemax import SPARSEMAX
 
 
@@ -48,6 +49,7 @@ register(
         "sparsemax_loss",
         sparsemax_loss,
         SparsemaxLoss,
+        partial(reference, map=SPARSEMAX),
         map="sparsemax",
         zero_at_target=True,
         row_form=RowForm(one_map("sparsemax"), fenchel=True),

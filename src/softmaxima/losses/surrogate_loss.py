@@ -15,7 +15,12 @@ from softmaxima.core.contract import AnyMap
 from softmaxima.core.envelope import envelope
 from softmaxima.core.rows import without_mask
 from softmaxima.losses._classification import Batch, Loss, losses_given, prepare, register
-from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map
+from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map, with_params
+
+
+def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
+    found, values = with_params("surrogate_loss", map, params)
+    return ((found.reference(z.detach(), **values) - y) * z).sum(-1)
 
 
 def surrogate_loss(
@@ -81,6 +86,7 @@ register(
         "surrogate_loss",
         surrogate_loss,
         SurrogateLoss,
+        reference,
         examples=({"map": "softmax"}, {"map": "sparsemax"}, {"map": "taylor_softmax"}),
         nonnegative=False,
     )

@@ -28,8 +28,8 @@ from softmaxima.lse.quantized import quantized_logsumexp, quantized_softmax
 from softmaxima.lse.robust import median_of_means_logsumexp, robust_interval, trimmed_logsumexp, winsorized_logsumexp
 from softmaxima.lse.scipy_logsumexp import scipy_logsumexp
 from softmaxima.lse.softplus import inverse_softplus, softplus
-from softmaxima.lse.streams.files import file_logsumexp
-from softmaxima.lse.streams.state import LogSumExpState, sequence_logsumexp, streaming_logsumexp
+from softmaxima.lse.streaming import sequence_logsumexp, streaming_logsumexp
+from softmaxima.streams import LogSumExpState, file_logsumexp
 
 __all__ = [
     "Estimate",

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_number, check_positive
+from softmaxima.core.arguments import Array
+from softmaxima.core.numbers import check_number, check_positive
 from softmaxima.core.temperature import anchored
 from softmaxima.lse._scores import scores_last
 from softmaxima.lse.logsumexp import logsumexp

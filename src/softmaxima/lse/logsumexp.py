@@ -19,10 +19,8 @@ from softmaxima.core.arguments import (
     Array,
     as_floating,
     as_tensor,
-    check_choice,
+    broadcasts,
     check_dim,
-    check_flag,
-    check_positive,
     check_scores,
     check_temperature,
     check_where,
@@ -31,6 +29,7 @@ from softmaxima.core.arguments import (
 from softmaxima.core.envelope import envelope
 from softmaxima.core.fused import Composite, Native, fused, is_fusible
 from softmaxima.core.monoid import log_sum
+from softmaxima.core.numbers import check_choice, check_flag, check_positive
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.routing import is_plain, kernels
 from softmaxima.core.rows import normalise_exp
@@ -115,14 +114,15 @@ def logsumexp(
     >>> sm.logsumexp(torch.tensor([1.0, 2.0]), weights=torch.tensor([1.0, -1.0]), return_sign=True)
     (tensor(1.5413), tensor(-1.))
     """
-    if weights is None and not return_sign and precision == "native" and is_plain(x, dim, temperature, where):
+    plain = weights is None and return_sign is False and isinstance(keepdim, bool) and precision == "native"
+    if plain and is_plain(x, dim, temperature, where):
         if x.requires_grad and torch.is_grad_enabled():  # type: ignore[union-attr]
             value = fused(*_evaluations(temperature, None), x)  # type: ignore[arg-type]
         else:
             value, _ = native.logsumexp(x, temperature, None, wide=False)  # type: ignore[arg-type]
         return value.unsqueeze(-1) if keepdim else value
     check_choice("logsumexp", "precision", precision, get_args(Precision))
-    keepdim, return_sign = check_flag("logsumexp", "keepdim", keepdim), check_flag("logsumexp", "return_sign", return_sign)
+    return_sign = check_flag("logsumexp", "return_sign", return_sign)
     rows, tau, mask, factors, shape = prepare("logsumexp", x, dim, keepdim, where, temperature, weights)
     if precision == "compensated":
         check_real("logsumexp", rows, "precision='native' takes complex scores")
@@ -140,6 +140,7 @@ def prepare(
     name: str, x: Any, dim: int | Sequence[int], keepdim: bool, where: Any, temperature: Any, weights: Any = None
 ) -> tuple[Tensor, float | Tensor, Tensor | None, Tensor | None, list[int]]:
     """(x, τ, mask, weights, all validated and with the axes `dim` as one, last; the shape of the result)."""
+    keepdim = check_flag(name, "keepdim", keepdim)
     scores = as_floating(name, x)
     factors = None if weights is None else check_weights(name, weights, scores)
     scores = _promoted(name, scores, factors)
@@ -168,8 +169,7 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor:
     factors = as_tensor(name, "weights", weights)
     if factors.dtype == torch.bool:
         raise TypeError(f"{name}: weights must be numbers, got {factors.dtype}; leave scores out by where")
-    shape = sizes(x) if x.ndim else (1,)
-    if factors.ndim > len(shape) or any(b not in (1, n) for b, n in zip(reversed(sizes(factors)), reversed(shape), strict=False)):
+    if not broadcasts(factors, sizes(x) if x.ndim else (1,)):
         raise ValueError(f"{name}: weights must broadcast to the scores' shape {tuple(x.shape)}, got {tuple(factors.shape)}")
     return factors
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.double_double import two_product
+from softmaxima.core.error_free import two_product
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
 from softmaxima.lse._scores import scores_last
@@ -51,7 +51,8 @@ def multimodal_logsumexp(
     """
     name = "multimodal_logsumexp"
     if isinstance(scores, (Tensor, np.ndarray)) or not isinstance(scores, Sequence) or not scores:
-        raise TypeError(f"{name}: scores must be a list with at least one tensor or array a modality, got {type(scores).__name__}")
+        kind = "an empty one" if isinstance(scores, Sequence) else f"{type(scores).__name__}; a single modality is [x]"
+        raise TypeError(f"{name}: scores must be a list with at least one tensor or array a modality, got {kind}")
     taus = _one_each(name, "temperatures", temperatures, len(scores))
     masks = [None] * len(scores) if where is None else _one_each(name, "where", where, len(scores))
     if len({isinstance(x, Tensor) for x in scores}) > 1:

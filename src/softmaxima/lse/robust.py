@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_choice, check_count, check_number, like_input
+from softmaxima.core.arguments import Array, like_input
+from softmaxima.core.numbers import check_choice, check_count, check_flag, check_number
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.rows import row_maximum
 from softmaxima.core.temperature import anchored_at
@@ -135,6 +136,7 @@ def median_of_means_logsumexp(
     *,
     temperature: float | Array = 1.0,
     where: Array | None = None,
+    shuffle: bool = False,
     generator: Randomness = None,
 ) -> Array:
     """The logarithm of n times the median over blocks of the block's mean of exp(x/τ), in nats.
@@ -151,8 +153,8 @@ def median_of_means_logsumexp(
     Args:
         x, dim, temperature, where: as for `trimmed_logsumexp`.
         blocks: B ≥ 1, at most n. The i-th of the scores that are not left out belongs to block i mod B. 1 gives logsumexp.
-        generator: torch's, NumPy's or a seed. If given, scores are shuffled, all rows alike; then the order in which they came
-            does not matter.
+        shuffle: shuffle the scores before, all rows alike; then the order in which they came does not matter.
+        generator: of the shuffle: torch's, NumPy's or a seed from 0 to 2⁶⁴ − 1; None: torch's default one.
 
     Returns:
         x's array kind and dtype, without `dim`. Of an even number of blocks the median is the mean of the middle two means. −∞ for
@@ -169,14 +171,17 @@ def median_of_means_logsumexp(
     np.float64(1.791759)
     """
     name = "median_of_means_logsumexp"
-    blocks = check_count(name, "blocks", blocks)
+    blocks, shuffle = check_count(name, "blocks", blocks), check_flag(name, "shuffle", shuffle)
     rows, tau, finish = scores_last(name, x, dim, temperature, where)
     n = rows.shape[-1]
     if blocks > max(n, 1):
         raise ValueError(f"{name}: blocks must be at most the number of scores, {n}, got {blocks}")
-    draws = as_torch_generator(name, generator)
-    if draws is not None:
-        rows = rows[..., torch.randperm(n, generator=draws, device=draws.device).to(rows.device)]
+    if generator is not None and not shuffle:
+        raise ValueError(f"{name}: generator draws the order of a shuffle; pass shuffle=True, or leave it out")
+    if shuffle:
+        draws = as_torch_generator(name, generator)
+        device = None if draws is None else draws.device
+        rows = rows[..., torch.randperm(n, generator=draws, device=device).to(rows.device)]
     absent = rows == -math.inf
     rows = rows.gather(-1, absent.to(torch.uint8).sort(dim=-1, stable=True).indices)  # what is left out comes last, in no block
     count = (~absent).sum(-1, keepdim=True)

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.arguments import TEMPERATURE, check_axis, check_value
+from softmaxima.core.arguments import check_value
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.modules import OptionsModule
+from softmaxima.core.numbers import TEMPERATURE, check_axis
 
 
 class MapModule(OptionsModule):

@@ -88,20 +88,27 @@ def _per_beta(values: Tensor, alpha: float | Tensor) -> Tensor:
     return values / beta.masked_fill(beta == 0, math.inf)
 
 
-def sensitivity(p: Tensor, z: None, alpha: float | Tensor) -> Centred:
-    wide = p.double()  # for large α the rounding of log p counts α times
+def _in_double(p: Tensor, z: Tensor | None, alpha: float | Tensor) -> Tensor:
+    """p in double, from its scores: for large α the rounding of p counts α times."""
+    if p.dtype == torch.float64 or z is None:
+        return p
+    return torch.where(p == 0, 0.0, NORMMAX(z.double(), alpha=alpha))
+
+
+def sensitivity(p: Tensor, z: Tensor | None, alpha: float | Tensor) -> Centred:
+    wide = _in_double(p, z, alpha).double()
     log_p, _, log_sum = _log_powers(wide, alpha)
     slopes = ((2 - alpha) * log_p + (alpha - 1) / alpha * log_sum).exp()  # u^{2−α} ‖p‖
     return Centred(_per_beta(torch.where(wide > 0, slopes, 0.0), alpha), wide / total(wide))
 
 
 def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
-    wide = p.double()
+    wide = _in_double(p, z, alpha)
     log_p, powers, log_sum = _log_powers(wide, alpha)
     log_norm = log_sum / alpha
     log_u = log_p - log_norm
     mean_log = ((powers - log_sum).exp() * log_u).sum(-1, keepdim=True)  # Σ u^α log u
-    slopes = sensitivity(p, None, alpha).s * mean_log * log_norm.exp() / alpha - _per_beta(wide * log_u, alpha)  # ‖p‖ ∂u/∂α
+    slopes = sensitivity(wide, None, alpha).s * mean_log * log_norm.exp() / alpha - _per_beta(wide * log_u, alpha)  # ‖p‖ ∂u/∂α
     return (slopes - wide / total(wide) * slopes.sum(-1, keepdim=True)).to(p.dtype)
 
 
@@ -138,6 +145,7 @@ NORMMAX = register(
         ),
         properties=Properties(sparse=True, additive_regulariser=False),
         cost=Cost(reads=2),
+        uses_scores=True,
         kernel=Kernel("normmax", "normmax_backward"),
         blocks=thresholded(forward, norm),
         formula="u_i / Σ u_j, u = relu(x − λ)^{1/(α−1)}, Σ u_j^α = 1",

@@ -13,7 +13,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Part, additive
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.routing import is_plain
-from softmaxima.core.rows import without_mask
+from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
 from softmaxima.kernels.native import Kernel, Theta
 from softmaxima.maps._module import MapModule
@@ -25,19 +25,21 @@ def reference(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.where(mass == 0, 0.0, y / mass)
 
 
-FAST = (torch.sigmoid, torch.square, torch.nn.functional.softplus)  # that the kernel knows, in its order
+FAST = (torch.sigmoid, torch.square, torch.nn.functional.softplus, torch.exp, torch.relu)  # that the kernel knows, in its order
 
 
 def theta(f: Callable[[Tensor], Tensor]) -> Theta | None:
     return next(((float(i),) for i, known in enumerate(FAST) if f is known), None)
 
 
+EXPONENTIAL = (torch.sigmoid, torch.nn.functional.softplus, torch.exp)  # e^z far below 0
 MODERATE = 40.0  # exp(2 · 40) is a number in float32
 VANISHING = 2.0**-24  # of Σ f: above, what vanished in float32 has a probability of less than 1e-30
 
 
-def careful(z: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """(f, …) = evaluate(z), 0 at a mask, and Σ f of each row; in float64 where f may overflow or vanish in a narrower dtype.
+def careful(z: Tensor, f: Callable[[Tensor], Tensor], evaluate: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """(f, …) = evaluate(z), 0 at a mask, and Σ f of each row, but for a factor that they share; in float64 where f may overflow or
+    vanish in a narrower dtype. What follows f is its slope.
 
     Two looks at the scores cost less than masking them where there is nothing to mask.
     """
@@ -50,7 +52,15 @@ def careful(z: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, ...]]) -> tupl
             if float(lowest) >= VANISHING and float(highest) < math.inf:
                 return (*values, mass)
     masked, infinite = z == -math.inf, z == math.inf
-    values = tuple(v.masked_fill(masked, 0.0) for v in evaluate(without_mask(z.float() if is_exporting_to_onnx() else z.double())))
+    wide = without_mask(z.float() if is_exporting_to_onnx() else z.double())
+    if any(f is known for known in EXPONENTIAL):  # below −40, f and its slope are e^z to all digits, and e^z = e^top e^{z − top}
+        top = row_maximum(wide.masked_fill(masked, -math.inf)).detach()
+        remote = top < (math.inf if f is torch.exp else -MODERATE)
+        relative = (wide - top.masked_fill(top.isinf(), 0.0)).exp()
+        values = tuple(torch.where(remote, relative, v) for v in evaluate(wide.masked_fill(remote, 0.0)))
+    else:
+        values = evaluate(wide)
+    values = tuple(v.masked_fill(masked, 0.0) for v in values)
     y = values[0].masked_fill(infinite, math.nan)  # as every map, also where f is bounded
     return y, *values[1:], y.sum(-1, keepdim=True)
 
@@ -74,7 +84,7 @@ def checked(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 
 def forward(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    y, mass = careful(z, lambda scores: (checked(f, scores),))
+    y, mass = careful(z, f, lambda scores: (checked(f, scores),))
     return divide(not_negative(y), mass).to(z.dtype)
 
 
@@ -89,7 +99,7 @@ def sensitivity(p: Tensor, z: Tensor, f: Callable[[Tensor], Tensor]) -> tuple[Te
         y, pull_back = torch.func.vjp(lambda z: checked(f, z), scores)[:2]
         return y, pull_back(torch.ones_like(y))[0]
 
-    _, slope, mass = careful(z, evaluate)
+    _, slope, mass = careful(z, f, evaluate)
     return divide(slope, mass).to(z.dtype), p
 
 
@@ -110,7 +120,7 @@ PROPORTIONAL = register(
             Parameter(
                 name="f",
                 default=torch.sigmoid,
-                examples=FAST,
+                examples=FAST[:3],
                 valid=callable,
                 domain="a function from a tensor to a non-negative tensor of its shape, elementwise",
                 kind=object,
@@ -140,12 +150,14 @@ def proportional(
     Args:
         f: an elementwise function of a tensor, differentiable by torch and nowhere negative: torch.sigmoid, torch.square,
             torch.nn.functional.softplus, … It gets float64, or x as it is (half precision as float32) where no
-            value can overflow or vanish. Another shape raises ValueError, and anything but a floating-point tensor TypeError; a
-            negative value raises ValueError (on the CPU, outside torch.compile).
+            value can overflow or vanish, and where τ is not 1 x/τ rounded to float64. Another shape raises ValueError, and anything
+            but a floating-point tensor TypeError; a negative value raises ValueError (on the CPU, outside torch.compile).
         x, dim, temperature, where: as for `softmax`.
 
-    A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Cost: of the three
-    functions named above two reads and one write; of others four reads and one write, and f.
+    A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Of torch.sigmoid,
+    torch.square, torch.nn.functional.softplus, torch.exp and torch.relu p is within 5 ulp on the CPU, whatever τ is (and above
+    1e-30), also where f of a whole row is below or above all numbers. Cost: of these five two reads and one write; of others four
+    reads and one write, and f.
 
     >>> import numpy as np, torch, softmaxima as sm
     >>> sm.proportional(np.array([3.0, 1.0, 0.0]), f=torch.square)
@@ -159,6 +171,9 @@ def proportional(
         and callable(f)
     ):
         return forward(x, f)  # type: ignore[arg-type,return-value]  # which torch differentiates without evaluating f again
+    if callable(dim):
+        function = getattr(dim, "__name__", dim)
+        raise TypeError(f"proportional: dim must be an int, got the function {function}; pass it by name: f={function}")
     return PROPORTIONAL(x, dim, f=f, temperature=temperature, where=where)
 
 

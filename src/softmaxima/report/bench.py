@@ -13,6 +13,7 @@ from softmaxima.bench.peers import OUR_CPU, PARTIAL_SORT
 from softmaxima.bench.plan import OVERHEAD_SCORES
 from softmaxima.bench.results import Benchmark, Ground, Overhead, Row
 from softmaxima.bench.subjects import DIRECTIONS
+from softmaxima.report.markdown import table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,7 +51,11 @@ def _heading(benchmark: Benchmark, ground: Ground) -> str:
 
 
 def _milliseconds(row: Row) -> str:
-    return number(1000 * row.timing.seconds) if row.timing is not None else "wrong" if row.verdict == "wrong" else "not reached"
+    return _untimed(row) if row.timing is None else number(1000 * row.timing.seconds)
+
+
+def _untimed(row: Row) -> str:
+    return "not reached" if row.verdict == "right" else row.verdict
 
 
 def _ratio_column(label: str) -> Column:
@@ -237,22 +242,21 @@ def markdown_table(benchmark: Benchmark, chosen: Sequence[tuple[str, str, str | 
     """The ratios of the chosen rows over the shapes."""
     grounds, measured = _of_first_dtype(benchmark)
     shapes, scores = [ground.shape for ground in grounds], {ground.shape: ground.scores for ground in grounds}
-    head = ["times as fast as", "", *(shape.replace("x", " × ") for shape in shapes)]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * len(shapes)]
+    lines = []
     for name, direction, label in chosen:
         title = next((row.title for row in measured if (row.name, row.direction) == (name, direction)), "")
         rows = {row.shape: row for row in measured if (row.title, row.direction) == (title, direction)}
         cells = [_cell(rows[shape], label, scores[shape]) if shape in rows else "" for shape in shapes]
         if any(cells):
             what = f"`{title}`" + (" and its gradient" if direction == "forward+backward" else "")
-            lines.append("| " + " | ".join([what, label or "", *cells]) + " |")
-    return "\n".join(lines)
+            lines.append([what, label or "", *cells])
+    return table(["times as fast as", "", *(shape.replace("x", " × ") for shape in shapes)], lines, left=(0, 1))
 
 
 def _cell(row: Row, label: str | None, scores: int) -> str:
     if label is not None:
         return ratio(row, label)
-    return "wrong" if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
+    return _untimed(row) if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
 
 
 def made_with(benchmark: Benchmark) -> str:
@@ -262,7 +266,8 @@ def made_with(benchmark: Benchmark) -> str:
     machine = f"{benchmark.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
     if "device" in benchmark.machine:
         machine = f"{benchmark.machine['device']}, {machine}"
-    return f"{benchmark.date}, commit {benchmark.commit}, {machine}, {' and '.join(benchmark.dtypes)}, {versions}"
+    commit = "" if benchmark.commit is None else f", commit {benchmark.commit}"
+    return f"{benchmark.date}{commit}, {machine}, {' and '.join(benchmark.dtypes)}, {versions}"
 
 
 # Okabe and Ito's colours, from few scores to many.

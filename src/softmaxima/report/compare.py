@@ -14,11 +14,11 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from softmaxima.core.writing import write_text
+from softmaxima.core.writing import finite, write_text
 from softmaxima.experiments.compare import BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import difference, interval, listed
-from softmaxima.experiments.saved import as_csv, as_text, finite
+from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.report.compare_figures import Figure, figures
 
 # The table ----------------------------------------------------------------------------------------------------------------

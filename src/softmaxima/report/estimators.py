@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from softmaxima.experiments.estimators import MAXIMUM_KNOWN, Timing, Work
+from softmaxima.report.markdown import table
 from softmaxima.report.signed_log import axis, signed_log
 
 if TYPE_CHECKING:
@@ -26,24 +27,20 @@ CAPTION = (
 
 
 TIMES_CAPTION = (
-    "N(0, 1) scores in float32. The fastest of 7 runs in turns, on one thread, summing (`logsumexp`, of a file `file_logsumexp`, "
-    "of inner products with the product) and estimating. A file on disk was dropped from the page cache before each."
+    "N(0, 1) scores in float32. Medians of 7 runs in turns, on one thread, summing (`logsumexp`, of a file that is mapped into "
+    "memory, of inner products with the product) and estimating. A file on disk was dropped from the page cache before each."
 )
 
 
 def times_table(timings: Sequence[Timing]) -> str:
     """What a sum and an estimate take, a line a source and target."""
-    lines = [
-        "| source | scores | target | sum | estimate | scores read | certificate | error |",
-        "|---|---:|---:|---:|---:|---:|---|---:|",
-    ]
+    lines = []
     for each in timings:
         cells = [each.source, f"{each.scores:.0e}".replace("e+0", "e"), f"{each.target:g}"]
         cells += [f"{1e3 * seconds:.3g} ms" for seconds in (each.summed, each.estimated)]
-        lines.append(
-            "| " + " | ".join([*cells, f"{each.evaluations:.2g}".replace("e+0", "e"), each.certificate, f"{each.error:.0e}"]) + " |"
-        )
-    return "\n".join(lines)
+        lines.append([*cells, f"{each.evaluations:.2g}".replace("e+0", "e"), each.certificate, f"{each.error:.0e}"])
+    head = ["source", "scores", "target", "sum", "estimate", "scores read", "certificate", "error"]
+    return table(head, lines, left=(0, head.index("certificate")))
 
 
 def certificate(work: Work) -> str:
@@ -54,7 +51,7 @@ def certificate(work: Work) -> str:
 def coverage_table(works: Sequence[Work]) -> str:
     """How many intervals hold the truth, of those with an upper end, over all runs: a line a source, a column a method."""
     methods = [method for method in COLOURS if any(work.method == method for work in works)]
-    lines = ["| source | " + " | ".join(methods) + " |", "|---" + "|---:" * len(methods) + "|"]
+    lines = []
     for source in dict.fromkeys(work.source for work in works):
         cells = []
         for method in methods:
@@ -62,8 +59,8 @@ def coverage_table(works: Sequence[Work]) -> str:
             runs, bounded = sum(sum(work.certificates.values()) for work in of), sum(work.bounded for work in of)
             held = f"{sum(work.held for work in of)} of {bounded}" if bounded else "none"
             cells.append(f"{held}, {runs - bounded} open" if bounded < runs else held if runs else "")
-        lines.append(f"| {source} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([source, *cells])
+    return table(["source", *methods], lines)
 
 
 def picture(works: Sequence[Work]) -> go.Figure:

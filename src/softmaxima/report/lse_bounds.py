@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from softmaxima.experiments.lse_bounds import CLAIMED, SIZES, Placed, Result, Sparsity
 from softmaxima.report.bench import number
+from softmaxima.report.markdown import table
 from softmaxima.report.signed_log import axis, signed_log
 
 if TYPE_CHECKING:
@@ -27,12 +28,11 @@ SPARSITY_CAPTION = (
 def narrowing_table(result: Result) -> str:
     """By how much each bound narrows log n: a line for each kind of rows, the median over rows and the least of them."""
     bounds = list(dict.fromkeys(each.bound for each in result.narrowings))
-    lines = ["| rows | n | " + " | ".join(f"{bound}, %" for bound in bounds) + " |", "|---|---:" + "|---:" * len(bounds) + "|"]
+    lines = []
     for rows, n in dict.fromkeys((each.rows, each.n) for each in result.narrowings):
         of = {each.bound: each for each in result.narrowings if (each.rows, each.n) == (rows, n)}
-        cells = [f"{100 * of[bound].narrowing:.1f} ({100 * of[bound].worst:.1f})" for bound in bounds]
-        lines.append(f"| {rows} | {n} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([rows, str(n), *(f"{100 * of[bound].narrowing:.1f} ({100 * of[bound].worst:.1f})" for bound in bounds)])
+    return table(["rows", "n", *(f"{bound}, %" for bound in bounds)], lines)
 
 
 def verdict(result: Result) -> str:
@@ -49,15 +49,15 @@ def sparsity_table(found: Sequence[Sparsity]) -> str:
     """The share of exponentials, the certified error and the speed for each kind of rows and ε."""
     epsilons = list(dict.fromkeys(each.eps for each in found))
     head = ["rows", "n", *(f"ε = {eps:.0e}".replace("e-0", "e-") for eps in epsilons)]
-    lines = ["| " + " | ".join(head) + " |", "|---|---:" + "|---:" * len(epsilons) + "|"]
+    lines = []
     for rows, n in dict.fromkeys((each.rows, each.n) for each in found):
         of = {each.eps: each for each in found if (each.rows, each.n) == (rows, n)}
         cells = [
             f"{100 * each.evaluated:.1f} %, {each.width:.0e}, {number(each.speed, digits=2)}×"
             for each in map(of.__getitem__, epsilons)
         ]
-        lines.append(f"| {rows} | {n} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([rows, str(n), *cells])
+    return table(head, lines)
 
 
 def picture(found: Sequence[Placed]) -> go.Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from softmaxima.experiments.precision import METHODS, Precision
+from softmaxima.report.markdown import table
 
 CAPTION = (
     "Error in units in the last place of the result's dtype, against mpmath with 60 digits; half is the best there is. "
@@ -12,12 +13,11 @@ CAPTION = (
 
 def markdown_table(precision: Precision) -> str:
     """A line for each row of the experiment, a column for each method."""
-    head = ["scores", "dtype", "LSE", *METHODS]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|---:" + "|---:" * len(METHODS) + "|"]
-    for result in precision.results:
-        cells = [result.title, result.dtype, f"{result.exact:.6g}", *(cell(result.ulps[method]) for method in METHODS)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = (
+        [result.title, result.dtype, f"{result.exact:.6g}", *(cell(result.ulps[method]) for method in METHODS)]
+        for result in precision.results
+    )
+    return table(["scores", "dtype", "LSE", *METHODS], rows, left=(0, 1))
 
 
 def cell(ulps: float | None) -> str:

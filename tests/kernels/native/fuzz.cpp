@@ -1,7 +1,7 @@
 // Random calls of every kernel, for sanitizers to watch: every array has just the size that the interface says, and every call has
 // a thread and so a scratch of its own. What comes out is held to little: it is written, and the same whatever was there before and
-// whatever the number of threads; probabilities are in [0, 1] and sum to at most 1; NaN comes of NaN alone, or of +∞. The values
-// are the business of test_kernels.py.
+// whatever the number of threads; probabilities are in [0, 1] and sum to at most what the map says; NaN comes of NaN alone, or of
+// +∞. The values are the business of test_kernels.py.
 
 #include <algorithm>
 #include <cmath>
@@ -31,6 +31,23 @@ namespace v4 {
 #undef SOFTMAXIMA_KERNEL
 
 namespace {
+
+// What a map gives one of its kernels, by its own word.
+struct Point {
+    std::vector<double> theta;
+    double mass;  // the most that Σp is, +∞ where p are logarithms
+};
+
+struct Example {
+    std::string kernel;
+    bool learns;  // θ may be one a row
+    bool shift_invariant;
+    std::vector<Point> points;
+};
+
+const std::vector<Example> EXAMPLES = {
+#include "examples.inc"
+};
 
 template <class Call>
 struct Kernel {
@@ -124,13 +141,12 @@ uint64_t hard_bits(int64_t dtype) {
     return choose<uint64_t>({infinity, infinity + 1, sign | (infinity + 1), sign | (infinity + 3), ~uint64_t(0), 1, sign | 1, sign, infinity - 1});
 }
 
-constexpr size_t MOST_PARAMETERS = 8;  // that a kernel may read of a row
-
 struct Problem {
     int64_t dtype = below(4), outer, n, inner, stride;
     Bytes x, mask;
-    std::vector<double> taus, theta = std::vector<double>(MOST_PARAMETERS);
+    std::vector<double> taus, theta, masses;
     int64_t distance = 0;
+    bool shift_invariant = true;
     std::vector<int64_t> blocks;
     double tau = choose({1.0, 1.0, 0.25, 7.0, 1e-307, 1e-30, 1e308});
     bool hard = chance(0.3);
@@ -177,11 +193,35 @@ struct Problem {
                 stride,
                 tau,
                 taus.empty() ? nullptr : taus.data(),
-                theta.data(),
+                theta.empty() ? nullptr : theta.data(),
                 distance,
                 mask.empty() ? nullptr : mask.data(),
                 blocks.empty() ? nullptr : blocks.data()};
     }
+
+    // θ of a map that has this kernel, the same for all rows or one a row; a kernel of no map has none, and no probabilities.
+    void choose_theta(const std::string& kernel) {
+        std::vector<const Example*> found;
+        for (const Example& example : EXAMPLES)
+            if (example.kernel == kernel) found.push_back(&example);
+        masses.assign(size_t(rows_count()), INFINITY);
+        if (found.empty()) return;
+        const Example& example = *found[size_t(below(int64_t(found.size())))];
+        const auto point = [&] { return example.points[size_t(below(int64_t(example.points.size())))]; };
+        const Point shared = point();
+        const bool one_a_row = example.learns && chance(0.5);
+        shift_invariant = example.shift_invariant;
+        theta = one_a_row ? std::vector<double>() : shared.theta;
+        distance = one_a_row ? int64_t(shared.theta.size()) : 0;
+        for (double& mass : masses) {
+            const Point own = one_a_row ? point() : shared;
+            if (one_a_row) theta.insert(theta.end(), own.theta.begin(), own.theta.end());
+            mass = own.mass;
+        }
+    }
+
+    // Whether NaN can come of NaN and +∞ alone. Maps that know where 0 is compute with x/τ itself, which may be beyond all numbers.
+    bool has_numbers() const { return !hard && (shift_invariant || !taus.empty() || tau > 1e-10); }
 
     Bytes random_numbers(int64_t count, double scale) const {
         Bytes bytes(size_t(count * SIZE[dtype]));
@@ -211,43 +251,25 @@ void twice(const std::string& name, const Problem& problem, std::vector<Bytes>& 
     if (problem.n < 16 * 1024 && outputs != first) fail(name, problem, "depends on what was there or on threads");
 }
 
-double theta_of(const std::string& name, const Problem& problem) {
-    if (name.find("entmax") == 0) return choose({1.0, 1.05, 1.5, 1.9, 2.0, 2.5});
-    if (name.find("elastic") == 0) return choose<double>({0.0, -5.0, 7.0, -INFINITY});
-    if (name.find("rectified") == 0) return double(below(2));
-    if (name.find("normmax") == 0) return choose({1.01, 1.5, 2.0, 30.0});
-    if (name.find("budget") == 0) return choose({0.01, 1.0, 2.5, 100.0});
-    if (name.find("proportional") == 0) return double(below(3));
-    if (name.find("taylor") == 0) return choose({2.0, 4.0, 20.0});
-    if (name.find("topk") == 0) return double(1 + below(problem.n + 3));
-    if (name.find("topp") == 0) return choose({0.1, 0.5, 0.999, 1.0});
-    return 0;
-}
-
 void check_probabilities(const std::string& name, const Problem& problem, const Bytes& p) {
     for (int64_t o = 0; o < problem.outer; ++o)
         for (int64_t j = 0; j < problem.inner; ++j) {
             double sum = 0;
             for (int64_t i = 0; i < problem.n; ++i) {
                 const double value = get(p, problem.dtype, (o * problem.n + i) * problem.inner + j);
-                const bool unbounded = name == "proportional";  // of x/τ, which may be beyond all numbers
-                if (value != value && !problem.hard && !unbounded) fail(name, problem, "is NaN");
+                if (value != value && problem.has_numbers()) fail(name, problem, "is NaN");
                 if (value < 0 || value > 1) fail(name, problem, "is no probability");
                 sum += value;
             }
-            const double mass = name == "budget_sparsemax" ? problem.theta[0] : 1;
-            if (sum > mass * (1 + 0.004 * double(problem.n))) fail(name, problem, "sums to more than 1");
+            const double mass = problem.masses[size_t(o * problem.inner + j)];
+            if (sum > mass * (1 + 0.004 * double(problem.n))) fail(name, problem, "sums to more than the map says");
         }
 }
 
 void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
     Problem problem(long_row);
     const bool one_a_row = kernel.name == "logsumexp" || kernel.name == "log_mean_exp", cumulative = kernel.name == "logcumsumexp";
-    if ((kernel.name == "entmax" || kernel.name == "elastic_softmax") && chance(0.5)) {
-        problem.theta.resize(size_t(problem.rows_count()));
-        problem.distance = 1;
-    }
-    for (double& each : problem.theta) each = theta_of(kernel.name, problem);
+    problem.choose_theta(kernel.name);
     std::vector<Bytes> outputs(2);
     outputs[0].resize(size_t((one_a_row ? problem.rows_count() : problem.scores()) * SIZE[problem.dtype]));
     outputs[1].resize(size_t(kernel.name == "logsumexp" ? problem.rows_count() * 16 : cumulative ? problem.scores() * 16 : 0));
@@ -255,14 +277,14 @@ void call_forward(const Kernel<SoftmaximaForward>& kernel, bool long_row) {
         const SoftmaximaForward call = {problem.rows(threads), outputs[0].data(), outputs[1].empty() ? nullptr : reinterpret_cast<double*>(outputs[1].data())};
         return kernel.run(&call);
     });
-    if (!one_a_row && !cumulative && kernel.name != "log_softmax") check_probabilities(kernel.name, problem, outputs[0]);
+    if (!problem.masses.empty() && problem.masses[0] < INFINITY) check_probabilities(kernel.name, problem, outputs[0]);
 }
 
 void call_backward(const Kernel<SoftmaximaBackward>& kernel) {
     Problem problem(false);
     const bool logsumexp = kernel.name == "logsumexp_backward", cumulative = kernel.name == "logcumsumexp_backward";
     if (!logsumexp && !cumulative && !problem.contiguous()) return;
-    problem.theta.assign(MOST_PARAMETERS, theta_of(kernel.name, problem));
+    problem.choose_theta(kernel.name);
     const Bytes p = problem.random_numbers(logsumexp || cumulative ? 0 : problem.scores(), 0.3);
     const Bytes g = problem.random_numbers(logsumexp ? problem.rows_count() : problem.scores(), 1.0);
     std::vector<double> states(size_t(2 * (logsumexp ? problem.rows_count() : cumulative ? problem.scores() : 0)));
@@ -281,7 +303,7 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     problem.blocks.clear();
     problem.taus.clear();
     problem.tau = 1;
-    problem.theta.assign(MOST_PARAMETERS, theta_of(name, problem));
+    problem.choose_theta(name);
     const double smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
     const bool hard = chance(0.6), with_gradient = chance(0.7), weighted = chance(0.5), fenchel = chance(0.7);
     std::vector<int64_t> labels(size_t(hard ? problem.rows_count() : 0));
@@ -452,6 +474,7 @@ void call_quantized(const Kernel<SoftmaximaQuantized>& kernel, bool long_row) {
                                           with_softmax ? outputs[1].data() : nullptr};
         return kernel.run(&call);
     });
+    problem.masses.assign(size_t(problem.rows_count()), 1);
     if (with_softmax) check_probabilities(kernel.name, problem, outputs[1]);
 }
 

@@ -22,7 +22,8 @@ import triton.language as tl
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import (
     INFINITY,
-    LARGEST_BFLOAT16,
+    LARGEST_FLOAT32,
+    LARGEST_FLOAT64,
     RowFunctions,
     divide,
     exp,
@@ -34,7 +35,6 @@ from softmaxima.kernels.triton.rows import (
 )
 from softmaxima.kernels.triton.threshold import Threshold, begin_rows, conjugate_of, finish_rows, level_of, minus
 
-LARGEST_SLOPE = tl.constexpr(2.0**900)
 LARGEST_ORDER = tl.constexpr(1e30)
 
 
@@ -200,9 +200,9 @@ def power_of_ratio(p, reference, beta, offset):
 
 @triton.jit
 def finite(g):
-    """Of a second derivative g may have been beyond its dtype; differences of double have room. NaN stays."""
-    largest: tl.constexpr = LARGEST_SLOPE if g.dtype == tl.float64 else LARGEST_BFLOAT16
-    return tl.where(g > largest, largest, tl.where(g < -largest, -largest, g))
+    """g/4, of which differences have room; of a second derivative it may have been beyond its dtype. NaN stays."""
+    largest: tl.constexpr = LARGEST_FLOAT64 if g.dtype == tl.float64 else LARGEST_FLOAT32
+    return tl.where(g > largest, largest, tl.where(g < -largest, -largest, g)) * 0.25
 
 
 @triton.jit
@@ -220,9 +220,9 @@ def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     reference = tl.where(there, tl.abs(second), 1.0)
     weight = power_of_ratio(tl.where(is_first & is_alone, 0.0, p), reference, beta, tl.zeros_like(reference))
     total = row_sum(weight.to(tl.float64)) - tl.where(is_alone | (first == INFINITY), 0.0, 1.0)
-    moved = row_sum(tl.where(weight == 0.0, 0.0, weight * (g - first_g)).to(tl.float64))
+    shares = weight.to(tl.float64) / tl.where(there, total, 1.0)  # before the product, which may be beyond double
+    mean = row_sum(tl.where(weight == 0.0, 0.0, shares * (g - first_g)))
     others = log_sensitivity(tl.where(there, reference, 0.0), beta) + tl.log(tl.where(there, total, 1.0))
-    mean = moved / tl.where(there, total, 1.0)
     return tl.where(first < INFINITY, tl.abs(first), 0.0), tl.where(first < INFINITY, first_g, 0.0), others, mean
 
 
@@ -246,9 +246,9 @@ def merge_backward(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     itself = tl.where(is_alone | (first == INFINITY), 0.0, tl.exp(tl.minimum(log_sensitivity(tl.abs(first), beta) - largest, 0.0)))
     total = row_sum(of_own) + row_sum(of_others) - itself
     total = tl.where(there, total, 1.0)
-    moved = row_sum(of_own * shift) + row_sum(tl.where(of_others == 0.0, 0.0, of_others * (d + shift)))
+    mean = row_sum(of_own / total * shift) + row_sum(tl.where(of_others == 0.0, 0.0, of_others / total * (d + shift)))
     first = tl.where(first < INFINITY, tl.abs(first), 0.0)
-    return first, first_g, tl.where(there, largest + tl.log(total), -INFINITY), moved / total
+    return first, first_g, tl.where(there, largest + tl.log(total), -INFINITY), mean
 
 
 @triton.jit
@@ -270,7 +270,7 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
     value = tl.where(p == first, weight * (g - first_g) - center.to(p.dtype), own)
     value = tl.where((p == 0.0) | ~there, tl.where(p == p, 0.0, p), value)
     half = tl.exp(tl.minimum(others * 0.5, farthest)).to(p.dtype)
-    return value * half * half
+    return value * half * half * 4.0
 
 
 BACKWARD = RowFunctions(begin_backward, merge_backward, finish_backward, is_derivative=True, wide=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, over, row_sum
+from softmaxima.kernels.triton.rows import INFINITY, SHRINK_FLOAT32, SHRINK_FLOAT64, RowFunctions, add, exp, gap, over, weighed
 from softmaxima.kernels.triton.softmax import begin, log_mass, merge
 
 
@@ -23,13 +23,17 @@ FORWARD = RowFunctions(begin, merge, finish)
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    total = row_sum(tl.where(p == -INFINITY, 0.0, g))
-    return total, tl.zeros_like(total), tl.zeros_like(total), tl.zeros_like(total)
+    total, large = weighed(tl.where(p == -INFINITY, 0.0, 1.0).to(p.dtype), g)
+    return total, large, tl.zeros_like(total), tl.zeros_like(total)
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return tl.where(p == -INFINITY, 0.0, g - exp(p) * a)
+    shrink: tl.constexpr = SHRINK_FLOAT64 if g.dtype == tl.float64 else SHRINK_FLOAT32
+    share = exp(p)
+    plain = g - tl.where(share == 0.0, 0.0, share * a)
+    shrunk = (g * shrink - tl.where(share == 0.0, 0.0, share * (a * shrink + b))) * (1.0 / shrink)
+    return tl.where(p == -INFINITY, 0.0, tl.where(b == 0.0, plain, shrunk))
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

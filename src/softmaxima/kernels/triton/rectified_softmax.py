@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, inverse, over, row_max, row_sum
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, inverse, over, pulled, row_max, row_sum
 from softmaxima.kernels.triton.softmax import begin_backward
 
 
@@ -46,7 +46,7 @@ FORWARD = RowFunctions(begin, merge, finish)
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return tl.where((x < 0.0) | (p == 0.0), 0.0, p * (g - a))
+    return pulled(tl.where(x < 0.0, 0.0, p), g, a, b, tl.full(a.shape, 1.0, a.dtype))
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

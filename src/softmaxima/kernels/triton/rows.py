@@ -35,6 +35,8 @@ LARGEST_FLOAT64 = tl.constexpr(torch.finfo(torch.float64).max)
 LARGEST_FLOAT32 = tl.constexpr(torch.finfo(torch.float32).max)
 LARGEST_BFLOAT16 = tl.constexpr(torch.finfo(torch.bfloat16).max)
 LARGEST_FLOAT16 = tl.constexpr(torch.finfo(torch.float16).max)
+LARGE_FLOAT64, SHRINK_FLOAT64 = tl.constexpr(2.0**900), tl.constexpr(2.0**-100)  # slopes, and what gives sums of them room
+LARGE_FLOAT32, SHRINK_FLOAT32 = tl.constexpr(2.0**100), tl.constexpr(2.0**-24)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOG2_E_LOW = tl.constexpr(1.925963033500e-8)  # LOG2_E less its rounding to float32
 LOG_2 = tl.constexpr(0.6931471805599453)
@@ -133,6 +135,25 @@ def narrowed(value, tau, TEMPERED: tl.constexpr, dtype: tl.constexpr):
     else:
         bound: tl.constexpr = LARGEST_FLOAT16
     return tl.where(quotient > bound, bound, tl.where(quotient < -bound, -bound, quotient))
+
+
+@triton.jit
+def weighed(s, g):
+    """(Σ s g of moderate g, Σ s g of large ones, shrunk); where s is 0, g is not read."""
+    limit: tl.constexpr = LARGE_FLOAT64 if g.dtype == tl.float64 else LARGE_FLOAT32
+    shrink: tl.constexpr = SHRINK_FLOAT64 if g.dtype == tl.float64 else SHRINK_FLOAT32
+    is_large = tl.abs(g) > limit
+    moderate = row_sum(tl.where((s == 0.0) | is_large, 0.0, s * g))
+    return moderate, row_sum(tl.where((s == 0.0) | ~is_large, 0.0, s * (g * shrink)))
+
+
+@triton.jit
+def pulled(s, g, moderate, large, total):
+    """s (g − mean), the mean that of `weighed` over a total; where s is 0 it is 0, whatever g is."""
+    shrink: tl.constexpr = SHRINK_FLOAT64 if g.dtype == tl.float64 else SHRINK_FLOAT32
+    plain = s * (g - divide(moderate, total))
+    shrunk = s * (g * shrink - divide(moderate * shrink + large, total)) * (1.0 / shrink)
+    return tl.where(s == 0.0, 0.0, tl.where(large == 0.0, plain, shrunk))
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,20 @@ import triton
 import triton.language as tl
 
 from softmaxima.kernels.triton.loss import Loss, shannon
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, add, exp, gap, inverse, log1p, over, row_max, row_sum
+from softmaxima.kernels.triton.rows import (
+    INFINITY,
+    RowFunctions,
+    add,
+    exp,
+    gap,
+    inverse,
+    log1p,
+    over,
+    pulled,
+    row_max,
+    row_sum,
+    weighed,
+)
 
 
 @triton.jit
@@ -57,14 +70,13 @@ LOSS = Loss(FORWARD, conjugate, shannon)
 
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    # Where p is 0 the gradient is 0, whatever g is.
-    dot = row_sum(tl.where(p == 0.0, 0.0, p * g))
-    return dot, tl.zeros_like(dot), tl.zeros_like(dot), tl.zeros_like(dot)
+    dot, large = weighed(p, g)
+    return dot, large, tl.zeros_like(dot), tl.zeros_like(dot)
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return tl.where(p == 0.0, 0.0, p * (g - a))
+    return pulled(p, g, a, b, tl.full(a.shape, 1.0, a.dtype))
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

@@ -95,7 +95,7 @@ def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
-    return finish_derivative(sensitivity(p), g, a, b)
+    return finish_derivative(sensitivity(p), g, a, b, c)
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)

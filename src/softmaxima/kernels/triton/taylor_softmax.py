@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, row_max, row_sum
+from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, pulled, row_max, row_sum, weighed
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def merge(is_part, a, b, c, d, theta, tau, TEMPERED: tl.constexpr):
     for _power in range(tl.max(theta[0]).to(tl.int32)):
         mass = mass * ratio
     mass = row_sum(tl.where(is_part, mass, 0.0))
-    return scale, mass, row_sum(tl.where(is_part, c, 0.0)), tl.zeros_like(mass)
+    return scale, mass, row_sum(tl.where(is_part, c, 0.0)), row_sum(tl.where(is_part, d, 0.0))
 
 
 @triton.jit
@@ -80,14 +80,15 @@ FORWARD = RowFunctions(begin, merge, finish)
 @triton.jit
 def begin_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     scale, mass = begin_double(x, theta, tau, TEMPERED)
-    return scale, mass, row_sum(tl.where(p == 0.0, 0.0, p * g)), tl.zeros_like(mass)
+    dot, large = weighed(p, g)
+    return scale, mass, dot, large
 
 
 @triton.jit
 def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     order = tl.max(theta[0]).to(tl.int32)
     slope = polynomial(wide(x, tau, TEMPERED), a.to(tl.float64), order, 1) / tl.where(b == 0.0, 1.0, b).to(tl.float64)
-    return tl.where(slope == 0.0, 0.0, slope * (g - c))
+    return pulled(slope, g, c, d, tl.full(c.shape, 1.0, c.dtype))
 
 
 BACKWARD = RowFunctions(begin_backward, merge, finish_backward, is_derivative=True)

@@ -34,9 +34,9 @@ from softmaxima.kernels.triton.rows import (
     RowFunctions,
     Rows,
     begin_parts,
-    divide,
     gap,
     over,
+    pulled,
     read_number,
     read_parts,
     read_scores,
@@ -44,6 +44,7 @@ from softmaxima.kernels.triton.rows import (
     row_max,
     row_sum,
     warps,
+    weighed,
 )
 
 STEPS = tl.constexpr(96)  # no row takes as many
@@ -178,14 +179,14 @@ def conjugate_of(d, beta, depth):
 
 @triton.jit
 def begin_derivative(s, g):
-    """(Σ s g, Σ s) of a gradient s ⊙ (g − Σ s g / Σ s); where s is 0 it is 0, whatever g is."""
-    total = row_sum(tl.where(s == 0.0, 0.0, s * g))
-    return total, row_sum(s), tl.zeros_like(total), tl.zeros_like(total)
+    """(Σ s g of moderate g, of large ones, Σ s) of a gradient s ⊙ (g − Σ s g / Σ s)."""
+    moderate, large = weighed(s, g)
+    return moderate, large, row_sum(s), tl.zeros_like(moderate)
 
 
 @triton.jit
-def finish_derivative(s, g, a, b):
-    return tl.where(s == 0.0, 0.0, s * (g - divide(a, tl.where(b == 0.0, 1.0, b))))
+def finish_derivative(s, g, a, b, c):
+    return pulled(s, g, a, b, tl.where(c == 0.0, 1.0, c))
 
 
 # Long rows ------------------------------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class Gaps(Maximum, Protocol):
         """The k smallest gaps in order, [..., k]; fewer if there are fewer."""
         ...
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(how many gaps are near, what none of them exceeds, what all others exceed), about delta."""
+    def near(self, gap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(how many gaps are near, what none of them exceeds, what all others exceed), about this gap; None: `usual`."""
         ...
 
     def histogram(self, width: float, reach: float) -> Histogram:
@@ -124,7 +124,7 @@ class GapsOfRows:
         return quotient(self.highest, self.tau)
 
     @property
-    def rounding(self) -> Tensor:
+    def rounding(self) -> Tensor | float:
         return quotient_error(self.highest, self.tau)
 
     @cached_property
@@ -161,13 +161,14 @@ class GapsOfRows:
     def smallest(self, k: int) -> Tensor:
         return gaps_between(self.highest, self.scores.topk(min(k, self.n)).values.double(), self.tau)
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def near(self, gap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        delta = usual(self.count) if gap is None else torch.full_like(self.count, gap)
         # Scores are compared, and not their gaps, of which that of the score nearest to M − Δτ is then what all keep to.
         edge = self.highest - delta * self.tau
         scaled = self.highest * 2.0**-32 - delta * (self.tau * 2.0**-32)  # where Δτ is beyond float64
         edge = torch.where(edge.isfinite(), edge, scaled * 2.0**32).to(self.dtype).clamp_min(torch.finfo(self.dtype).min)
-        gap = gaps_between(self.highest, edge.double(), self.tau)
-        return _how_many(self.scores >= edge), gap, gap
+        found = gaps_between(self.highest, edge.double(), self.tau)
+        return _how_many(self.scores >= edge), found, found
 
     def histogram(self, width: float, reach: float) -> Histogram:
         bins = math.ceil(reach / width)
@@ -208,7 +209,8 @@ class _AtOnce:
 
     def __init__(self, rows: GapsOfRows, summary: Tensor) -> None:
         self.dtype, self.n, self.tau = rows.dtype, rows.n, rows.tau
-        self.highest, self.count, self._at_maximum, *self._more = summary.split(1, -1)
+        columns = summary.movedim(-1, 0).contiguous().unsqueeze(-1)  # each in one piece, for what is computed of them
+        self.highest, self.count, self._at_maximum, *self._more = columns
         self.maximum = quotient(self.highest, self.tau)
         self.rounding = quotient_error(self.highest, self.tau)
 
@@ -217,9 +219,10 @@ class _AtOnce:
 
 
 class GapsAtOnce(_AtOnce):
-    """The answers to what bounds ask by their defaults."""
+    """Answers to these questions alone: the k smallest gaps, the usual near ones, and bins of this width up to this reach."""
 
     def __init__(self, rows: GapsOfRows, k: int, width: float, reach: float) -> None:
+        self._asked = {"smallest": (k,), "near": (None,), "histogram": (width, reach)}
         bins = math.ceil(reach / width)
         summary, self._largest, self._counts = native.gaps(rows.scores, rows.tau, width=width, bins=bins, k=min(k, rows.n))
         super().__init__(rows, summary)
@@ -229,14 +232,21 @@ class GapsAtOnce(_AtOnce):
         return _mean(self._sum, self.count, self.n)
 
     def smallest(self, k: int) -> Tensor:
-        return gaps_between(self.highest, self._largest[..., :k], self.tau)
+        self._check("smallest", k)
+        return gaps_between(self.highest, self._largest, self.tau)
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gap = gaps_between(self.highest, self._edge, self.tau)
-        return self._near, gap, gap
+    def near(self, gap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        self._check("near", gap)
+        found = gaps_between(self.highest, self._edge, self.tau)
+        return self._near, found, found
 
     def histogram(self, width: float, reach: float) -> Histogram:
+        self._check("histogram", width, reach)
         return Histogram(self._counts, *_edges(width, self._counts.shape[-1] - 1, self._counts.device))
+
+    def _check(self, question: str, *about: float | None) -> None:
+        if about != self._asked[question]:
+            raise ValueError(f"{question}: asked of {about}, and these rows were read for {self._asked[question]}; ask GapsOfRows")
 
 
 class KeptAtOnce(_AtOnce):
@@ -245,6 +255,11 @@ class KeptAtOnce(_AtOnce):
     def __init__(self, rows: GapsOfRows, reach: float) -> None:
         super().__init__(rows, native.kept(rows.scores, rows.tau, reach))
         self.number, self.rest = self._more
+
+
+def usual(count: Tensor) -> Tensor:
+    """The gap beyond which so many scores weigh no more than one."""
+    return count.clamp_min(1).log()
 
 
 def with_nothing_beyond(furthest: Tensor) -> Tensor:
@@ -280,7 +295,9 @@ def quotient(x: Tensor, tau: Tensor | float) -> Tensor:
     return torch.where(x.isfinite(), (x / tau).clamp(-LARGEST, LARGEST), x)
 
 
-def quotient_error(x: Tensor, tau: Tensor | float) -> Tensor:
+def quotient_error(x: Tensor, tau: Tensor | float) -> Tensor | float:
+    if not isinstance(tau, Tensor) and tau == 1.0:
+        return 0.0
     exact = (x == 0) | (torch.as_tensor(tau) == 1.0)
     return torch.where(exact, 0.0, (2 * UNIT * quotient(x, tau).abs()).clamp_min(SUBNORMAL))
 
@@ -326,19 +343,19 @@ def ends(gaps: Maximum, lower: Tensor, upper: Tensor, below: Tensor | float, abo
     results = []
     for part, error, away in ((lower, below, -1.0), (upper, above, 1.0)):
         total = gaps.maximum + part
-        log_and_sum = torch.where(part == 0, 0.0, 4 * UNIT * part.abs() + 2 * UNIT * total.abs() + 4 * SUBNORMAL)
-        error = error + log_and_sum + gaps.rounding
+        log_and_sum = part.abs().mul_(4 * UNIT).add_(total.abs(), alpha=2 * UNIT).add_(4 * SUBNORMAL)
+        error = log_and_sum.masked_fill_(part == 0, 0.0).add_(error).add_(gaps.rounding)
         end = torch.where(error > 0, _next(total + away * error, away), total)
         results.append(_outward(torch.where(exact, end, gaps.maximum), gaps.dtype, away).squeeze(-1))
     return results[0], results[1]
 
 
 def _next(value: Tensor, away: float) -> Tensor:
-    return torch.nextafter(value, torch.full_like(value, away * math.inf))
+    return torch.nextafter(value, value.new_full((), away * math.inf))
 
 
 def _outward(value: Tensor, dtype: torch.dtype, away: float) -> Tensor:
     """value in `dtype`, rounded towards away · ∞."""
     rounded = value.to(dtype)
-    inside = (rounded.double() - value) * away < 0
+    inside = rounded.double() < value if away > 0 else rounded.double() > value
     return torch.where(inside, _next(rounded, away), rounded)

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, check_count, check_number, check_positive, like_input
+from softmaxima.core.arguments import Array, as_tensor, like_input
+from softmaxima.core.numbers import check_count, check_number, check_positive
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
@@ -343,7 +344,7 @@ def _gap(gaps: Gaps, k: int = LARGEST) -> Parts:
 
 
 def _adaptive(gaps: Gaps, gap: float | None = None) -> Parts:
-    near, furthest, nearest = gaps.near(gaps.count.clamp_min(1).log() if gap is None else torch.full_like(gaps.count, gap))
+    near, furthest, nearest = gaps.near(gap)
     others, ties = (near - 1).clamp_min(0), gaps.ties()
     lower = ties + (others - ties).clamp_min(0) * (-furthest).exp()
     upper = others + (gaps.count - near).clamp_min(0) * (-nearest).exp()

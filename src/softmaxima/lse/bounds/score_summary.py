@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_floating, check_choice, check_one_temperature, check_scores
-from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, with_nothing_beyond
+from softmaxima.core.arguments import Array, as_floating, check_scores
+from softmaxima.core.numbers import check_choice, check_one_temperature
+from softmaxima.lse.bounds._gaps import UNIT, Histogram, ends, gaps_between, quotient, quotient_error, usual, with_nothing_beyond
 from softmaxima.lse.bounds.intervals import BOUNDS, Interval
 
 WIDTH = 0.05  # nats a bin; histogram_bounds has the same by default
@@ -169,7 +170,8 @@ class _Summarised:
     def smallest(self, k: int) -> Tensor:
         return gaps_between(self._of._maximum, torch.from_numpy(self._of._largest[:k].copy()), self._of.temperature)
 
-    def near(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def near(self, gap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        delta = usual(self.count) if gap is None else gap
         nearest, furthest = self._edges()
         last = min(int(torch.searchsorted(furthest, delta)), BINS - 1)
         return _number(int(self._of._counts[: last + 1].sum())), furthest[last : last + 1], nearest[last + 1 : last + 2]

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, check_number, like_input
+from softmaxima.core.arguments import Array, like_input
+from softmaxima.core.numbers import check_number
 from softmaxima.lse.bounds._gaps import GapsOfRows, KeptAtOnce, ends, read_rows
 from softmaxima.lse.bounds.intervals import Interval, interval_of, sums_between
 

@@ -10,8 +10,8 @@ A design draws terms ℓ = x_i + log(weight) with E exp(ℓ) = Σ exp(x_j) over 
 
 Draws come in stages: each places the bets of the finite-sample limits (`confidence.py`) on the next, and says how many draws the
 target needs. Where the largest score is known, terms are bounded and the interval is a confidence sequence; else it is asymptotic,
-allows for one draw beyond the largest, and is withdrawn while the mean hangs on a few draws. Once draws would cost as much as a
-pass, all scores are read: in time where the design is chosen here, in scores where it was named.
+allows for one draw beyond the largest, and is withdrawn while the mean hangs on a few draws, or few scores were read. Once draws
+would cost as much as a pass, all scores are read: in time where the design is chosen here, in scores where it was named.
 """
 
 from __future__ import annotations
@@ -19,22 +19,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import (
-    check_choice,
-    check_confidence,
-    check_count,
-    check_number,
-    check_one_temperature,
-    check_positive,
-    like_input,
-)
+from softmaxima.core.arguments import like_input
+from softmaxima.core.numbers import check_choice, check_confidence, check_count, check_number, check_one_temperature, check_positive
 from softmaxima.core.randomness import Randomness, as_numpy_generator
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.estimates.confidence import (
@@ -50,14 +43,14 @@ from softmaxima.lse.estimates.confidence import (
     tail_index,
     with_unseen,
 )
-from softmaxima.lse.estimates.sources import BLOCK, ArraySource, InnerProduct, Source, open_source
+from softmaxima.lse.estimates.sources import Source, open_source
 from softmaxima.lse.logsumexp import logsumexp, row_logsumexp
 
-METHODS = ("auto", "uniform", "stratified", "bucket", "topk_tail", "importance")
 PILOT = 2000  # draws at least, to know the variance and the skewness
 START = 0.9e6  # nanoseconds of an estimate beside its draws
-RUN = 1024  # neighbours in a draw: it costs little more to read them than one of them
 LOOK = 0.05  # of the time of a pass goes at least into draws before an asymptotic claim, to see scores that are large and rare
+LEAST = 2_000_000  # scores of an array that are read before one, or half of a budget
+GATHERED = 1 << 16  # numbers from all places that are in cache together, in float64
 LARGEST_SKEWNESS = 0.5  # of the mean with an unseen draw; that of four equal draws that outweigh all others
 LARGEST_TAIL_INDEX = 0.6  # two standard errors of 100 draws above ½, where variances end
 FEWEST_DRAWS = 500  # for an asymptotic interval
@@ -78,6 +71,7 @@ class Estimate:
     value: the estimate, in float64; for tensors a tensor, which autograd can follow.
     lower, upper: the interval.
     evaluations: how many scores were read, or computed, by the estimator and its index.
+    draws: at how many random places: runs of neighbours where "auto" draws from an array, else scores; 0 if all were read.
     certificate: "deterministic" (the truth is inside), "finite-sample" (it is inside with the asked confidence if no score exceeds
         what bounds them: the `maximum`, or an exact head), "asymptotic" (so if what was not read is about like what was; see
         `estimate`), or "none" (the sample shows a tail too heavy for that: the lower limit holds, and the upper one is +∞).
@@ -92,6 +86,7 @@ class Estimate:
     upper: float
     evaluations: int
     certificate: Literal["deterministic", "finite-sample", "asymptotic", "none"]
+    draws: int = 0
 
     @property
     def guaranteed(self) -> bool:
@@ -111,17 +106,17 @@ def estimate(
     strata: int = 64,
     generator: Randomness = None,
 ) -> Estimate:
-    """Estimate `log Σ_i exp(x_i/τ)` to within `target_nats`, or sum it where that takes no longer.
+    """Estimate `log Σ_i exp(x_i/τ)` to within `target_nats`, or sum it where that is expected to take no longer.
 
     Args:
         source: scores [n]: an array or a tensor, also of a memory-mapped file; the path of a .npy file; or an `InnerProduct`.
         target_nats: the distance from the value to either end of the interval at which to stop.
-        confidence: the probability, over draws, with which the interval is to hold the truth.
+        confidence: the probability, over draws, with which the interval is to hold the truth; a draw that claims nothing holds it.
         method: "auto": all scores where a pass takes less time than draws; else with an index "topk_tail", of other inner products
-            "uniform", and of arrays runs of up to 1024 neighbours. Others draw as they say, and pass over all scores once they
-            would read half of them: "uniform", "stratified" (by position), "bucket" (one pass, a histogram of gaps to the maximum),
-            "topk_tail" (the k largest exactly, found by the index of an `InnerProduct` or else in one pass), "importance"
-            (proposals from the cells of the IVF index).
+            "uniform", and of arrays runs of up to 256 neighbours, in files 1024. Others draw as they say, and pass over all scores
+            once they would read half of them: "uniform", "stratified" (by position), "bucket" (one pass, a histogram of gaps to
+            the maximum), "topk_tail" (the k largest exactly, found by the index of an `InnerProduct` or else in one pass),
+            "importance" (proposals from the cells of the IVF index).
         maximum: a number that no score exceeds, before the division by τ. It bounds what was not read, and makes the result a
             guarantee, the wider the further the maximum is from the scores: where a few have the mass, much wider than the
             asymptotic interval that leaving it out gives. Without it only "bucket", "topk_tail" without or with an exact index, and
@@ -131,29 +126,34 @@ def estimate(
             as wide as it is.
         k: how many of the largest "topk_tail" reads; √n by default.
         strata: how many runs of positions "stratified" has. It pays where scores depend on their position, and else costs draws.
-        generator: of the draws: torch's, NumPy's or a seed; None: torch's default one.
+        generator: of the draws: torch's, NumPy's or a seed from 0 to 2⁶⁴ − 1; None: torch's default one.
 
     Returns:
         An `Estimate`. The value is corrected for the bias of a logarithm, E log Ẑ ≈ log Z − Var Ẑ/(2Z²), and then moved as far as
         puts both ends of the interval within the target. If a tensor of scores, or the W or h of an `InnerProduct`, requires grad,
         so does the value: its gradient is that of the sample's own logsumexp, Σ p̂_i ∂x_i with p̂ summing to 1. A score of −∞ counts
-        as none. One of +∞ makes the value +∞; one of NaN makes it NaN, and the certificate "none". Limits hold for the scores as
-        float64 computes them.
+        as none. One of +∞ that is read makes the value +∞; one of NaN that is read makes it NaN, and the certificate "none". One
+        that is not read is as unknown as any other score: a maximum is a promise that there are none. Limits hold for the scores
+        as float64 computes them; a pass over narrower ones is in float32 where its error, which the interval allows for, is within
+        the target.
 
     Raises:
         TypeError or ValueError, before any work, for anything else; ValueError when a score above `maximum` is met; ImportError
         where an index needs FAISS and it is missing.
 
     What an asymptotic interval claims: over draws it misses with a probability of about 1 − `confidence` if the scores that have
-    the mass are not too rare. Of m scores read at places that do not depend on them, with 95 % confidence no more than the share
-    3/m of all exceeds the largest that was read; what these sum to, no sample can know. Where a few that were read have much of
-    the sum, nothing is claimed. Of arrays m is 2 million at least, unless a budget forbids, and a twentieth of the time of a pass
-    goes into reads before a claim. Scores that lie together in the array are seen together, or not.
+    the mass are not too rare. With 95 % confidence no more than the share 3/`draws` of all scores exceeds the largest that was
+    read, wherever they are, and no more than 3/`evaluations` where their places are as good as random: neighbours that stand
+    together are seen together, or not. What these sum to, no sample can know. Where a few that were read have much of the sum,
+    nothing is claimed. Before a claim any method reads 2 million scores of an array, or half of a budget, and for a twentieth of
+    the time of a pass. The probability counts the draws that claim nothing as right. Of a tail so heavy that most claim nothing,
+    those that do miss more often: of terms with P(y > u) = u^(−3/2) and a budget of 20 000, a third claim and 9 % of these miss.
 
-    Cost: of scores in memory the pass, 0.5 ns a score, is the faster below 17 million scores, and estimates pay above
-    where a run tells as much as its scores. They pay most where reading is slow: files that are not in memory, on a disk or on a
-    network, where an estimate reads a few thousand pages, and inner products. Uniform draws take about (nΣp² − 1)(z/target)² reads,
-    for N(0, 1) scores 1.7(z/target)² whatever n is, and no method without an index finds a needle in a haystack with fewer than n.
+    Cost: of scores in memory the pass, 0.2 to 0.5 ns a score, is the faster below some 20 (float64) to 50 million (float32) scores,
+    and estimates pay above where a run tells as much as its scores. They pay most where reading is slow: files that are not in
+    memory, on a disk or on a network, where an estimate reads a few thousand pages, and inner products. Uniform draws take about
+    (nΣp² − 1)(z/target)² reads, for N(0, 1) scores 1.7(z/target)² whatever n is, and no method without an index finds a needle in
+    a haystack with fewer than n.
 
     Source: Waudby-Smith & Ramdas (2024), arXiv:2010.09686, finite samples; Hall (1992), JRSS B 54, and Hill (1975), asymptotics;
     Mussmann & Ermon (2016), top-k and tail.
@@ -169,7 +169,7 @@ def estimate(
     name = "estimate"
     target, tau = check_positive(name, "target_nats", target_nats), check_one_temperature(name, temperature)
     confidence = check_confidence(name, confidence)
-    check_choice(name, "method", method, METHODS)
+    check_choice(name, "method", method, ("auto", *METHODS_OF_INDEX))
     if maximum is not None:
         maximum = check_number(name, "maximum", maximum, math.isfinite, "a finite number that no score exceeds, or None")
     budget = None if budget is None else check_count(name, "budget", budget, 100)
@@ -177,15 +177,21 @@ def estimate(
     strata = check_count(name, "strata", strata)
     rng = as_numpy_generator(name, generator)
     scores = open_source(source)
-    if method == "importance" and (not isinstance(scores, InnerProduct) or scores.index is None):
-        raise ValueError("estimate: importance sampling needs an InnerProduct with an IVF index; call inner_product_index(W)")
-    indexed = isinstance(scores, InnerProduct) and scores.index is not None
+    methods, automatic = METHODS if scores.index is None else METHODS_OF_INDEX, method == "auto"
+    if automatic:
+        method = "uniform" if scores.index is None else "topk_tail"
+    if method not in methods:
+        raise ValueError(f"estimate: {method} sampling needs an InnerProduct with an IVF index; call inner_product_index(W)")
+    chosen = methods[method]
     limit = 4 * scores.n + PILOT if budget is None else budget
-    cheapest = method == "auto"
-    width = min(RUN, limit // (2 * PILOT)) or 1 if cheapest and isinstance(scores, ArraySource) else 1
-    if cheapest:
-        method = "topk_tail" if indexed else "uniform"
+    if limit < scores.n * chosen.passes + PILOT * chosen.passes * chosen.draws:
+        raise ValueError(
+            f"estimate: {method} reads all n = {scores.n} scores before it draws, too many for a budget of {budget}; "
+            "choose uniform or stratified"
+        )
+    width = max(1, min(scores.run, limit // (2 * PILOT))) if automatic else 1
     times = scores.times(width)
+    least = min(LEAST, limit // 2) / width if scores.run > 1 else 0.0
     ask = _Request(
         source=scores,
         target=target,
@@ -194,35 +200,23 @@ def estimate(
         cap=None if maximum is None else _over(maximum + 2.0**-40 * (1.0 + abs(maximum)), tau),
         budget=limit,
         rng=rng,
-        whole=min(scores.n / (2 * width), scores.n * times.score / times.draw if cheapest else math.inf),
-        look=min(LOOK * scores.n * times.score / times.draw, limit / width),
+        k=k,
+        strata=strata,
+        width=width,
+        whole=min(scores.n / (2 * width), scores.n * times.score / times.draw if automatic else math.inf),
+        look=min(max(LOOK * scores.n * times.score / times.draw, least), limit / width),
     )
-    passes = scores.n if method == "bucket" or (method == "topk_tail" and not indexed) else 0
-    if ask.budget < passes + (PILOT if method == "topk_tail" else 0):
-        raise ValueError(
-            f"estimate: {method} reads all n = {scores.n} scores before it draws, too many for a budget of {budget}; "
-            "choose uniform or stratified"
-        )
-    if method == "bucket":
-        return _bucket(ask)
-    pays = scores.n > 2 * PILOT and (not cheapest or (ask.whole - PILOT) * times.draw > START)
-    if scores.n <= ask.budget and not pays:
+    few = max(PILOT, ask.look) if maximum is None and scores.index is None else PILOT
+    pays = scores.n > 2 * PILOT and (not automatic or (ask.whole - few) * times.draw > START)
+    if chosen.draws and scores.n <= limit and not pays:
         return _exact(ask, 0)
-    if width > 1:
-        found = _Run(runs := _in_runs(ask, width), _uniform(runs)).estimate()
-        return replace(found, evaluations=found.evaluations * width)
-    if method == "topk_tail":
-        design = _topk_tail(ask, math.isqrt(scores.n) if k is None else k, indexed)
-    elif method == "stratified":
-        design = _stratified(ask, int(strata))
-    else:
-        design = _importance(ask) if method == "importance" else _uniform(ask)
-    return _Run(ask, design).estimate()
+    begun = chosen.begin(ask)
+    return begun if isinstance(begun, Estimate) else _Run(ask, begun).estimate()
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What was asked for. `cap` bounds every x/τ, or is None.
+    """What was asked for, and what is drawn: units of `width` neighbours. `cap` bounds every x/τ, or is None.
 
     `whole` draws cost as much as a pass, and `look` of them come before an asymptotic claim.
     """
@@ -232,19 +226,40 @@ class _Request:
     delta: float
     tau: float
     cap: float | None
-    budget: int
+    budget: int  # in scores
     rng: np.random.Generator
+    k: int | None
+    strata: int
+    width: int
     whole: float
     look: float
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """x/τ of these numbers, none above the cap."""
-        return self.checked(quotient(torch.from_numpy(self.source.read(indices)), self.tau)).numpy()
+    @property
+    def units(self) -> int:
+        return math.ceil(self.source.n / self.width)
 
-    def checked(self, z: Tensor) -> Tensor:
-        if self.cap is not None and z.numel():
+    @property
+    def bound(self) -> float | None:
+        """Of log Σ exp(x/τ) over a unit, or None."""
+        return None if self.cap is None else self.cap + math.log(self.width)
+
+    def read(self, units: np.ndarray) -> np.ndarray:
+        """log Σ exp(x/τ) over each of these units, whose scores are none above the cap; in the order of places, which is faster."""
+        sums, order = np.empty(len(units)), np.argsort(units)
+        height = max(1, GATHERED // (self.width * self.source.row))
+        self.source.expect(units[order], self.width)
+        with torch.no_grad():
+            for start in range(0, len(units), height):
+                part = order[start : start + height]
+                sums[part] = self.select(units[part]).cpu().numpy()
+        return sums
+
+    def select(self, units: np.ndarray) -> Tensor:
+        """The same, in the order of `units`, for autograd to follow."""
+        z = quotient(self.source.runs(units, self.width), self.tau)
+        if z.numel():
             self.check(float(z.detach().max()))
-        return z
+        return z.squeeze(1) if self.width == 1 else row_logsumexp(z, 1.0, None)
 
     def check(self, largest: float) -> None:
         if self.cap is not None and largest > self.cap:
@@ -258,53 +273,17 @@ def _over(score: float, tau: float) -> float:
     return float(quotient(torch.tensor(score, dtype=torch.float64), tau))
 
 
-class _Runs:
-    """Runs of neighbours as a source: the score of each is log Σ exp(x_i/τ) over it, so that their sum is that of all."""
-
-    def __init__(self, ask: _Request, width: int) -> None:
-        self.ask, self.width = ask, width
-        self.scores: Any = ask.source
-        self.n, self.like = math.ceil(self.scores.n / width), self.scores.like
-
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        sums, order, height = np.empty(len(indices)), np.argsort(indices), max(1, BLOCK // self.width)
-        with torch.no_grad():
-            for start in range(0, len(indices), height):
-                part = order[start : start + height]
-                sums[part] = self.select(indices[part]).cpu().numpy()
-        return sums
-
-    def select(self, indices: np.ndarray) -> Tensor:
-        z = self.ask.checked(quotient(self.scores.runs(indices, self.width), self.ask.tau))
-        return row_logsumexp(z, 1.0, None)
-
-    def total(self, tau: float) -> tuple[Tensor, float]:
-        total, largest = self.scores.total(self.ask.tau)
-        self.ask.check(largest)
-        return total, largest
-
-    @property
-    def differentiable(self) -> bool:
-        return self.scores.differentiable
-
-
-def _in_runs(ask: _Request, width: int) -> _Request:
-    """The same sum, of fewer scores: the runs of `width` neighbours."""
-    cap = None if ask.cap is None else ask.cap + math.log(width)
-    return replace(ask, source=_Runs(ask, width), tau=1.0, cap=cap, budget=ask.budget // width)
-
-
 # What reads everything ------------------------------------------------------------------------------------------------------
 
 
 def _exact(ask: _Request, spent: int) -> Estimate:
     """log Σ exp(x_i/τ) over a pass, which `spent` reads came before."""
-    total, largest = ask.source.total(ask.tau)
+    total, largest, error = ask.source.total(ask.tau, ask.target)
     ask.check(largest)
     value = float(total.detach())
     if math.isnan(value):
         return _not_a_number(ask, spent + ask.source.n)
-    slack = _rounding(ask, value)
+    slack = _rounding(ask, value) + (error if math.isfinite(value) else 0.0)
     lower = value - slack
     if value == math.inf and not any(bool((block == math.inf).any()) for block in ask.source.blocks()):
         lower = sys.float_info.max  # beyond which a sum of numbers may be, but it is one
@@ -326,9 +305,10 @@ def _bucket(ask: _Request) -> Estimate:
     weights = np.exp(-width * np.arange(buckets + 1))
     lowers, uppers, values = [], [], []
     for scores in ask.source.blocks():
-        scaled = ask.checked(quotient(scores, ask.tau))
+        scaled = quotient(scores, ask.tau)
         z = scaled.detach().cpu().numpy()
         largest = float(z.max())
+        ask.check(largest)
         if math.isnan(largest):
             return _not_a_number(ask, ask.source.n)
         if math.isinf(largest):
@@ -354,8 +334,8 @@ def _rounding(ask: _Request, value: float) -> float:
     return 2.0**-48 * (1.0 + abs(value) + math.log(max(ask.source.n, 1))) if math.isfinite(value) else 0.0
 
 
-def _not_a_number(ask: _Request, evaluations: int) -> Estimate:
-    return Estimate(_as_asked(ask, math.nan, None), math.nan, math.nan, evaluations, "none")
+def _not_a_number(ask: _Request, evaluations: int, draws: int = 0) -> Estimate:
+    return Estimate(_as_asked(ask, math.nan, None), math.nan, math.nan, evaluations, "none", draws)
 
 
 def _as_asked(ask: _Request, value: float, differentiable: Tensor | None) -> Any:
@@ -425,8 +405,8 @@ def _first_occurrences(numbers: np.ndarray) -> np.ndarray:
 
 
 def _uniform_over(ask: _Request, head: np.ndarray, unread: float | None, spent: int) -> _Design:
-    rest = ask.source.n - len(head)
-    order = _WithoutReplacement(ask.source.n, head, ask.rng)
+    rest = ask.units - len(head)
+    order = _WithoutReplacement(ask.units, head, ask.rng)
 
     def draw(rounds: int) -> tuple[np.ndarray, np.ndarray]:
         indices = order.draw(rounds)[:, None]
@@ -436,11 +416,11 @@ def _uniform_over(ask: _Request, head: np.ndarray, unread: float | None, spent: 
 
 
 def _uniform(ask: _Request) -> _Design:
-    return _uniform_over(ask, np.empty(0, np.int64), ask.cap, 0)
+    return _uniform_over(ask, np.empty(0, np.int64), ask.bound, 0)
 
 
-def _stratified(ask: _Request, strata: int) -> _Design:
-    strata = min(strata, ask.source.n, max(1, ask.budget // 16))
+def _stratified(ask: _Request) -> _Design:
+    strata = min(ask.strata, ask.source.n, max(1, ask.budget // 16))
     edges = np.arange(strata + 1) * ask.source.n // strata
     log_weights = np.log(strata * np.diff(edges))
 
@@ -450,25 +430,33 @@ def _stratified(ask: _Request, strata: int) -> _Design:
     return _Design(draw, float(log_weights.max()), strata=strata, unread=ask.cap)
 
 
-def _topk_tail(ask: _Request, k: int, indexed: bool) -> _Design:
+def _topk_tail(ask: _Request) -> _Design:
     n = ask.source.n
-    if indexed:
-        source: Any = ask.source
-        exact, spent = source.search_cost()
-        k = min(k, n // 2, (ask.budget - spent) // 2)
-        if ask.budget < spent + 100:
-            raise ValueError(
-                f"estimate: the index computes {spent} scores in a search, too many for a budget of {ask.budget}; "
-                "lower its nprobe, or choose uniform"
-            )
-        head = source.search(k)
-        exact, slack = exact and len(head) == k, source.rounding if exact else 0.0
-    else:
-        k = min(k, n // 2, (ask.budget - n) // 2)
-        head, exact, spent, slack = _largest(ask, k), True, n, 0.0
+    return _head_and_tail(ask, _largest(ask, min(_k(ask), n // 2, (ask.budget - n) // 2)), 0.0, n)
+
+
+def _topk_tail_of_index(ask: _Request) -> _Design:
+    source: Any = ask.source
+    exact, spent = source.search_cost()
+    if ask.budget < spent + 100:
+        raise ValueError(
+            f"estimate: the index computes {spent} scores in a search, too many for a budget of {ask.budget}; "
+            "lower its nprobe, or choose uniform"
+        )
+    k = min(_k(ask), source.n // 2, (ask.budget - spent) // 2)
+    head = source.search(k)
+    return _head_and_tail(ask, head, source.rounding if exact and len(head) == k else None, spent)
+
+
+def _k(ask: _Request) -> int:
+    return math.isqrt(ask.source.n) if ask.k is None else ask.k
+
+
+def _head_and_tail(ask: _Request, head: np.ndarray, slack: float | None, spent: int) -> _Design:
+    """The head, and draws from the rest, of which no score is above the smallest of the head by more than `slack`, if not None."""
     unread = ask.cap
-    if exact:
-        smallest = _over(float(np.nan_to_num(ask.source.read(head), nan=-math.inf).min()) + slack, ask.tau)
+    if slack is not None:
+        smallest = float(np.nan_to_num(ask.read(head), nan=-math.inf).min()) + _over(slack, ask.tau)
         unread = smallest if unread is None else min(unread, smallest)
     return _uniform_over(ask, head, unread, spent)
 
@@ -509,6 +497,23 @@ def _importance(ask: _Request) -> _Design:
     return _Design(draw, float(log_weights.max()), unread=ask.cap, spent=len(sizes))
 
 
+class _Method(NamedTuple):
+    """How an estimate begins: with a design, or with all that is needed."""
+
+    begin: Callable[[_Request], _Design | Estimate]
+    passes: bool = False  # over all scores, at the beginning
+    draws: bool = True
+
+
+METHODS = {
+    "uniform": _Method(_uniform),
+    "stratified": _Method(_stratified),
+    "bucket": _Method(_bucket, passes=True, draws=False),
+    "topk_tail": _Method(_topk_tail, passes=True),
+}
+METHODS_OF_INDEX = METHODS | {"topk_tail": _Method(_topk_tail_of_index), "importance": _Method(_importance)}
+
+
 # Drawing until the interval is narrow enough --------------------------------------------------------------------------------
 
 
@@ -530,7 +535,7 @@ class _Run:
 
     @property
     def evaluations(self) -> int:
-        return self.design.spent + len(self.design.head) + self.drawn
+        return self.design.spent + (len(self.design.head) + self.drawn) * self.ask.width
 
     @property
     def bounded(self) -> bool:
@@ -538,7 +543,8 @@ class _Run:
 
     def estimate(self) -> Estimate:
         ask, design = self.ask, self.design
-        limit = int(min((ask.budget - design.spent - len(design.head)) // design.strata, design.population))  # rounds
+        limit = (ask.budget // ask.width - design.spent - len(design.head)) // design.strata
+        limit = int(min(limit, design.population))  # rounds
         rounds = min(PILOT // design.strata + 2, limit // 4 + 2)
         planned, bets = limit, (0.0, 0.0)
         special = self._special(self.head)
@@ -585,10 +591,11 @@ class _Run:
         """What a NaN or a +∞ among scores decides."""
         largest = float(np.max(z, initial=-math.inf))
         if math.isnan(largest):
-            return _not_a_number(self.ask, self.evaluations)
+            return _not_a_number(self.ask, self.evaluations, self.drawn)
         if largest < math.inf:
             return None
-        return Estimate(_as_asked(self.ask, math.inf, None), math.inf, math.inf, self.evaluations, "deterministic")
+        value = _as_asked(self.ask, math.inf, None)
+        return Estimate(value, math.inf, math.inf, self.evaluations, "deterministic", self.drawn)
 
     def _meets(self, lower: Any, upper: Any) -> Any:
         return upper - lower <= 2.0 * self.ask.target
@@ -634,7 +641,7 @@ class _Run:
             else:
                 known += len(indices)
             read = float(np.logaddexp(read, _log_sum(z)))
-        if (left := self.ask.source.n - known) == 0:
+        if (left := self.ask.units - known) == 0:
             return read, read
         return read, math.inf if self.design.unread is None else float(np.logaddexp(read, math.log(left) + self.design.unread))
 
@@ -704,14 +711,14 @@ class _Run:
         inner = (upper - self.ask.target, lower + self.ask.target) if self._meets(lower, upper) else (lower, upper)
         value = min(max(value, lower, inner[0]), upper, inner[1])
         exact = self._sample_logsumexp() if self.ask.source.differentiable else None
-        return Estimate(_as_asked(self.ask, value, exact), lower - slack, upper + slack, self.evaluations, certificate)
+        value = _as_asked(self.ask, value, exact)
+        return Estimate(value, lower - slack, upper + slack, self.evaluations, certificate, self.drawn)
 
     def _sample_logsumexp(self) -> Tensor:
         """log(Σ_head exp(z) + mean of exp(terms)), which autograd follows to the scores that were read."""
-        source, tau = self.ask.source, self.ask.tau
-        parts = [quotient(source.select(self.design.head), tau)]
+        parts = [self.ask.select(self.design.head)]
         for indices, z, terms in zip(self.indices, self.z, self.terms, strict=True):
-            selected = quotient(source.select(indices.ravel()), tau)
+            selected = self.ask.select(indices.ravel())
             log_weights = np.where(np.isinf(z), 0.0, terms - np.where(np.isinf(z), 0.0, z)).ravel() - math.log(self.drawn)
             parts.append(selected + torch.from_numpy(log_weights).to(selected.device))
         return row_logsumexp(torch.cat(parts), 1.0, None)

@@ -6,7 +6,7 @@ import copy
 import importlib
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,18 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_count
-from softmaxima.core.randomness import Randomness, as_seed
+from softmaxima.core.arguments import as_tensor
+from softmaxima.core.numbers import check_count
+from softmaxima.core.randomness import SEEDS, Randomness, as_seed
+from softmaxima.kernels import native
 from softmaxima.lse.bounds._gaps import quotient
 from softmaxima.lse.logsumexp import row_logsumexp
-from softmaxima.lse.streams.state import of_pieces
+from softmaxima.streams.formats import open_scores
 
 BLOCK = 1 << 18  # numbers that are read at once, in float64: larger blocks leave the cache, and are new memory each
+RUN = 256  # neighbours in a draw from memory, where a score of a longer run is no cheaper
+RUN_OF_FILE = 1024  # neighbours in a draw from a file, which is read by pages
+SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # as they lie in memory
+NARROW = 2.0**-20  # above what an exponential in float32 is off by, relatively, a nat of its argument; 40 times what was measured
 
 # Nanoseconds, measured on one core of a server whose disk gives 2 GB/s; docs/logsumexp.md has what comes of them.
-SCORE = 0.5  # to sum a score
-SCORE_OF_RUN = 3.5  # the same of a run at a random place
-PRODUCT = 0.5  # to multiply and add a number of an inner product
+SCORE = 0.2  # to sum a score
+SCORE_OF_DOUBLE = 0.45  # the same in float64
+SCORE_OF_RUN = 2.5  # the same of a run at a random place
+PRODUCT = 0.4  # to multiply and add a number of an inner product
 PRODUCT_OF_ROW = 1.5  # the same of a row at a random place
 DRAW = 400.0  # to find a random place, and what is computed of it
 FILE_BYTE = 0.6  # to read a byte of a file in order
@@ -41,26 +48,47 @@ class Times(NamedTuple):
     draw: float
 
 
+class Total(NamedTuple):
+    """What a pass finds."""
+
+    log_sum: Tensor  # log Σ exp(x_i/τ), in float64
+    largest: float  # x_i/τ
+    error: float  # how far `log_sum` may be off, beside what float64 loses
+
+
 class Source(Protocol):
-    """Scores that are read by number. `like` is what a result is given back as: a tensor, or an array."""
+    """Scores that are read by number.
+
+    `like` is what a result is given back as: a tensor, or an array. `run` is how many neighbours a draw best reads, `row` of how
+    many numbers a score is computed, `index` that of the rows, or None.
+    """
 
     n: int
     like: Any
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """The scores of these numbers, in float64."""
+    @property
+    def run(self) -> int: ...
+
+    @property
+    def row(self) -> int: ...
+
+    @property
+    def index(self) -> Any: ...
+
+    def expect(self, numbers: np.ndarray, width: int) -> None:
+        """Ask the disk for the runs of `width` neighbours of these numbers."""
         ...
 
-    def select(self, indices: np.ndarray) -> Tensor:
-        """The same as a tensor in float64 that autograd can follow."""
+    def runs(self, numbers: np.ndarray, width: int) -> Tensor:
+        """These runs in float64, [runs, width], −∞ after the last score, for autograd to follow."""
         ...
 
     def blocks(self) -> Iterator[Tensor]:
-        """All scores in order, a block at a time, as `select` gives them."""
+        """All scores in order, a block at a time, in float64 and for autograd to follow."""
         ...
 
-    def total(self, tau: float) -> tuple[Tensor, float]:
-        """(log Σ exp(x_i/τ), the largest x_i/τ) of all, the first in float64 and for autograd to follow."""
+    def total(self, tau: float, accuracy: float) -> Total:
+        """The sum of all, which is off by no more than `accuracy`, for autograd to follow."""
         ...
 
     def times(self, width: int) -> Times:
@@ -80,17 +108,28 @@ def open_source(source: Any) -> Source:
     if isinstance(source, (str, Path)):
         if Path(source).suffix != ".npy":
             raise ValueError(f"estimate: a path must name a .npy file, got {str(source)!r}; open raw files with numpy.memmap")
-        source = np.load(source, mmap_mode="r")
+        source = open_scores(Path(source)).mapped()  # type: ignore[misc]  # which plain memory has
     return ArraySource(source)
 
 
-def _total_of_blocks(blocks: Iterator[Tensor], tau: float) -> tuple[Tensor, float]:
+def _followed(blocks: Iterator[Tensor], tau: float) -> Total:
+    """The total of blocks in float64, for autograd to follow."""
     largest, sums = -math.inf, [torch.tensor(-math.inf, dtype=torch.float64)]
     for block in blocks:
         z = quotient(block, tau)
         largest = max(largest, float(z.detach().max()))
         sums.append(row_logsumexp(z, 1.0, None))
-    return row_logsumexp(torch.stack([part.to(sums[-1].device) for part in sums]), 1.0, None), largest
+    return Total(row_logsumexp(torch.stack([part.to(sums[-1].device) for part in sums]), 1.0, None), largest, 0.0)
+
+
+def _summed(pieces: Iterable[Tensor], tau: float, error: float) -> Total:
+    """The total of pieces by the native kernel, which reads each once."""
+    states = [states for piece in pieces if (states := native.logsumexp(piece.detach(), tau, None, wide=True)[1]) is not None]
+    if not states:
+        return Total(torch.tensor(-math.inf, dtype=torch.float64), -math.inf, 0.0)
+    highest, rest = torch.stack(states, 1)
+    tops = quotient(highest, tau)
+    return Total(row_logsumexp(tops + rest, 1.0, None), float(tops.max()), error)
 
 
 @dataclass(frozen=True)
@@ -146,20 +185,17 @@ class ArraySource:
         self.n = len(scores)
         self._scores, self._file = scores, _mapping(x, scores)
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            order = np.argsort(indices)  # neighbours in a file are read from one page
-            scores = np.empty(len(indices))
-            scores[order] = self.select(indices[order]).cpu().numpy()
-        return scores
+    row, index = 1, None
 
-    def select(self, indices: np.ndarray) -> Tensor:
-        return self.runs(indices, 1).squeeze(1)
+    @property
+    def run(self) -> int:
+        return RUN if self._file is None else RUN_OF_FILE
 
-    def runs(self, numbers: np.ndarray, width: int) -> Tensor:
-        """The runs of `width` neighbours of these numbers, as `select` gives them, [runs, width]; −∞ after the last score."""
+    def expect(self, numbers: np.ndarray, width: int) -> None:
         if self._file is not None:
             self._file.expect(numbers * width, width)
+
+    def runs(self, numbers: np.ndarray, width: int) -> Tensor:
         whole = self.n // width
         places = torch.from_numpy(numbers).to(self._scores.device)
         table = self._scores[: whole * width].unflatten(0, (whole, width))
@@ -172,16 +208,21 @@ class ArraySource:
     def times(self, width: int) -> Times:
         if self._scores.device.type != "cpu":
             return Times(0.0, DRAW)  # a pass ends before the first draws do
-        return _with_file(self._file, width, Times(SCORE, DRAW + SCORE_OF_RUN * width))
+        narrow = self._scores.is_floating_point() and self._scores.dtype != torch.float64
+        score = SCORE if narrow else SCORE_OF_DOUBLE
+        return _with_file(self._file, width, Times(score, DRAW + SCORE_OF_RUN * width))
 
     def blocks(self) -> Iterator[Tensor]:
         return (block.double() for block in self._scores.split(BLOCK)) if self.n else iter(())
 
-    def total(self, tau: float) -> tuple[Tensor, float]:
-        if self.differentiable or self._scores.device.type != "cpu":
-            return _total_of_blocks(self.blocks(), tau)
-        state = of_pieces([self._scores] if self._scores.is_floating_point() else self.blocks(), tau, False)
-        return torch.tensor(float(state.value), dtype=torch.float64), float(state.maximum)
+    def total(self, tau: float, accuracy: float) -> Total:
+        if self.differentiable or self._scores.device.type != "cpu" or not native.AVAILABLE:
+            return _followed(self.blocks(), tau)
+        # Σ p_i |x_i − M|/τ, by which rounded arguments count, is at most log n.
+        error = 0.0 if self._scores.dtype == torch.float64 else NARROW * (1.0 + math.log(max(self.n, 1)))
+        if self.n and self._scores.dtype in SUMMED and error <= accuracy:
+            return _summed([self._scores] if self._scores.is_contiguous() else self._scores.split(BLOCK), tau, error)
+        return _summed(self.blocks(), tau, 0.0)
 
     @property
     def differentiable(self) -> bool:
@@ -299,29 +340,32 @@ class InnerProduct:
     def differentiable(self) -> bool:
         return (self._query.requires_grad or self._table.rows.requires_grad) and torch.is_grad_enabled()
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        scores = np.empty(len(indices))
-        order = np.argsort(indices)
-        height = max(1, BLOCK // max(1, self._table.rows.shape[1]))
-        with torch.no_grad():
-            for start in range(0, len(indices), height):
-                part = order[start : start + height]
-                scores[part] = self.select(indices[part]).cpu().numpy()
-        return scores
+    run = 1
 
-    def select(self, indices: np.ndarray) -> Tensor:
-        rows = self._table.rows
+    @property
+    def row(self) -> int:
+        return max(1, self._table.rows.shape[1])
+
+    def expect(self, numbers: np.ndarray, width: int) -> None:
         if self._table.file is not None:
-            self._table.file.expect(indices, 1)
-        return rows.index_select(0, torch.from_numpy(indices).to(rows.device)).double() @ self._query.double()
+            self._table.file.expect(numbers, width)
+
+    def runs(self, numbers: np.ndarray, width: int) -> Tensor:
+        rows = self._table.rows
+        found = rows.index_select(0, torch.from_numpy(numbers).to(rows.device)).double() @ self._query.double()
+        return found.unsqueeze(1)
 
     def blocks(self) -> Iterator[Tensor]:
-        height = max(1, BLOCK // max(1, self._table.rows.shape[1]))
-        query = self._query.double()
-        return (block.double() @ query for block in self._table.rows.split(height)) if self.n else iter(())
+        rows, query, height = self._table.rows, self._query.double(), max(1, BLOCK // self.row)
+        if self.differentiable or rows.dtype == torch.float64:
+            return (block.double() @ query for block in rows.split(height)) if self.n else iter(())
+        wide = rows.new_empty((min(height, self.n), rows.shape[1]), dtype=torch.float64)  # once: new memory is slow
+        return (wide[: len(block)].copy_(block) @ query for block in rows.split(height)) if self.n else iter(())
 
-    def total(self, tau: float) -> tuple[Tensor, float]:
-        return _total_of_blocks(self.blocks(), tau)
+    def total(self, tau: float, accuracy: float) -> Total:
+        if self.differentiable or self._table.rows.device.type != "cpu" or not native.AVAILABLE:
+            return _followed(self.blocks(), tau)
+        return _summed(self.blocks(), tau, 0.0)
 
     def times(self, width: int) -> Times:
         d = self._table.rows.shape[1]
@@ -352,16 +396,16 @@ class InnerProduct:
         return 2.0 * (self._table.rows.shape[1] + 2) * 2.0**-24 * self.maximum
 
 
-def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None = None, generator: Randomness = 0) -> Any:  # noqa: N803
+def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None = None, generator: Randomness = None) -> Any:  # noqa: N803
     """A FAISS index of the rows of W [n, d] by inner product: an inverted file over `cells` k-means cells.
 
     Args:
         W: the rows, a tensor or an array; FAISS copies them as float32.
         cells: how many; about 4√n by default, and never more than n/39, as k-means wants.
         probes: how many cells a search looks into; 1/16 of them by default.
-        generator: of k-means: torch's, NumPy's or a seed.
+        generator: of k-means; see `estimate`.
 
-    Raises ImportError where FAISS is not installed (`pip install ".[ann]"`), ValueError for a W without rows.
+    Raises ImportError where FAISS is not installed (`pip install faiss-cpu`), ValueError for a W without rows.
 
     >>> import numpy as np, softmaxima as sm
     >>> W = np.random.default_rng(0).standard_normal((20_000, 8))
@@ -385,7 +429,7 @@ def inner_product_index(W: Any, cells: int | None = None, *, probes: int | None 
     seed = as_seed(name, generator)
     dense = rows.float().cpu().contiguous().numpy()
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, cells, faiss.METRIC_INNER_PRODUCT)
-    index.cp.seed, index.cp.min_points_per_centroid = seed, 1
+    index.cp.seed, index.cp.min_points_per_centroid = seed % SEEDS, 1
     index.train(dense)
     index.add(dense)
     index.nprobe = probes
@@ -408,4 +452,4 @@ def _faiss(name: str) -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError:
-        raise ImportError(f'{name} needs FAISS, which is not installed; call: pip install ".[ann]"') from None
+        raise ImportError(f"{name} needs FAISS, which is not installed: pip install faiss-cpu") from None

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_choice, check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.core.arguments import check_value
+from softmaxima.core.numbers import TEMPERATURE, check_choice, check_confidence, check_count, check_positive
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.lse.matrix.density import log_trace_exp
 
@@ -154,12 +155,10 @@ def _as_operator(name: str, operator: Any, size: int | None, dtype: Any, device:
 
 
 def _with_temperature(name: str, space: _Operator, temperature: Any) -> _Operator:
-    if not isinstance(temperature, (Tensor, np.ndarray)):
-        tau: Any = check_one_temperature(name, temperature)
-    else:
-        tau = as_tensor(name, "temperature", temperature)
-        if tau.numel() != 1 or not bool(((tau > 0) & (tau < math.inf)).all()):
-            raise ValueError(f"{name}: temperature of an operator must be one positive finite number, got {temperature!r}")
+    tau = check_value(name, "temperature", temperature, *TEMPERATURE)
+    if isinstance(tau, Tensor):
+        if tau.numel() != 1:
+            raise ValueError(f"{name}: temperature of an operator must be one number, got shape {tuple(tau.shape)}")
         tau = tau.reshape(())
 
     def product(V: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input, nearest
+from softmaxima.core.arguments import Array, as_tensor, check_temperature, like_input
+from softmaxima.core.numbers import nearest
 from softmaxima.core.onnx import refuse_export
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import is_concrete, sizes

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import write_text
-from softmaxima.lse.streams._scaled import Scaled
-from softmaxima.lse.streams.formats import FileError, unreadable
-from softmaxima.lse.streams.state import LogSumExpState
+from softmaxima.streams._scaled import Scaled
+from softmaxima.streams.formats import unreadable
+from softmaxima.streams.state import LogSumExpState
 
 KIND = "softmaxima lse checkpoint 1"
 ENDS = 2**16  # bytes at the beginning and at the end that are hashed
@@ -36,7 +37,7 @@ class Fingerprint:
 
     @staticmethod
     def of(path: Path) -> Fingerprint:
-        """The fingerprint of a file or directory as it is now. Raises FileError if it cannot be read."""
+        """The fingerprint of a file or directory as it is now. Raises InputError if it cannot be read."""
         try:
             return Fingerprint._of(path)
         except OSError as error:
@@ -89,9 +90,9 @@ class Checkpoint:
 
     @staticmethod
     def load(path: Path) -> Checkpoint:
-        """The checkpoint in a file. Raises FileError if it is none."""
+        """The checkpoint in a file. Raises InputError if it is none."""
         if not path.is_file():
-            raise FileError(f"--checkpoint: {path} is no regular file; give another path")
+            raise InputError(f"`checkpoint`: {path} is no regular file; give another path")
         try:
             with path.open("rb") as file:
                 content = json.loads(file.read(MOST_BYTES))
@@ -100,31 +101,31 @@ class Checkpoint:
             state = _read(content["state"])
             return Checkpoint(content["file"], Fingerprint(**content["fingerprint"]), content["options"], state)
         except OSError as error:
-            raise FileError(f"--checkpoint: cannot read {path} ({error.strerror}); give another path, or permit it") from None
+            raise InputError(f"`checkpoint`: cannot read {path} ({error.strerror}); give another path, or permit it") from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise FileError(f"--checkpoint: {path} is no checkpoint of this command; give another path, or remove it") from None
+            raise InputError(f"`checkpoint`: {path} is no checkpoint of this command; give another path, or remove it") from None
 
     def check(self, place: Path, path: Path, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
-        """Raise FileError unless this is a checkpoint of that file, as it is now, with those options."""
+        """Raise InputError unless this is a checkpoint of that file, as it is now, with those options."""
         where = f"the {int(self.state.n)} scores summed so far are in the checkpoint"
         if (happened := self.fingerprint.difference(fingerprint)) is not None:
             if Path(self.file) != path.absolute():
                 other = f"{place} is of another file, {self.file}, and not of {path}"
-                raise FileError(f"--checkpoint: {other}; {where}: give another path, or remove it")
-            raise FileError(f"{path} {happened} since the checkpoint of {self.file}; {where}: bring that file back, or remove it")
+                raise InputError(f"`checkpoint`: {other}; {where}: give another path, or remove it")
+            raise InputError(f"{path} {happened} since the checkpoint of {self.file}; {where}: bring that file back, or remove it")
         for name in {**self.options, **options}:
             value = options.get(name)
             if self.options.get(name) != value:
                 had = self.options.get(name)
-                raise FileError(f"--checkpoint was made with {name} {had}, got {value}; {where}: ask for the same, or remove it")
+                raise InputError(f"`checkpoint` was made with {name} {had}, got {value}; {where}: ask for the same, or remove it")
 
 
 def _written(state: LogSumExpState) -> dict[str, Any]:
     return {
         "maximum": float(state.maximum).hex(),
         "count": int(state.count),
-        "rest": [float(part).hex() for part in state.rest],
-        "squares": None if state.squares is None else [float(part).hex() for part in state.squares],
+        "rest": [float(part).hex() for part in state.rest.scaled],
+        "squares": None if state.squares is None else [float(part).hex() for part in state.squares.scaled],
         "n": int(state.n),
     }
 

@@ -9,11 +9,13 @@ in the same way wherever it comes; sums of the same terms then agree to 2⁻¹�
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from softmaxima.core.double_double import two_product
+from softmaxima.core.error_free import two_product
 
 LOG2_HIGH, LOG2_LOW = 0.6931471805599453, 2.3190468138462996e-17  # log 2 in 106 bits
 NOTHING = -1e300  # the exponent of a sum of nothing: below every other, and no infinity, of which differences are NaN
@@ -28,6 +30,14 @@ class Scaled(NamedTuple):
     high: np.ndarray
     low: np.ndarray
     exponent: np.ndarray
+
+    @property
+    def scaled(self) -> Scaled:
+        return self
+
+    def relative_to(self, z: np.ndarray, power: int = 1) -> np.ndarray:
+        """The sum over exp(z)^power, 0 over no term, in `WIDE`."""
+        return self.over(raised(exponential(z), power))
 
     def __add__(self, other: Scaled) -> Scaled:  # type: ignore[override]  # a sum of numbers, not of tuples
         exponent = np.maximum(self.exponent, other.exponent)
@@ -70,6 +80,28 @@ class Scaled(NamedTuple):
         """The same number with another exponent."""
         shift = np.clip(self.exponent - exponent, -UNDERFLOW, UNDERFLOW).astype(np.int32)
         return Scaled(np.ldexp(self.high, shift), np.ldexp(self.low, shift), exponent)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """factor · exp(z)^power of float64 arrays, made a `Scaled` where that is asked for: it takes longer than a short row's sum."""
+
+    z: np.ndarray
+    factor: np.ndarray
+    power: int = 1
+
+    @cached_property
+    def scaled(self) -> Scaled:
+        return raised(exponential(self.z), self.power).times(self.factor)
+
+    def relative_to(self, z: np.ndarray, power: int = 1) -> np.ndarray:
+        """The product over exp(z)^power, in float64 if z is its own."""
+        return self.factor if z is self.z and power == self.power else self.scaled.relative_to(z, power)
+
+
+def raised(term: Scaled, power: int) -> Scaled:
+    """Single terms, or their squares."""
+    return term if power == 1 else term.squared()
 
 
 def nothing(shape: tuple[int, ...]) -> Scaled:

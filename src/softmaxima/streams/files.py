@@ -10,25 +10,33 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from softmaxima.core.arguments import as_number, check_number, check_one_temperature, check_positive
-from softmaxima.kernels import native
-from softmaxima.lse.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.lse.streams.formats import (
+from softmaxima.core.numbers import (
+    InputError,
+    as_number,
+    check_flag,
+    check_number,
+    check_one_temperature,
+    check_positive,
+    described,
+)
+from softmaxima.kernels import interface
+from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
+from softmaxima.streams.formats import (
     STANDARD_INPUT,
-    Block,
-    FileError,
     Scores,
     open_scores,
     piece_length,
     read_once,
     unreadable,
 )
-from softmaxima.lse.streams.state import LogSumExpState, of_codes, of_pieces
+from softmaxima.streams.state import LogSumExpState, of_codes, of_pieces
+
+if TYPE_CHECKING:
+    from softmaxima.streams.formats import Block
 
 CHECKPOINT_SECONDS = 5.0
 EIGHT_BITS = ("int8", "uint8")
@@ -68,10 +76,12 @@ def file_logsumexp(
             which would keep no record of it.
 
     Raises:
-        ValueError (its subclass FileError): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
+        ValueError (its subclass `InputError`): a file that is missing, cut off, of another kind, or not that of the checkpoint, or
             that was written to while it was read; always in one line that says what to do. A checkpoint is then left as it is.
 
-    Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read.
+    Memory is constant: 4 MiB a thread, or 2²⁰ scores (one chunk of HDF5 and Zarr, if larger). Cost: one read. Terms are
+    taken in float64, whatever the dtype: of float32 in memory that takes some three times what `logsumexp` of the mapped file does,
+    which takes them in float32.
 
     >>> import pathlib, tempfile, numpy as np, softmaxima as sm
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -80,24 +90,25 @@ def file_logsumexp(
     ...     sm.file_logsumexp(path).value == np.log(1e5)
     np.True_
     """
-    path = Path(path)
     name = "file_logsumexp"
+    path = _checked_path(name, "path", path)
     tau = check_one_temperature(name, temperature)
+    effective_size = check_flag(name, "effective_size", effective_size)
     quantised = None
     if scale is not None or as_number(zero_point) != 0.0:
         scale = 1.0 if scale is None else check_positive(name, "scale", scale)
         quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
-    place = None if checkpoint is None else Path(checkpoint)
+    place = None if checkpoint is None else _checked_path(name, "checkpoint", checkpoint)
     if place is not None and observe is not None:
-        raise FileError("--checkpoint keeps the sum alone; leave it out, or ask for nothing beside the sum")
+        raise InputError("`checkpoint` keeps the sum alone; leave it out, or ask for nothing beside the sum")
     once = read_once(path)
     if place is not None and once:
         pipe = "standard input" if path == STANDARD_INPUT else path
-        raise FileError(f"--checkpoint: {pipe} cannot be read again from where it stopped; give a file")
+        raise InputError(f"`checkpoint`: {pipe} cannot be read again from where it stopped; give a file")
     scores = open_scores(path, column, dtype)
     counted = scores.dtype in EIGHT_BITS
     if quantised is not None and not counted:
-        raise FileError(f"--scale and --zero-point are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
+        raise InputError(f"`scale` and `zero_point` are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
     reading = Reading(tau, effective_size, (quantised or (1.0, 0.0)) if counted else None)
     state = LogSumExpState() if effective_size else LogSumExpState(squares=None)
     if once:
@@ -118,15 +129,23 @@ def file_logsumexp(
         try:
             Checkpoint(str(path.absolute()), fingerprint, options, state).save(place)
         except OSError as error:
-            raise FileError(f"--checkpoint: cannot write {place} ({error.strerror}); choose another path") from None
+            raise InputError(f"`checkpoint`: cannot write {place} ({error.strerror}); choose another path") from None
 
     save(state)  # a place that cannot be written to shows now, not after hours
     state = _summed(scores, state, reading, progress, observe, save)
     if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
-        raise FileError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
+        raise InputError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
     if place is not None:
         Path(os.path.realpath(place)).unlink()
     return state
+
+
+def _checked_path(name: str, what: str, path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name}: {what} must be a path, got {described(path, 'a str or a pathlib.Path')}")
+    if path == "":
+        raise ValueError(f"{name}: {what} must be a path, got the empty string; name a file")
+    return Path(path)
 
 
 @dataclass(frozen=True)
@@ -190,18 +209,21 @@ def _one_by_one(blocks: Iterator[Block], reading: Reading, observe: Callable[[Bl
 def _side_by_side(
     part: Callable[[int, int], Iterator[Block]], start: int, stop: int, piece: int, reading: Reading
 ) -> Iterator[LogSumExpState]:
-    """The states of windows of one length, of which each of as many threads as torch has reads and sums equally many.
+    """The states of windows of one length, of which each thread reads and sums equally many.
 
     Windows are of whole pieces, so that the sum does not depend on the number of threads.
     """
-    threads, pieces = torch.get_num_threads(), math.ceil((stop - start) / piece)
+    threads, pieces = interface.threads(), math.ceil((stop - start) / piece)
     rounds = math.ceil(pieces / (threads * WINDOW))
     length = piece * max(1, math.ceil(pieces / max(1, threads * rounds)))
 
     def window(first: int) -> LogSumExpState:
-        with native.one_thread():
+        with interface.one_thread():
             return reading.state(part(first, min(first + length, stop)))
 
+    if threads == 1 or length >= stop - start:  # a thread of its own would only cost its beginning
+        yield from map(window, range(start, stop, length))
+        return
     pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[LogSumExpState]] = deque()
     try:

@@ -22,25 +22,23 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.numbers import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Block = np.ndarray | Tensor
 
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
 STANDARD_INPUT = Path("-")
 _MAGIC = b"\x93NUMPY"
-
-Block = np.ndarray | Tensor
-
-
-class FileError(ValueError):
-    """A file cannot be used. The message is one line: what was wrong, what arrived and what to do."""
+_GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
 
     `column` names the array of an NPZ, the field of a structured NPY, the column of a table, the dataset of an HDF5 or Zarr file;
     it may be left out where there is only one. "-" is standard input, and a named pipe is read as it is. A suffix .gz or .zst is of
-    the compression, and the suffix before it of the format. Raises FileError.
+    the compression, and the suffix before it of the format. Raises InputError.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,8 +83,10 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
     (12, 'float32', [(10,)])
     """
     if dtype is not None and dtype not in RAW_DTYPES:
-        raise FileError(f"--dtype: raw memory is of {', '.join(RAW_DTYPES)}; got {dtype!r}")
+        raise InputError(f"`dtype`: raw memory is of {', '.join(RAW_DTYPES)}; got {dtype!r}")
     if path == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise InputError("standard input is closed; give a file, or the output of another command")
         return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
     try:
         return _from_file(path, column, dtype)
@@ -105,32 +105,32 @@ def read_once(path: Path) -> bool:
 def _from_file(path: Path, column: str | None, dtype: str | None) -> Scores:
     suffix = path.suffix.lower()
     if not path.exists():
-        raise FileError(f"there is no file {path}; give a path to an existing file, or - for standard input")
+        raise InputError(f"there is no file {path}; give a path to an existing file, or - for standard input")
     if path.is_dir() and suffix != ".zarr":
-        raise FileError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with --dtype")
+        raise InputError(f"{path} is a directory; give a file: {', '.join(READERS)}, or raw memory with `dtype`")
     if path.is_fifo():
         return _named_pipe(path, column, dtype)
     if not path.is_file() and not path.is_dir():
-        raise FileError(f"{path} is a device or a socket; give a file, or - for standard input")
-    if path.is_file() and path.stat().st_size == 0:
-        raise FileError(f"{path.name} is empty: it has 0 bytes, and holds no scores; write it again")
+        raise InputError(f"{path} is a device or a socket; give a file, or - for standard input")
+    if suffix in {*READERS, *COMPRESSIONS} - {".txt"} and path.is_file() and path.stat().st_size == 0:
+        raise InputError(f"{path.name} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
     if suffix in COMPRESSIONS:
         return _compressed(path, column, dtype, suffix)
     if dtype is None and suffix not in READERS:
-        raise FileError(
-            f"{path.name}: unknown suffix {suffix!r}; give --dtype for raw memory, or convert it to one of: {', '.join(READERS)}"
+        raise InputError(
+            f"{path.name}: unknown suffix {suffix!r}; give `dtype` for raw memory, or convert it to one of: {', '.join(READERS)}"
         )
     if dtype is not None and suffix in READERS:
-        raise FileError(f"{path.name}: a file with the suffix {suffix} states its own dtype; leave --dtype out")
+        raise InputError(f"{path.name}: a file with the suffix {suffix} states its own dtype; leave `dtype` out")
     return _raw(path, column, dtype) if dtype is not None else READERS[suffix](path, column)
 
 
-def unreadable(name: str, error: Exception) -> FileError:
+def unreadable(name: str, error: Exception) -> InputError:
     """What the system or a library said, in one line."""
     said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, PermissionError):
-        return FileError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
-    return FileError(f"{name} cannot be read ({said}); check that it is whole, and write it again")
+        return InputError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
+    return InputError(f"{name} cannot be read ({said}); check that it is whole, and write it again")
 
 
 # Plain memory ---------------------------------------------------------------------------------------------------------------
@@ -140,13 +140,19 @@ def _npy(path: Path, column: str | None) -> Scores:
     with path.open("rb") as file:
         dtype, count = _header(file, path.name)
         offset = file.tell()
+    items, field = _field(path.name, dtype, column)
     held = path.stat().st_size - offset
     if held < count * dtype.itemsize:
-        raise FileError(
+        raise InputError(
             f"{path.name} is cut off: its header states {count} scores, and it holds {held // dtype.itemsize}; copy it again"
         )
-    dtype, field = _field(path.name, dtype, column)
-    return _plain(path, offset, count, dtype, field)
+    if held > count * dtype.itemsize:
+        raise _too_long(path.name, count)
+    return _plain(path, offset, count, items, field)
+
+
+def _too_long(name: str, count: int) -> InputError:
+    return InputError(f"{name} goes on after the {count} scores that its header states; write it again, one array a file")
 
 
 def _raw(path: Path, column: str | None, dtype: str) -> Scores:
@@ -154,7 +160,9 @@ def _raw(path: Path, column: str | None, dtype: str) -> Scores:
     plain = _numpy_dtype(dtype)
     count, rest = divmod(path.stat().st_size, plain.itemsize)
     if rest:
-        raise FileError(f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check --dtype, or copy it again")
+        raise InputError(
+            f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check `dtype`, or copy it again"
+        )
     return _plain(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
 
 
@@ -172,10 +180,10 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
                 filled = 0
                 while filled < n * item:
                     if not (more := file.readinto(data[filled : n * item])):
-                        raise FileError(f"{path.name} was cut off while it was read; copy it again")
+                        raise InputError(f"{path.name} was cut off while it was read; copy it again")
                     filled += more
                 block = memory[:n] if field is None else np.ascontiguousarray(memory[field][:n])
-                yield as_tensor("lse", "scores", block).view(torch.bfloat16) if bfloat16 else block
+                yield _bfloat16(block) if bfloat16 else block
 
     def mapped() -> Block:
         if not count:
@@ -185,7 +193,7 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
         except OSError as error:
             raise unreadable(path.name, error) from None
         if bfloat16:
-            return as_tensor("lse", "scores", items).view(torch.bfloat16)
+            return _bfloat16(items)
         return items if field is None else items[field]
 
     name = "bfloat16" if bfloat16 else scores.name
@@ -197,8 +205,17 @@ def piece_length(itemsize: int) -> int:
     return max(1, CACHED // itemsize)
 
 
+def _bfloat16(items: np.ndarray) -> Tensor:
+    """A tensor over the same memory, for NumPy has no bfloat16."""
+    import torch  # here, for other scores do without it
+
+    from softmaxima.core.arguments import as_tensor
+
+    return as_tensor("lse", "scores", items).view(torch.bfloat16)
+
+
 def _numpy_dtype(dtype: str) -> np.dtype:
-    return np.dtype(np.int16 if dtype == "bfloat16" else dtype)  # NumPy has no bfloat16
+    return np.dtype(np.int16 if dtype == "bfloat16" else dtype)
 
 
 def _header(file: IO[bytes], name: str) -> tuple[np.dtype, int]:
@@ -225,24 +242,39 @@ def _field(name: str, dtype: np.dtype, column: str | None) -> tuple[np.dtype, st
 
 def _check_real(name: str, dtype: np.dtype) -> None:
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
-        raise FileError(f"{name} holds {dtype}; scores are real numbers of at most 64 bits: save it with .astype(numpy.float64)")
+        repair = REPAIRS.get(dtype.kind, "save numbers instead")
+        raise InputError(f"{name} holds {dtype}; scores are real numbers of at most 64 bits: {repair}")
+
+
+# Of each kind of dtype that holds no scores: what to do with it.
+REPAIRS = {
+    "f": "save it with .astype(numpy.float64)",
+    "c": "save x.real, or sum the array itself with softmaxima.logsumexp",
+    "U": "save it with .astype(numpy.float64), if all of it is numbers",
+    "S": "save it with .astype(numpy.float64), if all of it is numbers",
+    "O": "save numpy.array(x.tolist(), float), if all of it is numbers",
+    "M": "dates have no exponential, so save numbers",
+    "m": "save it divided by its unit, as x / numpy.timedelta64(1, 's')",
+}
 
 
 def _no_column(name: str, column: str | None) -> None:
     if column is not None:
-        raise FileError(f"{name} has no columns; leave --column {column} out")
+        raise InputError(f"{name} has no columns; leave `column` out, got {column!r}")
 
 
 def _choose(name: str, what: str, names: Any, column: str | None) -> str:
     """The column asked for, or the only one."""
     found = list(names)
-    listed = ", ".join(map(repr, found[:10])) + (f" and {len(found) - 10} more" if len(found) > 10 else "") or "none"
+    listed = ", ".join(map(repr, found[:10])) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+    if not found:
+        raise InputError(f"{name} has no {what}s, and so no scores; write it again")
     if column is None and len(found) != 1:
-        raise FileError(f"{name}: name one of its {what}s with --column: {listed}")
+        raise InputError(f"{name}: name one of its {what}s with `column`: {listed}")
     if column is not None and column not in found:
-        raise FileError(f"{name}: there is no {what} {column!r}; choose --column among: {listed}")
+        raise InputError(f"{name}: there is no {what} {column!r}; choose `column` among: {listed}")
     if column is not None and found.count(column) > 1:
-        raise FileError(f"{name}: {found.count(column)} {what}s are called {column!r}; rename all but one")
+        raise InputError(f"{name}: {found.count(column)} {what}s are called {column!r}; rename all but one")
     return found[0] if column is None else column
 
 
@@ -276,8 +308,6 @@ def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> S
     start = b""
     while len(start) < len(_MAGIC) and (more := file.read(len(_MAGIC) - len(start))):
         start += more
-    if not start:
-        raise FileError(f"{name} is empty: it holds no scores; look at the command that writes to it")
     file = _Rejoined(start, file)
     if dtype is not None:
         _no_column(name, column)
@@ -360,19 +390,24 @@ class Stream:
 def _compressed(path: Path, column: str | None, dtype: str | None, suffix: str) -> Scores:
     """What the suffix before that of the compression says, or NPY or text by its beginning."""
     stream, inner = Stream(path, COMPRESSIONS[suffix]()), Path(path.stem).suffix.lower()
+    with path.open("rb") as file:
+        if suffix == ".gz" and file.read(len(_GZIP)) != _GZIP:
+            raise InputError(
+                f"{path.name} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it"
+            )
     if inner in READERS:
         if dtype is not None:
-            raise FileError(f"{path.name}: a file with the suffix {inner} states its own dtype; leave --dtype out")
+            raise InputError(f"{path.name}: a file with the suffix {inner} states its own dtype; leave `dtype` out")
         if inner not in STREAMS:
-            raise FileError(f"{path.name}: a file with the suffix {inner} is read from several places; decompress it first")
+            raise InputError(f"{path.name}: a file with the suffix {inner} is read from several places; decompress it first")
     if dtype is not None:
         _no_column(path.name, column)
         raw = dtype
         return stream.scores(raw, lambda file: _streamed(file, path.name, _numpy_dtype(raw), None, None, raw == "bfloat16"))
     with stream.open() as file:
         start = file.read(len(_MAGIC))
-        if not start:
-            raise FileError(f"{path.name} is empty: it has 0 bytes when decompressed, and holds no scores; write it again")
+        if not start and inner in STREAMS and inner != ".txt":
+            raise InputError(f"{path.name} is empty: it has 0 bytes when decompressed, where a file of no scores has a header")
     if start == _MAGIC:
         return _npy_stream(stream, column)
     if inner == ".npy":
@@ -407,6 +442,10 @@ def _numbers(file: Any, name: str) -> Iterator[Block]:
     """Numbers between white space or commas."""
     rest, mark = b"", codecs.BOM_UTF8  # some editors begin a text with it
     while text := file.read(8 * PIECE):
+        if mark and text.startswith((_GZIP, _ZSTANDARD)):
+            raise InputError(
+                f"{name} is compressed; decompress it first, or give a file whose suffix says so, as .npy.gz, .txt.zst"
+            )
         text, mark = text.removeprefix(mark), b""
         words = (rest + text).replace(b",", b" ").split()
         rest = words.pop() if words and not text[-1:].isspace() and text[-1:] != b"," else b""
@@ -420,9 +459,10 @@ def _parsed(words: list[bytes], name: str) -> np.ndarray:
     try:
         return np.array(words).astype(np.float64)
     except ValueError:
-        word = next(word for word in words if not _is_number(word)).decode(errors="replace")
-        repair = "give numbers between spaces, commas or line ends, or --dtype for raw memory"
-        raise FileError(f"{name}: {word[:40]!r} is no number; {repair}") from None
+        word = next(word for word in words if not _is_number(word)).decode(errors="replace")[:40]
+        repair = "give numbers between spaces, commas or line ends, or `dtype` for raw memory"
+        wrong = f"{word!r} is no number" if word.isprintable() and "\N{REPLACEMENT CHARACTER}" not in word else "it is no text"
+        raise InputError(f"{name}: {wrong}; {repair}") from None
 
 
 def _is_number(word: bytes) -> bool:
@@ -436,7 +476,7 @@ def _is_number(word: bytes) -> bool:
 def _streamed(
     file: Any, name: str, dtype: np.dtype, field: str | None, count: int | None, bfloat16: bool = False
 ) -> Iterator[Block]:
-    """Items of plain memory from a stream: `count` of them, or all."""
+    """Items of plain memory from a stream: `count` of them, after which it ends, or all."""
     size, left = dtype.itemsize, math.inf if count is None else count
     while left > 0:
         wanted = int(min(PIECE, left)) * size
@@ -444,15 +484,17 @@ def _streamed(
         while len(data) < wanted and (more := file.read(wanted - len(data))):
             data += more
         if len(data) % size or (len(data) < wanted and count is not None):
-            raise FileError(
+            raise InputError(
                 f"{name} is cut off: it ends in the middle of {'a score' if count is None else 'its data'}; write it again"
             )
         if not data:
             return
         items = np.frombuffer(data, dtype)
         block = items if field is None else np.ascontiguousarray(items[field])
-        yield torch.from_numpy(block).view(torch.bfloat16) if bfloat16 else block
+        yield _bfloat16(block) if bfloat16 else block
         left -= len(items)
+    if count is not None and file.read(1):
+        raise _too_long(name, count)
 
 
 def _skip(blocks: Iterator[Block], start: int) -> Iterator[Block]:
@@ -472,7 +514,7 @@ def _library(module: str, kind: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         package = module.partition(".")[0]
-        raise FileError(f'{kind} needs {package}, which is not installed: pip install ".[files]"') from None
+        raise InputError(f"{kind} needs {package}, which is not installed: pip install {package}") from None
 
 
 def _parquet(path: Path, column: str | None) -> Scores:
@@ -562,9 +604,9 @@ def _csv_stream(stream: Stream, column: str | None) -> Scores:
         names = [f"f{i}" for i in range(len(names))]  # as pyarrow calls them
     try:
         chosen = _choose(stream.name, "column", names, column)
-    except FileError as error:
+    except InputError as error:
         taken = "; its first line was taken for the header: give it one, if that is a row" if any(numbers) and not bare else ""
-        raise FileError(f"{error}{taken}") from None
+        raise InputError(f"{error}{taken}") from None
     # Threads read one column no faster, and lose the number of a row that is wrong.
     reading = lambda: reader.ReadOptions(block_size=8 * PIECE, autogenerate_column_names=bare, use_threads=False)
     converting = reader.ConvertOptions(
@@ -590,22 +632,22 @@ def _first_line(stream: Stream) -> list[str]:
     except UnicodeDecodeError:
         first = "\0"
     if re.search(r"[\x00-\x08\x0e-\x1f\x7f]", first):
-        raise FileError(f"{stream.name}: its first line is no text in UTF-8; save it as CSV in UTF-8")
+        raise InputError(f"{stream.name}: its first line is no text in UTF-8; save it as CSV in UTF-8")
     names = next(csv.reader([first]), [])
     separator = next((mark for mark in ";\t|" if mark in first), None)
     if len(names) == 1 and separator is not None:
-        raise FileError(f"{stream.name}: its columns seem to be separated by {separator!r}; save it with commas between them")
+        raise InputError(f"{stream.name}: its columns seem to be separated by {separator!r}; save it with commas between them")
     return names
 
 
-def _wrong_row(name: str, column: str, error: Exception) -> FileError:
+def _wrong_row(name: str, column: str, error: Exception) -> InputError:
     """What pyarrow said of a row; the header is row 1."""
     if found := re.search(r"Row #(\d+): CSV conversion error to \w+: invalid value '(.*)'", str(error), re.DOTALL):
         row, cell = found.groups()
-        return FileError(f"{name}: column {column!r} is not numeric: row {row} holds {cell[:40]!r}; name another column")
+        return InputError(f"{name}: column {column!r} is not numeric: row {row} holds {cell[:40]!r}; name another column")
     if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
         row, columns, got = found.groups()
-        return FileError(f"{name}: row {row} has {got} columns, and the first row {columns}; give every row as many")
+        return InputError(f"{name}: row {row} has {got} columns, and the first row {columns}; give every row as many")
     return unreadable(name, error)
 
 
@@ -615,8 +657,8 @@ def _column(name: str, schema: Any, column: str | None) -> tuple[str, np.dtype]:
     try:
         dtype = np.dtype(kind.to_pandas_dtype())
         _check_real(name, dtype)
-    except (FileError, NotImplementedError, TypeError):
-        raise FileError(f"{name}: column {chosen!r} is of type {kind}; cast it to a number of at most 64 bits") from None
+    except (InputError, NotImplementedError, TypeError):
+        raise InputError(f"{name}: column {chosen!r} is of type {kind}; cast it to a number of at most 64 bits") from None
     return chosen, dtype
 
 
@@ -624,7 +666,7 @@ def _decoded(name: str, columns: Iterator[Any], pyarrow: Any) -> Iterator[Block]
     try:
         for values in columns:
             if values.null_count:
-                raise FileError(f"{name}: {values.null_count} values are missing; fill them in, or remove those rows")
+                raise InputError(f"{name}: {values.null_count} values are missing; fill them in, or remove those rows")
             yield values.to_numpy(zero_copy_only=False)
     except (OSError, pyarrow.ArrowException) as error:
         raise unreadable(name, error) from None

@@ -1,0 +1,137 @@
+"""Checks of numbers, flags and names at the public edge, which need no torch: what they are told of may be tensors all the same.
+
+A number is Python's, NumPy's, or an array of no axes; an int may be a tensor. A bool is none, and neither is a string.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+
+class InputError(ValueError):
+    """What a function or a command was given or asked for cannot be used, files among it.
+
+    The message is one line: what was wrong, what arrived and what to do. It has the names of parameters in backticks, so that a
+    command can tell of its options in their place.
+    """
+
+
+def as_number(value: Any) -> float | None:
+    """The number that a value is, or None."""
+    if type(value) is float:
+        return value
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond the range of float64
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+
+
+def check_number(name: str, what: str, value: Any, valid: Callable[[float], Any], domain: str) -> float:
+    """A number that is `valid`."""
+    number = as_number(value)
+    if number is None:
+        raise TypeError(f"{name}: {what} must be {domain}, got {described(value)}")
+    if not valid(number):
+        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
+    return number
+
+
+def check_positive(name: str, what: str, value: Any) -> float:
+    """A positive finite number."""
+    return check_number(name, what, value, lambda number: 0 < number < math.inf, "a positive finite number")
+
+
+def check_confidence(name: str, value: Any) -> float:
+    """A probability with which an interval is to hold."""
+    return check_number(name, "confidence", value, lambda number: 0 < number < 1, "a number between 0 and 1")
+
+
+def check_count(name: str, what: str, value: Any, least: int = 1) -> int:
+    """An int that is at least `least`."""
+    return check_int(name, what, value, lambda count: count >= least, f"an int of at least {least}")
+
+
+def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = lambda number: True, domain: str = "an int") -> int:
+    """An int that is `valid`."""
+    if type(value) is int:
+        number = operator.index(value)  # of a compiler's symbol, the number
+    elif (
+        isinstance(value, (bool, np.bool_)) or str(getattr(value, "dtype", None)) == "torch.bool" or not hasattr(value, "__index__")
+    ):
+        raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}")
+    else:
+        try:
+            number = operator.index(value)
+        except (TypeError, ValueError):  # an array or a tensor of floating point, or of more than one number
+            raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}") from None
+    if not valid(number):
+        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
+    return number
+
+
+def check_choice(name: str, what: str, value: Any, choices: Sequence[str]) -> str:
+    """One of several names."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: {what} must be one of {', '.join(choices)}, got {value!r}{nearest(value, choices)}")
+    return value
+
+
+def nearest(name: Any, choices: Iterable[str]) -> str:
+    """The choice that was meant, as the end of a sentence; nothing where none is near."""
+    found = difflib.get_close_matches(name, list(choices), 1) if isinstance(name, str) else []
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def described(value: Any, wanted: str = "a number") -> str:
+    """What arrived, where it is of the wrong kind, and what to pass."""
+    if isinstance(value, str):
+        return f"the string {value!r}; pass {wanted}"
+    if isinstance(value, (bool, np.bool_)):
+        return f"the bool {value}; pass {wanted}"
+    if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):  # there is none before torch is loaded
+        return f"a tensor of shape {tuple(value.shape)}; pass {wanted}, such as .item() of it"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {value.shape}; pass {wanted}"
+    return f"{repr(value) if isinstance(value, (float, int, np.number, type(None))) else type(value).__name__}; pass {wanted}"
+
+
+def check_axis(name: str, dim: Any) -> int:
+    """`dim` as an int, whatever the number of axes."""
+    if isinstance(dim, float) or callable(dim):
+        given = dim if isinstance(dim, float) else f"the function {getattr(dim, '__name__', dim)}"
+        raise TypeError(f"{name}: dim must be an int, got {given}; pass an int, and other arguments by name")
+    if isinstance(dim, (tuple, list)):
+        raise TypeError(f"{name}: dim must be an int, got {type(dim).__name__} {dim}; make one axis of these by x.flatten() first")
+    return check_int(name, "dim", dim)
+
+
+def check_flag(name: str, what: str, value: Any) -> bool:
+    """A bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {what} must be True or False, got {value!r}")
+    return bool(value)
+
+
+SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double; 0 in a comparison with float32
+# (valid, domain) of a temperature.
+TEMPERATURE: tuple[Callable[[Any], Any], str] = (
+    lambda tau: (tau > 0) & (tau >= SMALLEST_TEMPERATURE) & (tau < math.inf),
+    "positive and finite, at least 2.3e-308",
+)
+
+
+def check_one_temperature(name: str, value: Any) -> float:
+    """A positive number."""
+    return check_number(name, "temperature", value, *TEMPERATURE)

@@ -1,0 +1,310 @@
+"""Native libraries on the CPU: the only file that loads them and knows their structures (csrc/kernels.h).
+
+Nothing here needs torch, so that sums of files do without loading it. What the library does with tensors is in `native.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import math
+import os
+import struct
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+
+INTERFACE = 8  # the version that csrc/kernels.h states
+DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
+
+# The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
+
+
+class Rows(NamedTuple):
+    """How scores lie, [outer, n, inner], and what they are divided by and left out by."""
+
+    dtype: int
+    outer: int
+    n: int
+    inner: int
+    threads: int
+    x: int
+    stride: int
+    tau: float
+    taus: int
+    theta: int
+    distance: int
+    mask: int
+    blocks: int
+
+
+class Forward(NamedTuple):
+    out: int
+    states: int = 0
+
+
+class Backward(NamedTuple):
+    p: int
+    states: int
+    g: int
+    out: int
+    labels: int = 0
+
+
+class Loss(NamedTuple):
+    labels: int
+    soft: int
+    class_weight: int
+    smoothing: float
+    scale: float
+    fenchel: int
+    values: int
+    out: int
+
+
+class Margin(NamedTuple):
+    """A margin on cosines, whose scale is 0 where there is none."""
+
+    scale: float = 0.0
+    size: float = 0.0
+    angular: int = 0
+    limit: float = math.inf
+
+
+NO_MARGIN = Margin()
+
+
+class GivenLoss(NamedTuple):
+    p: int
+
+
+class State(NamedTuple):
+    rests: int
+    maxima: int
+    counts: int
+
+
+class Weighted(NamedTuple):
+    weights: int
+    wide: int
+    distance: int
+    values: int
+    signs: int
+    states: int = 0
+    g: int = 0
+    out: int = 0
+
+
+class Gaps(NamedTuple):
+    width: float
+    bins: int
+    k: int
+    summary: int
+    largest: int
+    counts: int
+
+
+class Kept(NamedTuple):
+    reach: float
+    summary: int
+
+
+class Quantized(NamedTuple):
+    dtype: int
+    is_signed: int
+    outer: int
+    n: int
+    inner: int
+    threads: int
+    q: int
+    scale: float
+    zero: float
+    scales: int
+    zeros: int
+    mask: int
+    values: int
+    out: int
+
+
+class Pairs(NamedTuple):
+    dtype: int
+    n: int
+    threads: int
+    x: int
+    y: int
+    g: int
+    out: int
+    other: int = 0
+
+
+class Elementwise(NamedTuple):
+    dtype: int
+    n: int
+    x: int
+    y: int
+
+
+def _packer(*structures: type[Any]) -> Callable[..., bytes]:
+    """The bytes of structures, one after the other, of the values of their fields."""
+    kinds = [kind for structure in structures for kind in get_type_hints(structure).values()]
+    return struct.Struct("".join({int: "q", float: "d"}[kind] for kind in kinds)).pack
+
+
+FORWARD, BACKWARD, STATE = _packer(Rows, Forward), _packer(Rows, Backward), _packer(Rows, State)
+LOSS, GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, GivenLoss)
+WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
+GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
+
+
+Function = Callable[[bytes], int]  # of the bytes of a structure
+
+
+def find_library(folders: Iterable[str]) -> Path | None:
+    """The library as it was installed beside the package."""
+    return next((path for folder in folders if (path := Path(folder) / "libsoftmaxima.so").exists()), None)
+
+
+def load() -> ctypes.CDLL | None:
+    """The library, or None where torch has to do; says once how to get it if that was not wished for."""
+    backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
+    if backend not in ("native", "reference", "triton"):
+        raise ValueError(f"SOFTMAXIMA_BACKEND must be native, reference or triton, got {backend!r}")
+    if backend != "native":
+        return None
+    import softmaxima
+
+    _share_openmp()
+    return open_library(find_library(softmaxima.__path__))
+
+
+def _share_openmp() -> None:
+    """Load the OpenMP runtime that torch brings along: whoever comes first, one pool of threads serves both."""
+    found = importlib.util.find_spec("torch")  # which does not load it
+    for folder in (found and found.submodule_search_locations) or ():
+        runtime = Path(folder, "lib", "libgomp.so.1")
+        if runtime.exists():
+            ctypes.CDLL(str(runtime))
+
+
+def open_library(path: Path | None) -> ctypes.CDLL | None:
+    """A library of our interface; None, with one warning, where there is none."""
+    problem = "it was not built"
+    if path is not None and path.exists():
+        try:
+            library = ctypes.CDLL(str(path))
+            if (interface := library.softmaxima_interface()) == INTERFACE:
+                return library
+            problem = f"it has interface {interface}, and this package needs {INTERFACE}"
+        except (OSError, AttributeError) as error:
+            problem = str(error)
+    which = "its native library" if path is None else f"the native library {path}"
+    warnings.warn(
+        f"softmaxima runs without {which}, much slower on the CPU ({problem}): reinstall it where there is a C++ compiler, or set "
+        "SOFTMAXIMA_BACKEND=reference",
+        stacklevel=2,
+    )
+    return None
+
+
+opened = functools.cache(open_library)  # so that its warning comes once
+LIBRARY = load()
+AVAILABLE = LIBRARY is not None
+
+
+def instruction_set() -> str:
+    """Which of its variants the library runs: v4, v3 or baseline; "none" without a library."""
+    if LIBRARY is None:
+        return "none"
+    LIBRARY.softmaxima_instruction_set.restype = ctypes.c_char_p
+    return LIBRARY.softmaxima_instruction_set().decode()
+
+
+@functools.cache
+def find_function(name: str, library: ctypes.CDLL | None = LIBRARY) -> Function:
+    """The kernel `softmaxima_…` of a library."""
+    try:
+        function = getattr(library, "softmaxima_" + name)
+    except AttributeError:
+        raise AttributeError(
+            f"the native library has no kernel {name!r}; end its file in csrc/ by SOFTMAXIMA_KERNEL({name}, …), and build it again"
+        ) from None
+    function.argtypes = [ctypes.c_char_p]
+    function.restype = ctypes.c_int
+    return function
+
+
+def find_checked(name: str, kind: str, library: ctypes.CDLL) -> Function:
+    """The function, which must take the structure of this kind: of another it would read what is not there."""
+    function, says = find_function(name, library), getattr(library, f"softmaxima_{name}_takes")
+    says.restype = ctypes.c_char_p
+    if (takes := says().decode()) != kind:
+        raise ValueError(f"Kernel: {kind.lower()}= must name a kernel that takes {kind}, got {name!r}, which takes {takes}")
+    return function
+
+
+def run(function: Function, structure: bytes) -> None:
+    """Call a kernel. Raises MemoryError."""
+    if function(structure):
+        raise MemoryError(f"{function.__name__}: no memory for the candidates of a row")
+
+
+_own = threading.local()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it the calling thread runs by itself what is called here, for work that is shared out among threads already."""
+    _own.threads = 1
+    try:
+        yield
+    finally:
+        del _own.threads
+
+
+def threads() -> int:
+    """As many as torch is told to take or, where it is not loaded, as OpenMP takes by itself."""
+    told = getattr(sys.modules.get("torch"), "get_num_threads", _threads_of_openmp)
+    return getattr(_own, "threads", 0) or told()
+
+
+def _threads_of_openmp() -> int:
+    ask = getattr(LIBRARY, "omp_get_max_threads", None)  # of the runtime that the library brings along
+    return os.cpu_count() or 1 if ask is None else ask()
+
+
+# Sums of NumPy arrays -------------------------------------------------------------------------------------------------------
+
+
+def array_rows(x: np.ndarray, tau: float) -> Rows:
+    """Rows [..., n] of scores, n > 0, contiguous and of a dtype in `DTYPES`."""
+    n = x.shape[-1]
+    return Rows(
+        dtype=DTYPES[x.dtype.name],
+        outer=x.size // n,
+        n=n,
+        inner=1,
+        threads=threads(),
+        x=x.ctypes.data,
+        stride=n,
+        tau=tau,
+        taus=0,
+        theta=0,
+        distance=0,
+        mask=0,
+        blocks=0,
+    )
+
+
+def logsumexp_state(rows: Sequence[Any], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(Σ exp((x − M)/τ) over the others, the largest x M, both in double, how many x are that) of `Rows` of this shape."""
+    rest, maximum, count = np.empty(shape), np.empty(shape), np.empty(shape, np.int64)
+    own = State(rests=rest.ctypes.data, maxima=maximum.ctypes.data, counts=count.ctypes.data)
+    run(find_function("logsumexp_state"), STATE(*rows, *own))
+    return rest, maximum, count

@@ -1,1 +1,0 @@
-"""Sums of scores that come in blocks: from memory, files and pipes, merged in any order."""
