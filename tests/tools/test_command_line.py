@@ -274,7 +274,7 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(table: str, tmp_path: Path
     assert "of 4" in seen  # which folds are seen depends on their speed
     assert b"\x1b" not in ended.stdout
     assert b"\r" not in ended.stdout
-    assert b"% " not in ended.stdout
+    assert b"fold 2 of" not in ended.stdout
 
 
 @pytest.mark.parametrize(
