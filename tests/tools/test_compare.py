@@ -13,31 +13,31 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from sklearn.metrics import f1_score, log_loss
 
 from softmaxima.core.arguments import InputError
 from softmaxima.experiments.compare import (
-    BINS,
-    Bin,
+    BASELINE,
     Comparison,
-    Fold,
-    Pair,
-    Result,
     Settings,
     check_classes,
-    choose,
     compare,
-    evaluate,
-    pairs,
-    recommend,
-    standardise,
-    usual_epochs,
+    epochs_for,
+    estimated_seconds,
+    summary,
+    total_steps,
+    trained_folds,
 )
+from softmaxima.experiments.measures import Result, evaluate
+from softmaxima.experiments.saved import as_json, as_text, read_folds
 from softmaxima.experiments.tables import Table, read_table
+from softmaxima.integrations.pairs import choose, pairs
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima.report.compare import as_csv, as_json, drawn_maps, figures, page, support_groups, write
+from softmaxima.report.compare import page, sentence, write
+from softmaxima.report.compare_figures import drawn_maps, figures, pareto_front, support_groups
 
-TINY = Settings(folds=2, epochs=2)
+TINY = Settings(folds=2, repeats=1, epochs=2)
 SOME = choose(pairs(3), ["softmax", "sparsemax", "top-p softmax"])
 
 
@@ -57,7 +57,7 @@ def flowers(rows: int = 48) -> pl.DataFrame:
 
 def measured(comparison: Comparison) -> list[Any]:
     """Everything but the times."""
-    return [(result.pair.name, [replace(fold, step_seconds=0.0) for fold in result.folds]) for result in comparison.results]
+    return [(result.name, [replace(fold, step_seconds=0.0) for fold in result.folds]) for result in comparison.results]
 
 
 @pytest.fixture
@@ -137,32 +137,33 @@ def test_the_last_column_is_the_target_unless_another_is_named(tmp_path: Path) -
 
 def test_measures_are_those_computed_by_hand() -> None:
     p = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.9, 0.0], [0.0, 0.0, 1.0], [0.2, 0.2, 0.6]])
-    fold = evaluate(p, torch.tensor([0, 1, 0, 2]), 0.25)
+    fold, rows = evaluate(p, torch.tensor([0, 1, 0, 2]), 0.25, 1e-3)
     log = [math.log((p_target + 1e-6) / (1 + 3e-6)) for p_target in (0.5, 0.9, 0.0, 0.6)]
     assert fold.accuracy == 0.75  # of the tie in the first row the lowest index is predicted
-    assert fold.nll == pytest.approx(-sum(log) / 4, rel=1e-6)
+    assert fold.log_loss == pytest.approx(-sum(log) / 4, rel=1e-6)
     assert fold.brier == pytest.approx((0.5 + 0.02 + 2.0 + 0.24) / 4, rel=1e-6)
     assert (fold.support, fold.zeros, fold.support_rows, fold.step_seconds) == (2.0, 0.25, (0, 1, 2, 1), 0.25)
-    result = Result(SOME[0], (fold, fold))
+    # Class 0: two rows, one called it and right; class 1: one row, right; class 2: one row, two called it, one right.
+    assert [(counts.recall, counts.precision) for counts in fold.classes] == [(0.5, 1.0), (1.0, 1.0), (1.0, 0.5)]
+    assert fold.macro_f1 == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
+    assert rows.squares(rows) == {"accuracy": 0.0, "log-loss": 0.0, "brier": 0.0}
+    result = Result("softmax", SOME[0], (fold, fold))
     # Bins 7 (0.5), 13 (0.9), 14 (1.0, wrong) and 9 (0.6) hold one row each.
     assert [index for index, bin in enumerate(result.bins) if bin.rows] == [7, 9, 13, 14]
-    assert result.ece == pytest.approx((0.5 + 0.1 + 1.0 + 0.4) / 4, rel=1e-6)
+    assert result.calibration == pytest.approx((0.5 + 0.1 + 1.0 + 0.4) / 4, rel=1e-6)
 
 
 def test_probabilities_whose_mass_is_below_one_are_measured_as_they_are() -> None:
-    fold = evaluate(torch.tensor([[0.5, 0.25], [0.0, 0.0]]), torch.tensor([0, 1]), 0.0)
+    fold, _ = evaluate(torch.tensor([[0.5, 0.25], [0.0, 0.0]]), torch.tensor([0, 1]), 0.0, 0.0)
     assert (fold.accuracy, fold.brier, fold.support_rows) == (0.5, (0.25 + 0.0625 + 1.0) / 2, (1, 0, 1))
 
 
-def test_standardised_columns_have_the_training_rows_statistics() -> None:
-    training = np.array([[1.0, 7.0, 1e300], [3.0, 7.0, -1e300]])
-    np.testing.assert_allclose(standardise(training, np.array([[5.0, 9.0, 1e300]])), [[3.0, 0.0, 1.0]])
-
-
-def test_the_standard_error_is_that_of_the_mean_over_folds() -> None:
-    result = scored("softmax", [0.9, 0.8, 1.0], brier=0.1)
-    assert result.accuracy == pytest.approx(0.9)
-    assert result.accuracy_se == pytest.approx(0.1 / math.sqrt(3))
+def test_the_measures_are_those_of_scikit_learn() -> None:
+    random = np.random.default_rng(0)
+    p, target = random.dirichlet(np.ones(4), 300), random.integers(0, 4, 300)
+    fold, _ = evaluate(torch.from_numpy(p), torch.from_numpy(target), 0.0, 0.0)
+    assert fold.macro_f1 == pytest.approx(f1_score(target, p.argmax(1), average="macro"))
+    assert fold.log_loss == pytest.approx(log_loss(target, (p + 1e-6) / (1 + 4e-6)))
 
 
 # The experiment -----------------------------------------------------------------------------------------------------------
@@ -177,9 +178,10 @@ def test_a_seed_gives_one_result_whatever_the_callers_random_state(table: Table)
     assert measured(compare(table, replace(TINY, seed=1), SOME)) != measured(first)
 
 
-def test_a_pair_gets_the_same_result_alone_as_among_others(table: Table) -> None:
-    alone = compare(table, TINY, SOME[1:2])
-    assert measured(alone)[0] in measured(compare(table, TINY, SOME))
+def test_a_pair_gets_the_same_result_beside_softmax_as_among_others(table: Table) -> None:
+    two, among = (dict(measured(compare(table, TINY, some))) for some in (SOME[1:2], SOME))
+    assert set(two) == {"softmax", SOME[1].name, BASELINE}
+    assert all(among[name] == folds for name, folds in two.items())
 
 
 def test_the_callers_random_state_and_threads_stay_as_they_were(table: Table) -> None:
@@ -192,18 +194,129 @@ def test_the_callers_random_state_and_threads_stay_as_they_were(table: Table) ->
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_a_table_that_is_easy_to_tell_apart_is_learnt(table: Table, model: Any) -> None:
-    found = compare(table, Settings(model=model, folds=2, epochs=usual_epochs(table.rows, 2)), SOME[:1])
+    found = compare(table, Settings(model=model, folds=2, repeats=1, epochs=epochs_for(table.rows, 2)), SOME[:1])
     assert found.results[0].accuracy > 0.9
 
 
 def test_a_small_table_gets_more_epochs() -> None:
-    assert [usual_epochs(rows, 5) for rows in (48, 1797, 10**6)] == [360, 30, 30]
-    assert [usual_epochs(rows, 3, quick=True) for rows in (48, 1000)] == [60, 10]
+    assert [epochs_for(rows, 5) for rows in (48, 1797, 10**6)] == [360, 30, 30]
+    assert [epochs_for(rows, 3, quick=True) for rows in (48, 1000)] == [60, 10]
 
 
-def test_results_are_sorted_by_accuracy_then_brier(comparison: Comparison) -> None:
-    order = [(-result.accuracy, round(result.brier, 4), result.pair.name) for result in comparison.results]
+def test_results_are_sorted_by_the_metric_then_brier(comparison: Comparison) -> None:
+    order = [(-result.accuracy, round(result.brier, 4), result.name) for result in comparison.results]
     assert order == sorted(order)
+    again = summary(read_some(comparison), replace(TINY, metric="log-loss"), comparison.folds)
+    assert [result.log_loss for result in again.results] == sorted(result.log_loss for result in comparison.results)
+
+
+def read_some(comparison: Comparison) -> Table:
+    """A table with the classes of a comparison's."""
+    sizes = [rows for _, rows in comparison.facts.classes]
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return Table("t", "y", False, np.zeros((len(labels), 1)), labels, tuple(name for name, _ in comparison.facts.classes))
+
+
+def test_the_baseline_gives_every_row_the_frequencies_of_the_classes(comparison: Comparison) -> None:
+    baseline = comparison.baseline
+    assert (baseline.pair, baseline.accuracy) == (None, pytest.approx(1 / 3))
+    assert baseline.log_loss == pytest.approx(math.log(3), rel=1e-5)
+
+
+def test_pairs_that_predict_the_same_are_one_row(comparison: Comparison) -> None:
+    assert "eps softmax" in comparison.softmax.same
+    names = [name for result in comparison.results for name in (result.name, *result.same)]
+    assert sorted(names) == sorted([BASELINE, *(pair.name for pair in pairs(3))])
+
+
+def noise(rows: int = 120, seed: int = 0) -> Table:
+    random = np.random.default_rng(seed)
+    labels = (random.random(rows) < 0.3).astype(np.int64)
+    return Table("noise", "y", False, random.standard_normal((rows, 6)), labels, ("a", "b"))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "log-loss"])
+def test_on_noise_nothing_is_recommended(metric: str) -> None:
+    found = compare(
+        noise(), Settings(metric=metric, epochs=20, repeats=1), choose(pairs(2), ["softmax", "sparsemax", "elastic softmax"])
+    )
+    assert found.recommendation.headline == "Nothing to choose"
+    assert "Nothing to choose" in page(found)
+
+
+def test_shuffled_labels_are_noise(table: Table) -> None:
+    settings = Settings(epochs=20, repeats=1)
+    assert compare(table, settings, SOME).recommendation.pair is not None
+    shuffled = replace(table, labels=np.random.default_rng(1).permutation(table.labels))
+    assert compare(shuffled, settings, SOME).recommendation.pair is None
+
+
+def test_a_map_made_worse_on_purpose_is_found_out(monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
+    """It gives its probabilities to the wrong classes."""
+    map = replace(SOFTMAX, name="another_map", regulariser=None, kernel=None, forward=lambda z: torch.softmax(z, -1).roll(1, -1))
+    monkeypatch.setitem(REGISTRY, map.name, map)
+    worse = replace(next(pair for pair in pairs(3) if pair.map == "another_map"), loss="cross_entropy", options={})
+    found = compare(table, Settings(epochs=40, repeats=1), [SOME[0], worse])
+    assert found.recommendation.pair == SOME[0]
+    assert found.gain(found.of("another map")).worse
+    assert "worse than softmax in accuracy" in sentence(found, found.of("another map"))
+
+
+def test_a_learning_rate_is_chosen_inside_each_fold(table: Table) -> None:
+    tuned = compare(table, replace(TINY, tune=True), SOME[:1])
+    plain = compare(table, TINY, SOME[:1])
+    assert {fold.learning_rate for fold in plain.softmax.folds} == {3e-3}
+    assert {fold.learning_rate for fold in tuned.softmax.folds} == {3e-2}  # two epochs are too few for the others
+    assert tuned.softmax.log_loss < plain.softmax.log_loss
+
+
+@pytest.mark.parametrize("settings", [TINY, replace(TINY, tune=True, repeats=2)])
+def test_the_steps_are_those_that_were_announced(table: Table, settings: Settings) -> None:
+    taken: list[int] = []
+    compare(table, settings, SOME, taken.append)
+    assert sum(taken) == settings.splits * total_steps(table, settings, SOME)
+    assert 0 < estimated_seconds(table, settings, SOME) < 60
+
+
+# Interrupted ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_interrupted_goes_on_to_the_same_result(table: Table, tmp_path: Path) -> None:
+    settings = replace(TINY, repeats=2)
+    whole = compare(table, settings, SOME)
+    folds = trained_folds(table, settings, SOME)
+    partial = summary(table, settings, [next(folds)], SOME)
+    folds.close()
+    assert (whole.partial, partial.partial) == (False, True)
+    assert "Partial: interrupted after 1 of 4 folds" in page(partial)
+    assert json.loads(as_text(partial))["partial"] is True
+    write(partial, tmp_path)
+    done = read_folds(tmp_path / "results.json", table, settings, SOME)
+    assert done == list(partial.folds)
+    rest = list(trained_folds(table, settings, SOME, len(done)))
+    assert measured(summary(table, settings, [*done, *rest], SOME)) == measured(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda table: (table, replace(TINY, seed=1), SOME), "--seed 0, not 1"),
+        (lambda table: (replace(table, features=table.features + 1), TINY, SOME), "another table"),
+        (lambda table: (table, TINY, SOME[:2]), "other --maps"),
+    ],
+)
+def test_another_comparison_is_not_gone_on_with(change: Any, part: str, table: Table, tmp_path: Path) -> None:
+    write(compare(table, TINY, SOME), tmp_path)
+    with pytest.raises(InputError, match=part):
+        read_folds(tmp_path / "results.json", *change(table))
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"folds": [3]}', "[]", "\x00"])
+def test_a_file_that_is_none_of_ours_is_not_gone_on_with(content: str | None, table: Table, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match="--resume"):
+        read_folds(tmp_path / "results.json", table, TINY, SOME)
 
 
 def test_a_sample_keeps_every_class_in_every_fold(table: Table) -> None:
@@ -233,7 +346,7 @@ def test_the_printed_code_runs_and_is_what_was_trained(pair: int, classes: int) 
             "class_vectors": torch.randn(classes, 5, generator=random),
         }
     exec(chosen.code, given)
-    assert torch.equal(given["loss"], chosen.mean_loss(given["scores"], given["target"]))
+    assert torch.equal(given["loss"], chosen.losses(given["scores"], given["target"]))
     assert torch.equal(given["p"], chosen.probabilities(given["scores"]))
     assert given["p"].shape == (8, classes)
 
@@ -258,10 +371,11 @@ def test_a_pair_that_gives_nan_comes_last_and_is_still_reported(another_map: Map
     broken = replace(another_map, kernel=None, forward=lambda z: torch.full_like(z, math.nan))
     monkeypatch.setitem(REGISTRY, "another_map", broken)
     found = compare(table, Settings(folds=2, epochs=20), choose(pairs(3), ["softmax", "another map"]))
-    assert [result.pair.name for result in found.results] == ["softmax", "another map"]
-    assert found.recommendation.pair.name == "softmax"
-    assert found.results[1].accuracy == 0.0
-    assert as_json(found)["results"][1]["brier"] is None
+    assert [result.name for result in found.results] == ["softmax", BASELINE, "another map"]
+    assert found.recommendation.pair == SOME[0]
+    assert found.results[2].accuracy == 0.0
+    assert as_json(found)["results"][2]["brier"] is None
+    assert "not numbers" in sentence(found, found.results[2])
     assert "another map" in page(found)
 
 
@@ -274,64 +388,32 @@ def test_pairs_are_chosen_by_name_or_by_map() -> None:
     assert choose(offered, []) == offered
 
 
-# The recommendation ---------------------------------------------------------------------------------------------------------
-
-
-def scored(name: str, accuracies: list[float], brier: float) -> Result:
-    bins = tuple(Bin(0, 0.0, 0) for _ in range(BINS))
-    return Result(
-        Pair(name, "softmax", "cross_entropy"),
-        tuple(Fold(accuracy, 0.1, brier, 2.0, 0.0, bins, (0, 0, 1), 0.001) for accuracy in accuracies),
-    )
-
-
-def test_of_the_pairs_within_one_standard_error_the_lowest_brier_is_taken() -> None:
-    best = scored("best", [0.90, 0.94], brier=0.20)  # 0.92 ± 0.02
-    close = scored("close", [0.91, 0.90], brier=0.10)
-    lower = scored("lower", [0.89, 0.90], brier=0.01)
-    taken = recommend([lower, close, best])
-    assert taken.pair.name == "close"
-    assert all(part in taken.reason for part in ("90.50%", "92.00%", "best", "2 pairs", "2.00%", "0.1000"))
-
-
-def test_of_equal_pairs_the_first_is_taken() -> None:
-    assert recommend([scored("one", [0.9, 0.9], 0.10001), scored("another", [0.9, 0.9], 0.10000)]).pair.name == "one"
-
-
-def test_the_reason_says_so_when_one_pair_stands_alone() -> None:
-    best, other = scored("best", [0.90, 0.92], 0.2), scored("other", [0.5, 0.5], 0.1)
-    alone = recommend([best, other])
-    assert alone.pair.name == "best"
-    assert "more than one standard error" in alone.reason
-    assert "look at other: its Brier score is the lowest of all, 0.1000 to 0.2000, at an accuracy of 50.00%" in alone.reason
-    assert "only pair" in recommend([best]).reason
-
-
 # The report -----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: Path) -> None:
     paths = write(comparison, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
-    record = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert record == json.loads(json.dumps(as_json(comparison)))
-    assert record["settings"]["seed"] == 0
-    assert set(record["versions"]) == {"softmaxima", "torch", "numpy", "python"}
-    assert record["table"]["classes"] == [["iris", 16], ["lily", 16], ["rose", 16]]
-    assert record["recommendation"]["pair"] == comparison.recommendation.pair.name
-    lines = list(csv.DictReader((tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()))
-    for result, entry, line in zip(comparison.results, record["results"], lines, strict=True):
-        assert entry["pair"] == line["pair"] == result.pair.name
-        assert [fold["accuracy"] for fold in entry["folds"]] == [fold.accuracy for fold in result.folds]
-        for measure in ("accuracy", "accuracy_se", "nll", "brier", "ece", "support", "zeros", "step_seconds"):
-            assert entry[measure] == float(line[measure]) == getattr(result, measure)
-        assert int(line["recommended"]) == (result.pair == comparison.recommendation.pair)
-    assert as_csv(comparison).count("\n") == len(comparison.results) + 1
+    assert [path.name for path in paths] == ["report.html", "results.json", "results.csv"]
+    numbers = json.loads(paths[1].read_text())
+    rows = list(csv.DictReader(paths[2].read_text().splitlines()))
+    assert numbers["settings"]["epochs"] == TINY.epochs
+    assert [row["pair"] for row in rows] == [result.name for result in comparison.results]
+    assert [entry["pair"] for entry in numbers["results"]] == [result.name for result in comparison.results]
+    for entry, row, result in zip(numbers["results"], rows, comparison.results, strict=True):
+        for measure in ("accuracy", "macro_f1", "log_loss", "brier", "calibration", "support", "zeros"):
+            assert entry[measure] == float(row[measure]) == getattr(result, measure)
+        assert float(row["gain"]) == comparison.gain(result).mean
+    taken = comparison.recommendation.pair
+    assert [row["pair"] for row in rows if row["recommended"] == "1"] == ([taken.name] if taken else [])
+
+
+def test_the_front_holds_what_no_other_beats_in_both() -> None:
+    assert pareto_front([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2), (5, 2)]) == {0, 1, 3}
 
 
 def test_the_page_escapes_what_comes_from_the_table(comparison: Comparison) -> None:
     nasty = "</script><script>alert(1)</script><b>&"
-    facts = replace(comparison.facts, name=nasty, target=nasty, encoded=((nasty, 2),))
+    facts = replace(comparison.facts, name=nasty, target=nasty, notes=(nasty,))
     text = page(replace(comparison, facts=facts))
     assert "alert(1)" in text
     assert "<script>alert" not in text
@@ -346,9 +428,10 @@ def test_the_page_asks_nothing_of_the_network(comparison: Comparison) -> None:
 
 
 def test_every_map_is_drawn_once(comparison: Comparison) -> None:
-    maps = drawn_maps([result.pair for result in comparison.results])
+    trained = [result.pair for result in comparison.results if result.pair is not None]
+    maps = drawn_maps(trained)
     assert len({(pair.map, *pair.params.items()) for pair in maps.values()}) == len(maps)
-    assert {pair.map for pair in maps.values()} == {result.pair.map for result in comparison.results}
+    assert {pair.map for pair in maps.values()} == {pair.map for pair in trained}
     assert all(figure.reading.endswith(".") for figure in figures(comparison))
 
 
@@ -437,6 +520,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     ("settings", "part"),
     [
         ({"folds": 1}, "--folds"),
+        ({"repeats": 0}, "--repeats"),
+        ({"metric": "recall"}, "--metric"),
         ({"epochs": 0}, "--epochs"),
         ({"seed": -1}, "--seed"),
         ({"seed": 2**32}, "--seed"),
@@ -456,4 +541,4 @@ def test_unknown_pairs_are_refused_with_those_that_there_are() -> None:
 def test_classes_are_checked_before_anything_is_trained(table: Table) -> None:
     check_classes(table, Settings(folds=16))
     with pytest.raises(InputError, match="--folds 16"):
-        compare(table, Settings(folds=17), starting=lambda pair, fold: pytest.fail("training started"))
+        compare(table, Settings(folds=17), advanced=lambda steps: pytest.fail("training started"))

@@ -27,7 +27,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: chromium, chromium-browser or google-chrome on the PATH")
 
 WIDTHS = (1280, 390)
-FIGURES = ("accuracy", "cost", "reliability", "support", "curves", "simplex")
+FIGURES = ("gain", "cost", "classes", "reliability", "support", "curves", "simplex")
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",

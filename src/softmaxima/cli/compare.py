@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def compare(
     ] = False,
     folds: Annotated[int, WHOLE, Parameter(help="Folds of the cross-validation.")] = 5,
     repeats: Annotated[
-        int | None, WHOLE, Parameter(help="Other folds, so many times: 2, or 1 with --quick. More tell smaller differences.")
+        int | None, WHOLE, Parameter(help="Folds anew, so many times: 2, or 1 with --quick. More tell smaller differences.")
     ] = None,
     epochs: Annotated[
         int | None, WHOLE, Parameter(help="Passes over the rows: 30, or 10 with --quick; more on a small table.")
@@ -84,8 +85,8 @@ def compare(
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
 
-    Folds, initial weights and batches are the same for every pair. A pair is recommended where its difference to softmax is more than
-    chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done.
+    Folds, initial weights and batches are the same for every pair. A pair is recommended where its difference to softmax is more
+    than chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done.
     """
     check_named("--maps", maps, "to train all pairs")
     check_named("--without", without, "to train on all columns")
@@ -117,8 +118,6 @@ def compare(
         done = read_folds(out / "results.json", data, settings, chosen) if resume else []
     except InputError as error:
         fail(str(error))
-    prepare_directory(out)
-    introduce(data, settings)
     run(data, settings, chosen, done, out)
 
 
@@ -129,6 +128,8 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -
 
     command = shlex.join(["softmaxima", *sys.argv[1:]])
 
+    prepare_directory(out)
+    introduce(data, settings)
     comparison = summary(data, settings, done, chosen, command) if done else None
     interrupted: KeyboardInterrupt | None = None
     left = settings.splits - len(done)
@@ -148,7 +149,8 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -
                     done.append(fold)
                     comparison = summary(data, settings, done, chosen, command)
                     if comparison.partial:
-                        write(comparison, out, ["results.json"])
+                        with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
+                            write(comparison, out, ["results.json"])
     except KeyboardInterrupt as error:
         interrupted = error
     if comparison is None:
@@ -196,11 +198,13 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     from softmaxima.report.compare import CAPTION, COLUMNS, twins
 
     console = console or Output()
-    table = plain_table([column.short for column in COLUMNS], wide=console.width >= WIDE)
+    wide = console.width >= WIDE
+    columns = [column for column in COLUMNS if wide or column.narrow]
+    table = plain_table([column.short for column in columns], wide)
     taken = comparison.recommendation
     for result in comparison.results:
         style = "bold" if taken.pair is not None and result.pair == taken.pair else None
-        table.add_row(*(Text(column.cell(comparison, result)) for column in COLUMNS), style=style)
+        table.add_row(*(Text(column.cell(comparison, result)) for column in columns), style=style)
     console.print()
     console.print(table)
     console.print()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 import numpy as np
@@ -228,7 +228,7 @@ def _classifier(settings: Settings, pair: Pair, seed: int, rate: float = LEARNIN
 
 
 def _train_in_turns(classifiers: Sequence[Classifier], prepared: Prepared, advanced: Callable[[int], None]) -> list[list[float]]:
-    """Train them all, some steps of each in turn, so that a machine that is busy for a while slows all; the seconds of each step."""
+    """Train them, some steps of each in turn, so that a machine that is busy for a while slows all; the seconds of each step."""
     trainings = [classifier.begin(prepared) for classifier in classifiers]
     seconds: list[list[float]] = [[] for _ in trainings]
     while not trainings[0].finished:
@@ -244,7 +244,7 @@ def _train_in_turns(classifiers: Sequence[Classifier], prepared: Prepared, advan
 def _tuned(
     settings: Settings, pair: Pair, seed: int, first: Classifier, prepared: Prepared, advanced: Callable[[int], None]
 ) -> float:
-    """The learning rate that is best by the metric on a part of the training rows, by the log loss among equal ones."""
+    """The learning rate that is best by the metric on a part of the training rows; of equal ones by the log loss."""
     metric = METRICS["accuracy" if settings.metric == "cost" else settings.metric]
     target = prepared.target.numpy()
     stratify = target if np.bincount(target).min() >= 2 and TUNING_SHARE * len(target) >= len(first.classes_) else None
@@ -283,9 +283,7 @@ def estimated_seconds(table: Table, settings: Settings, chosen: Sequence[Pair] |
         first = _classifier(settings, trained[0], settings.seed)
         prepared = first.prepare(features, labels)
         trainings = [_classifier(settings, pair, settings.seed).share(first).begin(prepared) for pair in trained]
-        for training in trainings:
-            training.advance(2)
-        step = sum(median(training.advance(steps) or [0.0]) for training in trainings) / len(trainings)
+        step = fmean(median(training.advance(steps)[-3:]) for training in trainings)  # the first ones load and compile
     return step * total_steps(table, settings, chosen)
 
 
@@ -321,7 +319,7 @@ def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pai
 
 
 def _rank(result: Result, metric: Metric) -> tuple[bool, float, float, str]:
-    """The best first, the baseline last where it has no value. But for the metric of cost, times do not count, so that a seed gives one order."""
+    """The best first. Times count only where cost is the metric, so that a seed gives one order otherwise."""
     value = metric.gain(getattr(result, metric.attribute), 1.0)
     brier = round(result.brier, 4) if math.isfinite(result.brier) else math.inf
     return not math.isfinite(value), -value if math.isfinite(value) else 0.0, brier, result.name

@@ -1,15 +1,15 @@
 """Whether a pair differs from softmax, and which to take.
 
-A difference is taken fold by fold, for both pairs were trained and tested on the same rows. The folds' training rows overlap, so that
-their differences d_1 … d_J are not independent, and the variance of their mean is not s²/J. It is taken as
+A difference is taken fold by fold, for both pairs were trained and tested on the same rows. The folds' training rows overlap, so
+that their differences d_1 … d_J are not independent, and the variance of their mean is not s²/J. It is taken as
 
     max((1/J + n_test/n_train) s², v/n),
 
 the first by Nadeau and Bengio, "Inference for the Generalization Error" (Machine Learning 52, 2003), which tests learners rather
-than two trained networks; the second, with v the variance of the difference over the table's n rows, keeps few folds that happen to
-agree from counting as certainty. The interval is mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of pairs
-that are compared): Bonferroni's correction, so that with 95 % all the intervals hold at once, and the best of many pairs is not taken
-for what luck made of it. A pair differs where its interval leaves out 0.
+than two trained networks; the second, with v the variance of the difference over the table's n rows, keeps few folds that happen
+to agree from counting as certainty. The interval is mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of
+pairs that are compared): Bonferroni's correction, so that with 95 % all the intervals hold at once, and the best of many pairs is
+not taken for what luck made of it. A pair differs where its interval leaves out 0.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, variance
 
 from scipy.stats import t as student
@@ -64,8 +65,13 @@ def difference(result: Result, reference: Result, metric: Metric, folds: int, co
     if None not in squares:
         rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
         spread = max(spread, (fmean(squares) - mean**2) / rows)  # type: ignore[type-var]
-    reach = float(student.isf(LEVEL / 2 / comparisons, len(gains) - 1)) * math.sqrt(max(spread, 0.0))
+    reach = _quantile(comparisons, len(gains) - 1) * math.sqrt(max(spread, 0.0))
     return Difference(mean, mean - reach, mean + reach)
+
+
+@cache
+def _quantile(comparisons: int, freedom: int) -> float:
+    return float(student.isf(LEVEL / 2 / comparisons, freedom))
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,8 @@ class Recommendation:
 def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
     """What the differences allow to say.
 
-    Nothing is recommended where no pair is better than the baseline, which has not read the features. Softmax stays unless another
-    pair is better than both. For time, a pair must also be within a point of accuracy of softmax, for certain.
+    Nothing is recommended where no pair is better than the baseline, which has not read the features. Softmax stays unless
+    another pair is better than both. For time, a pair must also be within a point of accuracy of softmax, for certain.
     """
     return _fastest(softmax, others, folds) if metric.name == "cost" else _best(softmax, baseline, others, metric, folds)
 
@@ -125,8 +131,8 @@ def _fastest(softmax: Result, others: Sequence[Result], folds: int) -> Recommend
         return _stay(softmax, others, metric, " by 5 % or more, and as accurate to a point")
     taken = max(cheaper, key=lambda r: found[r.name].mean)
     reason = (
-        f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within a "
-        f"point of that of softmax, {_value(softmax, accuracy)}, or above."
+        f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within "
+        f"a point of that of softmax, {_value(softmax, accuracy)}, or above."
     )
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 

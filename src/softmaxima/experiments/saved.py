@@ -106,7 +106,7 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
         was, digest, names = record["settings"], record["table"]["digest"], set(record["folds"][0])
     except FileNotFoundError:
         raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"--resume: {path} cannot be read ({error}); begin again without --resume") from None
     asked = asdict(settings)
     other = [f"--{name} {was.get(name)}, not {value}" for name, value in asked.items() if was.get(name) != value]

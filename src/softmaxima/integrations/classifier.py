@@ -58,11 +58,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
         epochs: passes over the rows; None takes 30, and more where those are under 360 steps.
         batch_size: rows of a step.
         learning_rate: of Adam.
-        early_stopping: keep the weights with the least loss on rows that are held out, and stop when it has not fallen for `patience` epochs.
+        early_stopping: keep the weights with the least loss on rows that are held out, and stop when it has not fallen for
+            `patience` epochs.
         validation_fraction: share of the rows that early stopping holds out.
         patience: epochs without a smaller loss before early stopping ends.
         missing: "refuse" NaN in the features, or "impute": the column's median and a column that says where.
-        random_state: int, `numpy.random.RandomState` or None; decides weights, batches and held-out rows. The same int, the same result.
+        random_state: int, `numpy.random.RandomState` or None; decides weights, batches and held-out rows. The same int gives the
+            same result.
 
     Attributes:
         classes_: the classes, sorted.
@@ -246,7 +248,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
         for name in ("learning_rate", "temperature"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 < value < math.inf:
+            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")

@@ -26,16 +26,19 @@ from softmaxima.report.compare_figures import Figure, figures
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its heading, a short one for narrow terminals, a result's cell, and what it is sorted by."""
+    """A column of the table: its heading, a short one for terminals, a result's cell, and what it is sorted by."""
 
     heading: Callable[[Comparison], str]
     short: str
     cell: Callable[[Comparison, Result], str]
     value: Callable[[Comparison, Result], float | str]
+    narrow: bool = True  # it is shown on a terminal of 80 columns too
 
 
-def _measure(heading: str, short: str, text: Callable[[Result], str], value: Callable[[Result], float]) -> Column:
-    return Column(lambda _: heading, short, lambda _, result: text(result), lambda _, result: value(result))
+def _measure(
+    heading: str, short: str, text: Callable[[Result], str], value: Callable[[Result], float], narrow: bool = True
+) -> Column:
+    return Column(lambda _: heading, short, lambda _, result: text(result), lambda _, result: value(result), narrow)
 
 
 def _name(comparison: Comparison, result: Result) -> str:
@@ -80,18 +83,18 @@ COLUMNS = (
         _gain,
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
     ),
-    _measure("macro F1, %", "F1 %", lambda result: f"{100 * result.macro_f1:.2f}", lambda result: result.macro_f1),
+    _measure("macro F1, %", "F1 %", lambda result: f"{100 * result.macro_f1:.2f}", lambda result: result.macro_f1, narrow=False),
     _measure("log loss", "log loss", lambda result: f"{result.log_loss:.3f}", lambda result: result.log_loss),
     _measure("Brier score", "Brier", lambda result: f"{result.brier:.4f}", lambda result: result.brier),
     _measure("calibration error, %", "ECE %", lambda result: f"{100 * result.calibration:.2f}", lambda result: result.calibration),
-    _measure("mean support", "supp.", lambda result: f"{result.support:.2f}", lambda result: result.support),
-    _measure("true class zero, %", "zero %", lambda result: f"{100 * result.zeros:.2f}", lambda result: result.zeros),
+    _measure("mean support", "supp.", lambda result: f"{result.support:.2f}", lambda result: result.support, narrow=False),
+    _measure("true class zero, %", "zero %", lambda result: f"{100 * result.zeros:.2f}", lambda result: result.zeros, narrow=False),
     _measure("step, ms", "ms", _step, lambda result: result.step_seconds),
 )
 
 CAPTION = (
-    "Better than softmax by: mean difference over folds ± half of its interval; ▲ and ▼ are more than chance explains (95 % for all pairs "
-    "together: corrected resampled t of Nadeau and Bengio, Bonferroni). "
+    "Better than softmax by: mean difference over folds ± half of its interval; ▲ and ▼ are more than chance explains (95 % for "
+    "all pairs together: corrected resampled t of Nadeau and Bengio, Bonferroni). "
     f"Log loss, in nats: −log((p + ε)/(1 + nε)), ε = {EPS:.0e}, for the true class, so that an exact zero "
     f"counts {-math.log(EPS):.1f} nats instead of ∞. "
     "Brier score: squared error of the probabilities, 0 to 2. "

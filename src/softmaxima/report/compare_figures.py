@@ -102,7 +102,7 @@ def gain_figure(comparison: Comparison) -> Figure:
     means = [scale * gain.mean for gain in gains]
     reach = [scale * (gain.high - gain.mean) if math.isfinite(gain.high) else 0.0 for gain in gains]
     low, high = _around_leaders(means, reach)
-    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better than softmax by, {unit}", "range": [low, high]}))
+    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better by, {unit}", "range": [low, high]}))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
     near = [i for i, mean in enumerate(means) if low <= mean <= high]
     plot.add_scatter(
@@ -126,8 +126,8 @@ def gain_figure(comparison: Comparison) -> Figure:
     return Figure(
         "gain",
         f"Differences to softmax: {metric.words}",
-        "Each dot is the mean difference over folds, to the right for the better; each bar its interval, which allows for the number of "
-        "pairs. A bar that crosses the dotted line may be chance. An arrow stands for a pair that is far to the left.",
+        "Each dot is the mean difference over folds, to the right for the better; each bar its interval, which allows for the "
+        "number of pairs. A bar that crosses the dotted line may be chance. An arrow stands for a pair that is far to the left.",
         plot,
     )
 
@@ -172,8 +172,8 @@ def cost_figure(comparison: Comparison) -> Figure:
     return Figure(
         "cost",
         "Cost against quality",
-        "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. Named "
-        "are the pairs that no other beats in both; the dotted line leads along them.",
+        "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
+        "Named are the pairs that no other beats in both; the dotted line leads along them.",
         plot,
     )
 
@@ -226,8 +226,8 @@ def class_figure(comparison: Comparison) -> Figure:
     return Figure(
         "classes",
         "Class by class",
-        "The share of each class's rows that were recognised (recall), the rarest class on the left: where a high accuracy hides that a "
-        "rare class is missed, it shows here." + rest,
+        "The share of each class's rows that were recognised (recall), the rarest class on the left: where a high accuracy hides "
+        "that a rare class is missed, it shows here." + rest,
         plot,
     )
 

@@ -1,0 +1,141 @@
+"""What a comparison may say of differences: intervals that hold, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Result
+from softmaxima.experiments.recommendation import difference, interval, recommend
+from softmaxima.integrations.pairs import Pair
+
+ROWS = 100  # that a fold holds out
+ACCURACY = METRICS["accuracy"]
+
+
+def scored(name: str, accuracies: Any, step: float = 1e-3, squares: float = 0.0, **measures: float) -> Result:
+    """A result with these accuracies in its folds, and the same for the rest of its measures in all."""
+
+    def fold(accuracy: float) -> Fold:
+        hits = 0 if math.isnan(accuracy) else round(accuracy * ROWS / 2)
+        return Fold(
+            accuracy=accuracy,
+            log_loss=measures.get("log_loss", 0.5),
+            brier=measures.get("brier", 0.3),
+            support=2.0,
+            zeros=0.0,
+            bins=tuple(Bin(ROWS * (index == BINS - 1), 0.9 * ROWS, hits) for index in range(BINS)),
+            classes=(ClassCounts(ROWS // 2, ROWS // 2, hits),) * 2,
+            support_rows=(0, 0, ROWS),
+            step_seconds=step,
+            learning_rate=3e-3,
+            squares={other: {"accuracy": squares} for other in ("softmax", "class frequencies")} if squares else {},
+        )
+
+    pair = None if name == "class frequencies" else Pair(name, "softmax", "cross_entropy")
+    return Result(name, pair, tuple(fold(accuracy) for accuracy in accuracies))
+
+
+def test_the_interval_is_that_of_nadeau_and_bengio_with_bonferronis_correction() -> None:
+    ours, other = np.array([0.91, 0.93, 0.95, 0.92, 0.94]), np.array([0.90, 0.90, 0.91, 0.92, 0.90])
+    found = difference(scored("a", ours), scored("softmax", other), ACCURACY, folds=5, comparisons=7)
+    gains = ours - other
+    half = stats.t.ppf(1 - 0.05 / 7 / 2, 4) * math.sqrt((1 / 5 + 1 / 4) * gains.var(ddof=1))
+    assert (found.mean, found.low, found.high) == pytest.approx((gains.mean(), gains.mean() - half, gains.mean() + half))
+
+
+def test_folds_that_agree_by_luck_are_not_certainty() -> None:
+    """Six rows of a hundred better in every fold, but each a row that only one of both has right."""
+    even = scored("a", [0.96] * 5), scored("softmax", [0.90] * 5)
+    assert difference(*even, ACCURACY, 5, 1).low == pytest.approx(0.06)
+    rows = scored("a", [0.96] * 5, squares=0.5)
+    found = difference(rows, even[1], ACCURACY, 5, 1)
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 4) * math.sqrt((0.5 - 0.06**2) / (5 * ROWS)))
+    repeated = difference(scored("a", [0.96] * 10, squares=0.5), scored("softmax", [0.90] * 10), ACCURACY, 5, 1)
+    assert repeated.high - repeated.mean == pytest.approx(stats.t.ppf(0.975, 9) * math.sqrt((0.5 - 0.06**2) / (5 * ROWS)))
+
+
+@pytest.mark.parametrize("accuracies", [[0.9], [0.9, math.nan]])
+def test_one_fold_or_nan_tells_nothing(accuracies: list[float]) -> None:
+    found = difference(scored("a", accuracies), scored("softmax", [0.1] * len(accuracies)), ACCURACY, 5, 1)
+    assert (found.better, found.worse) == (False, False)
+    assert "∞" in interval(found, ACCURACY)
+
+
+def test_on_noise_a_pair_of_many_is_taken_in_at_most_five_of_a_hundred() -> None:
+    """Learners of equal quality, whose folds share what their training rows have in common, as those of a cross-validation do."""
+    random = np.random.default_rng(0)
+    taken = 0
+    for _ in range(400):
+        shared = random.normal(0, 0.01, (20, 1)) * math.sqrt(1 / 4)  # one draw for all folds of a learner
+        accuracies = 0.8 + shared + random.normal(0, 0.01, (20, 10))
+        softmax, *others = (scored(name, row) for name, row in zip(["softmax", *map(str, range(19))], accuracies, strict=True))
+        baseline = scored("class frequencies", [0.5] * 10)
+        taken += recommend(softmax, baseline, others, ACCURACY, 5).headline != "Stay with softmax"
+    assert taken <= 0.05 * 400
+
+
+def spread(mean: float, seed: int) -> np.ndarray:
+    return mean + np.random.default_rng(seed).normal(0, 0.002, 10)
+
+
+BASELINE = scored("class frequencies", [0.5] * 10, log_loss=0.69)
+SOFTMAX = scored("softmax", spread(0.90, 0))
+
+
+def test_a_pair_that_is_better_is_taken_with_what_it_loses() -> None:
+    better, best = scored("better", spread(0.93, 1)), scored("best", spread(0.95, 2), step=4e-3, brier=0.4)
+    found = recommend(SOFTMAX, BASELINE, [better, scored("worse", spread(0.8, 3)), best], ACCURACY, 5)
+    assert (found.headline, found.pair) == ("Take best", best.pair)
+    for part in (
+        "95.",
+        "90.",
+        "points",
+        "better",
+        "Brier score (0.4000 for 0.3000)",
+        "time of a training step (4.00 ms for 1.00 ms)",
+    ):
+        assert part in found.reason
+
+
+def test_softmax_stays_where_nothing_differs() -> None:
+    found = recommend(SOFTMAX, BASELINE, [scored("a", spread(0.901, 4)), scored("b", spread(0.899, 5))], ACCURACY, 5)
+    assert (found.headline, found.pair) == ("Stay with softmax", SOFTMAX.pair)
+    assert "None of the 2 other pairs differs" in found.reason
+    alone = recommend(SOFTMAX, BASELINE, [], ACCURACY, 5)
+    assert "only pair" in alone.reason
+
+
+def test_nothing_is_chosen_where_no_pair_beats_the_class_frequencies() -> None:
+    softmax, other = scored("softmax", spread(0.40, 6)), scored("a", spread(0.50, 7))
+    found = recommend(softmax, BASELINE, [other], ACCURACY, 5)
+    assert (found.headline, found.pair) == ("Nothing to choose", None)
+    assert "50.00 %" in found.reason
+
+
+def test_a_pair_below_the_class_frequencies_is_not_taken_for_being_better_than_softmax() -> None:
+    softmax, other, learnt = scored("softmax", spread(0.40, 6)), scored("a", spread(0.45, 7)), scored("b", spread(0.41, 8))
+    learnt = Result("b", learnt.pair, scored("b", spread(0.60, 8)).folds)
+    assert recommend(softmax, BASELINE, [other, learnt], ACCURACY, 5).pair == learnt.pair
+    assert recommend(softmax, BASELINE, [other], ACCURACY, 5).pair is None
+
+
+@pytest.mark.parametrize("metric", ["log-loss", "brier", "calibration", "macro-f1"])
+def test_every_metric_knows_which_way_is_better(metric: str) -> None:
+    good = {"log_loss": 0.2, "brier": 0.1}
+    one, other = scored("a", spread(0.9, 9), **good), scored("softmax", spread(0.6, 10))
+    found = difference(one, other, METRICS[metric], 5, 1)
+    assert found.mean > 0 > difference(other, one, METRICS[metric], 5, 1).mean
+
+
+def test_a_faster_pair_is_taken_only_if_it_is_as_accurate() -> None:
+    cost = METRICS["cost"]
+    fast, wrong = scored("fast", spread(0.90, 11), step=5e-4), scored("wrong", spread(0.85, 12), step=1e-4)
+    assert recommend(SOFTMAX, BASELINE, [fast, wrong], cost, 5).pair == fast.pair
+    assert recommend(SOFTMAX, BASELINE, [wrong], cost, 5).pair == SOFTMAX.pair
+    hardly = scored("hardly", spread(0.90, 13), step=0.97e-3)
+    assert recommend(SOFTMAX, BASELINE, [hardly], cost, 5).pair == SOFTMAX.pair
