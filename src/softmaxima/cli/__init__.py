@@ -1,4 +1,4 @@
-"""The command line: `softmaxima compare`, `softmaxima bench` and `softmaxima lse`, one file each.
+"""The command line: `softmaxima compare`, `predict`, `bench` and `lse`, one file each.
 
 torch and the experiments are imported inside the commands, so that help answers at once.
 """
@@ -12,10 +12,11 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from softmaxima.cli.bench import bench
 from softmaxima.cli.compare import compare
 from softmaxima.cli.lse import lse
+from softmaxima.cli.predict import predict
 from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, fail
 from softmaxima.cli.version import version
 
-REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
+REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly", "skops": "skops"}  # module and package
 
 app = App(
     name="softmaxima",
@@ -25,7 +26,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
-for command in (compare, bench, lse):
+for command in (compare, predict, bench, lse):
     app.command(command)
 
 
@@ -35,14 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(arguments, print_error=False, exit_on_error=False)
     except UnusedCliTokensError as error:
         besides = ", ".join(map(repr, error.unused_tokens or ()))
-        fail(f"lse and compare take one file, and bench none; got {besides} besides: leave that out, or see softmaxima --help")
+        fail(
+            f"lse and compare take one file, predict two, and bench none; got {besides} besides: leave that out, or see "
+            "softmaxima --help"
+        )
     except CycloptsError as error:
         fail(f"{str(error).rstrip('.')}; see softmaxima --help")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in REPORT_EXTRA:
             raise
-        fail(f'compare needs {REPORT_EXTRA[missing]}, which is not installed: pip install ".[report]"')
+        fail(f'this needs {REPORT_EXTRA[missing]}, which is not installed: pip install ".[report]"')
     except OutputError as error:
         fail(f"standard output cannot be written ({error}); free its disk, or write elsewhere", NOT_WRITTEN)
     except KeyboardInterrupt:
