@@ -93,6 +93,14 @@ def test_a_saved_model_predicts_what_it_was_trained_to(run: Callable, suffix: st
     assert (frame["predicted"] == flowers()["species"]).mean() > 0.8
 
 
+def test_a_comparison_that_is_done_is_saved_without_another_one(run: Callable):
+    assert run("compare", "t.csv", *FAST)[0] == 0
+    folds = json.loads(Path("softmaxima-compare/results.json").read_text())["folds"]
+    assert run("compare", "t.csv", *FAST, "--resume", "--save", "new/m.pt")[0] == 0
+    assert json.loads(Path("softmaxima-compare/results.json").read_text())["folds"] == folds
+    assert load(Path("new/m.pt")).classifier.score(read_table(Path("t.csv")).features, read_table(Path("t.csv")).labels) > 0.8
+
+
 def test_without_out_the_first_rows_are_printed(run: Callable):
     save(Path("m.pt"), *learnt(flowers()))
     flowers().drop("species")[:12].write_csv("new.csv")

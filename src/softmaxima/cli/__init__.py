@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UnusedCliTokensError as error:
         besides = ", ".join(map(repr, error.unused_tokens or ()))
         fail(
-            f"lse and compare take one file, predict two, and bench none; got {besides} besides: leave that out, or see "
-            "softmaxima --help"
+            f"predict takes two files, lse and compare take one file, and bench none; got {besides} besides: leave that out, or "
+            "see softmaxima --help"
         )
     except CycloptsError as error:
         fail(f"{str(error).rstrip('.')}; see softmaxima --help")
