@@ -9,6 +9,7 @@ array([0.6, 0.4, 0. ])
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ else:
         if name in _ROOMS:
             return importlib.import_module(f"softmaxima.{name}")
         if name == "__all__":
-            return sorted({*_NAMES, *__getattr__("maps").__all__} - {"REGISTRY"})  # one of the maps, and one of the losses
+            absent = {"REGISTRY"} if importlib.util.find_spec("sklearn") else {"REGISTRY", "Classifier"}
+            return sorted({*_NAMES, *__getattr__("maps").__all__} - absent)  # one REGISTRY of the maps, and one of the losses
         if name in _RENAMED:
             warnings.warn(f"sm.{name} is called sm.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
             return __getattr__(_RENAMED[name])

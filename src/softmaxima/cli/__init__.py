@@ -15,10 +15,11 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from softmaxima.cli.bench import bench
 from softmaxima.cli.compare import compare
 from softmaxima.cli.lse import lse
+from softmaxima.cli.predict import predict
 from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, short_warnings
 from softmaxima.cli.version import version
 
-REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly"}  # module and package
+REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly", "skops": "skops"}  # module and package
 
 app = App(
     name="softmaxima",
@@ -29,7 +30,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
-for command in (compare, bench, lse):
+for command in (compare, predict, bench, lse):
     app.command(command)
 app.command(version, name="--version")
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if missing not in REPORT_EXTRA:
             raise
         package = REPORT_EXTRA[missing]
-        fail(f"compare needs {package}, which is not installed: pip install {package}")
+        fail(f"this needs {package}, which is not installed: pip install {package}")
     except OutputError as error:
         fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
     except KeyboardInterrupt:

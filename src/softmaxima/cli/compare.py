@@ -17,8 +17,10 @@ from rich.text import Text
 
 from softmaxima.cli.terminal import (
     INTERRUPTED,
+    NOT_WRITTEN,
     TERMINATED,
     WIDE,
+    WRONG_RESULT,
     Output,
     Terminated,
     check_exists,
@@ -76,6 +78,10 @@ def compare(
     resume: Annotated[
         bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
     ] = False,
+    save: Annotated[
+        Path | None,
+        Parameter(help="A .skops or .pt for the recommended pair, trained on all rows; softmaxima predict reads it."),
+    ] = None,
     quick: Annotated[bool, Parameter(help="A first look: folds once, few epochs, at most about 1000 rows.", negative=())] = False,
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
@@ -89,10 +95,16 @@ def compare(
         check_exists(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for
+    from softmaxima.experiments.model import check_path
     from softmaxima.experiments.saved import read_folds
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
 
+    if save is not None:
+        try:
+            check_path(save)
+        except InputError as error:
+            fail(f"--save: {error}")
     try:
         settings = Settings(
             model,
@@ -113,10 +125,12 @@ def compare(
         done = read_folds(out / "results.json", data, settings, chosen) if resume else []
     except InputError as error:
         fail(str(error))
-    run(data, settings, chosen, done, out)
+    comparison = run(data, settings, chosen, done, out)
+    if save is not None:
+        save_model(data, comparison, save)
 
 
-def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> None:
+def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> Comparison:
     """Train fold after fold, and after each write what is known; then show it."""
     from softmaxima.experiments.compare import estimated_seconds, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES, write
@@ -159,6 +173,29 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -
     if interrupted is not None:
         say(f"interrupted after {len(done)} of {settings.splits} folds; --resume goes on from there")
         raise SystemExit(TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED)
+    return comparison
+
+
+def save_model(data: Table, comparison: Comparison, path: Path) -> None:
+    """Train the recommended pair on all rows and write it. A table that teaches nothing gives no model, which is an error."""
+    from softmaxima.experiments.compare import BASELINE, trained
+    from softmaxima.experiments.model import save
+
+    taken = comparison.recommendation
+    if taken.pair is None:
+        fail(
+            f"--save: nothing is saved to {path}, for no pair is known to be better than {BASELINE}; add rows, columns or "
+            "--repeats",
+            WRONG_RESULT,
+        )
+    if data.encoder is None:
+        raise TypeError("a table that is read has an encoder")
+    classifier = trained(data, comparison.settings, taken.pair, comparison.folds)
+    try:
+        save(path, classifier, data.encoder)
+    except OSError as error:
+        fail(f"--save: cannot write to {path} ({error.strerror}); the comparison is kept, and --resume saves from it", NOT_WRITTEN)
+    say(f"saved: {path}, {taken.pair.name} trained on all {data.rows} rows; softmaxima predict {path} TABLE uses it")
 
 
 def introduce(data: Table, settings: Settings) -> None:

@@ -265,6 +265,13 @@ def _tuned(
     return max(sorted(RATES, key=lambda rate: abs(math.log(rate / LEARNING_RATE))), key=quality)
 
 
+def trained(table: Table, settings: Settings, pair: Pair, folds: Folds) -> Classifier:
+    """A classifier of a pair that has learnt from all rows, at the median of the learning rates that its folds had."""
+    rate = median(fold[pair.name].learning_rate for fold in folds)
+    with _one_thread():
+        return _classifier(settings, pair, settings.seed, rate).fit(table.features, table.labels)
+
+
 def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None) -> int:
     """The steps of training of a fold, of all pairs together."""
     rows = len(_rows(table, settings)[1])

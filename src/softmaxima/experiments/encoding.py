@@ -33,6 +33,8 @@ class Column:
         """[rows] float64: numbers, days, or the index of the category, -1 for one that is not known; NaN where it is missing."""
         if self.kind == "category":
             return _indices(series.cast(pl.String), self.categories)
+        if series.null_count() == len(series):
+            return np.full(len(series), np.nan)  # the type of a column without values tells nothing
         if kind_of(series.dtype) not in (self.kind, None):
             example = series.drop_nulls().head(1).cast(pl.String).to_list()
             raise InputError(f"column {self.name!r} must hold {self.kind}s, as where it was learnt, got {example}; repair it")

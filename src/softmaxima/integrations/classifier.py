@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.impute import SimpleImputer
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-import softmaxima as sm
-from softmaxima.integrations.pairs import Pair, usual_pair
+from softmaxima.integrations.pairs import FUNCTIONS, Pair, usual_pair
 from softmaxima.integrations.training import Training, Weights, predict, scores
+from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import find_map
 
 DTYPES = (np.float64, np.float32)
+SCALE = ("classes_", "n_features_in_", "feature_names_in_", "medians_", "missing_", "mean_", "scale_")  # learnt before training
+TRAINED = ("network_", "loss_curve_", "n_iter_")
 EPOCHS, STEPS = 30, 360  # of training by default: so many passes over the rows, or more where those are fewer steps
 
 
@@ -50,7 +52,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     Args:
         map: name of a map, such as "softmax", "sparsemax" or "entmax".
         loss: name of a loss of softmaxima, such as "cross_entropy"; None takes the map's own.
-        map_params: parameters of the map, such as `{"alpha": 1.25}`; with `loss=None` the loss takes them too.
+        map_params: parameters of the map, such as `{"alpha": 1.25}`; with `loss=None` the loss takes them too. A function may
+            be given by its name, which unlike itself can be saved: `{"f": "softplus"}`, "sigmoid" or "square".
         loss_params: keyword arguments of the loss, such as `{"label_smoothing": 0.1}`.
         head: "linear" scores h Wᵀ + b, or "cosine" scores for losses with a margin.
         temperature: divides the scores where probabilities are predicted.
@@ -72,6 +75,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         feature_names_in_: their names, where the features were a frame with names.
         loss_curve_: the mean loss of each epoch.
         n_iter_: number of epochs.
+        network_: (W [outputs, inputs], b [outputs]) of each layer, NumPy arrays.
 
     Raises:
         ValueError: where an argument cannot be used, with its name, what arrived and what to do.
@@ -85,6 +89,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     >>> model.predict_proba(X[:1]).round(2)
     array([[1., 0., 0.]])
     """
+
+    n_features_in_: int
 
     def __init__(
         self,
@@ -127,8 +133,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return cls(
             pair.map,
             pair.loss,
-            map_params=dict(pair.params) or None,
-            loss_params=dict(pair.options) or None,
+            map_params=_with_names(pair.params) or None,
+            loss_params=_with_names(pair.options) or None,
             head=pair.head,
             temperature=pair.temperature,
             **options,
@@ -194,30 +200,60 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def end(self, training: Training, network: Weights | None = None) -> Self:
         """Take the network of a training, or one that it had before."""
-        self.network_ = network or training.weights()
+        self.network_ = tuple((weight.numpy(), bias.numpy()) for weight, bias in network or training.weights())
         self.loss_curve_ = list(training.losses)
         self.n_iter_ = len(training.losses)
         return self
 
     def share(self, other: Classifier) -> Self:
         """Take the classes and the scale that another classifier has learnt, so that it need not be done twice."""
-        names = ("classes_", "n_features_in_", "feature_names_in_", "imputer_", "mean_", "scale_")
-        vars(self).update({name: value for name, value in vars(other).items() if name in names})
+        vars(self).update({name: value for name, value in vars(other).items() if name in SCALE})
         return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """What it was told and what it has learnt, in plain values and NumPy arrays of numbers.
+
+        Raises:
+            ValueError: for a parameter that is none of these, such as a function without a name or a generator.
+        """
+        check_is_fitted(self, "network_")
+        params = {name: _plain(name, value) for name, value in self.get_params(deep=False).items()}
+        learnt = {name: value for name, value in vars(self).items() if name in (*SCALE, *TRAINED)}
+        lists = {name: learnt[name].tolist() for name in ("classes_", "feature_names_in_") if name in learnt}
+        return {"params": params, "learnt": learnt | lists}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """A classifier as `as_dict` gave it.
+
+        Raises:
+            ValueError, TypeError, KeyError: where that is not what it is.
+        """
+        if sorted(record["params"]) != sorted(cls._get_param_names()):
+            raise ValueError(f"a Classifier has the parameters {', '.join(cls._get_param_names())}, got {sorted(record['params'])}")
+        classifier = cls(**{name: _plain(name, value) for name, value in record["params"].items()})
+        classifier._check()
+        learnt = dict(record["learnt"])
+        learnt["classes_"] = np.array(learnt["classes_"])
+        if "feature_names_in_" in learnt:
+            learnt["feature_names_in_"] = np.array(learnt["feature_names_in_"], dtype=object)
+        vars(classifier).update({name: learnt[name] for name in (*SCALE, *TRAINED) if name in learnt})
+        classifier._check_learnt()
+        return classifier
 
     @property
     def pair(self) -> Pair:
         """The map and the loss."""
-        usual = usual_pair(find_map(self.map), **(self.map_params or {}))
+        usual = usual_pair(find_map(self.map), **_with_functions(self.map_params or {}))
         loss = self.loss or usual.loss
-        options = self.loss_params if self.loss_params is not None else usual.options if loss == usual.loss else {}
+        options = _with_functions(self.loss_params) if self.loss_params is not None else usual.options if loss == usual.loss else {}
         return replace(usual, loss=loss, options=options, head=self.head, temperature=self.temperature)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [rows, classes]; of two classes the second's less the first's [rows]."""
         x = self._checked(X)
         with torch.no_grad():
-            found = scores(self.pair.head, self.network_, x).double().numpy()
+            found = scores(self.pair.head, self._weights, x).double().numpy()
         return found[:, 1] - found[:, 0] if len(self.classes_) == 2 else found
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -231,14 +267,24 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Probabilities [rows, classes] float64 of features as `prepare` gives them."""
-        p = predict(self.pair, self.network_, x).double()
+        p = predict(self.pair, self._weights, x).double()
         return p / p.sum(-1, keepdim=True) if find_map(self.map).properties.mass == "one" else p  # one to the precision of float64
+
+    @property
+    def _weights(self) -> Weights:
+        """Copies, for an array may be read-only, where processes share it."""
+        return tuple((torch.tensor(weight), torch.tensor(bias)) for weight, bias in self.network_)
 
     def _check(self) -> None:
         """Raise ValueError for what cannot be used, before any work."""
         find_map(self.map)
-        if self.loss is not None and not callable(getattr(sm.losses, self.loss, None)):
-            raise ValueError(f"loss must be the name of a loss, such as 'cross_entropy', or None, got {self.loss!r}")
+        if self.loss is not None and self.loss not in LOSSES:
+            raise ValueError(f"loss must be None or one of {', '.join(map(repr, sorted(LOSSES)))}, got {self.loss!r}")
+        for name, given in (("map_params", self.map_params), ("loss_params", self.loss_params)):
+            if given is not None and not isinstance(given, Mapping):
+                raise ValueError(f'{name} must be a dict such as {{"alpha": 1.25}}, or None, got {given!r}')
+            if isinstance(f := (given or {}).get("f"), str) and f not in FUNCTIONS:
+                raise ValueError(f"{name}: f must be a function or one of {', '.join(map(repr, FUNCTIONS))}, got {f!r}")
         for name, allowed in (("head", ("linear", "cosine")), ("missing", ("refuse", "impute"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
@@ -255,6 +301,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if isinstance(self.hidden, Integral) or any(not isinstance(units, Integral) or units < 1 for units in self.hidden):
             raise ValueError(f"hidden must be the units of each hidden layer, such as (128,) or (), got {self.hidden!r}")
 
+    def _check_learnt(self) -> None:
+        """Raise ValueError where arrays are none, or do not fit together."""
+        features, indicators = self.n_features_in_, len(self.missing_)
+        sizes = (features + indicators, *(len(bias) for _, bias in self.network_))
+        found = [(self.missing_, (indicators,)), (self.medians_, (features,)), (self.mean_, sizes[:1]), (self.scale_, sizes[:1])]
+        for (inputs, outputs), (weight, bias) in zip(pairwise(sizes), self.network_, strict=True):
+            found += [(weight, (outputs, inputs)), (bias, (outputs,))]
+        for array, shape in found:
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
+                raise ValueError(f"needs an array of numbers of the shape {shape}, got {array!r:.80}")
+        if sizes[-1] != len(self.classes_) or not all(0 <= column < features for column in self.missing_):
+            raise ValueError(f"its {len(self.classes_)} classes or {features} features do not fit its network")
+
     def _split(self, prepared: Prepared) -> tuple[Prepared, Prepared]:
         """Rows to train on and rows to stop by, the classes in proportion where each has two rows."""
         rows, target = np.arange(len(prepared.x)), prepared.target.numpy()
@@ -269,12 +328,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _learn_scale(self, X: np.ndarray, weight: np.ndarray | None) -> None:
         """The mean and the standard deviation of each column, ∞ for the deviation of one that is constant."""
-        X = X.astype(np.float64)
-        self.imputer_ = None
+        counted = X.astype(np.float64) if weight is None else X[weight > 0].astype(np.float64)
+        self.missing_ = np.flatnonzero(np.isnan(counted).any(0))
+        self.medians_ = np.full(X.shape[1], math.nan)
         if self.missing == "impute":
-            self.imputer_ = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
-            X = self.imputer_.fit_transform(X)
-        counted = X if weight is None else X[weight > 0]
+            self.medians_ = np.ma.filled(np.ma.median(np.ma.masked_invalid(counted), axis=0), 0.0)
+        counted = self._complete(counted)
         unit = np.abs(counted).max(0)
         unit[unit == 0] = 1.0
         counted = counted / unit  # now no square overflows
@@ -286,11 +345,49 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.scale_ = np.where(constant, math.inf, deviation * unit)
 
     def _scaled(self, X: np.ndarray) -> Tensor:
-        wide = X.astype(np.float64) if self.imputer_ is None else self.imputer_.transform(X.astype(np.float64))
-        return torch.from_numpy(((wide - self.mean_) / self.scale_).astype(X.dtype))
+        return torch.from_numpy(((self._complete(X.astype(np.float64)) - self.mean_) / self.scale_).astype(X.dtype))
+
+    def _complete(self, X: np.ndarray) -> np.ndarray:
+        """Medians where a value is missing, and beside all, for each column that missed some in training, where it does."""
+        if self.missing == "refuse":
+            return X
+        missing = np.isnan(X)
+        return np.hstack([np.where(missing, self.medians_, X), missing[:, self.missing_]])
 
     def _checked(self, X: Any) -> Tensor:
         check_is_fitted(self, "network_")
         finite: Any = "allow-nan" if self.missing == "impute" else True
         X = validate_data(self, X, dtype=DTYPES, ensure_all_finite=finite, reset=False)
-        return self._scaled(X).to(self.network_[0][0].dtype)
+        return self._scaled(X).to(self._weights[0][0].dtype)
+
+
+def _with_functions(params: Mapping[str, Any]) -> dict[str, Any]:
+    """With the function in the place of its name."""
+    return {name: FUNCTIONS[value] if name == "f" and isinstance(value, str) else value for name, value in params.items()}
+
+
+def _with_names(params: Mapping[str, Any]) -> dict[str, Any]:
+    """With the name in the place of a function."""
+    return {name: _name(value) or value for name, value in params.items()}
+
+
+def _name(value: Any) -> str | None:
+    return next((name for name, function in FUNCTIONS.items() if function is value), None)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A parameter in Python's own types."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(f"{name}[{key!r}]", entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(name, entry) for entry in value)
+    if (function := _name(value)) is None:
+        raise ValueError(
+            f"{name} is a {type(value).__name__}, which a file does not hold; give a number or a text, or of a function one of "
+            f"the names {', '.join(map(repr, FUNCTIONS))}"
+        )
+    return function

@@ -14,6 +14,7 @@ import softmaxima as sm
 from softmaxima.core.numbers import InputError
 from softmaxima.maps import REGISTRY, Map, find_map
 
+FUNCTIONS = {f.__name__: f for f in (torch.sigmoid, functional.softplus, torch.square)}  # that a parameter can name
 MARGIN_TEMPERATURE = 1 / 16  # of cosines, which alone span too little for a confident softmax
 
 Head = Literal["linear", "cosine"]
@@ -107,7 +108,6 @@ def pairs(classes: int) -> tuple[Pair, ...]:
 
 def _chosen_pairs(k: int) -> dict[str, tuple[Pair, ...]]:
     """The pairs of the maps that have several, or that need a parameter or another name."""
-    elementwise = (torch.sigmoid, functional.softplus, torch.square)
     return {
         "softmax": (
             usual_pair(REGISTRY["softmax"]),
@@ -126,7 +126,7 @@ def _chosen_pairs(k: int) -> dict[str, tuple[Pair, ...]]:
         "topk_softmax": (usual_pair(REGISTRY["topk_softmax"], "top-k softmax", k=k),),
         "topp_softmax": (usual_pair(REGISTRY["topp_softmax"], "top-p softmax", p=0.9),),
         "rectified_softmax": (_eps_pair("rectified softmax", "rectified_softmax", empty="uniform"),),
-        "proportional": tuple(_eps_pair(f"normalised {f.__name__}", "proportional", f=f) for f in elementwise),
+        "proportional": tuple(_eps_pair(f"normalised {name}", "proportional", f=f) for name, f in FUNCTIONS.items()),
     }
 
 

@@ -1,0 +1,83 @@
+"""`softmaxima predict`: what a model that `softmaxima compare --save` wrote says of the rows of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from softmaxima.cli.terminal import NOT_WRITTEN, WIDE, Output, check_exists, fail, plain_table, say
+
+if TYPE_CHECKING:
+    from softmaxima.experiments.model import Predictions
+
+SHOWN = 10  # rows
+
+
+def predict(
+    model: Annotated[Path, Parameter(help="A .skops or .pt that softmaxima compare --save wrote. Nothing in it is run.")],
+    table: Annotated[Path, Parameter(help="Rows with the columns that the model learnt from, in any format that compare reads.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(help="A CSV to write: row, class, and a probability a class. Without it: the first rows, printed.")
+    ] = None,
+) -> None:
+    """Predict the target of every row of a table, read into memory at once, and the probability of each class.
+
+    Where the table has the target too, accuracy and log loss are printed.
+    """
+    check_exists(model, " that softmaxima compare --save wrote")
+    check_exists(table, " of the kinds that softmaxima compare --help names")
+    if out is not None:
+        check_out(out, model, table)
+    from softmaxima.core.numbers import InputError
+    from softmaxima.experiments.model import load
+    from softmaxima.experiments.model import predict as predictions_of
+    from softmaxima.experiments.reading import rows
+
+    try:
+        predictions = predictions_of(load(model), table)
+    except InputError as error:
+        fail(str(error))
+    say(f"{table.name}: {rows(len(predictions.p))}, predicting {predictions.target!r}")
+    for note in predictions.notes:
+        say(note)
+    if predictions.score is not None:
+        score = predictions.score
+        say(f"accuracy {100 * score.accuracy:.2f} %, log loss {score.log_loss:.3f} nats, of {rows(predictions.scored)}")
+    if out is None:
+        show(predictions)
+        return
+    try:
+        predictions.write(out)
+    except OSError as error:
+        fail(f"--out: cannot write to {out} ({error.strerror}); choose another file", NOT_WRITTEN)
+    say(f"written: {out}")
+
+
+def check_out(out: Path, model: Path, table: Path) -> None:
+    """Fail before any work where predictions cannot be written, or would take the place of what they are made from."""
+    if not out.parent.is_dir():
+        fail(f"--out: there is no directory {out.parent}; make it, or choose another file")
+    if out.is_dir():
+        fail(f"--out: {out} is a directory; name a file in it, such as {out / 'predictions.csv'}")
+    for other in (model, table):
+        if out.exists() and out.samefile(other):
+            fail(f"--out: {out} is what is read; choose another file")
+
+
+def show(predictions: Predictions) -> None:
+    """The first rows."""
+    console = Output()
+    frame = predictions.frame
+    shown = plain_table(frame.columns, console.width >= WIDE)
+    for row in frame.head(SHOWN).iter_rows():
+        shown.add_row(*(Text(f"{cell:.4f}" if isinstance(cell, float) else str(cell)) for cell in row))
+    console.print()
+    console.print(shown)
+    if frame.height > SHOWN:
+        console.print()
+        say(f"{frame.height - SHOWN} more; --out predictions.csv writes all")

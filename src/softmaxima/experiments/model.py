@@ -1,0 +1,239 @@
+"""A trained classifier, and the encoder of its table, in a file that is read without running anything in it.
+
+A `.pt` holds texts, numbers and tensors, which torch reads with `weights_only`; a `.skops` holds a `Classifier`, and skops makes no
+object of a type that is not in `TRUSTED` or known to it as harmless. Both are then checked, value by value, as arguments are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+import softmaxima as sm
+from softmaxima.core.numbers import InputError
+from softmaxima.core.writing import write_bytes, write_text
+from softmaxima.experiments.encoding import Encoder, kind_of
+from softmaxima.experiments.measures import Fold, evaluate
+from softmaxima.experiments.reading import named, read_frame, rows
+from softmaxima.integrations.classifier import Classifier
+
+KIND, FORMAT = "softmaxima model", 1
+TRUSTED = ("softmaxima.integrations.classifier.Classifier",)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What predicts the target of a table: of class i of the encoder, the classifier's class i."""
+
+    classifier: Classifier
+    encoder: Encoder
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Of each row of a table, the probabilities of the classes."""
+
+    target: str
+    classes: tuple[str, ...]
+    p: np.ndarray  # [rows, classes] float64
+    notes: tuple[str, ...]  # how the file was read, and what was not known
+    score: Fold | None  # where the table has the target
+    scored: int  # rows that have it
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """Row numbers from 1, the most probable class, and the probability of each."""
+        predicted = [self.classes[index] for index in self.p.argmax(-1)]
+        probabilities = {f"probability of {name}": column for name, column in zip(self.classes, self.p.T, strict=True)}
+        numbers = np.arange(1, len(self.p) + 1)
+        return pl.DataFrame({"row": numbers, "predicted": pl.Series(predicted, dtype=pl.String)} | probabilities)
+
+    def write(self, path: Path) -> None:
+        """The frame as CSV."""
+        write_text(path, self.frame.write_csv())
+
+
+def predict(model: Model, path: Path) -> Predictions:
+    """What a model says of the rows in a file, which is read as `compare` reads one.
+
+    Raises:
+        InputError: where the file cannot be read, a column is missing, or a row has no value where the model needs one.
+    """
+    encoder = model.encoder
+    texts = {column.name for column in encoder.columns if column.kind == "category"}  # "001" is one, though a number elsewhere
+    if not all(map(_is_number, encoder.classes)):
+        texts.add(encoder.target)
+    try:
+        reading = read_frame(path, texts)
+        if not reading.frame.height:
+            raise InputError("has no rows; add some")
+        features = encoder.matrix(reading.frame)
+        _refuse_gaps(reading.frame, features, model)
+        notes = [*reading.notes, *encoder.unknown(reading.frame)]
+        labels = np.full(len(features), -1)
+        if encoder.target in reading.frame.columns and kind_of(reading.frame[encoder.target].dtype) is not None:
+            labels = encoder.labels(reading.frame)
+            if other := int((labels < 0).sum()):
+                notes.append(f"not scored, for their {encoder.target!r} is missing or no class of the model: {rows(other)}")
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from None
+    p = model.classifier.predict_proba(features)
+    known = labels >= 0
+    score = evaluate(torch.from_numpy(p[known]), torch.from_numpy(labels[known]), 0.0, 0.0)[0] if known.any() else None
+    return Predictions(encoder.target, encoder.classes, p, tuple(notes), score, int(known.sum()))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_gaps(frame: pl.DataFrame, features: np.ndarray, model: Model) -> None:
+    """Raise `InputError` for values that are infinite, and for missing ones unless the model was trained to take them."""
+    for column in model.encoder.columns:
+        series = frame[column.name]
+        if series.dtype.is_float() and (infinite := series.is_infinite().fill_null(False)).any():
+            raise InputError(f"row {infinite.arg_max() + 1} is infinite in {column.name!r}; repair it")  # type: ignore[operator]
+        if series.has_nulls() and model.classifier.missing == "refuse":
+            raise InputError(
+                f"row {series.is_null().arg_max() + 1} has no value in {column.name!r}, and the model takes none without; "  # type: ignore[operator]
+                "fill it in, or train with --missing impute on rows that miss some"
+            )
+
+
+# Files --------------------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, classifier: Classifier, encoder: Encoder) -> None:
+    """Write a trained classifier and its encoder, in the format that the suffix names.
+
+    Raises:
+        InputError: where there is no such format.
+        ValueError: where a parameter of the classifier is nothing that such a file holds.
+    """
+    _, write = _format(path)
+    record = classifier.as_dict()
+    versions = {"softmaxima": sm.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    about = {"kind": KIND, "format": FORMAT, "versions": versions, "encoder": encoder.as_dict()}
+    write_bytes(path, write(about, record))
+
+
+def load(path: Path) -> Model:
+    """A model as `save` wrote it.
+
+    Raises:
+        InputError: where the file holds anything else. Nothing that it holds is run.
+    """
+    read, _ = _format(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a model that softmaxima compare --save wrote") from None
+    try:
+        return read(content)
+    except InputError as error:
+        raise InputError(f"{path.name} {error}") from None
+    except Exception as error:  # what a file that was tampered with may raise has no end
+        if isinstance(error, ModuleNotFoundError) and error.name == "skops":
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(
+            f"{path.name} is not a model that softmaxima compare --save wrote, or is damaged ({type(error).__name__}: "
+            f"{reason:.200}); save it again"
+        ) from None
+
+
+def check_path(path: Path) -> None:
+    """Raise `InputError` where a model cannot be written, before any work; its directory is made."""
+    _format(path)
+    if path.suffix.lower() == ".skops":
+        importlib.import_module("skops.io")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a directory")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(0, "it is read-only")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write to {path} ({error.strerror}); choose another file") from None
+
+
+def _write_pt(about: Mapping[str, Any], classifier: Mapping[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save({**about, "classifier": _converted(classifier, np.ndarray, torch.from_numpy)}, file)
+    return file.getvalue()
+
+
+def _read_pt(content: bytes) -> Model:
+    record = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    _check_about(record)
+    return _model(record, _converted(record["classifier"], torch.Tensor, torch.Tensor.numpy))
+
+
+def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """The same with each array another kind of array."""
+    if isinstance(value, dict):
+        return {name: _converted(entry, kind, convert) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_converted(entry, kind, convert) for entry in value)
+    return convert(value) if isinstance(value, kind) else value
+
+
+def _write_skops(about: Mapping[str, Any], classifier: Mapping[str, Any]) -> bytes:
+    import skops.io
+
+    return skops.io.dumps({**about, "classifier": Classifier.from_dict(classifier)})
+
+
+def _read_skops(content: bytes) -> Model:
+    import skops.io
+
+    if others := sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED)):
+        raise InputError(f"holds objects that no model has, and that might run code ({named(others)}); nothing of it was loaded")
+    record = skops.io.loads(content, trusted=list(TRUSTED))
+    _check_about(record)
+    if type(record["classifier"]) is not Classifier:
+        raise InputError(f"holds a {type(record['classifier']).__name__} where a Classifier should be; save it again")
+    return _model(record, record["classifier"].as_dict())
+
+
+def _check_about(record: Any) -> None:
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        raise InputError("holds something else than a model of softmaxima; give a file that softmaxima compare --save wrote")
+    if record["format"] != FORMAT:
+        raise InputError(
+            f"is of format {record['format']!r}, written by softmaxima {record['versions']['softmaxima']}, and softmaxima "
+            f"{sm.__version__} reads format {FORMAT}; train it again, or use the version that wrote it"
+        )
+
+
+def _model(record: Mapping[str, Any], classifier: Mapping[str, Any]) -> Model:
+    model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]))
+    classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)
+    if model.classifier.classes_.tolist() != list(range(classes)) or model.classifier.n_features_in_ != width:
+        raise ValueError(f"{classes} classes and {width} features of the table do not fit the classifier")
+    return model
+
+
+def _format(path: Path) -> tuple[Callable[[bytes], Model], Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]]:
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"a model's file ends in {' or '.join(FORMATS)}, got {path.name!r}; name it so")
+    return FORMATS[path.suffix.lower()]
+
+
+FORMATS = {".skops": (_read_skops, _write_skops), ".pt": (_read_pt, _write_pt)}

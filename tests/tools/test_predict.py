@@ -1,0 +1,360 @@
+"""`compare --save` and `predict`: a model in a file predicts what it did, and a file that holds anything else runs nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import skops.io
+import torch
+
+from softmaxima.cli import main
+from softmaxima.core.numbers import InputError
+from softmaxima.experiments import model as models
+from softmaxima.experiments.compare import Settings, trained
+from softmaxima.experiments.encoding import Encoder
+from softmaxima.experiments.model import load, predict, save
+from softmaxima.experiments.tables import read_table
+from softmaxima.integrations.classifier import Classifier
+
+FAST = ("--model=linear", "--folds=3", "--epochs=200", "--maps=softmax,sparsemax", "--metric=log-loss")
+SUFFIXES = (".pt", ".skops")
+both = pytest.mark.parametrize("suffix", SUFFIXES)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of a command in a directory with the table t.csv."""
+    monkeypatch.chdir(tmp_path)
+    flowers().write_csv("t.csv")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def flowers(rows: int = 120) -> pl.DataFrame:
+    """Three classes that length and code tell; the codes look like numbers where one is missing."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, rows)
+    return pl.DataFrame(
+        {
+            "length": labels + 0.2 * random.standard_normal(rows),
+            "width": random.standard_normal(rows),
+            "code": np.array(["001", "002", "blue"])[(labels + (random.random(rows) < 0.2)) % 3],
+            "species": np.array(["iris", "lily", "rose"])[labels],
+        }
+    )
+
+
+def learnt(frame: pl.DataFrame, missing: str = "refuse", **options: Any) -> tuple[Classifier, Encoder]:
+    """A classifier and an encoder of a frame whose last column is the target."""
+    encoder = Encoder.fit(frame, frame.columns[-1])
+    classifier = Classifier(hidden=(), learning_rate=0.02, random_state=0, missing=missing, **options)
+    return classifier.fit(encoder.matrix(frame), encoder.labels(frame)), encoder
+
+
+# From the command line ----------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_saved_model_predicts_what_it_was_trained_to(run: Callable, suffix: str):
+    code, said, _ = run("compare", "t.csv", *FAST, "--save", f"m{suffix}")
+    assert code == 0
+    taken = json.loads(Path("softmaxima-compare/results.json").read_text())["recommendation"]["pair"]
+    assert f"saved: m{suffix}, {taken} trained on all 120 rows" in said
+    code, said, _ = run("predict", f"m{suffix}", "t.csv", "--out", "p.csv")
+    assert code == 0
+    assert "accuracy " in said
+    assert "of 120 rows" in said
+    frame, table = pl.read_csv("p.csv"), read_table(Path("t.csv"))
+    settings = Settings("linear", folds=3, epochs=200)
+    classifier = load(Path(f"m{suffix}")).classifier
+    again = Classifier(**classifier.get_params()).fit(table.features, table.labels)
+    assert (classifier.epochs, classifier.hidden) == (settings.epochs, ())
+    np.testing.assert_array_equal(frame[:, 2:].to_numpy(), again.predict_proba(table.features))
+    assert frame["row"].to_list() == list(range(1, 121))
+    assert frame.columns[2:] == ["probability of iris", "probability of lily", "probability of rose"]
+    assert (frame["predicted"] == flowers()["species"]).mean() > 0.8
+
+
+def test_a_comparison_that_is_done_is_saved_without_another_one(run: Callable):
+    assert run("compare", "t.csv", *FAST)[0] == 0
+    folds = json.loads(Path("softmaxima-compare/results.json").read_text())["folds"]
+    assert run("compare", "t.csv", *FAST, "--resume", "--save", "new/m.pt")[0] == 0
+    assert json.loads(Path("softmaxima-compare/results.json").read_text())["folds"] == folds
+    assert load(Path("new/m.pt")).classifier.score(read_table(Path("t.csv")).features, read_table(Path("t.csv")).labels) > 0.8
+
+
+def test_without_out_the_first_rows_are_printed(run: Callable):
+    save(Path("m.pt"), *learnt(flowers()))
+    flowers().drop("species")[:12].write_csv("new.csv")
+    code, said, _ = run("predict", "m.pt", "new.csv")
+    assert code == 0
+    assert "accuracy" not in said
+    assert "2 more; --out predictions.csv writes all" in said
+
+
+def test_noise_gives_no_model(run: Callable):
+    random = np.random.default_rng(1)
+    pl.DataFrame({"a": random.standard_normal(90), "b": random.standard_normal(90), "y": np.arange(90) % 2}).write_csv("noise.csv")
+    code, said, error = run("compare", "noise.csv", *FAST, "--save", "m.pt")
+    assert "Nothing to choose" in said
+    assert code == 1
+    assert "nothing is saved" in error
+    assert not Path("m.pt").exists()
+
+
+def test_tuned_models_take_the_median_of_the_learning_rates_of_their_folds():
+    from softmaxima.integrations.pairs import usual_pair
+    from softmaxima.maps import find_map
+
+    table = read_table()
+    pair = usual_pair(find_map("sparsemax"))
+    folds = [{pair.name: type("Fold", (), {"learning_rate": rate})} for rate in (1e-3, 1e-2, 3e-2)]
+    classifier = trained(table, Settings("linear", epochs=1), pair, folds)  # type: ignore[arg-type]
+    assert classifier.learning_rate == 1e-2
+    assert classifier.map == "sparsemax"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("compare", "t.csv", "--save", "m.pkl"), "--save: a model's file ends in .skops or .pt, got 'm.pkl'"),
+        (("compare", "t.csv", "--save", "t.csv/m.pt"), "--save: cannot write to t.csv/m.pt"),
+        (("predict", "none.pt", "t.csv"), "there is no file none.pt"),
+        (("predict", "m.pt", "none.csv"), "there is no file none.csv"),
+        (("predict", "t.csv", "m.pt"), "ends in .skops or .pt"),
+        (("predict", "m.pt", "t.csv", "--out", "t.csv"), "--out: t.csv is what is read"),
+        (("predict", "m.pt", "t.csv", "--out", "nowhere/p.csv"), "there is no directory nowhere"),
+        (("predict", "m.pt", "t.csv", "--out", "."), "is a directory"),
+    ],
+    ids=str,
+)
+def test_a_wrong_path_is_told_before_any_work(run: Callable, arguments: tuple[str, ...], words: str):
+    save(Path("m.pt"), *learnt(flowers()))
+    code, said, error = run(*arguments)
+    assert (code, said) == (2, "")
+    assert words in error
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------------
+
+
+def predicted(frame: pl.DataFrame | str, tmp_path: Path, missing: str = "refuse", of: pl.DataFrame | None = None) -> Any:
+    """What a model of the flowers says of other rows."""
+    save(tmp_path / "m.pt", *learnt(flowers() if of is None else of, missing))
+    path = tmp_path / "new.csv"
+    path.write_text(frame if isinstance(frame, str) else frame.write_csv())
+    return predict(load(tmp_path / "m.pt"), path)
+
+
+def test_columns_may_come_in_another_order_and_with_others(tmp_path: Path):
+    expected = predicted(flowers(), tmp_path)
+    other = flowers().select("species", "code", pl.lit(1).alias("more"), "width", "length")
+    np.testing.assert_array_equal(predicted(other, tmp_path).p, expected.p)
+
+
+def test_texts_stay_texts_where_all_look_like_numbers(tmp_path: Path):
+    numbers = flowers().filter(pl.col("code") != "blue")
+    found = predicted(numbers, tmp_path)
+    assert not found.notes
+    assert found.score.accuracy > 0.9
+
+
+def test_a_category_that_is_new_is_said_and_counts_as_none(tmp_path: Path):
+    found = predicted("length,width,code\n1,0.5,003\n2,0.1,002\n", tmp_path)
+    assert any("'code': '003' (1 row) was not in the rows learnt from" in note for note in found.notes)
+    assert np.isfinite(found.p).all()
+
+
+def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):
+    found = predicted("length,width,code,species\n1,0.5,001,tulip\n0.1,0.1,001,iris\n2,0,002,\n", tmp_path)
+    assert found.scored == 1
+    assert any("not scored" in note and "2 rows" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("length,width\n1,2\n", "there is no column 'code'"),
+        ("length,width,code\n1,2,001\n,2,001\n", "row 2 has no value in 'length'"),
+        ("length,width,code\n1,2,\n1,2,001\n", "row 1 has no value in 'code'"),
+        ("length,width,code\n1,2,001\n1,inf,001\n", "row 2 is infinite in 'width'"),
+        ("length,width,code\n1,wide,001\n1,2,001\n", "'width' must hold numbers"),
+    ],
+)
+def test_what_a_model_cannot_take_is_named(text: str, words: str, tmp_path: Path):
+    with pytest.raises(InputError, match=words):
+        predicted(text, tmp_path)
+
+
+def test_a_model_that_was_trained_on_missing_values_takes_them(tmp_path: Path):
+    gaps = flowers().with_columns(pl.when(pl.int_range(pl.len()) % 5 > 0).then(pl.col("length")).alias("length"))
+    found = predicted("length,width,code\n,0.5,001\n,0.1,002\n", tmp_path, "impute", gaps)
+    assert np.isfinite(found.p).all()
+    assert predicted(gaps, tmp_path, "impute", gaps).score.accuracy > 0.8
+
+
+@pytest.mark.parametrize("classes", [[1, 2], [1.5, 2.5], [True, False], ["1", "x"]], ids=str)
+def test_classes_of_any_kind_are_scored(classes: list, tmp_path: Path):
+    frame = flowers().with_columns(pl.Series("species", [classes[kind != "iris"] for kind in flowers()["species"]]))
+    assert predicted(frame, tmp_path, of=frame).score.accuracy > 0.8
+    assert predicted(frame[:1], tmp_path, of=frame).scored == 1
+
+
+# Files --------------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_every_classifier_comes_back_as_it_was(suffix: str, tmp_path: Path):
+    frame = flowers()
+    for options in (
+        {},
+        {"map": "proportional", "map_params": {"f": torch.sigmoid}, "loss": "eps_cross_entropy"},
+        {"head": "cosine", "temperature": 0.5, "loss": "arcface", "loss_params": {"margin": 0.1}},
+        {"missing": "impute", "early_stopping": True},
+    ):
+        options = options | ({"loss_params": {"map": "proportional", "f": torch.sigmoid}} if "map" in options else {})
+        classifier, encoder = learnt(frame, **options)
+        save(path := tmp_path / f"m{suffix}", classifier, encoder)
+        found = load(path)
+        assert found.encoder == encoder
+        assert found.classifier.as_dict()["params"] == classifier.as_dict()["params"]
+        np.testing.assert_array_equal(
+            found.classifier.predict_proba(encoder.matrix(frame)), classifier.predict_proba(encoder.matrix(frame))
+        )
+
+
+class Planted:
+    """What writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def as_pickle(record: dict[str, Any], path: Path) -> bytes:
+    return pickle.dumps(record)
+
+
+def as_archive(record: dict[str, Any], path: Path) -> bytes:
+    torch.save(record, file := io.BytesIO())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("write", [as_pickle, as_archive])
+def test_a_pickle_that_would_run_a_command_does_not(write: Callable, tmp_path: Path):
+    target = tmp_path / "ran"
+    save(path := tmp_path / "m.pt", *learnt(flowers()))
+    record = torch.load(path, weights_only=True) | {"more": Planted(target)}
+    path.write_bytes(write(record, path))
+    with pytest.raises(InputError, match=r"m\.pt is not a model that softmaxima compare --save wrote"):
+        load(path)
+    assert not target.exists()
+    pickle.loads(pickle.dumps(Planted(target)))
+    assert target.exists(), "the plant is one that works"
+
+
+class Stranger:
+    """A type that skops does not know."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Path(state["path"]).touch()
+
+
+@pytest.mark.parametrize("place", ["more", "classifier", "parameter"])
+def test_a_skops_file_with_another_type_is_refused_and_makes_none(place: str, tmp_path: Path):
+    target = tmp_path / "ran"
+    classifier, encoder = learnt(flowers())
+    save(path := tmp_path / "m.skops", classifier, encoder)
+    stranger = Stranger()
+    vars(stranger)["path"] = str(target)
+    record = skops.io.load(path, trusted=list(models.TRUSTED))
+    if place == "parameter":
+        vars(record["classifier"])["map"] = stranger
+    else:
+        record[place] = stranger
+    skops.io.dump(record, path)
+    with pytest.raises(InputError, match="holds objects that no model has, and that might run code"):
+        load(path)
+    assert not target.exists()
+
+
+def test_a_function_in_a_skops_file_is_refused(tmp_path: Path):
+    classifier, encoder = learnt(flowers(), map="proportional", map_params={"f": "sigmoid"})
+    save(path := tmp_path / "m.skops", classifier, encoder)
+    record = skops.io.load(path, trusted=list(models.TRUSTED))
+    for function in (np.exp, os.system):
+        vars(record["classifier"])["map_params"] = {"f": function}
+        skops.io.dump(record, path)
+        with pytest.raises(InputError):
+            load(path)
+
+
+def tampered(record: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """What is put in the place of an entry, and what is said."""
+    yield "kind", "another", "something else than a model"
+    yield "format", 2, "is of format 2"
+    yield "encoder", {}, "is not a model"
+    yield "encoder", record["encoder"] | {"classes": ("a",)}, "do not fit"
+    classifier = record["classifier"]
+    for part, name, value in (
+        ("params", "map", "none"),
+        ("params", "loss", "system"),
+        ("params", "missing", "drop"),
+        ("params", "map_params", {"f": "system"}),
+        ("params", "unknown", 1),
+        ("learnt", "network_", ()),
+        ("learnt", "network_", ((torch.zeros(3, 1), torch.zeros(3)),)),
+        ("learnt", "mean_", torch.zeros(2)),
+        ("learnt", "mean_", "text"),
+        ("learnt", "missing_", torch.tensor([99])),
+        ("learnt", "classes_", [0]),
+    ):
+        yield "classifier", classifier | {part: classifier[part] | {name: value}}, "is not a model"
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path: Path):
+    save(path := tmp_path / "m.pt", *learnt(flowers()))
+    record = torch.load(path, weights_only=True)
+    for name, value, words in tampered(record):
+        torch.save(record | {name: value}, path)
+        with pytest.raises(InputError, match=words):
+            load(path)
+
+
+@both
+def test_a_file_of_another_kind_is_refused(suffix: str, tmp_path: Path):
+    path = tmp_path / f"m{suffix}"
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("schema.json", json.dumps({"protocol": 99}))
+    save(tmp_path / f"whole{suffix}", *learnt(flowers()))
+    whole = (tmp_path / f"whole{suffix}").read_bytes()
+    for content in (b"", b"text", (tmp_path / "other.zip").read_bytes(), whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="not a model"):
+            load(path)
+    if suffix == ".pt":
+        torch.save([1], path)
+    else:
+        skops.io.dump([1], path)
+    with pytest.raises(InputError, match="something else"):
+        load(path)
