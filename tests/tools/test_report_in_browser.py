@@ -147,8 +147,11 @@ def test_every_figure_is_drawn_and_the_console_is_silent(browser: Browser, repor
     drawn = "[...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.querySelector('.main-svg')).map(plot => plot.id)"
     assert browser.evaluate(drawn) == list(FIGURES)
     assert browser.evaluate("document.querySelectorAll('.figure').length") == len(FIGURES)
-    # Something of the data in each: points, lines or bars.
-    inked = "[...document.querySelectorAll('.figure')].map(figure => figure.querySelectorAll('.point, .js-line').length)"
+    # Something of the data in each: points, lines or bars, or one picture of a table.
+    inked = (
+        "[...document.querySelectorAll('.figure')].map(figure =>"
+        "  figure.querySelectorAll('.point, .js-line').length + 9 * figure.querySelectorAll('.hm image').length)"
+    )
     assert all(count > 5 for count in browser.evaluate(inked))
 
 
