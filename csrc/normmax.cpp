@@ -93,7 +93,7 @@ struct Stretched : ThresholdMap<T, Family> {
 // p in float, from the scores: for large α what half precision rounds off p counts α times. What is rounded to 0 stays 0.
 template <class T>
 const float* probabilities(const Row<T>& row, const T* rounded, Scratch<float>& scratch) {
-    float* scores = scratch.rough.at_least(2 * row.n);
+    float* scores = reinterpret_cast<float*>(scratch.origins.at_least(row.n));  // which maps with a threshold do not use
     if (!scores) return nullptr;
     for (int64_t i = 0; i < row.n; ++i) scores[i] = float(row.score(i));
     Row<float> wide{scores, nullptr, row.tau, row.scale, 0, row.theta, row.n, row.index, scores + row.n};

@@ -10,9 +10,9 @@ namespace {
 constexpr int64_t STEP = 256;
 constexpr double MODERATE = 40;  // |z| up to which exp(z) is a normal number in float, and 1 + exp(−|z|) is more than 1 in double
 
-// Σf between these loses nothing that shows: what vanished has a probability of less than 1e-30.
+// Σf between these loses nothing that shows: what vanished has a probability of less than 1e-30, or in double than 1e-288.
 template <class C>
-constexpr double LEAST = sizeof(C) == sizeof(double) ? 0x1p-900 : 0x1p-24;
+constexpr double LEAST = sizeof(C) == sizeof(double) ? 0x1p-64 : 0x1p-24;
 template <class C>
 constexpr double MOST = sizeof(C) == sizeof(double) ? 0x1p1000 : 0x1p120;
 
@@ -347,6 +347,13 @@ struct Proportional {
         return true;
     }
 
+    // weight · g, 0 where the weight is, and where it is in T and g is no number.
+    static double product(double weight, double g) {
+        T rounded;
+        narrow(weight, rounded);
+        return weight == 0 || (widen(rounded) == 0 && !(std::fabs(g) < -NOTHING)) ? 0.0 : weight * g;
+    }
+
     // Where `kept`, f is in the place of the results. Again for `any` g: where f or its slope is 0 it is not read.
     template <class W, class F, bool kept, bool any = false>
     static void slopes(const Row<T>& row, const Upstream<T>& g, double mass, Scratch<C>& scratch) {
@@ -366,7 +373,7 @@ struct Proportional {
             const C* upstream = g.read(i, length, upstream_buffer);
             double part = 0;
             if constexpr (any) {
-                for (int64_t j = 0; j < length; ++j) part += f[j] == 0 ? 0.0 : double(f[j]) / whole * (double(upstream[j]) * shrink);
+                for (int64_t j = 0; j < length; ++j) part += product(double(f[j]) / whole, double(upstream[j]) * shrink);
             } else {
 #pragma omp simd reduction(+ : part)
                 for (int64_t j = 0; j < length; ++j) part += double(f[j]) * double(upstream[j]);
@@ -383,7 +390,7 @@ struct Proportional {
             T* to = row.out + i;
             if constexpr (any) {
                 for (int64_t j = 0; j < length; ++j)
-                    put_any(values[j] == 0 ? 0.0 : double(values[j]) / whole * (double(upstream[j]) * shrink - mean) * row.scale / shrink, to[j]);
+                    put_any(product(double(values[j]) / whole, double(upstream[j]) * shrink - mean) * row.scale / shrink, to[j]);
             } else {
                 for (int64_t j = 0; j < length; ++j) put(double(values[j]) * ((double(upstream[j]) - mean) * scale), to[j]);
             }

@@ -327,14 +327,14 @@ struct Entmax {
                     const double own = u[j], excess = 1 - exp(-beta[j] * log(mass[j])) / own;  // 1 − (Σp)^{−β}
                     const double spread = mass[j] / slope[j], enough = beta[j] * rough[j] + 2e-7 / spread, target = enough + ROUGH * beta[j];
                     const bool is_open = open[j] > 0, is_high = excess >= enough, found = is_high & (excess < target + ROUGH * beta[j]);
-                    const double above = is_open & is_high ? own : high[j], below = is_open & !is_high ? own : low[j];
+                    const double above = (is_open & is_high) ? own : high[j], below = (is_open & !is_high) ? own : low[j];
                     const double newton = excess * spread, half = newton * (1 / beta[j] - 1) * (curve[j] / slope[j] - 1 / spread) / 2;
                     const double next = own * (1 - newton / (1 - (half < 0.5 ? half : 0.5))) * (1 + target * spread);
-                    const double taken = (next > below) & (next < above) ? next : (below + above) / 2;
+                    const double taken = ((next > below) & (next < above)) ? next : (below + above) / 2;
                     high[j] = above;
                     low[j] = below;
-                    u[j] = is_open & !found ? taken : own;
-                    open[j] = is_open & !found ? 1.0 : 0.0;
+                    u[j] = (is_open & !found) ? taken : own;
+                    open[j] = (is_open & !found) ? 1.0 : 0.0;
                     left += open[j];
                 }
             }
@@ -359,7 +359,7 @@ struct Entmax {
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
                 const double start = -log(-beta[j] * lowest[j]) / beta[j];
-                level[j] = (beta[j] > 0) & (-beta[j] * lowest[j] < 1) ? start : 0.0;
+                level[j] = ((beta[j] > 0) & (-beta[j] * lowest[j] < 1)) ? start : 0.0;
                 high[j] = log(high[j]);
             }
             for (int step = 0; step < MOST_STEPS && left > 0; ++step) {
@@ -376,7 +376,7 @@ struct Entmax {
                 for (int64_t j = 0; j < WIDTH; ++j) {
                     const double order = beta[j], own = level[j], of_mass = mass[j], of_slope = slope[j], log_mass = log(of_mass);
                     const bool is_open = open[j] > 0, convex = (order > 0) & (order <= 1), steep = order > 1;
-                    const double below = is_open & (of_mass >= 1) ? own : low[j], above = is_open & (of_mass <= 1) ? own : high[j];
+                    const double below = (is_open & (of_mass >= 1)) ? own : low[j], above = (is_open & (of_mass <= 1)) ? own : high[j];
                     // Of a convex one as shares of u: Newton's step, N''/N' with which Halley's follows, and an upper bound of it.
                     const double share = -of_mass * expm1(-order * log_mass) / of_slope, steepness = curve[j] / of_slope;
                     const double bend = (1 / order - 1) * (steepness - of_slope / of_mass), half = share * bend / 2;
@@ -386,7 +386,7 @@ struct Entmax {
                     less[j] = convex ? std::fabs(share * share * (steepness / order)) / order * of_slope : of_slope;
                     const double error = std::fabs(of_mass - 1), move = std::fabs(next - own), rounding = 4e-16 * (own > 1 ? own : 1.0);
                     const bool still = (move <= rounding) & (!steep | (error <= 1e-12));
-                    settled[j] = (error <= 1e-15) | (above - below <= rounding) | still ? 1.0 : 0.0;
+                    settled[j] = ((error <= 1e-15) | (above - below <= rounding) | still) ? 1.0 : 0.0;
                     const bool accept = (next > below) & (next < above) & !(steep & third);
                     newton[j] = next;
                     taken[j] = accept ? next : (below + above) / 2;
