@@ -375,8 +375,9 @@ def test_product_with_the_jacobian_of_normmax_has_its_digits(alpha: float):
 
 
 @pytest.mark.parametrize("alpha", chosen((1.1, 2.0, 6.0, 100.0)))
-def test_gradient_of_normmax_in_half_precision_is_that_of_its_scores(dtype: torch.dtype, alpha: float):
-    x, g = normal(20, 6, scale=0.4, dtype=dtype), normal(20, 6, seed=1).to(dtype)
+@pytest.mark.parametrize("n", [6, 17, 300])
+def test_gradient_of_normmax_in_half_precision_is_that_of_its_scores(dtype: torch.dtype, alpha: float, n: int):
+    x, g = normal(20, n, scale=0.4, dtype=dtype), normal(20, n, seed=1).to(dtype)
     case = Case(NORMMAX, {"alpha": alpha})
     exact = all_products(case, x.double(), g.double())[0]
     for found in all_products(case, x, g):

@@ -155,7 +155,7 @@ def proportional(
         x, dim, temperature, where: as for `softmax`.
 
     A row where f is zero throughout gives zeros. Order is kept if f increases. Errors as for `softmax`. Of torch.sigmoid,
-    torch.square, torch.nn.functional.softplus, torch.exp and torch.relu p is within 5 ulp on the CPU, whatever τ is (and above
+    torch.square, torch.nn.functional.softplus, torch.exp and torch.relu p is within 6 ulp on the CPU, whatever τ is (and above
     1e-30), also where f of a whole row is below or above all numbers. Cost: of these five two reads and one write; of others four
     reads and one write, and f.
 
