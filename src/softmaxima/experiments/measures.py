@@ -222,7 +222,7 @@ class Metric:
     show: Callable[[float], str]  # a value
     show_gain: Callable[[float], str]  # a difference, with its unit
     gain: Callable[[float, float], float]
-    axis: tuple[float, str]  # what a gain is multiplied by to be drawn, and its unit then
+    axis: tuple[float, str, int]  # what a gain is multiplied by to be drawn, and its unit and decimals then
     least_gain: float = 0.0  # what is less is not worth a change
 
 
@@ -242,11 +242,19 @@ def _times(value: float) -> str:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", "accuracy", "accuracy", _percent, _points, lambda a, b: a - b, (100, "points")),
-        Metric("macro-f1", "macro F1", "macro_f1", _percent, _points, lambda a, b: a - b, (100, "points")),
-        Metric("log-loss", "log loss", "log_loss", "{:.3f}".format, lambda gain: f"{-gain:+.3f}", lambda a, b: b - a, (1, "nats")),
+        Metric("accuracy", "accuracy", "accuracy", _percent, _points, lambda a, b: a - b, (100, "points", 2)),
+        Metric("macro-f1", "macro F1", "macro_f1", _percent, _points, lambda a, b: a - b, (100, "points", 2)),
         Metric(
-            "brier", "Brier score", "brier", "{:.4f}".format, lambda gain: f"{-gain:+.4f}", lambda a, b: b - a, (1, "Brier score")
+            "log-loss", "log loss", "log_loss", "{:.3f}".format, lambda gain: f"{-gain:+.3f}", lambda a, b: b - a, (1, "nats", 3)
+        ),
+        Metric(
+            "brier",
+            "Brier score",
+            "brier",
+            "{:.4f}".format,
+            lambda gain: f"{-gain:+.4f}",
+            lambda a, b: b - a,
+            (1, "Brier score", 4),
         ),
         Metric(
             "calibration",
@@ -255,7 +263,7 @@ METRICS = {
             _percent,
             lambda gain: _points(-gain),
             lambda a, b: b - a,
-            (100, "points"),
+            (100, "points", 2),
         ),
         Metric(
             "cost",
@@ -264,7 +272,7 @@ METRICS = {
             lambda seconds: f"{1000 * seconds:.2f} ms",
             _times,
             lambda a, b: math.log(b / a) if a > 0 < b else math.nan,
-            (1, "log of the times' ratio"),
+            (1, "log of the times' ratio", 2),
             least_gain=math.log(1.05),  # machines are not steadier
         ),
     )

@@ -55,19 +55,12 @@ def _gain(comparison: Comparison, result: Result) -> str:
     """The difference to softmax and half its interval's width, with a mark where it is more than chance."""
     if result is comparison.softmax:
         return ""
-    gain, (scale, _) = comparison.gain(result), comparison.metric.axis
+    gain, (scale, _, decimals) = comparison.gain(result), comparison.metric.axis
     if not math.isfinite(gain.mean):
         return "–"
     mark = " ▲" if gain.better else " ▼" if gain.worse else ""
-    return f"{_three(scale * gain.mean, signed=True)} ± {_three(scale * (gain.high - gain.mean))}{mark}"
-
-
-def _three(value: float, signed: bool = False) -> str:
-    """To about three digits."""
-    if not math.isfinite(value):
-        return "∞"
-    decimals = 2 if abs(value) >= 0.1 else 4
-    return f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
+    half = f"{scale * (gain.high - gain.mean):.{decimals}f}" if math.isfinite(gain.high) else "∞"
+    return f"{scale * gain.mean + 0.0:+.{decimals}f} ± {half}{mark}"
 
 
 def _step(result: Result) -> str:
