@@ -521,7 +521,7 @@ def test_an_empty_file_of_a_format_with_a_header_is_told_in_a_sentence(suffix: s
     code, out, err = softmaxima_lse(str(tmp_path / f"x{suffix}"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"x{suffix} is empty: it has 0 bytes, where a file of no scores has a header" in err
-    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"", mtime=0))
     assert "x.csv.gz is empty: it has 0 bytes when decompressed" in softmaxima_lse(str(tmp_path / "x.csv.gz"))[2]
 
 
@@ -531,7 +531,7 @@ def test_an_empty_file_of_a_format_with_a_header_is_told_in_a_sentence(suffix: s
         ("x.npy", npy_bytes(np.zeros((0, 3)))),
         ("x.txt", b""),
         ("x.txt", b"\n"),
-        ("x.txt.gz", gzip.compress(b"")),
+        ("x.txt.gz", gzip.compress(b"", mtime=0)),
         ("x.bin", b""),
         ("-", b""),
     ],

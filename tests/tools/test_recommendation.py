@@ -117,6 +117,14 @@ def test_nothing_is_chosen_where_no_pair_beats_the_class_frequencies() -> None:
     assert "50.00 %" in found.reason
 
 
+def test_frequencies_are_calibrated_and_yet_no_reason_to_choose_nothing() -> None:
+    """A softmax that is accurate and too sure stays, and a pair that is less so is taken."""
+    sure, frequencies = scored("softmax", spread(0.90, 6)), scored("class frequencies", [0.5] * 10)
+    assert recommend(sure, frequencies, [], METRICS["calibration"], 5).pair == sure.pair
+    found = recommend(scored("softmax", [0.5] * 10), frequencies, [], METRICS["calibration"], 5)
+    assert (found.pair, "accuracy and Brier score" in found.reason) == (None, True)
+
+
 def test_a_pair_below_the_class_frequencies_is_not_taken_for_being_better_than_softmax() -> None:
     softmax, other, learnt = scored("softmax", spread(0.40, 6)), scored("a", spread(0.45, 7)), scored("b", spread(0.41, 8))
     learnt = Result("b", learnt.pair, scored("b", spread(0.60, 8)).folds)

@@ -223,6 +223,7 @@ def _classifier(settings: Settings, pair: Pair, seed: int, rate: float = LEARNIN
         batch_size=BATCH,
         learning_rate=rate,
         missing=settings.missing,
+        dtype="float32",
         random_state=seed,
     )
 
@@ -367,7 +368,7 @@ def check_classes(table: Table, settings: Settings) -> None:
 
 
 def _rows(table: Table, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Features [rows, features] float32 and labels [rows] of at most about `settings.rows` rows, the classes in proportion."""
+    """Features [rows, features] and labels [rows] of at most about `settings.rows` rows, the classes in proportion."""
     if settings.rows is None or table.rows <= settings.rows:
         return table.features, table.labels
     random = np.random.default_rng(settings.seed)

@@ -94,15 +94,18 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
 
 
 def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
-    learnt = [r for r in (softmax, *others) if difference(r, baseline, metric, folds, 1 + len(others)).better]
+    # Frequencies are calibrated without having learnt anything.
+    judged = [METRICS["accuracy"], METRICS["brier"]] if metric.name == "calibration" else [metric]
+    tries = len(judged) * (1 + len(others))
+    learnt = [r for r in (softmax, *others) if any(difference(r, baseline, by, folds, tries).better for by in judged)]
     if not learnt:
+        by, reached = (listed([show(by) for by in judged]) for show in (lambda by: by.words, lambda by: _value(baseline, by)))
         return Recommendation(
             metric,
             None,
             "Nothing to choose",
-            f"No pair has a better {metric.words} than {baseline.name}, which does not read the features "
-            f"({metric.show(getattr(baseline, metric.attribute))}): they do not tell the target, or there are too few rows to see "
-            "that they do.",
+            f"No pair has a better {by} than {baseline.name}, which do not read the features ({reached}): they do not tell the "
+            "target, or there are too few rows to see that they do.",
         )
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     better = [r for r in others if r in learnt and found[r.name].better]

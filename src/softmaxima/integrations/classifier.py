@@ -46,8 +46,7 @@ class Prepared:
 class Classifier(ClassifierMixin, BaseEstimator):
     """A classifier p = map(scores of a linear model or of a small network), trained by the map's loss with Adam.
 
-    Features are standardised by the training rows; a column that is constant there becomes 0. Features of float32 are trained on in
-    float32, all others in float64.
+    Features are standardised by the training rows; a column that is constant there becomes 0.
 
     Args:
         map: name of a map, such as "softmax", "sparsemax" or "entmax".
@@ -66,6 +65,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         validation_fraction: share of the rows that early stopping holds out.
         patience: epochs without a smaller loss before early stopping ends.
         missing: "refuse" NaN in the features, or "impute": the column's median and a column that says where.
+        dtype: "float32" or "float64", of the network and the steps; None takes that of the features.
         random_state: int, `numpy.random.RandomState` or None; decides weights, batches and held-out rows. The same int gives the
             same result.
 
@@ -109,6 +109,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         validation_fraction: float = 0.1,
         patience: int = 10,
         missing: str = "refuse",
+        dtype: str | None = None,
         random_state: Any = None,
     ) -> None:
         self.map = map
@@ -125,6 +126,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.missing = missing
+        self.dtype = dtype
         self.random_state = random_state
 
     @classmethod
@@ -180,7 +182,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 raise ValueError("sample_weight must have a positive entry, got zeros alone")
         self._learn_scale(X, weight)
         target = torch.from_numpy(labels.astype(np.int64))
-        return Prepared(self._scaled(X), target, None if weight is None else torch.from_numpy(weight.astype(X.dtype)))
+        x = self._scaled(X).to(getattr(torch, self.dtype or X.dtype.name))
+        return Prepared(x, target, None if weight is None else torch.from_numpy(weight).to(x.dtype))
 
     def begin(self, prepared: Prepared) -> Training:
         """A training that has not taken a step."""
@@ -285,7 +288,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(f'{name} must be a dict such as {{"alpha": 1.25}}, or None, got {given!r}')
             if isinstance(f := (given or {}).get("f"), str) and f not in FUNCTIONS:
                 raise ValueError(f"{name}: f must be a function or one of {', '.join(map(repr, FUNCTIONS))}, got {f!r}")
-        for name, allowed in (("head", ("linear", "cosine")), ("missing", ("refuse", "impute"))):
+        choices = ("head", ("linear", "cosine")), ("missing", ("refuse", "impute")), ("dtype", (None, "float32", "float64"))
+        for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
         for name in ("batch_size", "patience", *(("epochs",) if self.epochs is not None else ())):
@@ -345,7 +349,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.scale_ = np.where(constant, math.inf, deviation * unit)
 
     def _scaled(self, X: np.ndarray) -> Tensor:
-        return torch.from_numpy(((self._complete(X.astype(np.float64)) - self.mean_) / self.scale_).astype(X.dtype))
+        return torch.from_numpy((self._complete(X.astype(np.float64)) - self.mean_) / self.scale_)
 
     def _complete(self, X: np.ndarray) -> np.ndarray:
         """Medians where a value is missing, and beside all, for each column that missed some in training, where it does."""
