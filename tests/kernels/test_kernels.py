@@ -751,6 +751,8 @@ def test_backward_kernel_on_random_calls(name: str):
         tau = draw.as_rows(draw.tau.expand(draw.shape[0], 1, draw.shape[2]))[rows]
         if name in ("budget_sparsemax", "proportional"):  # whose kernels do not look at p, as it is rounded
             wide = REGISTRY[name].forward(z, **params)
+        if name == "normmax" and draw.dtype.itemsize == 2:  # whose kernel finds it again, in float
+            wide = REGISTRY[name].forward(z, **params).masked_fill(wide == 0, 0.0)
         local = jacobian_of(REGISTRY[name].sensitivity(wide, z, **params))
         expected = local.pull(upstream) / tau
         # What rounding in the compute dtype can do: 2⁵ additions in a row, and a power of p with an exponent of up to 70.

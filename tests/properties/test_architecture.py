@@ -9,7 +9,7 @@ import pytest
 
 import softmaxima
 
-HOUSE = Path(softmaxima.__path__[0])
+HOUSE = Path(softmaxima.__file__).parent
 
 # From the ground up. A file may import what is below it, and inside its own room what makes no circle.
 STOREYS = (

@@ -120,7 +120,8 @@ def test_half_precision_sums_are_wide(dtype: torch.dtype):
 
 def test_every_dim_and_layout_gives_the_same(case: Case, dtype: torch.dtype):
     x = normal(2, 3, 4, dtype=dtype)
-    rounding = 4 * torch.finfo(dtype).eps  # vector and scalar code round differently
+    # Vector and scalar code round differently, and above α = 2 the threshold depends much on the roundings.
+    rounding = (64 if case.params.get("alpha", 2) > 2 else 4) * torch.finfo(dtype).eps
     gaps = normal(2, 6, 4, dtype=dtype)[:, ::2].copy_(x)
     for dim in range(3):
         expected = torch.stack([case(row) for row in x.movedim(dim, -1).reshape(-1, x.shape[dim])])

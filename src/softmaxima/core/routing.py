@@ -19,7 +19,7 @@ def is_plain(x: Any, dim: Any, temperature: Any, where: Any) -> bool:
 
     To find that out in Python costs more than the kernel on a few scores.
     """
-    calls = native.CALLS
+    calls = native.CALLS if native.AVAILABLE else None
     return calls is not None and where is None and not is_compiling() and calls.is_plain(x, dim, temperature) is True
 
 
