@@ -225,6 +225,27 @@ def test_torch_alone_gives_what_the_kernels_do(monkeypatch: pytest.MonkeyPatch):
         torch.testing.assert_close(g, h, msg=lambda text, name=name: f"the gradient of {name}: {text}")
 
 
+def test_slopes_whose_sign_torch_has_put_off_are_read_with_it():
+    scores = SCORES.clone().requires_grad_()
+    values = every(scores, LABELS)
+    upstream = [normal(1, *y.shape, seed=3)[0] for y in values]
+    expected = torch.autograd.grad(values, scores, upstream, retain_graph=True)[0]
+    actual = torch.autograd.grad(values, scores, [torch._neg_view(-g) for g in upstream])[0]
+    for name, g, h in zip(FUNCTIONS, actual, expected, strict=True):
+        torch.testing.assert_close(g, h, rtol=0, atol=0, msg=lambda text, name=name: f"the gradient of {name}: {text}")
+
+
+def test_tensors_without_memory_have_a_shape_and_a_dtype(dtype: torch.dtype):
+    x, labels = torch.zeros(2, 3, dtype=dtype, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta")
+    for y in (
+        sm.softmax(x),
+        sm.sparsemax(x),
+        sm.logsumexp(x, -1, keepdim=True).expand(2, 3),
+        sm.cross_entropy(x, labels).expand(2, 3),
+    ):
+        assert (y.shape, y.dtype, y.device) == (x.shape, dtype, x.device)
+
+
 def test_under_autocast_half_precision_gives_what_float32_does():
     for name, function in FUNCTIONS.items():
         if re.search("scores'|softmax_loss|cosface|arcface|complex|matrix", name):

@@ -85,6 +85,7 @@ def test_a_pickle_and_a_record_predict_the_same(names: str):
     model = sm.Classifier("proportional", map_params={"f": "softplus"}, hidden=(4,), epochs=3, random_state=0).fit(features, y)
     for other in (pickle.loads(pickle.dumps(model)), sm.Classifier.from_dict(model.as_dict())):
         np.testing.assert_array_equal(other.predict_proba(features), model.predict_proba(features))
+        np.testing.assert_array_equal(np.exp(other.predict_log_proba(features)).round(12), model.predict_proba(features).round(12))
         assert other.get_params() == model.get_params()
 
 

@@ -103,7 +103,8 @@ def check_scores(name: str, x: Tensor, what: str = "scores", cast: str = "float(
     if x.dtype not in COMPUTE_DTYPE:
         repair = "take x.real or x.abs()" if x.is_complex() else f"call x.{cast} first"
         raise TypeError(f"{name}: {what} must be float64, float32, bfloat16 or float16, got {x.dtype}; {repair}")
-    if x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type):
+    # Of meta torch knows no autocast.
+    if x.dtype in (torch.bfloat16, torch.float16) and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return x.float()
     return x
 

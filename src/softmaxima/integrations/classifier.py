@@ -263,6 +263,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Probabilities [rows, classes] float64. They sum to what the map's do: to one, but for maps whose mass may be less."""
         return self.probabilities(self._checked(X)).numpy()
 
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithms of the probabilities [rows, classes], −∞ for those that are 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row; of equal ones the first."""
         x = self._checked(X)

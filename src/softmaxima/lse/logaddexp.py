@@ -50,8 +50,8 @@ def logaddexp(x: Array, y: Array) -> Array:
 
 
 def _native(x: Tensor, y: Tensor, gradient: bool) -> tuple[Tensor, Pull, tuple[()]]:
-    pull = lambda g, x, y: native.logaddexp_backward(x.contiguous(), y.contiguous(), g.contiguous())
-    return native.logaddexp(x.contiguous(), y.contiguous()), pull, ()
+    pull = lambda g, x, y: native.logaddexp_backward(*map(native.in_memory, (x, y, g)))
+    return native.logaddexp(native.in_memory(x), native.in_memory(y)), pull, ()
 
 
 def _composed(x: Tensor, y: Tensor) -> Tensor:
