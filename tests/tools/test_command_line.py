@@ -36,21 +36,6 @@ FAST = ("--folds=2", "--epochs=1", "--maps=softmax,sparsemax")
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of a command in this process."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(arguments)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def table(tmp_path: Path) -> str:
     path = tmp_path / "flowers.csv"
     rows = [f"{i % 2}.{i},{'red' if i % 3 else 'blue'},{'ab'[i % 2]}" for i in range(12)]

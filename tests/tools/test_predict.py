@@ -17,7 +17,6 @@ import pytest
 import skops.io
 import torch
 
-from softmaxima.cli import main
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments import model as models
 from softmaxima.experiments.compare import Settings, trained
@@ -32,19 +31,10 @@ both = pytest.mark.parametrize("suffix", SUFFIXES)
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of a command in a directory with the table t.csv."""
+def run(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """The same in a directory with the table t.csv."""
     monkeypatch.chdir(tmp_path)
     flowers().write_csv("t.csv")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(arguments)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
     return run
 
 
