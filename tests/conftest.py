@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -227,13 +228,17 @@ def rows(draw: st.DrawFn, dtype: torch.dtype = torch.float64, masks: bool = True
     return torch.tensor(table, dtype=dtype)
 
 
-def in_process(capsys: pytest.CaptureFixture, command: str) -> Callable[..., tuple[int, str, str]]:
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture) -> Run:
     """(exit code, stdout, stderr) of a command of `softmaxima` in this process."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = 0
         try:
-            main((command, *arguments))
+            main(arguments)
         except SystemExit as end:
             code = int(end.code or 0)
         return code, *capsys.readouterr()
@@ -242,5 +247,5 @@ def in_process(capsys: pytest.CaptureFixture, command: str) -> Callable[..., tup
 
 
 @pytest.fixture
-def softmaxima_lse(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    return in_process(capsys, "lse")
+def softmaxima_lse(run: Run) -> Run:
+    return partial(run, "lse")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from rich.console import Console
 
 import softmaxima as sm
-from conftest import in_process
+from conftest import Run
 from softmaxima.bench import clocks, machine, plan, tasks
 from softmaxima.bench.peers import PEERS, Peer, stated_peers
 from softmaxima.bench.plan import QUICK_SHAPES, Settings
@@ -48,8 +49,8 @@ def measure(shapes: str = "4x8", names: str = "", **settings) -> Benchmark:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    return in_process(capsys, "bench")
+def run(run: Run) -> Run:
+    return partial(run, "bench")
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_an_interval_beside_the_truth_is_called_wrong(end: str, distance: float,
 
 @pytest.mark.parametrize("reference", [LOSSES["cross_entropy"].reference, None])
 def test_the_speed_of_a_loss_that_is_wrong_or_has_no_definition_is_not_told(
-    reference: Callable | None, monkeypatch: pytest.MonkeyPatch, run: Callable, tmp_path: Path
+    reference: Callable | None, monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
 ) -> None:
     tripled = lambda x, target, **options: 3 * sm.cross_entropy(x, target, **options)
     planted = replace(LOSSES["cross_entropy"], name="planted", function=tripled, reference=reference)
@@ -181,7 +182,7 @@ def test_the_speed_of_a_sum_without_a_definition_is_not_told(monkeypatch: pytest
     assert not result.overheads
 
 
-def test_a_wrong_map_makes_the_command_fail_at_the_end(doubled: str, run: Callable, tmp_path: Path) -> None:
+def test_a_wrong_map_makes_the_command_fail_at_the_end(doubled: str, run: Run, tmp_path: Path) -> None:
     code, out, err = run("--maps=softmax,doubled", *TINY, f"--json={tmp_path / 'b.json'}")
     assert (code, err.count("\n")) == (1, 1)
     assert "2 of 4 results are wrong: doubled on 4x8, float32, forward: " in err
@@ -296,7 +297,7 @@ def test_every_part_is_announced() -> None:
 # What comes out
 
 
-def test_json_holds_everything_and_comes_back(run: Callable, tmp_path: Path) -> None:
+def test_json_holds_everything_and_comes_back(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     code, out, err = run("--maps=softmax,sparsemax,entmax_loss", *TINY, f"--json={path}")
     assert (code, err) == (0, "")
@@ -390,7 +391,7 @@ def test_help_answers_without_torch_and_names_every_option() -> None:
         assert len(line.strip("│ ").split()) > 3, line
 
 
-def test_names_are_found_in_any_spelling(run: Callable) -> None:
+def test_names_are_found_in_any_spelling(run: Run) -> None:
     code, out, _ = run("--maps", "Cross-Entropy, SPARSEMAX", "--maps=logsumexp", *TINY)
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if re.match(r"[a-z_0-9]+ +[\d.]+ +[\d.]+ ", line)] == [
@@ -426,14 +427,14 @@ def test_names_are_found_in_any_spelling(run: Callable) -> None:
         (("--json=.",), "is a directory; give a file"),
     ],
 )
-def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Callable) -> None:
+def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Run) -> None:
     code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("softmaxima: ")
     assert part in err
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(run: Callable, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directory in ("file", "absent"):
         code, out, err = run(f"--json={tmp_path / directory / 'b.json'}", *TINY)
@@ -442,7 +443,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(run: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_peers_that_are_not_installed_are_left_out_and_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_that_are_not_installed_are_left_out_and_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("entmax", "scipy", "scipy.special"):
         monkeypatch.setitem(sys.modules, name, None)  # which an import finds missing
     code, out, _ = run("--maps=softmax,sparsemax", *TINY)
@@ -452,19 +453,19 @@ def test_peers_that_are_not_installed_are_left_out_and_named(run: Callable, monk
     assert "×entmax" not in out
 
 
-def test_only_the_named_peers_take_part(run: Callable) -> None:
+def test_only_the_named_peers_take_part(run: Run) -> None:
     _, out, _ = run("--maps=softmax", "--peers=scipy", *TINY)
     assert "×scipy" in out
     assert "×torch" not in out
 
 
-def test_shapes_that_losses_do_not_take_are_named(run: Callable) -> None:
+def test_shapes_that_losses_do_not_take_are_named(run: Run) -> None:
     code, out, _ = run("--maps=softmax,cross_entropy", "--shapes=4x8,4x8@0", "--threads=1")
     assert code == 0
     assert "losses are measured on rows x classes, so not on 4x8@0\n" in out
 
 
-def test_quick_takes_small_shapes_unless_others_are_named(run: Callable) -> None:
+def test_quick_takes_small_shapes_unless_others_are_named(run: Run) -> None:
     _, out, _ = run("--quick", "--maps=softmax", "--threads=1")
     assert [shape for shape in QUICK_SHAPES if f"\n{shape} " in out] == list(QUICK_SHAPES)
     _, out, _ = run("--quick", "--maps=softmax", *TINY)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ import torch
 from rich.console import Console
 
 import softmaxima
+from conftest import Run
 from softmaxima.bench import plan
 from softmaxima.bench.machine import machine
 from softmaxima.cli import main
@@ -79,7 +79,7 @@ def test_help_answers_without_torch(arguments: tuple[str, ...]) -> None:
     assert "Usage: softmaxima" in ended.stdout
 
 
-def test_every_option_has_a_help_text(run: Callable) -> None:
+def test_every_option_has_a_help_text(run: Run) -> None:
     _, help, _ = run("compare", "--help")
     for option in ("TABLE", "--target", "--maps", "--model", "--folds", "--epochs", "--seed", "--out", "--quick"):
         (line,) = [line for line in help.splitlines() if line.strip("│ ").startswith(option)]
@@ -108,7 +108,7 @@ def test_every_option_has_a_help_text(run: Callable) -> None:
         (("lse", ""), "a path is empty; name a file"),
     ],
 )
-def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Callable, tmp_path: Path, monkeypatch) -> None:
+def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, run: Run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -117,7 +117,7 @@ def test_wrong_use_exits_2_with_one_line(arguments: tuple[str, ...], part: str, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_before_training(run: Callable, table: str) -> None:
+def test_a_place_that_cannot_be_written_to_is_refused_before_training(run: Run, table: str) -> None:
     code, out, err = run("compare", table, f"--out={table}", *FAST)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "--out: cannot write to" in err
@@ -152,7 +152,7 @@ COMMANDS = {  # what they say before their work is done, and the files that are 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_output_that_cannot_be_written_is_one_line_and_loses_no_file(
-    command: str, run: Callable, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(plan.SECONDS, "cpu", 0.0)
@@ -178,7 +178,7 @@ def test_output_that_cannot_be_written_is_one_line_and_loses_no_file(
 
 @pytest.mark.parametrize("command", [command for command, (_, files) in COMMANDS.items() if files])
 def test_a_disk_that_is_full_at_the_end_leaves_the_table(
-    command: str, run: Callable, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> NoReturn:
         raise OSError(28, "No space left on device")
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_table(
 
 
 @pytest.mark.parametrize(("module", "package"), [("polars", "polars"), ("sklearn.datasets", "scikit-learn"), ("plotly", "plotly")])
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str, package: str, run: Callable, monkeypatch) -> None:
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str, package: str, run: Run, monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("softmaxima.experiments.", "softmaxima.report.", f"{module}."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
@@ -204,7 +204,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str,
     assert f"pip install {package}\n" in err
 
 
-def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Callable, table: str, tmp_path: Path) -> None:
+def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Run, table: str, tmp_path: Path) -> None:
     code, out, err = run("compare", table, f"--out={tmp_path / 'out'}", *FAST)
     assert (code, err) == (0, "")
     assert "12 rows, 3 features, 2 classes; target 'species' (the last column; --target names another)" in out
@@ -216,7 +216,7 @@ def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Call
         assert str(tmp_path / "out" / name) in out
 
 
-def test_the_same_seed_prints_the_same_table_up_to_the_time(run: Callable, table: str, tmp_path: Path) -> None:
+def test_the_same_seed_prints_the_same_table_up_to_the_time(run: Run, table: str, tmp_path: Path) -> None:
     def lines() -> list[list[str]]:
         _, out, _ = run("compare", table, f"--out={tmp_path / 'out'}", *FAST)
         return [line.split()[:-1] for line in out.splitlines() if "±" in line]
@@ -226,7 +226,7 @@ def test_the_same_seed_prints_the_same_table_up_to_the_time(run: Callable, table
     assert lines() == first
 
 
-def test_quick_says_what_it_leaves_out(run: Callable, tmp_path: Path) -> None:
+def test_quick_says_what_it_leaves_out(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("compare", "--quick", "--epochs=1", "--maps=softmax", f"--out={tmp_path}")
     assert code == 0
     assert "--quick: a sample of about 1000 rows, 5 folds, 1 epochs" in out
@@ -288,7 +288,7 @@ def test_what_is_plainly_wrong_is_told_before_anything_large_is_loaded(arguments
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_warning_is_one_line_on_the_command_line(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_is_one_line_on_the_command_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def warned(path: Path, *_: object, **__: object) -> NoReturn:
         warnings.warn("softmaxima runs without something", stacklevel=1)
         raise SystemExit(0)
@@ -300,7 +300,7 @@ def test_a_warning_is_one_line_on_the_command_line(run: Callable, tmp_path: Path
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
-    number: int, code: int, tmp_path: Path, run: Callable
+    number: int, code: int, tmp_path: Path, run: Run
 ) -> None:
     options = ["compare", "--maps=softmax,sparsemax", "--epochs=150", f"--out={tmp_path}"]
     process = subprocess.Popen(

@@ -17,6 +17,7 @@ import pytest
 import skops.io
 import torch
 
+from conftest import Run
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments import model as models
 from softmaxima.experiments.compare import Settings, trained
@@ -31,7 +32,7 @@ both = pytest.mark.parametrize("suffix", SUFFIXES)
 
 
 @pytest.fixture
-def run(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+def run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The same in a directory with the table t.csv."""
     monkeypatch.chdir(tmp_path)
     flowers().write_csv("t.csv")
@@ -63,7 +64,7 @@ def learnt(frame: pl.DataFrame, missing: str = "refuse", **options: Any) -> tupl
 
 
 @both
-def test_a_saved_model_predicts_what_it_was_trained_to(run: Callable, suffix: str):
+def test_a_saved_model_predicts_what_it_was_trained_to(run: Run, suffix: str):
     code, said, _ = run("compare", "t.csv", *FAST, "--save", f"m{suffix}")
     assert code == 0
     taken = json.loads(Path("softmaxima-compare/results.json").read_text())["recommendation"]["pair"]
@@ -83,7 +84,7 @@ def test_a_saved_model_predicts_what_it_was_trained_to(run: Callable, suffix: st
     assert (frame["predicted"] == flowers()["species"]).mean() > 0.8
 
 
-def test_a_comparison_that_is_done_is_saved_without_another_one(run: Callable):
+def test_a_comparison_that_is_done_is_saved_without_another_one(run: Run):
     assert run("compare", "t.csv", *FAST)[0] == 0
     folds = json.loads(Path("softmaxima-compare/results.json").read_text())["folds"]
     assert run("compare", "t.csv", *FAST, "--resume", "--save", "new/m.pt")[0] == 0
@@ -91,7 +92,7 @@ def test_a_comparison_that_is_done_is_saved_without_another_one(run: Callable):
     assert load(Path("new/m.pt")).classifier.score(read_table(Path("t.csv")).features, read_table(Path("t.csv")).labels) > 0.8
 
 
-def test_without_out_the_first_rows_are_printed(run: Callable):
+def test_without_out_the_first_rows_are_printed(run: Run):
     save(Path("m.pt"), *learnt(flowers()))
     flowers().drop("species")[:12].write_csv("new.csv")
     code, said, _ = run("predict", "m.pt", "new.csv")
@@ -100,7 +101,7 @@ def test_without_out_the_first_rows_are_printed(run: Callable):
     assert "2 more; --out predictions.csv writes all" in said
 
 
-def test_noise_gives_no_model(run: Callable):
+def test_noise_gives_no_model(run: Run):
     random = np.random.default_rng(1)
     pl.DataFrame({"a": random.standard_normal(90), "b": random.standard_normal(90), "y": np.arange(90) % 2}).write_csv("noise.csv")
     code, said, error = run("compare", "noise.csv", *FAST, "--save", "m.pt")
@@ -136,7 +137,7 @@ def test_tuned_models_take_the_median_of_the_learning_rates_of_their_folds():
     ],
     ids=str,
 )
-def test_a_wrong_path_is_told_before_any_work(run: Callable, arguments: tuple[str, ...], words: str):
+def test_a_wrong_path_is_told_before_any_work(run: Run, arguments: tuple[str, ...], words: str):
     save(Path("m.pt"), *learnt(flowers()))
     code, said, error = run(*arguments)
     assert (code, said) == (2, "")
