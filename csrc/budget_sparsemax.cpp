@@ -170,7 +170,7 @@ struct BudgetSparsemax {
         C buffer[BLOCK];
         Part part;
         if (!scan(row, 0, row.n, part, scratch) || !finish(row, &part, 1, scratch)) return false;
-        if (part.nan) part.level = -NOTHING;
+        if (part.nan) return emit(row, 0, row.n, part, scratch);
         const double anchor = part.anchor, level = part.level, scale = row.scale;
         T* out = row.out;
         double active = 0, sum = 0;

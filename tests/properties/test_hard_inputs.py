@@ -32,8 +32,14 @@ def test_row_with_nan_is_nan_and_no_other_row_is(case: Case, dtype: torch.dtype)
     out = case(x)
     assert bool(out[1].isnan().all())
     assert not bool(out[[0, 2]].isnan().any())
-    (gradient,) = torch.autograd.grad((out * normal(3, 5, seed=1).to(dtype)).sum(), x)
+    g = normal(3, 5, seed=1).to(dtype)
+    (gradient,) = torch.autograd.grad((out * g).sum(), x)
     assert not bool(gradient[[0, 2]].isnan().any())
+    assert bool(gradient[1, 2].isnan())
+    (twice_differentiable,) = torch.autograd.grad(case(x), x, g, create_graph=True)
+    transformed = torch.func.vjp(case, x.detach())[1](g)[0]
+    for other in (twice_differentiable, transformed):
+        assert torch.equal(other.isnan(), gradient.isnan())
 
 
 def test_masked_nan_is_not_seen(case: Case):

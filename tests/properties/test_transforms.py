@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import softmaxima as sm
@@ -101,6 +102,21 @@ def test_compiled_functions_are_registered_operations():
         torch.compile(function, fullgraph=True, backend=keep)(x)
     for graph, operation in zip(graphs, ("logsumexp", "loss", "loss"), strict=True):
         assert f"softmaxima.{operation}" in graph
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 1, 3), (3, 1, 2, 0), (0, 2, 3, 1)])
+def test_recorders_are_told_how_results_lie(case: Case, axes: tuple[int, ...]):
+    for x in (normal(2, 3, 4, 5).permute(axes), normal(2, 3, 4, 10)[..., ::2].permute(axes)):
+        with FakeTensorMode() as mode:
+            recorded = mode.from_tensor(x)
+            found = [case(recorded, dim=dim).stride() for dim in range(x.ndim)]
+        assert found == [case(x, dim=dim).stride() for dim in range(x.ndim)]
+
+
+def test_a_compiled_map_of_another_axis_has_a_view():
+    function = lambda x: sm.softmax(x, 1).view(2, -1)
+    x = normal(2, 3, 4, dtype=torch.float32)
+    torch.testing.assert_close(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x), rtol=0, atol=0)
 
 
 @pytest.mark.exhaustive

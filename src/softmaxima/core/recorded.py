@@ -22,7 +22,7 @@ from softmaxima.core.jacobian import narrowed, of_rows, product
 from softmaxima.core.rowwise import arguments_of, centred, compose, compute, jacobian, named, pull
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, operation
-from softmaxima.kernels.operations import join
+from softmaxima.kernels.operations import join, lying_like, new_like
 
 if TYPE_CHECKING:
     from softmaxima.core.contract import Map
@@ -53,8 +53,10 @@ def _keyed(key: str) -> Map:
 
 def record(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, params: Sequence[Any]) -> Tensor:
     """p as an operation that a recorder keeps; by torch's own for ONNX, and where a parameter is no number and no word."""
-    coded = None if is_exporting_to_onnx() else _encode(map, tau, params)
-    return compose(map, x, tau, where, params) if coded is None else _recorded(map.key, x, where, *coded)
+    if is_exporting_to_onnx():
+        return compose(map, x, tau, where, params)
+    coded = _encode(map, tau, params)
+    return lying_like(x, compose(map, x, tau, where, params)) if coded is None else _recorded(map.key, x, where, *coded)
 
 
 def _encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[Tensor], list[float]] | None:
@@ -89,12 +91,12 @@ def _decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> li
 def _recorded(key: str, x: Tensor, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Tensor:
     map = _keyed(key)
     tau, *params = _decode(map, tensors, numbers)
-    return compute(map, x, tau, where, params).contiguous()
+    return lying_like(x, compute(map, x, tau, where, params))
 
 
 @_recorded.register_fake
 def _(key: str, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
+    return new_like(x)
 
 
 @_recorded.register_vmap
@@ -110,12 +112,12 @@ def _recorded_pull(
 ) -> Tensor:
     map = _keyed(key)
     tau, *params = _decode(map, tensors, numbers)
-    return pull(map, p, g, x, tau, where, params).contiguous()
+    return lying_like(p, pull(map, p, g, x, tau, where, params))
 
 
 @_recorded_pull.register_fake
 def _(key: str, p: Tensor, *_: Any) -> Tensor:
-    return p.new_empty(p.shape)
+    return new_like(p)
 
 
 @_recorded_pull.register_vmap

@@ -139,13 +139,17 @@ class Layout(NamedTuple):
         """A tensor [..., n] in the order of memory, copied if it must be."""
         return in_memory(x if self.inner == 1 else x.movedim(-1, self.axis))
 
+    def laid_out(self, x: Tensor) -> Tensor:
+        """A tensor [..., n] that lies like this, copied if it must be."""
+        return x.contiguous() if self.inner == 1 else x.movedim(-1, self.axis).contiguous().movedim(self.axis, -1)
+
     def empty(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A new tensor that lies like this, with n last, of x's dtype or another."""
         if self.inner == 1:
             return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         shape = list(x.shape[:-1])
         shape.insert(self.axis, self.n)
-        return torch.empty(shape, dtype=dtype or x.dtype, device="cpu").movedim(self.axis, -1)
+        return x.new_empty(shape, dtype=dtype).movedim(self.axis, -1)
 
 
 def in_memory(x: Tensor) -> Tensor:
@@ -153,25 +157,30 @@ def in_memory(x: Tensor) -> Tensor:
     return (x.clone() if x._is_zerotensor() else x).contiguous().resolve_neg()
 
 
+def layout_of(x: Tensor) -> Layout:
+    """How rows x [..., n] are read, and what is computed of them lies: in x's own order, or copied to have the rows' axis last."""
+    shape, stride = x.shape, x.stride()[-1]
+    n, last = shape[-1], len(shape) - 1
+    outer = x.numel() // n if n else 0
+    if stride != 1 and not x.is_contiguous():
+        inner, axis = 1, last
+        while axis > 0 and inner < stride:
+            axis -= 1
+            inner *= shape[axis]
+        if inner == stride and inner > 1 and x.movedim(-1, axis).is_contiguous():
+            return Layout(outer // inner, n, inner, axis)
+    return Layout(outer, n, 1, last)
+
+
 def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
     """(layout, x as it is read, distance of its rows where inner is 1)."""
-    shape = x.shape
-    n = shape[-1]
-    outer = x.numel() // n if n else 0
+    layout = layout_of(x)
+    if layout.inner > 1:
+        return layout, x, 0
     if x.is_contiguous():
-        return Layout(outer, n, 1, len(shape) - 1), x, n
-    strides = x.stride()
-    if strides[-1] == 1:
-        stride = one_stride(x)
-        if stride is not None:
-            return Layout(outer, n, 1, len(shape) - 1), x, stride
-    inner, axis = 1, len(shape) - 1
-    while axis > 0 and inner < strides[-1]:
-        axis -= 1
-        inner *= shape[axis]
-    if inner == strides[-1] and inner > 1 and x.movedim(-1, axis).is_contiguous():
-        return Layout(outer // inner, n, inner, axis), x, 0
-    return Layout(outer, n, 1, len(shape) - 1), x.contiguous(), n
+        return layout, x, layout.n
+    stride = one_stride(x)
+    return (layout, x.contiguous(), layout.n) if stride is None else (layout, x, stride)
 
 
 def one_stride(x: Tensor) -> int | None:

@@ -1,6 +1,6 @@
 """The kernels as registered operations, which torch.compile takes into its graph without looking inside.
 
-Their results are contiguous, whatever the layout of the scores, so that a compiler knows their strides.
+A compiler is told how their results lie: as those of the kernels that it calls do outside of compilers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.tracing import operation
+from softmaxima.core.tracing import constant_when_compiled, operation
+from softmaxima.kernels import native
 from softmaxima.kernels.devices import library
 from softmaxima.kernels.native import KERNELS, Kernel, Theta
 
@@ -32,6 +33,21 @@ def loss(
     numbers = [math.nan if isinstance(value, Tensor) else float(value) for value in theta]
     values, slope = _loss(kernel.key, x, target, gradient, tensors, numbers, **options)
     return values, slope if gradient else None
+
+
+def new_like(x: Tensor) -> Tensor:
+    """A new tensor that lies as what the kernels of its device compute of the rows x [..., n]."""
+    return x.new_empty(x.shape) if _by_triton(x.device.type) else native.layout_of(x).empty(x)
+
+
+def lying_like(x: Tensor, y: Tensor) -> Tensor:
+    """y, of x's shape, copied if it does not lie as `new_like(x)` does."""
+    return y.contiguous() if _by_triton(x.device.type) else native.layout_of(x).laid_out(y)
+
+
+@constant_when_compiled
+def _by_triton(device_type: str) -> bool:
+    return library(device_type) not in (None, native)
 
 
 def _split(value: float | Tensor) -> tuple[Tensor | None, float]:
@@ -61,12 +77,12 @@ def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @operation("logsumexp_backward")
 def _logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, taus: Tensor | None, tau: float, where: Tensor | None) -> Tensor:
-    return library(x.device.type).logsumexp_backward(x, states, g, _join(taus, tau), where).contiguous()
+    return library(x.device.type).logsumexp_backward(x, states, g, _join(taus, tau), where)
 
 
 @_logsumexp_backward.register_fake
 def _(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
+    return new_like(x)
 
 
 @operation("loss")
@@ -93,9 +109,9 @@ def _loss(
         fenchel=fenchel,
         gradient=gradient,
     )
-    return values, x.new_empty(0) if slope is None else slope.contiguous()
+    return values, x.new_empty(0) if slope is None else slope
 
 
 @_loss.register_fake
 def _(key: str, x: Tensor, target: Tensor, gradient: bool, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[:-1], dtype=torch.float64), x.new_empty(x.shape if gradient else 0)
+    return x.new_empty(x.shape[:-1], dtype=torch.float64), new_like(x) if gradient else x.new_empty(0)

@@ -19,6 +19,7 @@ from softmaxima.core.fused import Native, fused, is_readable
 from softmaxima.core.monoid import LogSum, merge
 from softmaxima.core.tracing import sizes
 from softmaxima.kernels import native
+from softmaxima.kernels.operations import lying_like
 from softmaxima.lse._weighted import with_gradient_of
 from softmaxima.lse.logsumexp import check_real, prepare
 
@@ -54,7 +55,8 @@ def logcumsumexp(x: Array, dim: int = -1, *, where: Array | None = None, tempera
     check_real(name, rows)
     composite = partial(_row_logcumsumexp, tau=tau, where=mask)
     by_kernel = is_readable(rows, tau, mask) and rows.numel() > 0
-    y = (fused(_native(tau, mask), composite, rows) if by_kernel else composite(rows)).movedim(rows.ndim - 1, dim)
+    y = fused(_native(tau, mask), composite, rows) if by_kernel else lying_like(rows, composite(rows))
+    y = y.movedim(rows.ndim - 1, dim)
     return like_input(y if ndim else y.reshape(()), x)
 
 

@@ -215,8 +215,10 @@ def row_signed_logsumexp(
         return nothing.masked_fill(nothing == 0, -math.inf), nothing.detach()
     if x.is_complex():
         refuse_export("logsumexp", "complex numbers")
-        z = torch.complex(x.real / tau, x.imag / tau)  # a complex division makes NaN of infinities
-        return complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
+        wide = x.to(torch.complex128)
+        z = torch.complex(wide.real / tau, wide.imag / tau)  # a complex division makes NaN of infinities
+        value, phase = complex_logsumexp(z if where is None else z.masked_fill(~where, -math.inf), weights)
+        return value.to(x.dtype), phase.to(x.dtype)
     if weights is None:
         value = row_logsumexp(x.to(torch.float64) if precision == "compensated" else x, tau, where)
         empty, known = value.detach() == -math.inf, ~value.detach().isnan()

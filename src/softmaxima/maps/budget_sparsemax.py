@@ -95,7 +95,7 @@ def _by_halving(y: Tensor, mass: Tensor) -> Tensor:
 def sensitivity(p: Tensor, z: Tensor, budget: float | Tensor) -> tuple[Tensor, Tensor]:
     if p.dtype != torch.float64:  # what rounds to 1 is not among the ones
         p = BUDGET_SPARSEMAX(z.detach().double(), budget=budget.detach() if isinstance(budget, Tensor) else budget)
-    active = ((p > 0) & (p < 1)).to(z.dtype)
+    active = ((p > 0) & (p < 1)).to(z.dtype) + 0 * p.detach().to(z.dtype)  # NaN in a row of NaN, as p is
     return active, active / active.sum(-1, keepdim=True).clamp_min(1.0)
 
 

@@ -56,8 +56,8 @@ def forward(z: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def log_on_support(p: Tensor) -> tuple[Tensor, Tensor]:
-    """(where p > 0, log p there and 0 elsewhere)."""
-    support = p > 0
+    """(where p > 0, or NaN, log p there and 0 elsewhere)."""
+    support = ~(p <= 0)
     return support, torch.where(support, p, 1.0).log()
 
 
