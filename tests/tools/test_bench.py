@@ -19,14 +19,15 @@ from rich.console import Console
 
 import softmaxima as sm
 from conftest import Run
-from softmaxima.bench import clocks, machine, plan, tasks
+from softmaxima.bench import clocks, definitions, machine, plan, tasks
+from softmaxima.bench.clocks import Quotient
 from softmaxima.bench.peers import PEERS, Peer, stated_peers
 from softmaxima.bench.plan import QUICK_SHAPES, Settings
 from softmaxima.bench.results import Benchmark, as_json, from_json, read
 from softmaxima.bench.run import bench
-from softmaxima.bench.subjects import DIRECTIONS, Shape, choose, compulsory_bytes, read_shape, subjects
+from softmaxima.bench.subjects import DIRECTIONS, Shape, choose, compulsory_bytes, problem, read_shape, subjects
 from softmaxima.bench.sums import SUMS
-from softmaxima.cli.bench import show_benchmark
+from softmaxima.cli.bench import finish, show_benchmark
 from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
@@ -112,7 +113,6 @@ def test_overheads_and_disturbance_are_measured() -> None:
     assert [ground.shape for ground in result.grounds] == ["4x8", "5x2"]
     for ground in result.grounds:
         assert ground.bytes == 8 * ground.scores
-        assert ground.floor > 0
         assert ground.disturbance > 0
 
 
@@ -205,10 +205,114 @@ def test_a_wrong_gradient_of_a_loss_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_bound_that_does_not_hold_the_truth_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    for shift, verdict in ((0.0, "right"), (-1.0, "wrong")):  # 8 scores: no bound is as wide as 1 + LSE − max
-        function = lambda x, axis, shift=shift: sm.histogram_bounds(x + shift, dim=axis)
+    for shift, verdict in ((0.0, "right"), (-1e-3, "wrong"), (1e-3, "wrong")):
+        function = lambda x, axis, shift=shift: sm.bounds(x + shift, dim=axis)
         monkeypatch.setitem(SUMS, "bounds", replace(SUMS["bounds"], function=function))
         assert [row.verdict for row in measure(names="bounds").rows] == [verdict]
+
+
+@pytest.mark.parametrize("dtypes", [("float32",), ("float64",), ("bfloat16",)])
+def test_an_interval_that_is_wider_than_its_definition_is_called_wrong(
+    dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not measure("3x40,4x1000", "bounds", dtypes=dtypes).wrong
+    among = lambda x, axis: sm.bounds(x, axis, among=("basic", "mean"))  # right, and no wider than log n
+    monkeypatch.setitem(SUMS, "bounds", replace(SUMS["bounds"], function=among))
+    assert len(measure("3x40,4x1000", "bounds", dtypes=dtypes).wrong) == 2
+
+
+BAD_ROWS = {"1 mod 4": list(range(1, 40, 4)), "the end of a part": [18, 19], "one": [7]}
+
+
+@pytest.fixture
+def two_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definitions, "COMPARED", 1)
+    monkeypatch.setattr(definitions, "LEAST_ROWS", 2)
+
+
+@pytest.mark.usefixtures("two_compared")
+@pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_rows_that_are_wrong_where_none_is_compared_are_found(bad: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(z: torch.Tensor) -> torch.Tensor:
+        p = z.softmax(-1)
+        return p.index_copy(0, torch.tensor(bad), p[bad].flip(-1))  # whose mass is right
+
+    monkeypatch.setitem(MAPS, "planted", replace(MAPS["softmax"], name="planted", kernel=None, forward=forward))
+    rows = measure("40x8", "planted,softmax").rows
+    assert [row.verdict for row in rows] == ["right"] * 2 + ["wrong"] * 2
+    assert all("the same rows in another order" in row.problem for row in rows if row.verdict == "wrong")
+
+
+@pytest.mark.usefixtures("two_compared")
+@pytest.mark.parametrize("of_values", [True, False])
+def test_rows_of_a_loss_that_are_wrong_where_none_is_compared_are_found(of_values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, target: torch.Tensor, **options: str) -> torch.Tensor:
+        weights = torch.ones(len(x), 1).index_fill(0, torch.tensor(BAD_ROWS["1 mod 4"]), 1.01)
+        moved = weights * x
+        return sm.cross_entropy(moved if of_values else moved - (moved - x).detach(), target, **options)
+
+    monkeypatch.setitem(LOSSES, "cross_entropy", replace(LOSSES["cross_entropy"], function=function))
+    assert [row.verdict for row in measure("40x8", "cross_entropy").rows] == ["wrong" if of_values else "right", "wrong"]
+
+
+def test_the_ends_of_parts_are_compared_and_other_rows_for_each_subject_shape_and_seed() -> None:
+    shape, given = Shape((256, 32000), 1), subjects()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    chosen = [definitions.compared_rows(shape, seed).tolist() for seed in range(20)]
+    torch.set_num_threads(before)
+    assert all({0, 127, 128, 255} <= {*rows} and len(rows) == definitions.LEAST_ROWS for rows in chosen)
+    assert len({row for rows in chosen for row in rows}) > 20
+    seeds = {
+        problem(given[name], read_shape(text), torch.float32, seed=seed).seed
+        for name in ("softmax", "logsumexp", "cross_entropy")
+        for text in ("4x8", "8x4")
+        for seed in (0, 1)
+    }
+    assert len(seeds) == 12
+
+
+def turning_wrong(function: Callable, calls: int) -> Callable:
+    """Right for so many calls."""
+    seen = []
+
+    def planted(*arguments: object, **options: object) -> object:
+        seen.append(1)
+        return function(*arguments, **options) * (1 if len(seen) <= calls else 2)
+
+    return planted
+
+
+def test_what_turns_wrong_while_it_is_timed_is_called_wrong(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    function = turning_wrong(sm.logsumexp, 2)  # as it is, and in another order
+    monkeypatch.setitem(SUMS, "planted", replace(SUMS["logsumexp"], function=function))
+    monkeypatch.setitem(PEERS, "planted", PEERS["logsumexp"])
+    code, _, err = run("--maps=planted", *TINY, f"--json={tmp_path / 'b.json'}")
+    assert code == 1
+    assert "planted on 4x8, float32, forward: after it was timed: " in err
+    for row in read(tmp_path / "b.json").rows:
+        assert (row.verdict, row.timing, row.peers) == ("wrong", None, [])
+
+
+def test_a_peer_that_turns_wrong_while_it_is_timed_gets_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = turning_wrong(lambda given: sm.logsumexp(given.x, 1), 1)
+    monkeypatch.setitem(PEERS, "logsumexp", (Peer("torch", "torch", function),))
+    first, _ = measure(names="logsumexp").rows
+    assert (first.verdict, first.ratio("torch")) == ("right", None)
+    assert first.peers[0].problem.startswith("after it was timed: ")
+
+
+def test_a_wrong_result_on_few_scores_makes_the_command_fail(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    function = lambda x, target, **options: (2 if x.shape[1] == 16 else 1) * sm.cross_entropy(x, target, **options)
+    monkeypatch.setitem(LOSSES, "cross_entropy", replace(LOSSES["cross_entropy"], function=function))
+    code, out, err = run("--maps=cross_entropy,softmax", *TINY, f"--json={tmp_path / 'b.json'}")
+    assert code == 1
+    assert "1 of 5 results are wrong: cross_entropy on 16 scores: " in err
+    assert "not reached" not in err
+    assert re.search(r"^cross_entropy, softmaxima +wrong +wrong +wrong *$", out, re.MULTILINE)
+    wrong, *others = read(tmp_path / "b.json").overheads[::-1]
+    assert wrong.problem
+    assert [overhead.problem for overhead in others] == ["", ""]
 
 
 def test_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +355,14 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
     order.clear()
     times = clocks.take_turns(calls, 0.0, most=3)
-    assert "".join(order) == "ab" + "aaaabbbb" * 2  # the first of each turn warms up again
-    assert [len(found) for found in times.values()] == [6, 6]
+    assert "".join(order) == "ab" + "aabb" * 5  # the first of each turn warms up again
+    assert [len(found) for found in times.values()] == [5, 5]
+
+    monkeypatch.setattr(clocks, "TURNS", 1e-9)  # as long as a burst may be
+    order.clear()
+    times = clocks.take_turns(calls, 1e-9, most=3)
+    assert "".join(order) == "ab" + "aaaabbbb" * 5
+    assert [list(map(len, found)) for found in times.values()] == [[3] * 5] * 2
 
 
 def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,12 +376,12 @@ def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
     calls = {name: (lambda amount=amount: spend(amount)) for name, amount in seconds.items()}
     times = clocks.take_turns(calls, 0.0)
-    assert {name: len(found) for name, found in times.items()} == {"quick": 20, "slow": 2}
-    assert {name: found[-1] for name, found in times.items()} == pytest.approx(seconds)
+    assert {name: len(found) for name, found in times.items()} == {"quick": 5, "slow": 2}
+    assert {name: found[-1] for name, (*_, found) in times.items()} == pytest.approx(seconds)
 
 
 def test_the_seconds_are_spent_on_repetitions() -> None:
-    assert len(clocks.take_turns({"a": lambda: None}, 0.02)["a"]) > 20
+    assert sum(map(len, clocks.take_turns({"a": lambda: None}, 0.02)["a"])) > 20
 
 
 def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,10 +404,102 @@ def test_every_part_is_announced() -> None:
     assert len(seen) == len(plan.plan(settings, chosen))
 
 
+def test_a_quotient_is_that_of_the_same_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock[0])
+
+    def spend(amount: float) -> None:  # on a machine that becomes slower and slower
+        clock[0] += amount * (1 + clock[0])
+
+    calls = {"ours": [lambda: spend(1e-3)], "theirs": [lambda: spend(2e-3)]}
+    found = clocks.measure(clocks.Clock(), calls, 2.0)
+    assert found.times["ours"].called > 1.5e-3
+    quotient = found.quotients["theirs"]
+    assert quotient.turns > 10
+    assert 1.9 < quotient.low <= quotient.median <= quotient.high < 2.2
+
+
+def test_the_interval_holds_half_of_the_turns_and_of_few_turns_more() -> None:
+    for count, inside in ((2, 2), (5, 5), (8, 8), (12, 10), (100, 50)):
+        found = Quotient.of([[float(turn)] for turn in range(1, count + 1)], [[1.0]] * count)
+        assert found is not None
+        assert (found.high - found.low + 1, found.turns) == (inside, count)
+        assert found.median == (count + 1) / 2
+        assert found.reversed.spread == pytest.approx(found.spread)
+    assert Quotient.of([[1.0]], [[1.0]]) is None
+
+
+def test_the_floor_takes_turns_with_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recorded(clock: clocks.Clock, calls: dict, *more: object) -> clocks.Measured:
+        seen.append(tuple(calls))
+        return clocks.measure(clock, calls, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tasks, "measure", recorded)
+    monkeypatch.setattr(clocks, "RUNS", 2)
+    (row, _) = measure(names="softmax", peers=("torch",)).rows
+    assert seen.count(("softmaxima", "torch", "floor")) == 2
+    assert row.floor is not None
+    assert row.floor.turns == 2
+
+
 # What comes out
 
 
-def test_json_holds_everything_and_comes_back(run: Run, tmp_path: Path) -> None:
+def with_quotient(quotient: Quotient) -> Benchmark:
+    """softmax beside torch, with this quotient."""
+    found = measure(names="softmax", peers=("torch",))
+    found.rows = [replace(row, peers=(replace(row.peers[0], quotient=quotient),), floor=None) for row in found.rows]
+    return found
+
+
+def printed(found: Benchmark) -> str:
+    text = io.StringIO()
+    show_benchmark(found, Console(width=140, file=text))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("quotient", "cell", "words", "symbol"),
+    [
+        (Quotient(1.024, 0.966, 1.083, 25), "≈ 1", "≈ 1 (0.97–1.08)", "circle-open"),
+        (Quotient(1.204, 1.101, 1.283, 25), "1.2", "1.20 (1.10–1.28)", "circle"),
+        (Quotient(126.3, 119.4, 130.9, 2), "126", "126 (119–131)", "circle"),
+        (Quotient(3.0, 1.4, 9.0, 5), "3.0", "3.0 (1.4–9.0), unreliable", "x-thin-open"),
+    ],
+)
+def test_an_interval_with_1_in_it_is_not_called_faster_and_a_wide_one_unreliable(
+    quotient: Quotient, cell: str, words: str, symbol: str, capsys: pytest.CaptureFixture
+) -> None:
+    found = with_quotient(quotient)
+    (line,) = [line for line in markdown_table(found).splitlines() if "`softmax`" in line]
+    assert line.split(" | ")[-1] == f"{words} |"
+    (line,) = [line for line in printed(found).splitlines() if line.startswith("softmax  ")]
+    assert f" {cell} " in line
+    assert (" ? " in line) == (symbol == "x-thin-open")
+    assert {each for trace in picture(found).data for each in trace.marker.symbol} == {symbol}
+    finish(found)
+    assert ("unreliable, for their turns disagree by more than a factor 2: softmax on 4x8" in capsys.readouterr().out) == (
+        symbol == "x-thin-open"
+    )
+
+
+def test_a_file_without_quotients_is_read_and_its_ratios_are_those_of_medians() -> None:
+    record = as_json(with_quotient(Quotient(1.0, 0.9, 1.1, 5)))
+    for row in record["rows"]:
+        del row["floor"]
+        del row["peers"][0]["quotient"]
+    for row in from_json(record).rows:
+        assert row.spread is None
+        assert row.timing is not None
+        assert row.peers[0].timing is not None
+        assert row.ratio("torch") == row.peers[0].timing.over(row.timing)
+    assert "(" not in markdown_table(from_json(record))
+
+
+def test_json_holds_everything_and_comes_back(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "RUNS", 2)
     path = tmp_path / "bench.json"
     code, out, err = run("--maps=softmax,sparsemax,entmax_loss", *TINY, f"--json={path}")
     assert (code, err) == (0, "")
@@ -314,12 +516,13 @@ def test_json_holds_everything_and_comes_back(run: Run, tmp_path: Path) -> None:
     for row in record["rows"]:
         assert row.keys() == {
             *("name", "title", "kind", "shape", "n", "dtype", "direction", "bytes", "verdict", "deviation", "problem"),
-            *("timing", "gigabytes_a_second", "share_of_copy", "peers"),
+            *("timing", "gigabytes_a_second", "share_of_copy", "peers", "floor"),
         }
         assert row["timing"].keys() == {"called", "runs"}
         for peer in row["peers"]:
-            assert peer.keys() == {"label", "deviation", "problem", "timing", "ratio"}
-            assert peer["ratio"] == pytest.approx(peer["timing"]["called"] / row["timing"]["called"])
+            assert peer.keys() == {"label", "deviation", "problem", "timing", "quotient", "ratio"}
+            assert peer["quotient"].keys() == {"median", "low", "high", "turns"}
+            assert peer["quotient"]["low"] <= peer["ratio"] == peer["quotient"]["median"] <= peer["quotient"]["high"]
     assert as_json(from_json(record)) == record
     assert [path.name for path in path.parent.iterdir()] == ["bench.json"]
 

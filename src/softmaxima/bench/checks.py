@@ -8,9 +8,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from softmaxima.bench.definitions import Deviation, Expected, deviation, expect, poison
-from softmaxima.bench.subjects import DIRECTIONS, Direction, Problem, Shape, Subject, Variant, call, problem, with_kernels
+from softmaxima.bench.definitions import (
+    Deviation,
+    Expected,
+    deviation,
+    deviation_of_each_row,
+    displacement,
+    expect,
+    of_each_row,
+    poison,
+)
+from softmaxima.bench.subjects import (
+    DIRECTIONS,
+    Computed,
+    Direction,
+    Problem,
+    Shape,
+    Subject,
+    Variant,
+    call,
+    problem,
+    with_kernels,
+)
 from softmaxima.bench.workers import describe
 from softmaxima.maps import Map
 
@@ -94,14 +115,37 @@ def _check(subject: Subject, planned: Check, task: CheckTask) -> Check:
 
 
 def deviation_of(subject: Subject, given: Problem, dtype: torch.dtype, expected: Expected, direction: Direction) -> Deviation:
-    """How far we are from what is expected, where the memory of results holds NaN before."""
+    """How far we are from what is expected, where the memory of results holds NaN before; or from ourselves on the same rows in
+    another order, which tells of the rows that are not compared.
+    """
     poison(given.x)
+    order = another_order(given)
+    moved = given.with_rows(order)
     with torch.set_grad_enabled(direction == "forward+backward"):
-        computed = call(subject, given, direction)()
-        found = deviation(expected, computed, dtype)
+        computed, again = (call(subject, each, direction)() for each in (given, moved))
+    found = deviation_of_result(subject, given, dtype, expected, computed)
+    if subject.kind == "loss":
+        computed, again = ((of_each_row(subject, each), slope) for each, (_, slope) in ((given, computed), (moved, again)))
+    displaced = Deviation(
+        displacement(subject, given, computed, again, order, dtype), found.error, "the same rows in another order"
+    )
+    return displaced if displaced.units > max(found.units, 1.0) else found
+
+
+def another_order(given: Problem) -> Tensor:
+    """A cycle through all rows at random: some row of any set of them, but of all, comes to a place outside it."""
+    cycle = torch.randperm(given.shape.rows, generator=torch.Generator().manual_seed(given.seed))
+    return torch.empty_like(cycle).index_copy(0, cycle, cycle.roll(1)).to(given.x.device)
+
+
+def deviation_of_result(subject: Subject, given: Problem, dtype: torch.dtype, expected: Expected, computed: Computed) -> Deviation:
+    """How far a result of ours is from what is expected, with the loss of each row, or what the rows of a map add up to."""
+    found = deviation(expected, computed, dtype)
     if wrong_mass(subject, given, computed[0]):
         return Deviation(math.inf, math.inf)
-    return Deviation(max(found.units, expected.own), found.error)
+    if expected.each is None:
+        return found
+    return Deviation(max(found.units, deviation_of_each_row(expected, of_each_row(subject, given), dtype)), found.error)
 
 
 def wrong_mass(subject: Subject, given: Problem, value: Any) -> bool:

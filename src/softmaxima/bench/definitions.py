@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from softmaxima.bench.subjects import IGNORED, Computed, Problem, Subject
+from softmaxima.bench.subjects import IGNORED, Computed, Problem, Shape, Subject
 from softmaxima.bench.sums import Sum
 from softmaxima.core.jacobian import jacobian_of
 from softmaxima.lse.bounds.intervals import Interval
 from softmaxima.maps import Map
 
-COMPARED = 1 << 16  # scores that are compared with their definition, in at least 3 rows
+COMPARED, LEAST_ROWS = 1 << 16, 6  # scores that are compared with their definition, in at least so many rows
 # Rounding decides where scores that are off by NUDGE move p or its derivative by more than STEEP: at a threshold, or the edge of a
 # nucleus.
 NUDGE, STEEP = 1e-5, 1e-3
@@ -53,23 +53,19 @@ class Expected:
     rounding: float = 0.0  # an error in the gradient that is always allowed
     decided: Tensor | None = None  # [k, n]: False where rounding may decide otherwise on the gradient,
     value_decided: Tensor | None = None  # and on the value
-    own: float = 0.0  # how far the rows of our loss, whose mean is the value, are from their definition, in units of the tolerance
+    each: Tensor | None = None  # [k, 1] of a loss: that of each row, where the value is the mean of ours
+    ends: tuple[Tensor, Tensor] | None = None  # [k, 1] of an interval: what it is to be as tight as
 
 
 def expect(subject: Subject, given: Problem) -> Expected | None:
-    """What is right, in float64, for rows at random places, all of them where the problem is small; None where there is no
-    definition.
-    """
+    """What is right, in float64, for some rows, all of them where the problem is small; None where there is no definition."""
     if subject.entry.reference is None:
         return None
     shape = given.shape
-    compared = min(shape.rows, max(3, COMPARED // shape.n))
-    chosen = torch.randperm(shape.rows, generator=torch.Generator().manual_seed(0))[:compared].sort().values.to(given.x.device)
+    chosen = compared_rows(shape, given.seed).to(given.x.device)
 
     def pick(values: Tensor) -> Tensor:
-        if values.shape == given.x.shape:
-            return values.movedim(shape.axis, -1).reshape(-1, shape.n)[chosen].double()
-        return values.reshape(-1, 1)[chosen].double()
+        return given.rows_of(values)[chosen].double()
 
     if subject.kind == "loss":
         return _expect_loss(subject, given, pick)
@@ -83,6 +79,18 @@ def expect(subject: Subject, given: Problem) -> Expected | None:
         return _expect_sum(subject.entry, pick, z, g, tau, operands)
     map: Map = subject.entry  # type: ignore[assignment]
     return _expect_map(map, pick, z, g, tau, map.complete(options))
+
+
+def compared_rows(shape: Shape, seed: int) -> Tensor:
+    """The first row, the last, some on both sides of a place where the part of a thread may end, and others at random, in order."""
+    rows, parts = shape.rows, torch.get_num_threads()
+    count = min(rows, max(LEAST_ROWS, COMPARED // shape.n))
+    generator = torch.Generator().manual_seed(seed)
+    starts = [start for part in range(1, parts) if (start := -(-rows * part // parts)) < rows]
+    some = torch.randperm(len(starts), generator=generator)[: count // 4].tolist()
+    sides = [row for place in some for row in (starts[place] - 1, starts[place])]
+    anywhere = torch.randperm(rows, generator=generator).tolist()
+    return torch.tensor(sorted(list(dict.fromkeys([0, rows - 1, *sides, *anywhere]))[:count]))
 
 
 def _expect_map(map: Map, pick: Callable, z: Tensor, g: Tensor, tau: Any, params: dict[str, Any]) -> Expected:
@@ -121,7 +129,8 @@ def _expect_sum(entry: Sum, pick: Callable, z: Tensor, g: Tensor, tau: Any, oper
         slopes = (torch.autograd.grad(value, z, along, retain_graph=True)[0].nan_to_num(0.0) / tau for along in (g, g.abs()))
         gradient, size = slopes  # NaN: of a row of which all is masked
     value = value.detach()
-    return Expected(pick, value, _without_infinities(value).abs().clamp_min(1.0), gradient, _largest(size))
+    ends = None if entry.ends is None else entry.ends(z.detach())
+    return Expected(pick, value, _without_infinities(value).abs().clamp_min(1.0), gradient, _largest(size), ends=ends)
 
 
 def _expect_loss(subject: Subject, given: Problem, pick: Callable) -> Expected:
@@ -134,20 +143,22 @@ def _expect_loss(subject: Subject, given: Problem, pick: Callable) -> Expected:
         z = z.requires_grad_()
         values = torch.where(counts, loss.reference(z, y, **loss.complete(subject.options)), 0.0)
         gradient = torch.autograd.grad(values.sum(), z)[0] / counted
-    unrounded = given if given.x.dtype.itemsize > 2 else replace(given, x=given.x.float())
-    with torch.no_grad():
-        every = subject(unrounded, reduction="none")
-    right = values.detach()[:, None]
-    own, _ = _worst(pick(every), right, right.abs().clamp_min(1.0), 0.0, None)
+    every = of_each_row(subject, given)
     mean = every.double().sum() / counted
     # p − y loses what is below the rounding of 1, and the margin losses multiply it by 64.
-    eps = max(torch.finfo(unrounded.x.dtype).eps, LAST_DIGITS)
+    eps = max(torch.finfo(every.dtype).eps, LAST_DIGITS)
     rounding = (64 if subject.on_cosines else 1) * eps / counted
-    own /= TOLERANCE[given.x.dtype]
     # Beside a label the gradient is p/N, far smaller than the label's own.
     others = _largest(torch.where(y == y.amax(-1, keepdim=True), 0.0, gradient))
     size = torch.where(y == y.amax(-1, keepdim=True), _largest(gradient), torch.where(others == 0, _largest(gradient), others))
-    return Expected(pick, mean, mean.abs().clamp_min(1.0), gradient, size, rounding, own=own)
+    return Expected(pick, mean, mean.abs().clamp_min(1.0), gradient, size, rounding, each=values.detach()[:, None])
+
+
+def of_each_row(subject: Subject, given: Problem) -> Tensor:
+    """Our loss of every row, whose mean is checked and timed; of scores in half precision not rounded to that."""
+    unrounded = given if given.x.dtype.itemsize > 2 else replace(given, x=given.x.float())
+    with torch.no_grad():
+        return subject(unrounded, reduction="none")
 
 
 def _distribution(given: Problem, pick: Callable) -> Tensor:
@@ -180,6 +191,7 @@ class Deviation:
 
     units: float
     error: float
+    source: str = "the float64 definition"  # what it is so far from
 
 
 def deviation(expected: Expected, computed: Computed, dtype: torch.dtype, *, selection: bool = False) -> Deviation:
@@ -188,7 +200,7 @@ def deviation(expected: Expected, computed: Computed, dtype: torch.dtype, *, sel
     """
     value, gradient = computed
     if isinstance(value, Interval):
-        return _deviation_of_interval(expected, value)
+        return _deviation_of_interval(expected, value, dtype)
     value = torch.as_tensor(value).detach()
     if bool(expected.value.isnan().any() or expected.gradient.isnan().any()):
         return Deviation(math.inf, math.inf)  # the definition itself fails
@@ -208,15 +220,48 @@ def deviation(expected: Expected, computed: Computed, dtype: torch.dtype, *, sel
     return Deviation(units / TOLERANCE[dtype], error)
 
 
-def _deviation_of_interval(expected: Expected, found: Interval) -> Deviation:
-    """0 for ends that hold the value, up to the rounding of that, and are no further apart than log n; else +∞."""
+def deviation_of_each_row(expected: Expected, every: Tensor, dtype: torch.dtype) -> float:
+    """How far our loss of each row is from its definition, in units of the tolerance."""
+    right: Tensor = expected.each  # type: ignore[assignment]
+    return _worst(expected.pick(every), right, right.abs().clamp_min(1.0), 0.0, None)[0] / TOLERANCE[dtype]
+
+
+def _deviation_of_interval(expected: Expected, found: Interval, dtype: torch.dtype) -> Deviation:
+    """0 for ends that hold the value, up to the rounding of that, and are as tight as they are defined to be, up to the rounding
+    outward to the dtype; else +∞.
+    """
     lower, upper = expected.pick(found.lower), expected.pick(found.upper)
     slack = 8 * torch.finfo(torch.float64).eps * expected.value_size
     right = (lower <= expected.value + slack) & (upper >= expected.value - slack)
+    lowest, highest = expected.ends or (expected.value, expected.value)
+    rounding = max(2 * torch.finfo(dtype).eps, TOLERANCE[dtype]) * expected.value_size
+    tight = (lower >= lowest - rounding) & (upper <= highest + rounding)
     every = torch.as_tensor(found.upper).double() - torch.as_tensor(found.lower).double()
-    narrow = (every >= 0) & (every <= math.log(expected.gradient.shape[-1]) + 1e-6)
-    far = 0.0 if bool(right.all() and narrow.all()) else math.inf
+    far = 0.0 if bool(right.all() and tight.all() and (every >= 0).all()) else math.inf
     return Deviation(far, far)
+
+
+def displacement(subject: Subject, given: Problem, found: Computed, moved: Computed, order: Tensor, dtype: torch.dtype) -> float:
+    """How far `moved`, the result on rows in this order, is from the rows of `found` in this order, in units of the tolerance: 0
+    where the place of a row does not matter, next to nothing where it decides on a last digit.
+    """
+    least = 0.0 if isinstance(subject.entry, Map) and not subject.entry.properties.logarithmic else 1.0
+    furthest = 0.0
+    for values, others in zip(_parts(found), _parts(moved), strict=True):
+        here, there = given.rows_of(values)[order], given.rows_of(others)
+        if torch.equal(here, there):
+            continue
+        here, there = here.double(), there.double()
+        sizes = _without_infinities(here).abs()
+        units, _ = _worst(there, here, (sizes + sizes.mean(-1, keepdim=True)).clamp_min(least), 0.0, None)
+        furthest = max(furthest, math.inf if math.isnan(units) else units / GRADIENT_SLACK / TOLERANCE[dtype])
+    return furthest
+
+
+def _parts(computed: Computed) -> list[Tensor]:
+    value, gradient = computed
+    values = (value.lower, value.upper) if isinstance(value, Interval) else (value,)
+    return [torch.as_tensor(each).detach() for each in (*values, gradient) if each is not None]
 
 
 def _worst(values: Tensor, right: Tensor, size: Tensor, allowed: float, decided: Tensor | None) -> tuple[float, float]:

@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from softmaxima.bench.checks import Check
-from softmaxima.bench.clocks import Timing
+from softmaxima.bench.clocks import Quotient, Timing
 from softmaxima.bench.subjects import Direction
 from softmaxima.core.writing import finite, write_text
+
+UNRELIABLE = 2.0  # the spread of a quotient from which on it says nothing
 
 
 @dataclass(frozen=True)
 class PeerResult:
-    """A peer's time, or why there is none. `deviation` is in units of our tolerance."""
+    """A peer's time, or why there is none, and that over ours, by turns. `deviation` is in units of our tolerance."""
 
     label: str
     deviation: float | None = None
     problem: str = ""
     timing: Timing | None = None
+    quotient: Quotient | None = None
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,32 @@ class Row:
     timing: Timing | None = None  # None where it is not known to be right, or the time was over
     peers: tuple[PeerResult, ...] = ()
     problem: str = ""
+    floor: Quotient | None = None  # ours / x.clone() and x.amax() of the same turns
 
     def ratio(self, label: str) -> float | None:
-        """Median time of the peer / median time of ours; None where either has none."""
+        """Time of the peer / ours, the median over turns; that of the median times where turns are not known, None where either
+        has no time.
+        """
+        quotient = self.quotient(label)
         theirs = next((peer.timing for peer in self.peers if peer.label == label), None)
-        return None if self.timing is None or theirs is None else theirs.over(self.timing)
+        if self.timing is None or theirs is None:
+            return None
+        return theirs.over(self.timing) if quotient is None else quotient.median
+
+    def quotient(self, label: str) -> Quotient | None:
+        """The same with its interval; None where turns are not known."""
+        return next((peer.quotient for peer in self.peers if peer.label == label), None)
+
+    @property
+    def spread(self) -> float | None:
+        """The widest of its quotients' intervals, upper end / lower; None where turns are not known."""
+        quotients = [peer.quotient for peer in self.peers] + [self.floor]
+        return max((quotient.spread for quotient in quotients if quotient is not None), default=None)
+
+    @property
+    def is_unreliable(self) -> bool:
+        """Whether its turns disagree too much for a quotient to say anything: the machine is busy, or its threads too many."""
+        return self.spread is not None and self.spread > UNRELIABLE
 
     @property
     def bytes_a_second(self) -> float | None:
@@ -54,22 +78,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Ground:
-    """What a shape costs before anything is computed, and whether torch and we disturb each other there."""
+    """The time of a copy of a shape, and whether torch and we disturb each other there."""
 
     shape: str
     dtype: str
     scores: int
     bytes: int  # of a copy: one read and one write
-    clone: Timing
     copy: Timing
-    amax: Timing
     torch_alone: Timing  # torch.softmax
     ours_alone: Timing  # sm.softmax
     alternating: Timing  # one of each, in turns
-
-    @property
-    def floor(self) -> float:
-        return self.clone.seconds + self.amax.seconds
 
     @property
     def bytes_a_second(self) -> float:
@@ -83,13 +101,14 @@ class Ground:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds of a call on a row of 16 scores: without grad, with it, and with the backward pass."""
+    """Seconds of a call on a row of 16 scores: without grad, with it, and with the backward pass; or why there are none."""
 
     name: str
     by: str
-    forward: Timing
-    forward_with_grad: Timing
-    forward_backward: Timing
+    forward: Timing | None = None
+    forward_with_grad: Timing | None = None
+    forward_backward: Timing | None = None
+    problem: str = ""
 
 
 @dataclass
@@ -114,9 +133,15 @@ class Benchmark:
     elapsed: float = 0.0
 
     @property
-    def wrong(self) -> list[Row | Check]:
+    def wrong(self) -> list[Row | Check | Overhead]:
         """What of ours is not right, or failed."""
-        return [check for check in self.checks if not check.right] + [row for row in self.rows if row.verdict == "wrong"]
+        rows = [row for row in self.rows if row.verdict == "wrong"]
+        return [check for check in self.checks if not check.right] + rows + [each for each in self.overheads if each.problem]
+
+    @property
+    def unreliable(self) -> list[Row]:
+        """Those whose turns disagree too much."""
+        return [row for row in self.rows if row.is_unreliable]
 
     @property
     def unchecked(self) -> list[Row]:
@@ -143,7 +168,6 @@ def as_json(benchmark: Benchmark) -> dict[str, Any]:
             peer["ratio"] = row.ratio(peer["label"])
     for ground, entry in zip(benchmark.grounds, record["grounds"], strict=True):
         entry |= {
-            "floor_seconds": ground.floor,
             "gigabytes_a_second": ground.bytes_a_second / 1e9,
             "disturbance": ground.disturbance,
         }
@@ -168,9 +192,11 @@ def _restore(kind: type, record: Mapping[str, Any]) -> Any:
     def value(name: str, entry: Any) -> Any:
         if isinstance(entry, list):
             return [_restore(_FIELDS[name], part) if isinstance(part, dict) else part for part in entry]
-        return Timing(**entry) if isinstance(entry, dict) and "called" in entry else entry
+        if not isinstance(entry, dict):
+            return entry
+        return Timing(**entry) if "called" in entry else Quotient(**entry) if "median" in entry else entry
 
-    return kind(**{name: value(name, record[name]) for name in kind.__dataclass_fields__})
+    return kind(**{name: value(name, record[name]) for name in kind.__dataclass_fields__ if name in record})
 
 
 def write(benchmark: Benchmark, path: Path) -> None:

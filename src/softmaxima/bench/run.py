@@ -1,13 +1,16 @@
 """bench: every map and loss, logsumexp and its relatives, beside what people use today, in the same run, on the CPU or a GPU.
 
-Nothing is timed before its values, and with the backward pass its gradients, agree with the float64 definition on some rows.
-Then ours and the peers take turns.
+Nothing is timed before its values, and with the backward pass its gradients, agree with the float64 definition on some rows, and
+the results on all rows in another order are the same rows in that order. Then ours and the peers take turns, and a result that
+comes after the last that is timed must agree with the definition too.
 
-    ratio      median time of the peer / median time of ours
+    ratio      time of the peer / time of ours in the same turn, the median over turns, with an interval (clocks.Quotient): where 1
+               is in it neither is faster, and where its ends are more than a factor 2 apart the row is unreliable
     bytes      inputs read once + outputs written once, the traffic that no implementation can avoid. Forward: x → p. With the
                backward pass: x and the upstream gradient g → p and ∂x for a map, x → ∂x for a loss, as if both were one kernel.
     copy       x → out by `out.copy_(x)`, the bandwidth that a result is held against
-    floor      the time of `x.clone()` and of `x.amax(axis)`: the result allocated and written, and one more read of the row
+    floor      the time of `x.clone()` and of `x.amax(axis)` in the same turns: the result allocated and written, and one more read
+               of the row
 
 Forward is timed under `no_grad` on scores without grad; the backward pass with a fixed upstream gradient, for a loss with that of
 its mean. On a GPU kernels run in processes of their own, so that one that crashes or hangs is named and the rest goes on.
@@ -31,9 +34,9 @@ from softmaxima.bench.clocks import Measured
 from softmaxima.bench.machine import commit, machine, versions
 from softmaxima.bench.peers import missing
 from softmaxima.bench.plan import Plan, RowTask, Settings, plan
-from softmaxima.bench.results import Benchmark, PeerResult, Row
+from softmaxima.bench.results import Benchmark, Overhead, PeerResult, Row
 from softmaxima.bench.subjects import Subject, choose
-from softmaxima.bench.tasks import OURS, check_row, row_of, time_ground, time_overheads, time_row
+from softmaxima.bench.tasks import FLOOR, OURS, check_row, row_of, time_ground, time_overheads, time_row
 from softmaxima.bench.workers import LATE, Lost, Workers
 from softmaxima.core.numbers import InputError
 
@@ -222,19 +225,30 @@ class _Run:
         known = {label: why for label, why in measured.not_captured.items() if "out of memory" not in why.lower()}
         self.not_captured.setdefault(task.subject.title, {}).update(known)
         if OURS in measured.failed:
-            self.rows[task.key] = replace(row, verdict="wrong", problem=measured.failed[OURS])
+            self.rows[task.key] = replace(row, verdict="wrong", problem=measured.failed[OURS], peers=())
             return
         peers = tuple(
-            replace(peer, timing=measured.times.get(peer.label), problem=measured.failed.get(peer.label, peer.problem))
+            replace(
+                peer,
+                timing=measured.times.get(peer.label),
+                problem=measured.failed.get(peer.label, peer.problem),
+                quotient=measured.quotients.get(peer.label),
+            )
             for peer in row.peers
         )
-        self.rows[task.key] = replace(row, timing=measured.times[OURS], peers=peers)
+        floor = measured.quotients.get(FLOOR)
+        self.rows[task.key] = replace(
+            row, timing=measured.times[OURS], peers=peers, floor=None if floor is None else floor.reversed
+        )
 
     def time_overheads(self, timer: Workers) -> None:
         others = {row.title for row in self.rows.values() if row.verdict != "right"}
         right = [task for task in self._announced(self.plan.overheads) if task.subject.title not in others]
-        for _, result in timer.map(time_overheads, right, LIMIT, self.ends):
-            self.found.overheads += [] if isinstance(result, Lost) else result
+        for task, result in timer.map(time_overheads, right, LIMIT, self.ends):
+            if not isinstance(result, Lost):
+                self.found.overheads += result
+            elif result.problem != LATE:
+                self.found.overheads.append(Overhead(task.subject.name, OURS, problem=result.problem))
 
 
 def _refuse_what_does_not_fit(settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -216,20 +217,43 @@ def read_shape(text: str) -> Shape:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Scores, and what goes with them: the axis and perhaps an operand, for a loss the target. `upstream` is None for a loss."""
+    """Scores, and what goes with them: the axis and perhaps an operand, for a loss the target. `upstream` is None for a loss.
+
+    `seed` chooses the rows that are looked at: another one for each subject and shape.
+    """
 
     shape: Shape
     x: Tensor
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
     upstream: Tensor | None
+    seed: int = 0
 
     def to(self, device: str) -> Problem:
-        def moved(value: Any) -> Any:
-            return value.to(device) if isinstance(value, Tensor) else value
+        return self._with(lambda value: value.to(device))
 
-        arguments, options = tuple(map(moved, self.arguments)), {name: moved(value) for name, value in self.options.items()}
-        return Problem(self.shape, moved(self.x), arguments, options, moved(self.upstream))
+    def with_rows(self, order: Tensor) -> Problem:
+        """The same, with its rows in another order."""
+
+        def ordered(values: Tensor) -> Tensor:
+            if values.shape == self.x.shape:
+                ends = values.movedim(self.shape.axis, -1).shape
+                return self.rows_of(values)[order].reshape(ends).movedim(-1, self.shape.axis).contiguous()
+            return values.reshape(-1)[order].reshape(values.shape) if values.numel() == self.shape.rows else values
+
+        return self._with(ordered)
+
+    def rows_of(self, values: Tensor) -> Tensor:
+        """[rows, n] of what has the shape of x, [rows, 1] of one value a row."""
+        alike = values.shape == self.x.shape
+        return values.movedim(self.shape.axis, -1).reshape(-1, self.shape.n) if alike else values.reshape(-1, 1)
+
+    def _with(self, changed: Callable[[Tensor], Tensor]) -> Problem:
+        def each(value: Any) -> Any:
+            return changed(value) if isinstance(value, Tensor) else value
+
+        arguments, options = tuple(map(each, self.arguments)), {name: each(value) for name, value in self.options.items()}
+        return Problem(self.shape, each(self.x), arguments, options, each(self.upstream), self.seed)
 
     def with_own_scores(self) -> Problem:
         """The same, with scores that may be overwritten."""
@@ -250,6 +274,7 @@ def problem(
     Masked: a third of the scores, and all of the first row.
     """
     generator = torch.Generator(device).manual_seed(seed)
+    looked_at = zlib.crc32(f"{seed} {subject.title} {shape} {dtype} {variant}".encode())
 
     def normal(sizes: Sequence[int]) -> Tensor:
         return torch.randn(list(sizes), generator=generator, device=device)
@@ -281,16 +306,17 @@ def problem(
             target = normal(shape.sizes).softmax(shape.axis)
         elif variant == "ignored":
             target[::3] = IGNORED
-        return Problem(shape, x.to(dtype), (target,), options, None)
+        return Problem(shape, x.to(dtype), (target,), options, None, looked_at)
     of_rows = isinstance(entry, Sum) and entry.gives == "row"
     upstream = normal(rows if of_rows else shape.sizes).to(dtype)
     operands: tuple[Tensor, ...] = ()
     if isinstance(entry, Sum) and entry.quantised:
         x = (STEPS * x).round().clamp(-128, 127).to(torch.int8)
-        return Problem(shape, x, (shape.axis, torch.tensor(1 / STEPS, dtype=dtype, device=device)), options, upstream)
+        scale_of_one = torch.tensor(1 / STEPS, dtype=dtype, device=device)
+        return Problem(shape, x, (shape.axis, scale_of_one), options, upstream, looked_at)
     if isinstance(entry, Sum) and entry.operand is not None:
         operands = (entry.operand(normal(shape.sizes)).to(dtype),)
-    return Problem(shape, x.to(dtype), (shape.axis, *operands), options, upstream)
+    return Problem(shape, x.to(dtype), (shape.axis, *operands), options, upstream, looked_at)
 
 
 Computed = tuple[Any, Tensor | None]  # the value, and the gradient by the scores where the direction has one

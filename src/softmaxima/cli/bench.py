@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from softmaxima.bench.results import Benchmark
     from softmaxima.bench.subjects import Subject
 
-SHOWN = 5  # of what was not reached
+SHOWN = 5  # of what was not reached, or is unreliable
 
 
 def bench(
@@ -64,8 +64,9 @@ def bench(
 ) -> None:
     """Measure maps, losses and sums of exponentials beside torch, the entmax package and others, in the same run.
 
-    Nothing is timed before it agrees with its float64 definition, nor what has none; a result that does not agree is called wrong,
-    and the exit code is 1. On a GPU every kernel is checked on rows of awkward lengths first.
+    Nothing is timed before it agrees with its float64 definition, nor what has none; a result that does not agree, before or
+    after, is called wrong, and the exit code is 1. A ratio whose interval contains 1 is written ≈ 1. On a GPU every kernel is
+    checked on rows of awkward lengths first.
     """
     import torch
 
@@ -137,23 +138,32 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
 
 def finish(benchmark: Benchmark) -> None:
     """Say what is left out, not reached and wrong; fail if anything is."""
-    from softmaxima.report.bench import complaint
+    from softmaxima.bench.results import UNRELIABLE
+    from softmaxima.report.bench import complaint, where
 
     if benchmark.left_out:
         say(f"left out: {'; '.join(f'{name}, for {why}' for name, why in benchmark.left_out.items())}")
     if benchmark.unchecked:
         titles = dict.fromkeys(row.title for row in benchmark.unchecked)
         say(f"not timed, for there is no definition to check against: {', '.join(titles)}")
+    if benchmark.unreliable:
+        say(f"unreliable, for their turns disagree by more than a factor {UNRELIABLE:g}: {_some(map(where, benchmark.unreliable))}")
     problems = []
     if benchmark.wrong:
-        measured = len(benchmark.rows) + len(benchmark.checks)
+        measured = len(benchmark.rows) + len(benchmark.checks) + sum(bool(each.problem) for each in benchmark.overheads)
         what = "; ".join(map(complaint, benchmark.wrong))
         problems.append(f"{len(benchmark.wrong)} of {measured} results are wrong: {what}")
     if benchmark.not_reached:
-        first = "; ".join(benchmark.not_reached[:SHOWN]) + ("; …" if len(benchmark.not_reached) > SHOWN else "")
+        first = _some(benchmark.not_reached)
         problems.append(f"{len(benchmark.not_reached)} were not reached in {benchmark.elapsed:.0f} seconds: {first}")
     if problems:
         fail(". ".join(problems), WRONG_RESULT)
+
+
+def _some(named: Iterable[str]) -> str:
+    """The first of them."""
+    names = list(named)
+    return "; ".join(names[:SHOWN]) + ("; …" if len(names) > SHOWN else "")
 
 
 def check_writable(json: Path) -> None:

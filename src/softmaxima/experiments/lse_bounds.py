@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor
 
 import softmaxima as sm
-from softmaxima.bench.clocks import take_turns
+from softmaxima.bench.clocks import median_round, take_turns
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.tables import read_table
 
@@ -172,8 +171,8 @@ def sparsify(seed: int = 0, seconds: float = SECONDS) -> list[Sparsity]:
         for eps in EPS:
             sums = sm.sparsified_logsumexp(x, eps=eps)
             calls = {"all": lambda x=x: sm.logsumexp(x), "sparsified": lambda x=x, eps=eps: sm.sparsified_logsumexp(x, eps=eps)}
-            times = take_turns(calls, seconds)
-            speed = median(times["all"]) / median(times["sparsified"])
+            turns = take_turns(calls, seconds)
+            speed = median_round(turns["all"]) / median_round(turns["sparsified"])
             width = float(sums.interval.width.mean())
             found.append(Sparsity(kind, x.shape[-1], eps, float(sums.evaluated.mean()), width, speed))
     return found

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from softmaxima.bench.checks import Check
-from softmaxima.bench.clocks import Timing
+from softmaxima.bench.clocks import Quotient, Timing
+from softmaxima.bench.definitions import LEAST_ROWS
 from softmaxima.bench.peers import OUR_CPU, PARTIAL_SORT
 from softmaxima.bench.plan import OVERHEAD_SCORES
-from softmaxima.bench.results import Benchmark, Ground, Overhead, Row
+from softmaxima.bench.results import UNRELIABLE, Benchmark, Ground, Overhead, Row
 from softmaxima.bench.subjects import DIRECTIONS
 from softmaxima.report.markdown import table
 
@@ -40,9 +41,10 @@ def columns(benchmark: Benchmark, ground: Ground) -> tuple[Column, ...]:
         ),
         Column("ms", "ms", _milliseconds),
         *(_ratio_column(label) for label in labels(benchmark)),
+        Column("± %", "±%", _percent_of_spread),
         Column("GB/s", None, lambda row: "" if row.bytes_a_second is None else number(row.bytes_a_second / 1e9)),
         Column("of copy, %", "copy %", lambda row: _percent(benchmark.share_of_copy(row))),
-        Column("/ floor", "/floor", lambda row: "" if row.timing is None else number(row.timing.seconds / ground.floor)),
+        Column("/ floor", "/floor", lambda row: "" if row.floor is None else number(row.floor.median)),
     )
 
 
@@ -62,6 +64,13 @@ def _ratio_column(label: str) -> Column:
     return Column(f"× {label}", f"×{label.rpartition(' ')[2]}", lambda row: ratio(row, label))
 
 
+def _percent_of_spread(row: Row) -> str:
+    """Half the width of the widest interval, where that does not make the row unreliable."""
+    if row.spread is None:
+        return ""
+    return UNSURE if row.is_unreliable else number(50 * (row.spread - 1), digits=1)
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else number(100 * share, digits=2)
 
@@ -79,12 +88,27 @@ def labels(benchmark: Benchmark) -> tuple[str, ...]:
 
 
 def ratio(row: Row, label: str) -> str:
-    """How many times faster than the peer we are; a word where the peer failed, nothing where it has no part."""
-    value = row.ratio(label)
+    """How many times faster than the peer we are, ≈ 1 where that is not known to be faster or slower; a word where the peer failed,
+    nothing where it has no part.
+    """
+    value, quotient = row.ratio(label), row.quotient(label)
     if value is not None:
-        return number(value, digits=2)
+        return EQUAL if quotient is not None and quotient.is_about_one else number(value, digits=2)
     failed = [peer for peer in row.peers if peer.label == label and peer.problem]
     return "" if not failed else "fails" if failed[0].deviation is None else "differs"
+
+
+def with_interval(quotient: Quotient) -> str:
+    """With the digits that tell the ends apart, of the median two or three.
+
+    >>> with_interval(Quotient(1.024, 0.966, 1.083, 25)), with_interval(Quotient(126.3, 119.4, 130.9, 2))
+    ('≈ 1 (0.97–1.08)', '126 (119–131)')
+    """
+    places = -math.floor(math.log10(quotient.median))
+    apart = -math.floor(math.log10(max(quotient.high - quotient.low, 1e-9) / 2))
+    decimals = max(0, min(2 + places, max(1 + places, apart)))
+    middle, low, high = (f"{value:.{decimals}f}" for value in (quotient.median, quotient.low, quotient.high))
+    return f"{EQUAL if quotient.is_about_one else middle} ({low}–{high})"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -103,18 +127,22 @@ def of_ground(ground: Ground) -> str:
     """A shape in words."""
     return (
         f"copy {number(ground.bytes_a_second / 1e9)} GB/s ({number(1000 * ground.copy.seconds)} ms), "
-        f"floor {number(1000 * ground.floor)} ms, in turns with torch {number(ground.disturbance)} × alone"
+        f"in turns with torch {number(ground.disturbance)} × alone"
     )
 
 
+EQUAL, UNSURE = "≈ 1", "?"
+
 CAPTION = (
-    "×: median time of the peer / ours, both measured in turns of several calls; above 1 we are faster. "
-    "Nothing is timed before it agrees with the float64 definition, on at least 3 rows at random places; "
-    "peers to 0.1 % in float32. "
+    "×: time of the peer / ours in the same turn of several calls, the median over turns; above 1 we are faster. "
+    f"± %: half the width of the widest interval of the row, which holds half of the turns; {EQUAL}: an interval with 1 in it; "
+    f"{UNSURE}: the ends of one are more than a factor {number(UNRELIABLE, digits=1)} apart, and the row is unreliable. "
+    f"Nothing is timed before it agrees with the float64 definition, on at least {LEAST_ROWS} rows, and gives the same on all rows "
+    "in another order, nor told if it does not agree after; peers to 0.1 % in float32. "
     f"k={PARTIAL_SORT}: with the partial sort that the entmax package offers. "
     "Bytes: inputs read once and outputs written once, with the backward pass x and g read, p and ∂x written (a loss: x read, ∂x "
     "written); of copy: the share of the bandwidth of out.copy_(x). "
-    "Floor: x.clone() and x.amax(), whose time ours is divided by. "
+    "Floor: x.clone() and x.amax() in the same turns, whose time ours is divided by. "
     "In turns with torch: time of torch's softmax and ours called in turns / of each called alone; above 1 they disturb each other."
 )
 
@@ -127,8 +155,8 @@ class OverheadColumn:
     cell: Callable[[Overhead], str]
 
 
-def _microseconds(timing: Timing) -> str:
-    return number(1e6 * timing.called)
+def _microseconds(timing: Timing | None) -> str:
+    return "wrong" if timing is None else number(1e6 * timing.called)
 
 
 OVERHEAD_COLUMNS = (
@@ -142,11 +170,18 @@ OVERHEAD_COLUMNS = (
 # What is wrong, and targets -----------------------------------------------------------------------------------------------
 
 
-def complaint(found: Row | Check) -> str:
+def complaint(found: Row | Check | Overhead) -> str:
     """What is wrong, in words."""
+    if isinstance(found, Overhead):
+        return f"{found.name} on {OVERHEAD_SCORES} scores: {found.problem}"
     if isinstance(found, Check):
         return f"{found}: {found.problem or f'{found.units:.3g} times the tolerance away'}"
-    return f"{found.title} on {found.shape}, {found.dtype}, {found.direction}: {found.problem}"
+    return f"{where(found)}: {found.problem}"
+
+
+def where(row: Row) -> str:
+    """What was measured, in words."""
+    return f"{row.title} on {row.shape}, {row.dtype}, {row.direction}"
 
 
 LONG, LARGE = 1024, 64e6  # scores of a row, bytes that are moved: what the targets of a GPU are for
@@ -177,12 +212,13 @@ class Target:
             return "not measured"
         lowest = min(figures, key=lambda row: figures[row])
         below = sum(figure < self.least for figure in figures.values())
-        where = f"lowest {figures[lowest]:.3g}, {lowest.title} on {lowest.shape}, {lowest.dtype}, {lowest.direction}"
-        return f"reached on {len(figures)} rows, {where}" if not below else f"not on {below} of {len(figures)} rows, {where}"
+        which = f"lowest {figures[lowest]:.3g}, {where(lowest)}"
+        return f"reached on {len(figures)} rows, {which}" if not below else f"not on {below} of {len(figures)} rows, {which}"
 
 
 def _ratio_to(label: str) -> Callable[[Benchmark, Row], float | None]:
-    return lambda benchmark, row: row.ratio(label)
+    """The lower end of its interval, where that is known: what is reached for sure."""
+    return lambda benchmark, row: row.ratio(label) if (found := row.quotient(label)) is None else found.low
 
 
 TARGETS = (
@@ -232,8 +268,11 @@ LOGSUMEXP_ROWS = (
 )
 
 
+UNRELIABLY = ", unreliable"
+
 TABLE_CAPTION = (
-    "Median time of the peer / median time of softmaxima, in turns of several calls in one run. "
+    "Time of the peer / time of softmaxima in the same turn of several calls, the median over turns, and an interval that holds "
+    f"half of the turns; {EQUAL} where 1 is in it. "
     f"k={PARTIAL_SORT}: with the partial sort that the entmax package offers beside its full one, its default."
 )
 
@@ -255,7 +294,8 @@ def markdown_table(benchmark: Benchmark, chosen: Sequence[tuple[str, str, str | 
 
 def _cell(row: Row, label: str | None, scores: int) -> str:
     if label is not None:
-        return ratio(row, label)
+        quotient = row.quotient(label)
+        return ratio(row, label) if quotient is None else with_interval(quotient) + UNRELIABLY * row.is_unreliable
     return _untimed(row) if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
 
 
@@ -289,13 +329,22 @@ def picture(benchmark: Benchmark) -> go.Figure:
         for shape, colour in zip(shapes, _colours(len(shapes)), strict=True):
             rows = {row.title: row for row in measured if (row.shape, row.direction) == (shape, direction)}
             values = [rows[title].ratio(label) if title in rows else None for title, label in lines]
+            quotients = [rows[title].quotient(label) if title in rows else None for title, label in lines]
+            unsure = [title in rows and rows[title].is_unreliable for title, _ in lines]
             drawn += [value for value in values if value is not None]
             plot.add_scatter(
                 x=values,
                 y=places,
                 mode="markers",
                 name=shape.replace("x", " × "),
-                marker={"size": 9, "color": colour, "line": {"width": 0.7, "color": "white"}},
+                marker={"size": 9, "color": colour, "symbol": list(map(_symbol, quotients, unsure)), "line": {"width": 0.7}},
+                error_x={
+                    "symmetric": False,
+                    "array": [0.0 if each is None else each.high - each.median for each in quotients],
+                    "arrayminus": [0.0 if each is None else each.median - each.low for each in quotients],
+                    "thickness": 1,
+                    "width": 0,
+                },
                 showlegend=column == 1,
                 row=1,
                 col=column,
@@ -316,10 +365,15 @@ def picture(benchmark: Benchmark) -> go.Figure:
     )
     plot.update_yaxes(automargin=True, row=1, col=1)
     plot.add_annotation(
-        text="time of the peer / time of softmaxima; right of the line softmaxima is faster",
+        text="time of the peer / time of softmaxima; right of the line softmaxima is faster, "
+        "hollow: neither is, for 1 is in the interval; ×: unreliable",
         xref="paper", yref="paper", x=0.5, y=0, yshift=-30, yanchor="top", showarrow=False,
     )  # fmt: skip
     return plot
+
+
+def _symbol(quotient: Quotient | None, unsure: bool) -> str:
+    return "x-thin-open" if unsure else "circle-open" if quotient is not None and quotient.is_about_one else "circle"
 
 
 def _of_first_dtype(benchmark: Benchmark) -> tuple[list[Ground], list[Row]]:
