@@ -191,18 +191,26 @@ def test_a_column_without_a_value_and_a_constant_one_count_for_nothing():
         ({"map": "softmx"}, "softmax"),
         ({"loss": "cross_entropie"}, "loss must be"),
         ({"loss": "CrossEntropyLoss"}, "loss must be"),
+        ({"map": "budget_sparsemax", "map_params": {"budget": 2.0}}, "map must give probabilities"),
+        ({"map": "log_softmax"}, "map must give probabilities"),
         ({"map_params": [1]}, "map_params"),
+        ({"map": "sparsemax", "map_params": {"alpha": 2}}, "map_params: .*alpha"),
+        ({"loss_params": {"smoothing": 0.1}}, "loss_params: cross_entropy takes .*label_smoothing, got 'smoothing'"),
         ({"map": "entmax", "map_params": {"alpha": 0.5}}, "alpha"),
         ({"map": "proportional", "map_params": {"f": "system"}}, "map_params: f"),
         ({"head": "round"}, "head"),
         ({"temperature": 0}, "temperature"),
         ({"hidden": 3}, "hidden"),
         ({"hidden": (0,)}, "hidden"),
+        ({"hidden": None}, "hidden"),
         ({"epochs": 0}, "epochs"),
+        ({"epochs": True}, "epochs"),
+        ({"early_stopping": "no"}, "early_stopping"),
         ({"batch_size": 1.5}, "batch_size"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"learning_rate": "fast"}, "learning_rate"),
         ({"validation_fraction": 1}, "validation_fraction"),
+        ({"validation_fraction": "x"}, "validation_fraction"),
         ({"patience": 0}, "patience"),
         ({"missing": "drop"}, "missing"),
     ],
@@ -211,6 +219,14 @@ def test_a_column_without_a_value_and_a_constant_one_count_for_nothing():
 def test_a_wrong_argument_names_itself(arguments: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         sm.Classifier(**arguments).fit(X, y)
+
+
+def test_early_stopping_trains_on_the_only_row_of_a_class():
+    features, labels = np.vstack([X, [[20.0] * 4]]), np.append(y, 3)
+    model = sm.Classifier(**LINEAR | {"early_stopping": True, "patience": 100}).fit(features, labels)
+    assert model.predict(features[-1:]) == [3]
+    with pytest.raises(ValueError, match="early_stopping needs a class of two rows"):
+        sm.Classifier(early_stopping=True).fit(X[[0, 100]], y[[0, 100]])
 
 
 def test_what_no_file_holds_is_named():

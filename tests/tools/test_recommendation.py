@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Result
+from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
 from softmaxima.experiments.recommendation import difference, interval, recommend
 from softmaxima.integrations.pairs import Pair
 
@@ -28,7 +28,7 @@ def scored(name: str, accuracies: Any, step: float = 1e-3, squares: float = 0.0,
             brier=measures.get("brier", 0.3),
             support=2.0,
             zeros=0.0,
-            bins=tuple(Bin(ROWS * (index == BINS - 1), 0.9 * ROWS, hits) for index in range(BINS)),
+            bins=(Bin(0, 0.0, 0),) * (BINS - 1) + (Bin(ROWS, 0.9 * ROWS, 2 * hits),),
             classes=(ClassCounts(ROWS // 2, ROWS // 2, hits),) * 2,
             support_rows=(0, 0, ROWS),
             step_seconds=step,
@@ -100,6 +100,21 @@ def test_a_pair_that_is_better_is_taken_with_what_it_loses() -> None:
         "time of a training step (4.00 ms for 1.00 ms)",
     ):
         assert part in found.reason
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+def test_what_is_no_better_than_frequencies_is_never_taken(metric: Metric) -> None:
+    """However much faster it is, or better calibrated."""
+    random = np.random.default_rng(1)
+    softmax, pair = (
+        scored(name, random.normal(0.5, 0.01, 10), step=step, log_loss=0.69) for name, step in (("softmax", 1e-3), ("fast", 5e-4))
+    )
+    assert recommend(softmax, BASELINE, [pair], metric, 5).headline == "Nothing to choose"
+
+
+def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
+    one = [scored(name, [accuracy]) for name, accuracy in (("softmax", 0.9), ("class frequencies", 0.1), ("a", 0.95))]
+    assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too few folds to tell"
 
 
 def test_softmax_stays_where_nothing_differs() -> None:

@@ -405,6 +405,13 @@ def test_a_column_that_looks_odd_is_named_with_what_to_do(read: Read, name: str)
     assert f"--without {name!r}" in notes[0] or f"--without {name} " in notes[0]
 
 
+def test_a_number_of_rows_that_are_sorted_by_class_gives_the_target(read: Read) -> None:
+    numbering, leak = read(frame_with(np.sort(LABELS), id=np.arange(N))).notes
+    assert numbering.startswith(NUMBERS)
+    assert leak.startswith(LEAK)
+    assert "'id'" in leak
+
+
 def test_what_leaves_odd_columns_out_can_be_copied(read: Read) -> None:
     content = frame_with(LABELS, **{"a,b": np.ones(N), "c d": np.ones(N), "e": np.ones(N)})
     (note,) = read(content).notes
@@ -672,7 +679,7 @@ def test_the_command_says_what_it_did_and_imputes(tmp_path: Path, capsys: pytest
     expected = (
         "columns are separated by ';'",
         "missing values become the median of the rows trained on, with a column that says where: 'petals' (7 rows, written '?')",
-        "numbers or names the rows, which tells nothing of others: 'id'; --without id leaves it out",
+        "numbers or names the rows, which says nothing of new ones: 'id'; --without id leaves it out",
     )
     for line in expected:
         assert f"\n{line}\n" in out

@@ -35,7 +35,7 @@ class Column:
             return _indices(series.cast(pl.String), self.categories)
         if series.null_count() == len(series):
             return np.full(len(series), np.nan)  # the type of a column without values tells nothing
-        if kind_of(series.dtype) not in (self.kind, None):
+        if kind_of(series.dtype) != self.kind:
             example = series.drop_nulls().head(1).cast(pl.String).to_list()
             raise InputError(f"column {self.name!r} must hold {self.kind}s, as where it was learnt, got {example}; repair it")
         return (_days(series) if self.kind == "date" else series.cast(pl.Float64)).to_numpy()

@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -52,6 +52,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
     target: str | None = None  # where the format says which column it is
+    separator: str | None = None  # of text
 
 
 def read_frame(path: Path, texts: Collection[str] = ()) -> Reading:
@@ -151,7 +152,7 @@ def _read_text(content: bytes) -> Reading:
             frame = frame.filter(~blank)
     names, frame = _with_names(frame, notes)
     frame.columns = names
-    return Reading(frame, tuple(notes))
+    return Reading(frame, tuple(notes), separator=separator)
 
 
 def _decoded(content: bytes) -> tuple[str, list[str]]:
@@ -321,7 +322,7 @@ def _cleaned(reading: Reading, texts: Collection[str], written: bool) -> Reading
                 strings[column.name] = column
         columns[column.name] = column
     numbers, dates = {}, {}
-    semicolons = any(note.endswith("';'") for note in reading.notes)
+    semicolons = reading.separator == ";"
     plain = {
         name: reading.frame[name].str.strip_chars().set(column.is_null(), None)
         for name, column in (columns.items() if semicolons else ())
@@ -339,7 +340,7 @@ def _cleaned(reading: Reading, texts: Collection[str], written: bool) -> Reading
             notes.append(f"read as {what}: {named(ordered)}")
     if padded:
         notes.append(f"blanks around texts are left out in {named(map(repr, padded))}")
-    return Reading(pl.DataFrame(list(columns.values())), tuple(notes), words, reading.target)
+    return replace(reading, frame=pl.DataFrame(list(columns.values())), notes=tuple(notes), words=words)
 
 
 def _stripped(column: pl.Series, written: bool, padded: list[str], words: dict[str, list[str]]) -> pl.Series:

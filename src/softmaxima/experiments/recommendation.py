@@ -6,10 +6,12 @@ that their differences d_1 … d_J are not independent, and the variance of thei
     max((1/J + n_test/n_train) s², v/n),
 
 the first by Nadeau and Bengio, "Inference for the Generalization Error" (Machine Learning 52, 2003), which tests learners rather
-than two trained networks; the second, with v the variance of the difference over the table's n rows, keeps few folds that happen
-to agree from counting as certainty. The interval is mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of
-pairs that are compared): Bonferroni's correction, so that with 95 % all the intervals hold at once, and the best of many pairs is
-not taken for what luck made of it. A pair differs where its interval leaves out 0.
+than two trained networks, and which Bouckaert and Frank (PAKDD 2004) take for repeated folds; the second, with v the variance of
+the difference over the table's n rows, keeps few folds that happen to agree from counting as certainty. The interval is
+mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of pairs that are compared): Bonferroni's correction, so
+that in one metric all the intervals hold at once with about 95 %, and the best of many pairs is not taken for what luck made of it.
+A pair differs where its interval leaves out 0. No estimate of that variance is without bias (Bengio and Grandvalet, JMLR 5, 2004):
+how often the rule is wrong is measured, by `make confirmation`.
 """
 
 from __future__ import annotations
@@ -90,12 +92,10 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
     Nothing is recommended where no pair is better than the baseline, which has not read the features. Softmax stays unless
     another pair is better than both. For time, a pair must also be within a point of accuracy of softmax, for certain.
     """
-    return _fastest(softmax, others, folds) if metric.name == "cost" else _best(softmax, baseline, others, metric, folds)
-
-
-def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
-    # Frequencies are calibrated without having learnt anything.
-    judged = [METRICS["accuracy"], METRICS["brier"]] if metric.name == "calibration" else [metric]
+    if len(softmax.folds) < 2:
+        return Recommendation(metric, None, "Too few folds to tell", "What is chance shows in several folds, and one is done.")
+    # Frequencies are calibrated, and fast, without having learnt anything.
+    judged = [METRICS["accuracy"], METRICS["brier"]] if metric.name in ("calibration", "cost") else [metric]
     tries = len(judged) * (1 + len(others))
     learnt = [r for r in (softmax, *others) if any(difference(r, baseline, by, folds, tries).better for by in judged)]
     if not learnt:
@@ -104,9 +104,15 @@ def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: M
             metric,
             None,
             "Nothing to choose",
-            f"No pair has a better {by} than {baseline.name}, which do not read the features ({reached}): they do not tell the "
-            "target, or there are too few rows to see that they do.",
+            f"No pair is known to have a better {by} than {baseline.name}, which do not read the features ({reached}): they do not "
+            "tell the target, or there are too few rows or folds to see that they do.",
         )
+    if metric.name == "cost":
+        return _fastest(softmax, learnt, others, folds)
+    return _best(softmax, learnt, others, metric, folds)
+
+
+def _best(softmax: Result, learnt: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     better = [r for r in others if r in learnt and found[r.name].better]
     if not better:
@@ -122,13 +128,15 @@ def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: M
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
-def _fastest(softmax: Result, others: Sequence[Result], folds: int) -> Recommendation:
+def _fastest(softmax: Result, learnt: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation:
     metric, accuracy = METRICS["cost"], METRICS["accuracy"]
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     cheaper = [
         r
         for r in others
-        if found[r.name].low > metric.least_gain and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
+        if r in learnt
+        and found[r.name].low > metric.least_gain
+        and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
     ]
     if not cheaper:
         return _stay(softmax, others, metric, " by 5 % or more, and as accurate to a point")

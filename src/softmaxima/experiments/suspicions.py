@@ -19,6 +19,7 @@ LEAST_ROWS = 20  # below, columns agree by chance
 LEAKS = 0.995  # right on rows that it was not learnt from
 LEAST_ERRORS = 10  # of the most frequent class there, so that no column of noise can do without
 SHARE = 0.05  # of those errors, at most
+SHARE_IN_ORDER = 0.2  # at most, of a column that numbers rows: classes may follow one another, with errors where one ends
 ROW_NAMES = re.compile(r"unnamed.*|id|index|idx|key|nr|no|row.*|uuid|guid|.*[ _.]id|.*[a-z]I[dD]", re.IGNORECASE)
 
 
@@ -30,18 +31,17 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
     given = {column.name: np.nan_to_num(v, nan=-np.inf) for column, v in zip(columns, values, strict=True)}
     constant = [name for name, v in given.items() if v[0] == v[-1] and (v == v[0]).all()]
     numbering = [column.name for column in columns if _numbers_rows(column, given[column.name])]
-    odd = {*constant, *numbering}
-    left = {name: v for name, v in given.items() if name not in odd}
+    telling = {name: v for name, v in given.items() if name not in constant}
     sample = np.random.default_rng(0).permutation(len(labels))[:SAMPLE]
     lines = []
     if constant:
         lines.append(f"the same in every row, and so of no use: {_names(constant)}; {_without(constant)}")
     if numbering:
-        lines.append(f"numbers or names the rows, which tells nothing of others: {_names(numbering)}; {_without(numbering)}")
-    if twins := _duplicates(left, sample):
+        lines.append(f"numbers or names the rows, which says nothing of new ones: {_names(numbering)}; {_without(numbering)}")
+    if twins := _duplicates({name: v for name, v in telling.items() if name not in numbering}, sample):
         pairs = named(f"{name!r} that of {other!r}" for name, other in twins.items())
         lines.append(f"tells only what another column tells: {pairs}; {_without(twins)}")
-    usual, leaks = _leaks(left, labels, sample)
+    usual, leaks = _leaks(telling, numbering, labels, sample)
     if leaks:
         shares = named(f"{name!r} ({share:.1%} right)" for name, share in leaks.items())
         lines.append(
@@ -95,15 +95,17 @@ def _told(values: np.ndarray) -> bytes:
     return order[codes].tobytes()
 
 
-def _leaks(given: Mapping[str, np.ndarray], labels: np.ndarray, sample: np.ndarray) -> tuple[float, dict[str, float]]:
+def _leaks(
+    given: Mapping[str, np.ndarray], numbering: Collection[str], labels: np.ndarray, sample: np.ndarray
+) -> tuple[float, dict[str, float]]:
     """How often the most frequent class is right, and columns that are right almost always."""
     learning, judging = np.array_split(sample, 2)
     usual = float(np.bincount(labels).max() / len(labels))
     errors = (1 - usual) * len(judging)
     found = {}
     if errors >= LEAST_ERRORS and labels.max() < len(learning) / 5:
-        least = max(LEAKS, 1 - SHARE * (1 - usual))
         for name, values in given.items():
+            least = 1 - SHARE_IN_ORDER * (1 - usual) if name in numbering else max(LEAKS, 1 - SHARE * (1 - usual))
             right = float((_by_nearest(values[learning], labels[learning], values[judging]) == labels[judging]).mean())
             if right >= least:
                 found[name] = right

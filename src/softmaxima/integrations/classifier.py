@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +19,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from softmaxima import losses
 from softmaxima.integrations.pairs import FUNCTIONS, Pair, usual_pair
 from softmaxima.integrations.training import Training, Weights, predict, scores
-from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import find_map
 
 DTYPES = (np.float64, np.float32)
@@ -260,7 +261,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return found[:, 1] - found[:, 0] if len(self.classes_) == 2 else found
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities [rows, classes] float64. They sum to what the map's do: to one, but for maps whose mass may be less."""
+        """Probabilities [rows, classes] float64. They sum to what the map's do: to one, or to less where the map's may."""
         return self.probabilities(self._checked(X)).numpy()
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
@@ -285,30 +286,44 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _check(self) -> None:
         """Raise ValueError for what cannot be used, before any work."""
-        find_map(self.map)
-        if self.loss is not None and self.loss not in LOSSES:
-            raise ValueError(f"loss must be None or one of {', '.join(map(repr, sorted(LOSSES)))}, got {self.loss!r}")
+        properties = find_map(self.map).properties
+        if properties.logarithmic or not properties.of_one_class:
+            raise ValueError(f"map must give probabilities of which at most one happens, as 'softmax' does, got {self.map!r}")
+        if self.loss is not None and self.loss not in losses.REGISTRY:
+            raise ValueError(f"loss must be None or one of {', '.join(map(repr, sorted(losses.REGISTRY)))}, got {self.loss!r}")
         for name, given in (("map_params", self.map_params), ("loss_params", self.loss_params)):
             if given is not None and not isinstance(given, Mapping):
                 raise ValueError(f'{name} must be a dict such as {{"alpha": 1.25}}, or None, got {given!r}')
             if isinstance(f := (given or {}).get("f"), str) and f not in FUNCTIONS:
                 raise ValueError(f"{name}: f must be a function or one of {', '.join(map(repr, FUNCTIONS))}, got {f!r}")
+        self._check_params()
         choices = ("head", ("linear", "cosine")), ("missing", ("refuse", "impute")), ("dtype", (None, "float32", "float64"))
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
         for name in ("batch_size", "patience", *(("epochs",) if self.epochs is not None else ())):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
+            if not _is_count(value := getattr(self, name)):
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
         for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
+            if not _is_between(0, value := getattr(self, name), math.inf):
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
-        if not 0 < self.validation_fraction < 1:
+        if not _is_between(0, self.validation_fraction, 1):
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
-        if isinstance(self.hidden, Integral) or any(not isinstance(units, Integral) or units < 1 for units in self.hidden):
+        if not isinstance(self.early_stopping, bool | np.bool_):
+            raise ValueError(f"early_stopping must be True or False, got {self.early_stopping!r}")
+        if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str) or not all(map(_is_count, self.hidden)):
             raise ValueError(f"hidden must be the units of each hidden layer, such as (128,) or (), got {self.hidden!r}")
+
+    def _check_params(self) -> None:
+        """Raise ValueError for parameters that the map or the loss does not have, or values that the map does not take."""
+        try:
+            find_map(self.map)(np.zeros(2), **_with_functions(self.map_params or {}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"map_params: {error}") from error
+        options = inspect.signature(getattr(losses, self.pair.loss)).parameters
+        unknown = [name for name in self.loss_params or {} if name not in options]
+        if unknown and "params" not in options:
+            raise ValueError(f"loss_params: {self.pair.loss} takes {', '.join(list(options)[2:])}, got {unknown[0]!r}")
 
     def _check_learnt(self) -> None:
         """Raise ValueError where arrays are none, or do not fit together."""
@@ -324,12 +339,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"its {len(self.classes_)} classes or {features} features do not fit its network")
 
     def _split(self, prepared: Prepared) -> tuple[Prepared, Prepared]:
-        """Rows to train on and rows to stop by, the classes in proportion where each has two rows."""
-        rows, target = np.arange(len(prepared.x)), prepared.target.numpy()
-        least = np.bincount(target).min()
-        held_out = max(1, round(self.validation_fraction * len(rows)))
-        stratify = target if least >= 2 and held_out >= len(self.classes_) <= len(rows) - held_out else None
-        parts = train_test_split(rows, test_size=held_out, random_state=check_random_state(self.random_state), stratify=stratify)
+        """Rows to train on and rows to stop by, the classes in proportion where there are enough; an only row is trained on."""
+        target = prepared.target.numpy()
+        only = np.bincount(target)[target] == 1
+        rows = np.flatnonzero(~only)
+        if len(rows) < 2:
+            raise ValueError("early_stopping needs a class of two rows or more; add rows, or leave it out")
+        held_out = min(max(1, round(self.validation_fraction * len(target))), len(rows) - 1)
+        classes = len(np.unique(target[rows]))
+        stratify = target[rows] if held_out >= classes <= len(rows) - held_out else None
+        learning, judging = train_test_split(
+            rows, test_size=held_out, random_state=check_random_state(self.random_state), stratify=stratify
+        )
+        parts = np.concatenate((learning, np.flatnonzero(only))), judging
         return tuple(
             Prepared(prepared.x[part], prepared.target[part], None if prepared.weight is None else prepared.weight[part])
             for part in parts
@@ -368,6 +390,14 @@ class Classifier(ClassifierMixin, BaseEstimator):
         finite: Any = "allow-nan" if self.missing == "impute" else True
         X = validate_data(self, X, dtype=DTYPES, ensure_all_finite=finite, reset=False)
         return self._scaled(X).to(self._weights[0][0].dtype)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_between(low: float, value: Any, high: float) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and low < float(value) < high
 
 
 def _with_functions(params: Mapping[str, Any]) -> dict[str, Any]:
