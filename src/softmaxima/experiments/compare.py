@@ -83,8 +83,12 @@ class Settings:
 
 def epochs_for(rows: int, folds: int, quick: bool = False) -> int:
     """30, or 10 for a quick look, and more where those would be too few steps to train anything: on a small table."""
-    training = math.floor(rows * (folds - 1) / folds)
-    return usual_epochs(max(1, training), BATCH, *((10, 60) if quick else ()))
+    return usual_epochs(training_rows(rows, folds), BATCH, *((10, 60) if quick else ()))
+
+
+def training_rows(rows: int, folds: int) -> int:
+    """About how many of so many rows a fold trains on."""
+    return max(1, math.floor(rows * (folds - 1) / folds))
 
 
 @dataclass(frozen=True)
@@ -276,7 +280,7 @@ def trained(table: Table, settings: Settings, pair: Pair, folds: Folds) -> Class
 def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None) -> int:
     """The steps of training of a fold, of all pairs together."""
     rows = len(_rows(table, settings)[1])
-    training = math.floor(rows * (settings.folds - 1) / settings.folds)
+    training = training_rows(rows, settings.folds)
     steps = settings.epochs * math.ceil(training / BATCH)
     if settings.tune:
         steps += len(RATES) * settings.epochs * math.ceil((training - math.ceil(TUNING_SHARE * training)) / BATCH)
