@@ -64,6 +64,8 @@ def read_table(path: Path | None = None, target: str | None = None, without: Seq
 
 
 def _table(name: str, reading: Reading, target: str | None, without: Sequence[str], missing: str, watched: bool = True) -> Table:
+    if reading.untrainable is not None:
+        raise InputError(reading.untrainable)
     notes = list(reading.notes)
     frame = _without(reading.frame, without)
     if frame.width < 2:
