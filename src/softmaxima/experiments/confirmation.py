@@ -1,4 +1,4 @@
-"""confirmation: how often `compare` recommends what another half of the data does not confirm, on tables that are known and on noise.
+"""confirmation: how often `compare` recommends what another half of the data does not confirm, on known tables and on noise.
 
 The rows of a table are split into halves A and B at random, the classes in proportion. All pairs are compared on A. A pair that is
 recommended there in the place of softmax is compared with softmax on B, with the same settings and folds of B:
@@ -6,8 +6,8 @@ recommended there in the place of softmax is compared with softmax on B, with th
     confirmed   Σ_j d_j / J > 0, the mean over the folds of B of its gain d over softmax by the same metric
     certain     the interval of that mean, which allows for this one comparison alone, is above 0
 
-"Stay with softmax" and "nothing to choose" ask for no confirmation. On noise the features tell nothing of the target, so that there is
-nothing to recommend; of recommendations that luck makes, half would be confirmed by luck.
+"Stay with softmax" and "nothing to choose" ask for no confirmation. On noise the features tell nothing of the target, so that there
+is nothing to recommend; of recommendations that luck makes, luck confirms half.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import beta
@@ -35,16 +36,16 @@ SETTINGS = Settings(folds=5, repeats=1)
 HALVES = {"known": 4, "noise": 30}  # of each table of that kind, so many times
 LEVEL = 0.05  # the chance that the interval of a share misses it
 
-Arrays = tuple[np.ndarray, np.ndarray]  # features [rows, features], labels [rows]
+Arrays = tuple[np.ndarray, np.ndarray]  # features [rows, features], target [rows]
 
 
-def _thirds(arrays: Arrays) -> Arrays:
+def _thirds(arrays: Any) -> Arrays:
     """Classes by thirds of a target that is a number."""
     x, y = arrays
     return x, np.searchsorted(np.quantile(y, [1 / 3, 2 / 3]), y)
 
 
-def _shuffled(arrays: Arrays, seed: int) -> Arrays:
+def _shuffled(arrays: Any, seed: int) -> Arrays:
     """The same classes, dealt to rows at random."""
     x, y = arrays
     return x, np.random.default_rng(seed).permutation(y)
@@ -56,7 +57,7 @@ def _normal(sizes: Sequence[int], features: int, seed: int) -> Arrays:
 
 
 # Of each table, what makes it of a seed; those that are drawn at random are drawn anew each time.
-KNOWN: Mapping[str, Callable[[int], Arrays]] = {
+KNOWN: dict[str, Callable[[int], Any]] = {
     "iris": lambda _: datasets.load_iris(return_X_y=True),
     "wine": lambda _: datasets.load_wine(return_X_y=True),
     "breast cancer": lambda _: datasets.load_breast_cancer(return_X_y=True),
@@ -72,7 +73,7 @@ KNOWN: Mapping[str, Callable[[int], Arrays]] = {
         400, n_features=20, n_informative=5, n_classes=3, flip_y=0.05, random_state=seed
     ),
 }
-NOISE: Mapping[str, Callable[[int], Arrays]] = {
+NOISE: dict[str, Callable[[int], Arrays]] = {
     "normal features, 3 equal classes": lambda seed: _normal((100, 100, 100), 10, seed),
     "normal features, 97.7 % in a class": lambda seed: _normal((586, 14), 10, seed),
     "digits, labels shuffled": lambda seed: _shuffled(datasets.load_digits(return_X_y=True), seed),

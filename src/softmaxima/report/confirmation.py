@@ -12,9 +12,9 @@ HEADINGS = ("halves", *map(str.lower, HEADLINES), "another pair", "not confirmed
 KINDS: Mapping[str, Mapping[str, object]] = {"known tables": KNOWN, "noise": NOISE}
 
 CAPTION = (
-    f"Halves that were compared, what was recommended on them, and of the recommendations of another pair than softmax those that the "
-    f"other half did not confirm, and those that it did not confirm for certain. `--model {SETTINGS.model} --folds {SETTINGS.folds} "
-    f"--repeats {SETTINGS.repeats}`, all pairs, each training of at least {STEPS} steps."
+    "Halves that were compared, what was recommended on them, and of the recommendations of another pair than softmax those that "
+    "the other half did not confirm, and those that it did not confirm for certain. "
+    f"`--model {SETTINGS.model} --folds {SETTINGS.folds} --repeats {SETTINGS.repeats}`, all pairs, at least {STEPS} steps of each."
 )
 
 
@@ -66,6 +66,6 @@ def verdict(found: Sequence[Trial], metric: str = "accuracy") -> str:
     """The share on noise, in words."""
     on_noise = list(of_kind(found, NOISE, metric))
     return (
-        f"On noise, another pair was recommended and not confirmed in {_share(refuted(on_noise))}, with the interval of Clopper and "
-        "Pearson at 95 %."
+        f"On noise, another pair was recommended and not confirmed in {_share(refuted(on_noise))}, with the interval of Clopper "
+        "and Pearson at 95 %."
     )
