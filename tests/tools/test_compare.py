@@ -24,6 +24,7 @@ from softmaxima.experiments.compare import (
     compare,
     epochs_for,
     estimated_seconds,
+    sampled,
     summary,
     total_steps,
     trained_folds,
@@ -261,7 +262,16 @@ def test_a_file_that_is_none_of_ours_is_not_gone_on_with(content: str | None, ta
 
 
 def test_a_sample_keeps_every_class_in_every_fold(table: Table) -> None:
-    assert dict(compare(table, replace(TINY, rows=7), SOME[:1]).facts.classes) == {"iris": 2, "lily": 2, "rose": 2}
+    facts = compare(table, replace(TINY, rows=7), SOME[:1]).facts
+    assert dict(facts.classes) == {"iris": 2, "lily": 2, "rose": 2}
+    assert (facts.rows, facts.rows_in_table) == (6, 48)
+
+
+def test_a_table_that_need_not_be_sampled_is_taken_as_it_is(table: Table) -> None:
+    assert sampled(table, TINY) is table is sampled(table, replace(TINY, rows=48))
+    some = sampled(table, replace(TINY, rows=12))
+    assert some.digest != table.digest
+    assert some.digest is some.digest  # the numbers of a large table are read once
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------------
