@@ -94,8 +94,8 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
 
 
 def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
-    # Frequencies are calibrated without having learnt anything.
-    judged = [METRICS["accuracy"], METRICS["brier"]] if metric.name == "calibration" else [metric]
+    # Frequencies are calibrated without having learnt anything, and guesses at random have a better macro F1 than they.
+    judged = [METRICS["accuracy"], METRICS["brier"]] if metric.name in ("calibration", "macro-f1") else [metric]
     tries = len(judged) * (1 + len(others))
     learnt = [r for r in (softmax, *others) if any(difference(r, baseline, by, folds, tries).better for by in judged)]
     if not learnt:
@@ -108,7 +108,7 @@ def _best(softmax: Result, baseline: Result, others: Sequence[Result], metric: M
             "target, or there are too few rows to see that they do.",
         )
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
-    better = [r for r in others if r in learnt and found[r.name].better]
+    better = [r for r in others if found[r.name].better and (r in learnt or difference(r, baseline, metric, folds, tries).better)]
     if not better:
         return _stay(softmax, others, metric)
     taken = max(better, key=lambda r: found[r.name].mean)
