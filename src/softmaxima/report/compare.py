@@ -117,8 +117,8 @@ def settings_in_words(comparison: Comparison) -> dict[str, str]:
         "Model": f"{settings.model}: {hidden}",
         "Training": f"{settings.epochs} epochs, batches of {BATCH}, Adam, learning rate {rate}",
         "Folds": f"{settings.folds}, stratified, {repeats}; seed {settings.seed}{done}",
-        "Versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
         "Date": comparison.date,
+        "Versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
         "Command": comparison.command,
     }
 
