@@ -10,11 +10,12 @@ from __future__ import annotations
 import datetime
 import math
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ HIDDEN = 128
 LEARNING_RATE = 3e-3
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # that --tune tries
 TUNING_SHARE = 0.25  # of the training rows, which judge them
+LEAST_SECONDS = 0.3  # by which the time is estimated
 TURN = 10  # steps of one pair before it is the next one's turn
 BASELINE = "class frequencies"
 REFERENCE = "softmax"
@@ -288,14 +290,16 @@ def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None 
 
 
 def estimated_seconds(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, steps: int = 5) -> float:
-    """What a fold will take, by a few steps of each pair."""
-    trained = compared(table, chosen)
+    """What a fold will take, by some steps of each pair: by the clock, so that it counts what else the machine does."""
     with _one_thread():
-        first = _classifier(settings, trained[0], settings.seed)
-        prepared = first.prepare(table.features, table.labels)
-        trainings = [_classifier(settings, pair, settings.seed).share(first).begin(prepared) for pair in trained]
-        step = fmean(median(training.advance(steps)[-3:]) for training in trainings)  # the first ones load and compile
-    return step * total_steps(table, settings, chosen)
+        classifiers = [_classifier(settings, pair, settings.seed) for pair in compared(table, chosen)]
+        prepared = classifiers[0].prepare(table.features, table.labels)
+        for classifier in classifiers:
+            classifier.share(classifiers[0]).begin(prepared).advance(1)  # the first one loads and compiles
+        start, done = time.perf_counter(), 0
+        while (taken := time.perf_counter() - start) < LEAST_SECONDS:
+            done += sum(len(classifier.begin(prepared).advance(steps)) for classifier in classifiers)
+    return taken / done * total_steps(table, settings, chosen)
 
 
 def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pair] | None = None, command: str = "") -> Comparison:
