@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare bench test test-all gpu-test sanitize lint format wheel readme logsumexp clean
+.PHONY: help compare bench test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint      ruff and pyright, clang-format and clang-tidy"
 	@echo "make wheel     build this platform's wheel into dist/ and try it in an empty environment"
 	@echo "make readme    run the comparison again for the README's picture and table"
+	@echo "make confirmation  measure how often other data confirm what the comparison recommends, for docs/compare.md"
 	@echo "make logsumexp measure precision, bounds, estimators and their times again for docs/logsumexp.md"
 	@echo "make format    let ruff and clang-format format and fix"
 
@@ -79,6 +80,9 @@ wheel:
 
 readme: $(INSTALLED)-report
 	$(BIN)/python docs/update.py maps compare
+
+confirmation: $(INSTALLED)-report
+	$(BIN)/python docs/update.py confirmation
 
 logsumexp: $(INSTALLED)-test
 	$(BIN)/python docs/update.py precision bounds estimators times

@@ -2,6 +2,7 @@
 
 maps         the table of the maps, from what each states of itself                                    make readme
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
+confirmation how often what compare recommends is confirmed by other data; two tables, in 12 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
@@ -16,6 +17,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import platform
 import re
 import shutil
@@ -30,7 +32,8 @@ import torch
 
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
-from softmaxima.experiments import estimators, lse_bounds
+from softmaxima.cli.terminal import progress_bar
+from softmaxima.experiments import confirmation, estimators, lse_bounds
 from softmaxima.experiments.compare import Comparison, Settings, compare
 from softmaxima.experiments.precision import precision
 from softmaxima.experiments.saved import as_json
@@ -38,6 +41,7 @@ from softmaxima.experiments.tables import read_table
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 from softmaxima.report import bench as bench_report
+from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
@@ -74,6 +78,19 @@ def markdown_table(comparison: Comparison) -> str:
             cells = [cell and f"**{cell}**" for cell in cells]
         rows.append(cells)
     return table([column.heading(comparison) for column in COLUMNS], rows)
+
+
+def confirmation_blocks() -> Blocks:
+    """How often recommendations are confirmed, for each table and for each metric."""
+    processes = os.cpu_count() or 1
+    with progress_bar() as progress:
+        task = progress.add_task("halves", total=confirmation.splits())
+        found = confirmation.confirmation(processes=processes, advanced=lambda: progress.advance(task))
+    note = f"{confirmation_report.CAPTION} {confirmation_report.verdict(found)}"
+    return {
+        "confirmation": f"{confirmation_report.by_table(found)}\n\n{caption('make confirmation', note, threads=1)}",
+        "metrics": f"{confirmation_report.by_metric(found)}",
+    }
 
 
 MASS = {"one": "1", "at most one": "at most 1", "zero or one": "0 or 1"}
@@ -148,6 +165,7 @@ def times_blocks() -> Blocks:
 COMMANDS = {
     "maps": maps_blocks,
     "compare": compare_blocks,
+    "confirmation": confirmation_blocks,
     "bench": bench_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from softmaxima.experiments.compare import (
     compare,
     epochs_for,
     estimated_seconds,
+    sampled,
     summary,
     total_steps,
     trained_folds,
@@ -176,7 +178,7 @@ def noise(rows: int = 120, seed: int = 0) -> Table:
     return Table("noise", "y", False, random.standard_normal((rows, 6)), labels, ("a", "b"))
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "log-loss"])
+@pytest.mark.parametrize("metric", ["accuracy", "macro-f1", "log-loss"])
 def test_on_noise_nothing_is_recommended(metric: str) -> None:
     found = compare(
         noise(), Settings(metric=metric, epochs=20, repeats=1), choose(pairs(2), ["softmax", "sparsemax", "elastic softmax"])
@@ -217,6 +219,21 @@ def test_the_steps_are_those_that_were_announced(table: Table, settings: Setting
     compare(table, settings, SOME, taken.append)
     assert sum(taken) == settings.splits * total_steps(table, settings, SOME)
     assert 0 < estimated_seconds(table, settings, SOME) < 60
+
+
+@pytest.mark.parametrize(("rows", "features", "tune"), [(60, 4, False), (60, 4, True), (1500, 64, False)])
+def test_a_fold_takes_about_as_long_as_was_estimated(rows: int, features: int, tune: bool) -> None:
+    random = np.random.default_rng(0)
+    table = Table("t", "y", False, random.standard_normal((rows, features)), np.arange(rows) % 3, ("a", "b", "c"))
+    settings = Settings(folds=3, repeats=1, epochs=60 if rows < 100 else 10, tune=tune)
+    ratios = []
+    for _ in range(5):  # a machine that others use may be slower for a while
+        estimated, start = estimated_seconds(table, settings, SOME), time.perf_counter()
+        next(trained_folds(table, settings, SOME))
+        ratios.append((time.perf_counter() - start) / estimated)
+        if 0.5 < ratios[-1] < 2:
+            return
+    pytest.fail(f"took so many times what was estimated: {ratios}")
 
 
 # Interrupted ----------------------------------------------------------------------------------------------------------------
@@ -261,7 +278,16 @@ def test_a_file_that_is_none_of_ours_is_not_gone_on_with(content: str | None, ta
 
 
 def test_a_sample_keeps_every_class_in_every_fold(table: Table) -> None:
-    assert dict(compare(table, replace(TINY, rows=7), SOME[:1]).facts.classes) == {"iris": 2, "lily": 2, "rose": 2}
+    facts = compare(table, replace(TINY, rows=7), SOME[:1]).facts
+    assert dict(facts.classes) == {"iris": 2, "lily": 2, "rose": 2}
+    assert (facts.rows, facts.rows_in_table) == (6, 48)
+
+
+def test_a_table_that_need_not_be_sampled_is_taken_as_it_is(table: Table) -> None:
+    assert sampled(table, TINY) is table is sampled(table, replace(TINY, rows=48))
+    some = sampled(table, replace(TINY, rows=12))
+    assert some.digest != table.digest
+    assert some.digest is some.digest  # the numbers of a large table are read once
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------------

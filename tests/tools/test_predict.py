@@ -22,7 +22,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments import model as models
 from softmaxima.experiments.compare import Settings, trained
 from softmaxima.experiments.encoding import Encoder
-from softmaxima.experiments.model import load, predict, save
+from softmaxima.experiments.model import Model, load, predict, save
 from softmaxima.experiments.tables import read_table
 from softmaxima.integrations.classifier import Classifier
 
@@ -159,6 +159,31 @@ def test_columns_may_come_in_another_order_and_with_others(tmp_path: Path):
     expected = predicted(flowers(), tmp_path)
     other = flowers().select("species", "code", pl.lit(1).alias("more"), "width", "length")
     np.testing.assert_array_equal(predicted(other, tmp_path).p, expected.p)
+
+
+@pytest.mark.parametrize("columns", [("length", "width", "code"), ("length",), ("code",)], ids=str)
+def test_a_table_may_be_without_the_target(columns: tuple[str, ...], tmp_path: Path):
+    learnt_from = flowers().select(*columns, "species")
+    whole = predicted(learnt_from, tmp_path, of=learnt_from)
+    for rows in (120, 1):
+        found = predicted(learnt_from.drop("species")[:rows], tmp_path, of=learnt_from)
+        np.testing.assert_array_equal(found.p, whole.p[:rows])
+        assert (found.score, found.scored) == (None, 0)
+
+
+@pytest.mark.parametrize("others", [{}, {"ids": np.arange(40)}], ids=str)
+def test_an_archive_may_be_without_the_target(others: dict[str, np.ndarray], tmp_path: Path):
+    x = np.random.default_rng(0).standard_normal((40, 3))
+    np.savez(tmp_path / "known.npz", X=x, y=(x[:, 0] > 0).astype(int))
+    np.savez(tmp_path / "new.npz", X=x, **others)
+    table = read_table(tmp_path / "known.npz")
+    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    whole, found = (predict(model, tmp_path / name) for name in ("known.npz", "new.npz"))
+    np.testing.assert_array_equal(found.p, whole.p)
+    assert whole.score is not None
+    assert found.score is None
+    with pytest.raises(InputError, match="needs arrays X and y"):
+        read_table(tmp_path / "new.npz")
 
 
 def test_texts_stay_texts_where_all_look_like_numbers(tmp_path: Path):

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from softmaxima.experiments.compare import Settings, compare
-from softmaxima.experiments.tables import read_table
+from softmaxima.experiments.tables import Table, read_table
 from softmaxima.report.compare import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -169,6 +170,37 @@ def test_nothing_sticks_out_sideways(browser: Browser, report: Path, width: int)
         "})"
     )
     assert browser.evaluate(beyond) == []
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on many classes with long names that differ in the middle."""
+    labels = np.arange(200) % 20
+    features = np.random.default_rng(0).standard_normal((200, 2)) + labels[:, None]
+    classes = tuple(f"Pseudotsuga menziesii var. glauca, stand {number:02d} of the north slope" for number in range(20))
+    table = Table("forest_inventories_of_the_northern_slopes_final.csv", "species", False, features, labels, classes)
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(page(compare(table, Settings(folds=2, repeats=1, epochs=1))), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_of_many_classes_have_room(browser: Browser, long_names: Path, width: int) -> None:
+    browser.open(long_names, width)
+    assert browser.complaints() == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    below = (
+        "(() => {"
+        "  const figure = document.getElementById('classes'), bottom = figure.getBoundingClientRect().bottom;"
+        "  const ticks = [...figure.querySelectorAll('.xtick text')].map(text => text.getBoundingClientRect());"
+        "  const apart = ticks.slice(1).map((tick, i) => tick.left - ticks[i].left);"
+        "  return [ticks.length, Math.min(...apart), bottom - Math.max(...ticks.map(tick => tick.bottom))];"
+        "})()"
+    )
+    count, apart, room = browser.evaluate(below)
+    assert count >= 5
+    assert apart >= 12  # pixels, the height of a line
+    assert room >= 0
 
 
 def test_figures_follow_the_width_of_the_window(browser: Browser, report: Path) -> None:

@@ -94,7 +94,7 @@ def compare(
     if table is not None:
         check_exists(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.numbers import InputError
-    from softmaxima.experiments.compare import Settings, check_classes, epochs_for
+    from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
     from softmaxima.experiments.model import check_path
     from softmaxima.experiments.saved import read_folds
     from softmaxima.experiments.tables import read_table
@@ -117,15 +117,14 @@ def compare(
             rows=1000 if quick else None,
         )
         data = read_table(table, target, without or (), missing)
-        if epochs is None:
-            epochs = epochs_for(min(data.rows, settings.rows or data.rows), settings.folds, quick)
-        settings = replace(settings, epochs=epochs)
         check_classes(data, settings)
+        part = sampled(data, settings)
+        settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
         chosen = choose(pairs(len(data.classes)), names(maps))
-        done = read_folds(out / "results.json", data, settings, chosen) if resume else []
+        done = read_folds(out / "results.json", part, settings, chosen) if resume else []
     except InputError as error:
         fail(str(error))
-    comparison = run(data, settings, chosen, done, out)
+    comparison = run(part, settings, chosen, done, out)
     if save is not None:
         save_model(data, comparison, save)
 
@@ -201,11 +200,12 @@ def save_model(data: Table, comparison: Comparison, path: Path) -> None:
 def introduce(data: Table, settings: Settings) -> None:
     """What is trained on, and what was done to it."""
     target_words = f"target {data.target!r}" + (" (the last column; --target names another)" if data.target_by_default else "")
-    say(f"{data.name}: {data.rows} rows, {data.features.shape[1]} features, {len(data.classes)} classes; {target_words}")
+    rows = data.sample_of or data.rows
+    say(f"{data.name}: {rows} rows, {data.features.shape[1]} features, {len(data.classes)} classes; {target_words}")
     for note in data.notes:
         say(note)
-    if settings.rows is not None and data.rows > settings.rows:
-        say(f"--quick: a sample of about {settings.rows} rows, {settings.folds} folds, {settings.epochs} epochs")
+    if data.sample_of is not None:
+        say(f"--quick: a sample of {data.rows} rows, {settings.folds} folds, {settings.epochs} epochs")
 
 
 def duration(seconds: float) -> str:

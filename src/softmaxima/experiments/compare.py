@@ -10,11 +10,12 @@ from __future__ import annotations
 import datetime
 import math
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ HIDDEN = 128
 LEARNING_RATE = 3e-3
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # that --tune tries
 TUNING_SHARE = 0.25  # of the training rows, which judge them
+LEAST_SECONDS = 0.3  # by which the time is estimated
 TURN = 10  # steps of one pair before it is the next one's turn
 BASELINE = "class frequencies"
 REFERENCE = "softmax"
@@ -83,8 +85,12 @@ class Settings:
 
 def epochs_for(rows: int, folds: int, quick: bool = False) -> int:
     """30, or 10 for a quick look, and more where those would be too few steps to train anything: on a small table."""
-    training = math.floor(rows * (folds - 1) / folds)
-    return usual_epochs(max(1, training), BATCH, *((10, 60) if quick else ()))
+    return usual_epochs(training_rows(rows, folds), BATCH, *((10, 60) if quick else ()))
+
+
+def training_rows(rows: int, folds: int) -> int:
+    """About how many of so many rows a fold trains on."""
+    return max(1, math.floor(rows * (folds - 1) / folds))
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,8 @@ def compare(
 
     The same seed gives the same results, times aside, whatever the caller's random state.
     """
+    check_classes(table, settings)
+    table = sampled(table, settings)
     return summary(table, settings, list(trained_folds(table, settings, chosen, advanced=advanced)), chosen)
 
 
@@ -176,9 +184,8 @@ def trained_folds(
     start: int = 0,
     advanced: Callable[[int], None] = lambda steps: None,
 ) -> Iterator[dict[str, Fold]]:
-    """What every pair reached in each fold, from the fold of number `start` on."""
-    check_classes(table, settings)
-    features, labels = _rows(table, settings)
+    """What every pair reached in each fold of a table as `sampled` gives it, from the fold of number `start` on."""
+    features, labels = table.features, table.labels
     splitter = RepeatedStratifiedKFold(n_splits=settings.folds, n_repeats=settings.repeats, random_state=settings.seed)
     for number, (training, held_out) in islice(enumerate(splitter.split(features, labels)), start, None):
         with _one_thread():
@@ -275,8 +282,7 @@ def trained(table: Table, settings: Settings, pair: Pair, folds: Folds) -> Class
 
 def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None) -> int:
     """The steps of training of a fold, of all pairs together."""
-    rows = len(_rows(table, settings)[1])
-    training = math.floor(rows * (settings.folds - 1) / settings.folds)
+    training = training_rows(table.rows, settings.folds)
     steps = settings.epochs * math.ceil(training / BATCH)
     if settings.tune:
         steps += len(RATES) * settings.epochs * math.ceil((training - math.ceil(TUNING_SHARE * training)) / BATCH)
@@ -284,34 +290,33 @@ def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None 
 
 
 def estimated_seconds(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, steps: int = 5) -> float:
-    """What a fold will take, by a few steps of each pair."""
-    features, labels = _rows(table, settings)
-    trained = compared(table, chosen)
+    """What a fold will take, by some steps of each pair: by the clock, so that it counts what else the machine does."""
     with _one_thread():
-        first = _classifier(settings, trained[0], settings.seed)
-        prepared = first.prepare(features, labels)
-        trainings = [_classifier(settings, pair, settings.seed).share(first).begin(prepared) for pair in trained]
-        step = fmean(median(training.advance(steps)[-3:]) for training in trainings)  # the first ones load and compile
-    return step * total_steps(table, settings, chosen)
+        classifiers = [_classifier(settings, pair, settings.seed) for pair in compared(table, chosen)]
+        prepared = classifiers[0].prepare(table.features, table.labels)
+        for classifier in classifiers:
+            classifier.share(classifiers[0]).begin(prepared).advance(1)  # the first one loads and compiles
+        start, done = time.perf_counter(), 0
+        while (taken := time.perf_counter() - start) < LEAST_SECONDS:
+            done += sum(len(classifier.begin(prepared).advance(steps)) for classifier in classifiers)
+    return taken / done * total_steps(table, settings, chosen)
 
 
 def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pair] | None = None, command: str = "") -> Comparison:
     """What the folds that are done say, which may be fewer than the settings ask for."""
-    labels = _rows(table, settings)[1]
     trained = {pair.name: pair for pair in compared(table, chosen)}
     results = _merged([Result(name, trained.get(name), tuple(fold[name] for fold in folds)) for name in folds[0]])
     by_name = {result.name: result for result in results}
     softmax, baseline = by_name.pop(REFERENCE), by_name.pop(BASELINE)
     metric = METRICS[settings.metric]
-    sizes = np.bincount(labels, minlength=len(table.classes)).tolist()
     facts = Facts(
         name=table.name,
-        rows=len(labels),
-        rows_in_table=table.rows,
+        rows=table.rows,
+        rows_in_table=table.sample_of or table.rows,
         features=table.features.shape[1],
         target=table.target,
         target_by_default=table.target_by_default,
-        classes=tuple(zip(table.classes, sizes, strict=True)),
+        classes=tuple(zip(table.classes, table.class_sizes().tolist(), strict=True)),
         notes=table.notes,
         digest=table.digest,
     )
@@ -367,10 +372,10 @@ def check_classes(table: Table, settings: Settings) -> None:
     )
 
 
-def _rows(table: Table, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Features [rows, features] and labels [rows] of at most about `settings.rows` rows, the classes in proportion."""
+def sampled(table: Table, settings: Settings) -> Table:
+    """At most about `settings.rows` rows of a table, the classes in proportion: the table that everything else here takes."""
     if settings.rows is None or table.rows <= settings.rows:
-        return table.features, table.labels
+        return table
     random = np.random.default_rng(settings.seed)
     share = settings.rows / table.rows
     kept = [
@@ -378,7 +383,7 @@ def _rows(table: Table, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
         for label, size in enumerate(table.class_sizes())
     ]
     rows = np.sort(np.concatenate(kept))
-    return table.features[rows], table.labels[rows]
+    return replace(table, features=table.features[rows], labels=table.labels[rows], sample_of=table.rows)
 
 
 def _seed(settings: Settings, number: int) -> int:

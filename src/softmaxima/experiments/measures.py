@@ -17,9 +17,12 @@ few rows.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from statistics import fmean, median
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -152,6 +155,31 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
     return fold, rows
 
 
+T = TypeVar("T")
+
+
+class Measure(Generic[T]):
+    """What a result has: what its folds have under the same name, or as `of`, taken together."""
+
+    def __init__(self, together: Callable[[list[Any]], T], of: str = "") -> None:
+        self.together, self.of = together, of
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.of = self.of or name
+
+    def __get__(self, result: Result, owner: type) -> T:
+        return self.together([getattr(fold, self.of) for fold in result.folds])
+
+
+def _pooled(parts: list[tuple[T, ...]]) -> tuple[T, ...]:
+    """The sum over folds of each entry."""
+    return tuple(reduce(operator.add, column) for column in zip(*parts, strict=True))
+
+
+def _pooled_error(bins: list[tuple[Bin, ...]]) -> float:
+    return calibration_error(_pooled(bins))
+
+
 @dataclass(frozen=True)
 class Result:
     """What a pair reached, or the baseline without one, which gives every row the frequencies of the classes."""
@@ -161,52 +189,17 @@ class Result:
     folds: tuple[Fold, ...]
     same: tuple[str, ...] = ()  # names of pairs that predicted the same
 
-    @property
-    def accuracy(self) -> float:
-        return fmean(fold.accuracy for fold in self.folds)
-
-    @property
-    def macro_f1(self) -> float:
-        return fmean(fold.macro_f1 for fold in self.folds)
-
-    @property
-    def log_loss(self) -> float:
-        return fmean(fold.log_loss for fold in self.folds)
-
-    @property
-    def brier(self) -> float:
-        return fmean(fold.brier for fold in self.folds)
-
-    @property
-    def support(self) -> float:
-        return fmean(fold.support for fold in self.folds)
-
-    @property
-    def zeros(self) -> float:
-        return fmean(fold.zeros for fold in self.folds)
-
-    @property
-    def step_seconds(self) -> float:
-        return median(fold.step_seconds for fold in self.folds)
-
-    @property
-    def bins(self) -> tuple[Bin, ...]:
-        """The folds' bins, pooled."""
-        return tuple(sum(column, Bin(0, 0.0, 0)) for column in zip(*(fold.bins for fold in self.folds), strict=True))
-
-    @property
-    def calibration(self) -> float:
-        return calibration_error(self.bins)
-
-    @property
-    def classes(self) -> tuple[ClassCounts, ...]:
-        """The folds' counts, pooled."""
-        return tuple(sum(column, ClassCounts(0, 0, 0)) for column in zip(*(fold.classes for fold in self.folds), strict=True))
-
-    @property
-    def support_rows(self) -> tuple[int, ...]:
-        """Rows with 0, 1, …, n non-zero probabilities, over all folds."""
-        return tuple(sum(column) for column in zip(*(fold.support_rows for fold in self.folds), strict=True))
+    accuracy = Measure(fmean)
+    macro_f1 = Measure(fmean)
+    log_loss = Measure(fmean)
+    brier = Measure(fmean)
+    support = Measure(fmean)
+    zeros = Measure(fmean)
+    step_seconds = Measure[float](median)
+    bins = Measure[tuple[Bin, ...]](_pooled)
+    classes = Measure[tuple[ClassCounts, ...]](_pooled)
+    support_rows = Measure[tuple[int, ...]](_pooled)
+    calibration = Measure(_pooled_error, of="bins")
 
 
 @dataclass(frozen=True, eq=False)

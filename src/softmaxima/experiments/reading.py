@@ -53,6 +53,7 @@ class Reading:
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
     target: str | None = None  # where the format says which column it is
     separator: str | None = None  # of text
+    untrainable: str | None = None  # of rows that a model may predict, but that have no target beside features: what to say
 
 
 def read_frame(path: Path, texts: Collection[str] = ()) -> Reading:
@@ -139,6 +140,12 @@ def _read_text(content: bytes) -> Reading:
     if not any(map(str.strip, sample)):
         raise InputError(f"cannot be read as CSV (it is empty); {REPAIRS['CSV']}")
     separator, width = _separator(sample)
+    untrainable = None
+    if width == 1:
+        untrainable = (
+            f"needs features and a target, got 1 column: {sample[0].strip()[:60]!r}; separate the columns by commas, semicolons, "
+            "tabs or |"
+        )
     if separator != ",":
         notes.append(f"columns are separated by {'tabs' if separator == chr(9) else repr(separator)}")
     if any(field.startswith(' "') for fields in csv.reader(sample, delimiter=separator) for field in fields):
@@ -152,7 +159,7 @@ def _read_text(content: bytes) -> Reading:
             frame = frame.filter(~blank)
     names, frame = _with_names(frame, notes)
     frame.columns = names
-    return Reading(frame, tuple(notes), separator=separator)
+    return Reading(frame, tuple(notes), separator=separator, untrainable=untrainable)
 
 
 def _decoded(content: bytes) -> tuple[str, list[str]]:
@@ -173,7 +180,7 @@ def _decoded(content: bytes) -> tuple[str, list[str]]:
 
 
 def _separator(sample: Sequence[str]) -> tuple[str, int]:
-    """The separator that cuts the most lines into one number of columns, and that number."""
+    """The separator that cuts the most lines into one number of columns, and that number; a comma and 1 where none cuts."""
 
     def cut(separator: str) -> tuple[float, int]:
         try:
@@ -187,12 +194,7 @@ def _separator(sample: Sequence[str]) -> tuple[str, int]:
 
     found = {separator: cut(separator) for separator in SEPARATORS}
     separator = max(SEPARATORS, key=lambda separator: found[separator][0])
-    if found[separator][1] == 1:
-        first = sample[0].strip()
-        raise InputError(
-            f"needs features and a target, got 1 column: {first[:60]!r}; separate the columns by commas, semicolons, tabs or |"
-        )
-    return separator, found[separator][1]
+    return (separator, found[separator][1]) if found[separator][1] > 1 else (",", 1)
 
 
 def _strings(text: str, separator: str, width: int) -> pl.DataFrame:
@@ -471,21 +473,24 @@ def _read_feather(content: bytes) -> Reading:
 def _read_npz(content: bytes) -> Reading:
     archive = np.load(io.BytesIO(content), allow_pickle=False)
     arrays = {name: archive[name] for name in archive} if isinstance(archive, np.lib.npyio.NpzFile) else {}
-    if not {"X", "y"} <= arrays.keys():
-        raise InputError(f"needs arrays X and y, got {named(map(repr, arrays)) or 'none'}; {REPAIRS['NPZ']}")
-    x, y = arrays["X"], arrays["y"]
-    if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise InputError(f"X must be [rows, features] and y [rows], got {x.shape} and {y.shape}; reshape them")
-    if x.dtype.kind not in "buif" or y.dtype.kind not in "buifU":
-        raise InputError(f"X must hold numbers and y ints or text, got {x.dtype} and {y.dtype}; {REPAIRS['NPZ']}")
-    return of_arrays(x, y, "y")
+    needed = f"needs arrays X and y, got {named(map(repr, arrays)) or 'none'}; {REPAIRS['NPZ']}"
+    if "X" not in arrays:
+        raise InputError(needed)
+    x, y = arrays["X"], arrays.get("y")
+    if x.ndim != 2 or (y is not None and y.shape != x.shape[:1]):
+        shapes = f"{x.shape}" if y is None else f"{x.shape} and {y.shape}"
+        raise InputError(f"X must be [rows, features] and y [rows], got {shapes}; reshape them")
+    if x.dtype.kind not in "buif" or (y is not None and y.dtype.kind not in "buifU"):
+        types = f"{x.dtype}" if y is None else f"{x.dtype} and {y.dtype}"
+        raise InputError(f"X must hold numbers and y ints or text, got {types}; {REPAIRS['NPZ']}")
+    return replace(of_arrays(x, y, "y"), untrainable=needed if y is None else None)
 
 
-def of_arrays(x: np.ndarray, y: np.ndarray, target: str) -> Reading:
-    """Features [rows, features] and the target [rows] as a frame."""
+def of_arrays(x: np.ndarray, y: np.ndarray | None, target: str) -> Reading:
+    """Features [rows, features] and the target [rows], if there is one, as a frame."""
     features = x.astype(np.float64)
     columns = [pl.Series(f"column {number}", column) for number, column in enumerate(features.T, 1)]
-    return Reading(pl.DataFrame([*columns, pl.Series(target, y)]), target=target)
+    return Reading(pl.DataFrame(columns if y is None else [*columns, pl.Series(target, y)]), target=target)
 
 
 READERS: dict[str, tuple[str, Callable[[bytes], Reading]]] = {

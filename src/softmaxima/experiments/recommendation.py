@@ -94,8 +94,9 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
     """
     if len(softmax.folds) < 2:
         return Recommendation(metric, None, "Too few folds to tell", "What is chance shows in several folds, and one is done.")
-    # Frequencies are calibrated, and fast, without having learnt anything.
-    judged = [METRICS["accuracy"], METRICS["brier"]] if metric.name in ("calibration", "cost") else [metric]
+    # Frequencies are calibrated, and fast, without having learnt anything, and guesses at random have a better macro F1 than they.
+    unlearnt = metric.name in ("calibration", "macro-f1", "cost")
+    judged = [METRICS["accuracy"], METRICS["brier"]] if unlearnt else [metric]
     tries = len(judged) * (1 + len(others))
     learnt = [r for r in (softmax, *others) if any(difference(r, baseline, by, folds, tries).better for by in judged)]
     if not learnt:
@@ -108,13 +109,14 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
             "tell the target, or there are too few rows or folds to see that they do.",
         )
     if metric.name == "cost":
-        return _fastest(softmax, learnt, others, folds)
-    return _best(softmax, learnt, others, metric, folds)
+        return _fastest(softmax, [r for r in others if r in learnt], others, folds)
+    proven = [r for r in others if r in learnt or difference(r, baseline, metric, folds, tries).better]
+    return _best(softmax, proven, others, metric, folds)
 
 
-def _best(softmax: Result, learnt: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
+def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
-    better = [r for r in others if r in learnt and found[r.name].better]
+    better = [r for r in proven if found[r.name].better]
     if not better:
         return _stay(softmax, others, metric)
     taken = max(better, key=lambda r: found[r.name].mean)
@@ -128,15 +130,13 @@ def _best(softmax: Result, learnt: Sequence[Result], others: Sequence[Result], m
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
-def _fastest(softmax: Result, learnt: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation:
+def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation:
     metric, accuracy = METRICS["cost"], METRICS["accuracy"]
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     cheaper = [
         r
-        for r in others
-        if r in learnt
-        and found[r.name].low > metric.least_gain
-        and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
+        for r in proven
+        if found[r.name].low > metric.least_gain and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
     ]
     if not cheaper:
         return _stay(softmax, others, metric, " by 5 % or more, and as accurate to a point")

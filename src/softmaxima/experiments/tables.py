@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,9 @@ class Table:
     numeric_target: bool = False
     notes: tuple[str, ...] = ()  # what was done to the file, and what looks odd in it
     encoder: Encoder | None = None  # what makes features of another frame
+    sample_of: int | None = None  # so many rows
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Of the numbers that are trained on."""
         return hashlib.sha256(self.features.tobytes() + self.labels.tobytes()).hexdigest()
@@ -64,6 +66,8 @@ def read_table(path: Path | None = None, target: str | None = None, without: Seq
 
 
 def _table(name: str, reading: Reading, target: str | None, without: Sequence[str], missing: str, watched: bool = True) -> Table:
+    if reading.untrainable is not None:
+        raise InputError(reading.untrainable)
     notes = list(reading.notes)
     frame = _without(reading.frame, without)
     if frame.width < 2:

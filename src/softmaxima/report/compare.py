@@ -106,6 +106,7 @@ def settings_in_words(comparison: Comparison) -> dict[str, str]:
     hidden = f"one hidden layer of {HIDDEN} ReLU units" if settings.model == "mlp" else "one affine layer"
     rate = f"best of {', '.join(f'{rate:g}' for rate in RATES)} for each pair and fold" if settings.tune else f"{LEARNING_RATE:g}"
     done = f"; {len(comparison.folds)} done, interrupted" if comparison.partial else ""
+    repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
     return {
         "Table": facts.name,
         "Rows": f"{facts.rows}{sampled}",
@@ -115,9 +116,9 @@ def settings_in_words(comparison: Comparison) -> dict[str, str]:
         "Recommendation by": comparison.metric.words,
         "Model": f"{settings.model}: {hidden}",
         "Training": f"{settings.epochs} epochs, batches of {BATCH}, Adam, learning rate {rate}",
-        "Folds": f"{settings.folds}, stratified, {settings.repeats} times; seed {settings.seed}{done}",
-        "Versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
+        "Folds": f"{settings.folds}, stratified, {repeats}; seed {settings.seed}{done}",
         "Date": comparison.date,
+        "Versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
         "Command": comparison.command,
     }
 
@@ -159,6 +160,8 @@ def sentence(comparison: Comparison, result: Result) -> str:
 
 # The page -----------------------------------------------------------------------------------------------------------------
 
+LONG = 70  # characters of a fact that has a line of its own
+
 
 def page(comparison: Comparison) -> str:
     """The page, complete in itself."""
@@ -166,7 +169,10 @@ def page(comparison: Comparison) -> str:
     drawn = figures(comparison)
     taken = comparison.recommendation
     words = {name: value for name, value in settings_in_words(comparison).items() if value}
-    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in words.items())
+    facts = "".join(
+        f"<div{' class=long' * (len(value) > LONG)}><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in words.items()
+    )
     heading = "".join(
         f"<th scope='col' aria-sort='none'><button>{escape(column.heading(comparison))}</button></th>" for column in COLUMNS
     )

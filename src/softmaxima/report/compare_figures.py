@@ -164,7 +164,7 @@ def cost_figure(comparison: Comparison) -> Figure:
         mode="markers+text",
         marker={"size": 11, "opacity": [1.0 if i in front else 0.45 for i in range(len(results))], **_styles(results)},
         text=[_label(comparison, result) if i in front else "" for i, result in enumerate(results)],
-        textposition=_alternating(ordered, len(results)),
+        textposition=_beside(steps, ordered),
         customdata=[html.escape(result.name) for result in results],
         cliponaxis=False,
         hovertemplate="%{customdata}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
@@ -178,11 +178,13 @@ def cost_figure(comparison: Comparison) -> Figure:
     )
 
 
-def _alternating(ordered: Sequence[int], count: int) -> list[str]:
-    """Where names stand by their points: neighbours along the front on opposite sides."""
-    places = ["top right"] * count
-    for i in ordered[1::2]:
-        places[i] = "bottom left"
+def _beside(steps: Sequence[float], ordered: Sequence[int]) -> list[str]:
+    """Where names stand by their points: towards the middle of the logarithmic axis, neighbours along the front above and below."""
+    low, high = _span(steps, 1.0)
+    places = ["top right"] * len(steps)
+    for number, i in enumerate(ordered):
+        side = "right" if steps[i] ** 2 <= low * high else "left"
+        places[i] = f"{('top', 'bottom')[number % 2]} {side}"
     return places
 
 
@@ -196,12 +198,14 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 
 CLASSES_SHOWN = 30
+NAME_SHOWN = 18  # characters of a class's name
 
 
 def class_figure(comparison: Comparison) -> Figure:
     """The recall of each class, the rarest first."""
     counted = sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
-    names = [f"{html.escape(name)} ({rows})" for name, rows in (comparison.facts.classes[index] for index in counted)]
+    classes = [comparison.facts.classes[index] for index in counted]
+    names, short = ([f"{html.escape(shown(name))} ({rows})" for name, rows in classes] for shown in (str, _short))
     recalls = [[100 * result.classes[index].recall for index in counted] for result in comparison.results]
     precisions = [[100 * result.classes[index].precision for index in counted] for result in comparison.results]
     plot = go.Figure(
@@ -213,23 +217,30 @@ def class_figure(comparison: Comparison) -> Figure:
             zmin=0,
             zmax=100,
             colorscale=[[0, "#D55E00"], [0.5, "#f0e0c8"], [1, "#0072B2"]],
-            colorbar={"title": "%", "thickness": 12},
+            colorbar={"orientation": "h", "thickness": 10, "y": 1, "yanchor": "bottom", "ticksuffix": " %"},
             xgap=1,
             ygap=1,
             hovertemplate="%{y}, class %{x}: recall %{z:.1f} %, precision %{customdata:.1f} %<extra></extra>",
         ),
-        _rows_layout(len(comparison.results), xaxis={"type": "category", "title": "class (rows)"}),
+        _rows_layout(len(comparison.results), xaxis={"type": "category", "automargin": True, "tickvals": names, "ticktext": short}),
     )
+    plot.update_layout(height=plot.layout.height + 130, margin_t=48)
     rest = (
         f" The {CLASSES_SHOWN} rarest of {len(comparison.facts.classes)}." if len(comparison.facts.classes) > CLASSES_SHOWN else ""
     )
     return Figure(
         "classes",
         "Class by class",
-        "The share of each class's rows that were recognised (recall), the rarest class on the left: where a high accuracy hides "
-        "that a rare class is missed, it shows here." + rest,
+        "The share of each class's rows that were recognised (recall), the rarest class on the left, with its rows in brackets: "
+        "where a high accuracy hides that a rare class is missed, it shows here." + rest,
         plot,
     )
+
+
+def _short(name: str) -> str:
+    """Both ends of a long name, for names often differ at the end alone."""
+    half = NAME_SHOWN // 2
+    return name if len(name) <= NAME_SHOWN else f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
 
 
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
@@ -423,8 +434,8 @@ LEGEND = {
     "support 2": "#E69F00",
     "support 3": "#56B4E9",
     "mass below 0.7": "#e3a5c6",
-    "mass 0.7 to 0.9": "#b3598e",
-    "mass above 0.9": "#8c3466",
+    "mass 0.7 to 0.9": "#cc79a7",
+    "mass above 0.9": "#a34a83",
 }
 
 
