@@ -124,7 +124,7 @@ def compare(
         chosen = choose(pairs(len(data.classes)), names(maps))
         done = read_folds(out / "results.json", data, settings, chosen) if resume else []
     except InputError as error:
-        fail(str(error))
+        fail(error)
     comparison = run(data, settings, chosen, done, out)
     if save is not None:
         save_model(data, comparison, save)
