@@ -235,8 +235,8 @@ def gather_candidates(rows, group, counts, gathered, BETA: tl.constexpr, WIDTH: 
     """gathered [*, n]: the candidates of each row, in their order."""
     index, z, is_candidate = candidates_of(rows, group, BETA, WIDTH, PARTS)
     part = tl.arange(0, PARTS)
-    row = index // group.parts
-    before = tl.sum(tl.load(counts + row * group.parts + part, mask=part < index % group.parts, other=0))
+    row = index // group.programs
+    before = tl.sum(tl.load(counts + row * group.programs + part, mask=part < index % group.programs, other=0))
     place = before + tl.cumsum(is_candidate.to(tl.int32), 1) - 1
     tl.store(gathered + row * rows.n + place, z, mask=is_candidate)
 
