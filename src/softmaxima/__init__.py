@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from softmaxima.maps import *
     from softmaxima.streams import *
 else:
-    # Names are imported on first use, with their room, so that the command line answers and sums files without loading torch. What
-    # is not in this table is a name of the maps, or none.
+    # The rooms with public names, from the ground up. Names are imported on first use, with their room, so that the command line
+    # answers and sums files without loading torch. What is not in this table is a name of the maps, or none.
     _ROOMS = {
+        "streams": """
+            LogSumExpState file_logsumexp
+        """,
+        "maps": "",
         "derivatives": """
             hessian_vector_product jacobian
         """,
-        "integrations": "Classifier",
         "lse": """
             Estimate InnerProduct Interval ScoreSummary Sparsified TraceEstimate adaptive_bounds
             adaptive_logsumexp basic_bounds bounds estimate gap_bounds histogram_bounds
@@ -50,10 +53,7 @@ else:
             entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
         """,
-        "maps": "",
-        "streams": """
-            LogSumExpState file_logsumexp
-        """,
+        "integrations": "Classifier",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}

@@ -18,6 +18,7 @@ from conftest import normal
 from softmaxima.core.monoid import LogSum, log_sum, merge, nothing
 from softmaxima.lse._complex import complex_sum
 from softmaxima.lse._weighted import weighted_sum
+from softmaxima.streams import LogSumExpState
 
 INF = math.inf
 # The sum over columns of scores x and weights b, which a complex sum has for angles too.
@@ -71,6 +72,27 @@ def test_any_split_and_any_order_give_the_same_sum(kind: str, row, cuts: list[in
     sums = parts(kind, x, b, tau, cuts)
     assert all(field.shape == (1, 1) for own in sums for field in own)
     assert_same(in_some_order(sums, tau, shuffle), whole, size, tau)
+
+
+@given(
+    row=st.lists(scores, min_size=1, max_size=12),
+    cuts=cuts,
+    orders=st.tuples(st.integers(0, 1000), st.integers(0, 1000)),
+    tau=st.sampled_from([1.0, 0.5, 2.0]),
+)
+def test_states_merge_as_sums_do_in_any_order(row: list[float], cuts: list[int], orders: tuple[int, int], tau: float):
+    x = torch.tensor(row, dtype=torch.float64)
+    whole = in_some_order(parts("plain", x[None], x[None], tau, cuts), tau, orders[0])
+    ends = [0, *sorted(min(cut, len(row)) for cut in cuts), len(row)]
+    states = [LogSumExpState().update(x[i:j], temperature=tau) for i, j in itertools.pairwise(ends)]
+    draw = random.Random(orders[1])
+    while len(states) > 1:
+        draw.shuffle(states)
+        states.append(states.pop().merge(states.pop()))
+    (state,) = states
+    assert (float(state.maximum), int(state.count)) == (float(whole.top) / tau, int(whole.ties))
+    assert float(state.rest.relative_to(state.maximum)) == pytest.approx(float(whole.rest), rel=32 * 2.0**-53, abs=0)
+    assert float(state.value) == pytest.approx(float(whole.value(tau)), rel=2.0**-51, abs=2.0**-52 * abs(float(state.maximum)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

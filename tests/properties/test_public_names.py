@@ -29,6 +29,11 @@ def test_the_names_are_those_of_the_rooms():
     assert sorted({name for names in rooms for name in names} - {"REGISTRY"}) == NAMES
 
 
+@pytest.mark.parametrize("room", vars(sm)["_ROOMS"])
+def test_type_checkers_read_the_names_of_every_room(room: str):
+    assert f"    from softmaxima.{room} import *\n" in Path(str(sm.__file__)).read_text()
+
+
 @pytest.mark.parametrize(("old", "new"), vars(sm)["_RENAMED"].items())
 def test_an_old_name_works_and_warns(old: str, new: str):
     with pytest.warns(DeprecationWarning, match=f"sm.{old} is called sm.{new} now"):

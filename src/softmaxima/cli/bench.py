@@ -94,7 +94,7 @@ def bench(
         chosen = choose(names(maps), device)
         planned = plan(settings, chosen)
     except InputError as error:
-        fail(str(error))
+        fail(error)
     if json is not None:
         check_writable(json)
 
@@ -133,7 +133,7 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
             return run(settings, chosen, starting, save)
         except InputError as error:
             progress.stop()
-            fail(str(error))
+            fail(error)
 
 
 def finish(benchmark: Benchmark) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from softmaxima.experiments.tables import Table
 
 TABLE_HELP = (
-    "CSV, TSV or text with a line of names, also as .gz or .zip; Parquet, Feather, or NPZ with X and y. "
+    "CSV, TSV or text, best with a line of names, also as .gz or .zip; Parquet, Feather, or NPZ with X and y. "
     "Separators, decimal commas, dates, words for missing values and columns that look odd are recognised and named. "
     "Without it: the digits of scikit-learn."
 )
@@ -66,7 +66,7 @@ def compare(
     ] = "accuracy",
     model: Annotated[Literal["linear", "mlp"], Parameter(help="One affine layer, or one hidden layer of 128 ReLU units.")] = "mlp",
     tune: Annotated[
-        bool, Parameter(help="Choose a learning rate for each pair inside each fold, of four: five times the time.", negative=())
+        bool, Parameter(help="Choose a learning rate for each pair inside each fold, of four: four times the time.", negative=())
     ] = False,
     folds: Annotated[int, Parameter(help="Folds of the cross-validation.")] = 5,
     repeats: Annotated[
@@ -121,34 +121,33 @@ def compare(
         part = sampled(data, settings)
         settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
         chosen = choose(pairs(len(data.classes)), names(maps))
-        done = read_folds(out / "results.json", part, settings, chosen) if resume else []
+        command = shlex.join(["softmaxima", *sys.argv[1:]])
+        done, command = read_folds(out / "results.json", part, settings, chosen) if resume else ([], command)
     except InputError as error:
-        fail(str(error))
-    comparison = run(part, settings, chosen, done, out)
+        fail(error)
+    comparison = run(part, settings, chosen, done, out, command)
     if save is not None:
         save_model(data, comparison, save)
 
 
-def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> Comparison:
+def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, command: str) -> Comparison:
     """Train fold after fold, and after each write what is known; then show it."""
-    from softmaxima.experiments.compare import estimated_seconds, summary, total_steps, trained_folds
+    from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES, write
-
-    command = shlex.join(["softmaxima", *sys.argv[1:]])
 
     prepare_directory(out)
     introduce(data, settings)
     comparison = summary(data, settings, done, chosen, command) if done else None
     interrupted: KeyboardInterrupt | None = None
-    left = settings.splits - len(done)
+    left, steps = settings.splits - len(done), total_steps(data, settings, chosen, len(done))
     try:
         with terminable():
             if left:
-                a_fold = estimated_seconds(data, settings, chosen)
+                seconds = steps * seconds_a_step(data, settings, chosen)
                 before = f", {len(done)} of {settings.splits} done before" if done else ""
-                say(f"about {duration(left * a_fold)}: {left} folds of {duration(a_fold)}{before}")
+                say(f"about {duration(seconds)}: {left} folds of {duration(seconds / left)}{before}")
             with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
-                task = progress.add_task("", total=total_steps(data, settings, chosen) * left)
+                task = progress.add_task("", total=steps)
 
                 def advanced(steps: int) -> None:
                     progress.update(task, advance=steps, description=f"fold {len(done) + 1} of {settings.splits}")

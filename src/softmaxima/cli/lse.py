@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from rich.progress import Task as ProgressTask
 from rich.text import Text
 
 from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, check_exists, fail, progress_bar, say, terminable
+from softmaxima.core.numbers import InputError, check_confidence, check_count, check_one_temperature, check_positive
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats import Scores
@@ -66,14 +66,16 @@ def lse(
     """
     if str(file) != "-":
         check_exists(file, ", or - for standard input")
-    if scale is not None and not 0 < scale < float("inf"):
-        fail(f"--scale must be a positive finite number, got {scale}")
-    if zero_point is not None and not abs(zero_point) < float("inf"):
-        fail(f"--zero-point must be a finite number, got {zero_point}")
-    if seed is not None and seed < 0:
-        fail(f"--seed must be an int of at least 0, got {seed}")
-    if not sys.float_info.min <= temperature < math.inf:
-        fail(f"--temperature must be positive and finite, at least 2.3e-308, got {temperature}")
+    try:  # the library's checks, here before it is loaded
+        check_one_temperature("lse", temperature)
+        if estimate is not None:
+            check_positive("lse", "estimate", estimate)
+        if confidence is not None:
+            check_confidence("lse", confidence)
+        if seed is not None:
+            check_count("lse", "seed", seed, 0)
+    except InputError as error:
+        fail(error)
     if estimate is None:
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:
@@ -84,10 +86,6 @@ def lse(
         for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
             if value:
                 fail(f"{option} needs all scores; leave out --estimate, or {option}")
-        if not 0 < estimate < math.inf:
-            fail(f"--estimate must be a positive finite number, got {estimate}")
-        if confidence is not None and not 0 < confidence < 1:
-            fail(f"--confidence must be a number between 0 and 1, got {confidence}")
         facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
     show_facts(file, facts, json)
 
@@ -104,21 +102,20 @@ def sum_file(
     checkpoint: Path | None,
 ) -> dict[str, Any]:
     """What is known of all scores of a file."""
-    from softmaxima.core.numbers import InputError
     from softmaxima.streams.files import file_logsumexp
 
     with file_progress() as progress, terminable():
         seen = 0
         summary: Any = None
-        if bounds:
-            from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without
-
-            summary = ScoreSummary(temperature)
 
         def summed(done: int, scores: Scores) -> None:
-            nonlocal seen, task
+            nonlocal seen, summary, task
             read, total = scores.bytes_read(done)
             if task is None:
+                if bounds:
+                    from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without
+
+                    summary = ScoreSummary(temperature)
                 task = progress.add_task(escape(scores.name), total=total, scores=0)
             seen = done
             progress.update(task, completed=read, scores=done)
@@ -143,7 +140,7 @@ def sum_file(
             )
         except InputError as error:
             progress.stop()
-            fail(str(error))
+            fail(error)
         except KeyboardInterrupt as interruption:
             progress.stop()
             kept = f"; {seen} scores are in {checkpoint}: the same command continues from there" if checkpoint is not None else ""
@@ -184,7 +181,7 @@ def estimate_file(
         with Console(stderr=True).status(f"drawing from {escape(scores.name)}"), terminable():
             found = estimate(scores.mapped(), target, confidence, maximum=maximum, temperature=temperature, generator=seed)
     except (TypeError, ValueError) as error:
-        fail(str(error))
+        fail(error)
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         fail("terminated" if terminated else "interrupted", TERMINATED if terminated else INTERRUPTED)

@@ -41,7 +41,7 @@ def predict(
     try:
         predictions = predictions_of(load(model), table)
     except InputError as error:
-        fail(str(error))
+        fail(error)
     say(f"{table.name}: {rows(len(predictions.p))}, predicting {predictions.target!r}")
     for note in predictions.notes:
         say(note)

@@ -121,9 +121,9 @@ def tell(message: str) -> None:
     Console(stderr=True).print(Text(f"softmaxima: {printed.removeprefix('softmaxima ')}"), soft_wrap=True)
 
 
-def fail(message: str, code: int = WRONG_USE) -> NoReturn:
-    """One line on stderr, and the exit code."""
-    tell(message)
+def fail(message: str | Exception, code: int = WRONG_USE) -> NoReturn:
+    """One line on stderr, of an InputError what it has for a command, and the exit code."""
+    tell(getattr(message, "command", None) or str(message))
     raise SystemExit(code)
 
 

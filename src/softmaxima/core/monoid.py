@@ -8,6 +8,9 @@ Without weights m counts the largest scores. Weights with signs, or complex, mak
 complex M, of the largest real part. Of M only differences are divided by τ, and r is kept apart from m, so that log|S| has its
 digits near 0. M is a constant, and m the sum of b e^0 with its derivatives: those of the whole, of every order, by x, b and τ, hold
 also where several scores are the largest. A sum is a tuple of tensors, so that it can be sent, and that of nothing the identity.
+
+`streams/state.py` has the sums of plain scores once more, without torch and derivatives, relative to a power of 2: relative to M
+each new maximum would round what came before. Here (m, r) are relative to M, as they are differentiated and weighted.
 """
 
 from __future__ import annotations

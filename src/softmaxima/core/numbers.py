@@ -1,4 +1,4 @@
-"""Checks of numbers, flags and names at the public edge, which need no torch: what they are told of may be tensors all the same.
+"""Checks of numbers, flags and names at the public edge. They load neither NumPy nor torch, but may be told of their numbers.
 
 A number is Python's, NumPy's, or an array of no axes; an int may be a tensor. A bool is none, and neither is a string.
 """
@@ -13,22 +13,38 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-import numpy as np
-
 
 class InputError(ValueError):
     """What a function or a command was given or asked for cannot be used, files among it.
 
     The message is one line: what was wrong, what arrived and what to do. It has the names of parameters in backticks, so that a
-    command can tell of its options in their place.
+    command can tell of its options in their place. What a function was given has its name before it, which a command leaves out.
     """
+
+    command: str | None = None  # what a command tells, where that is not the message
+
+    @staticmethod
+    def of_argument(name: str, what: str, said: str) -> InputError:
+        """Of the parameter `what` of the function `name`."""
+        error = InputError(f"{name}: {what} {said}")
+        error.command = f"`{what}` {said}"
+        return error
+
+
+def _loaded(module: str, name: str) -> Any:
+    """A type of a module, of which nothing is before it is loaded."""
+    return getattr(sys.modules.get(module), name, ())
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or isinstance(value, _loaded("numpy", "bool_"))  # noqa: SIM101 - compilers see the first alone
 
 
 def as_number(value: Any) -> float | None:
     """The number that a value is, or None."""
     if type(value) is float:
         return value
-    if isinstance(value, np.ndarray) and value.ndim == 0:
+    if isinstance(value, _loaded("numpy", "ndarray")) and value.ndim == 0:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -44,7 +60,7 @@ def check_number(name: str, what: str, value: Any, valid: Callable[[float], Any]
     if number is None:
         raise TypeError(f"{name}: {what} must be {domain}, got {described(value)}")
     if not valid(number):
-        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
+        raise InputError.of_argument(name, what, f"must be {domain}, got {number}")
     return number
 
 
@@ -67,9 +83,7 @@ def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = la
     """An int that is `valid`."""
     if type(value) is int:
         number = operator.index(value)  # of a compiler's symbol, the number
-    elif (
-        isinstance(value, (bool, np.bool_)) or str(getattr(value, "dtype", None)) == "torch.bool" or not hasattr(value, "__index__")
-    ):
+    elif _is_bool(value) or str(getattr(value, "dtype", None)) == "torch.bool" or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}")
     else:
         try:
@@ -77,7 +91,7 @@ def check_int(name: str, what: str, value: Any, valid: Callable[[int], Any] = la
         except (TypeError, ValueError):  # an array or a tensor of floating point, or of more than one number
             raise TypeError(f"{name}: {what} must be {domain}, got {described(value, 'an int')}") from None
     if not valid(number):
-        raise ValueError(f"{name}: {what} must be {domain}, got {number}")
+        raise InputError.of_argument(name, what, f"must be {domain}, got {number}")
     return number
 
 
@@ -98,13 +112,14 @@ def described(value: Any, wanted: str = "a number") -> str:
     """What arrived, where it is of the wrong kind, and what to pass."""
     if isinstance(value, str):
         return f"the string {value!r}; pass {wanted}"
-    if isinstance(value, (bool, np.bool_)):
+    if _is_bool(value):
         return f"the bool {value}; pass {wanted}"
-    if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):  # there is none before torch is loaded
+    if isinstance(value, _loaded("torch", "Tensor")):
         return f"a tensor of shape {tuple(value.shape)}; pass {wanted}, such as .item() of it"
-    if isinstance(value, np.ndarray):
+    if isinstance(value, _loaded("numpy", "ndarray")):
         return f"an array of {value.dtype} of shape {value.shape}; pass {wanted}"
-    return f"{repr(value) if isinstance(value, (float, int, np.number, type(None))) else type(value).__name__}; pass {wanted}"
+    number = float, int, type(None), _loaded("numpy", "number")
+    return f"{repr(value) if isinstance(value, number) else type(value).__name__}; pass {wanted}"
 
 
 def check_axis(name: str, dim: Any) -> int:
@@ -119,7 +134,7 @@ def check_axis(name: str, dim: Any) -> int:
 
 def check_flag(name: str, what: str, value: Any) -> bool:
     """A bool."""
-    if not isinstance(value, (bool, np.bool_)):
+    if not _is_bool(value):
         raise TypeError(f"{name}: {what} must be True or False, got {value!r}")
     return bool(value)
 

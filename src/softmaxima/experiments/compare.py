@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import median
+from statistics import median, median_low
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
+from softmaxima.experiments.reading import rows
 from softmaxima.experiments.recommendation import Difference, Recommendation, difference, recommend
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
@@ -37,6 +38,7 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # that --tune tries
 TUNING_SHARE = 0.25  # of the training rows, which judge them
 LEAST_SECONDS = 0.3  # by which the time is estimated
 TURN = 10  # steps of one pair before it is the next one's turn
+ROUNDINGS = 1e-3  # what they make of a training
 BASELINE = "class frequencies"
 REFERENCE = "softmax"
 
@@ -186,10 +188,15 @@ def trained_folds(
 ) -> Iterator[dict[str, Fold]]:
     """What every pair reached in each fold of a table as `sampled` gives it, from the fold of number `start` on."""
     features, labels = table.features, table.labels
-    splitter = RepeatedStratifiedKFold(n_splits=settings.folds, n_repeats=settings.repeats, random_state=settings.seed)
-    for number, (training, held_out) in islice(enumerate(splitter.split(features, labels)), start, None):
+    for number, (training, held_out) in enumerate(_splits(table, settings, start), start):
         with _one_thread():
             yield _fold(settings, compared(table, chosen), features, labels, training, held_out, _seed(settings, number), advanced)
+
+
+def _splits(table: Table, settings: Settings, start: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows to train on and those held out, of each fold from the one of number `start` on."""
+    splitter = RepeatedStratifiedKFold(n_splits=settings.folds, n_repeats=settings.repeats, random_state=settings.seed)
+    return islice(splitter.split(table.features, table.labels), start, None)
 
 
 def _fold(
@@ -275,22 +282,24 @@ def _tuned(
 
 def trained(table: Table, settings: Settings, pair: Pair, folds: Folds) -> Classifier:
     """A classifier of a pair that has learnt from all rows, at the median of the learning rates that its folds had."""
-    rate = median(fold[pair.name].learning_rate for fold in folds)
+    rate = median_low(fold[pair.name].learning_rate for fold in folds)
     with _one_thread():
         return _classifier(settings, pair, settings.seed, rate).fit(table.features, table.labels)
 
 
-def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None) -> int:
-    """The steps of training of a fold, of all pairs together."""
-    training = training_rows(table.rows, settings.folds)
-    steps = settings.epochs * math.ceil(training / BATCH)
-    if settings.tune:
-        steps += len(RATES) * settings.epochs * math.ceil((training - math.ceil(TUNING_SHARE * training)) / BATCH)
-    return steps * len(compared(table, chosen))
+def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, start: int = 0) -> int:
+    """The steps of training of all folds from the one of number `start` on, of all pairs together."""
+    steps = 0
+    for training, _ in _splits(table, settings, start):
+        rows = len(training)
+        steps += math.ceil(rows / BATCH)
+        if settings.tune:
+            steps += len(RATES) * math.ceil((rows - math.ceil(TUNING_SHARE * rows)) / BATCH)
+    return steps * settings.epochs * len(compared(table, chosen))
 
 
-def estimated_seconds(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, steps: int = 5) -> float:
-    """What a fold will take, by some steps of each pair: by the clock, so that it counts what else the machine does."""
+def seconds_a_step(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, steps: int = 5) -> float:
+    """What a step of training takes, by some of each pair: by the clock, so that it counts what else the machine does."""
     with _one_thread():
         classifiers = [_classifier(settings, pair, settings.seed) for pair in compared(table, chosen)]
         prepared = classifiers[0].prepare(table.features, table.labels)
@@ -299,7 +308,7 @@ def estimated_seconds(table: Table, settings: Settings, chosen: Sequence[Pair] |
         start, done = time.perf_counter(), 0
         while (taken := time.perf_counter() - start) < LEAST_SECONDS:
             done += sum(len(classifier.begin(prepared).advance(steps)) for classifier in classifiers)
-    return taken / done * total_steps(table, settings, chosen)
+    return taken / done
 
 
 def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pair] | None = None, command: str = "") -> Comparison:
@@ -323,7 +332,7 @@ def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pai
     versions = installed("softmaxima", "torch", "numpy", "scikit-learn") | {"python": platform.python_version()}
     taken = recommend(softmax, baseline, list(by_name.values()), metric, settings.folds)
     ordered = sorted(results, key=lambda result: _rank(result, metric))
-    return Comparison(settings, facts, tuple(ordered), taken, versions, folds, datetime.date.today().isoformat(), command)
+    return Comparison(settings, facts, tuple(ordered), taken, versions, tuple(folds), datetime.date.today().isoformat(), command)
 
 
 def _rank(result: Result, metric: Metric) -> tuple[bool, float, float, str]:
@@ -346,9 +355,12 @@ def _merged(results: Sequence[Result]) -> list[Result]:
 
 
 def _same(one: Result, other: Result) -> bool:
-    """They called every class as often and as rightly, with log losses that differ by what roundings make of a training."""
+    """They called every class as often and as rightly, as sure of it, but for what roundings make of a training."""
     return all(
-        a.classes == b.classes and math.isclose(a.log_loss, b.log_loss, rel_tol=0.01)
+        a.classes == b.classes
+        and a.support_rows == b.support_rows
+        and all(math.isclose(x, y, rel_tol=ROUNDINGS) for x, y in ((a.log_loss, b.log_loss), (a.brier, b.brier)))
+        and math.isclose(sum(bin.confidence for bin in a.bins), sum(bin.confidence for bin in b.bins), rel_tol=ROUNDINGS)
         for a, b in zip(one.folds, other.folds, strict=True)
     )
 
@@ -367,8 +379,8 @@ def check_classes(table: Table, settings: Settings) -> None:
         )
     fewer = f"use --folds {sizes[smallest]}, or " if sizes[smallest] >= 2 else ""
     raise InputError(
-        f"{table.name}: class {table.classes[smallest]!r} of {table.target!r} has {sizes[smallest]} row(s), and {settings.folds} "
-        f"folds need {settings.folds} of each class; {fewer}add rows, or remove or merge that class"
+        f"{table.name}: class {table.classes[smallest]!r} of {table.target!r} has {rows(int(sizes[smallest]))}, and "
+        f"{settings.folds} folds need {settings.folds} of each class; {fewer}add rows, or remove or merge that class"
     )
 
 

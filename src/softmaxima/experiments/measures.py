@@ -10,8 +10,7 @@ With p the probabilities of a row with n classes, t its class and y the indicato
     support      number of classes with p_c > 0
     zeros        share of rows with p_t = 0
 
-All but the calibration error are means over folds; that one pools the bins of the folds, for it is biased upwards where bins hold
-few rows.
+All are means over folds, of which the calibration error is biased upwards where bins hold few rows; times are medians.
 """
 
 from __future__ import annotations
@@ -159,25 +158,21 @@ T = TypeVar("T")
 
 
 class Measure(Generic[T]):
-    """What a result has: what its folds have under the same name, or as `of`, taken together."""
+    """What a result has: what its folds have under the same name, taken together."""
 
-    def __init__(self, together: Callable[[list[Any]], T], of: str = "") -> None:
-        self.together, self.of = together, of
+    def __init__(self, together: Callable[[list[Any]], T]) -> None:
+        self.together = together
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.of = self.of or name
+        self.name = name
 
     def __get__(self, result: Result, owner: type) -> T:
-        return self.together([getattr(fold, self.of) for fold in result.folds])
+        return self.together([getattr(fold, self.name) for fold in result.folds])
 
 
 def _pooled(parts: list[tuple[T, ...]]) -> tuple[T, ...]:
     """The sum over folds of each entry."""
     return tuple(reduce(operator.add, column) for column in zip(*parts, strict=True))
-
-
-def _pooled_error(bins: list[tuple[Bin, ...]]) -> float:
-    return calibration_error(_pooled(bins))
 
 
 @dataclass(frozen=True)
@@ -196,10 +191,10 @@ class Result:
     support = Measure(fmean)
     zeros = Measure(fmean)
     step_seconds = Measure[float](median)
+    calibration = Measure(fmean)
     bins = Measure[tuple[Bin, ...]](_pooled)
     classes = Measure[tuple[ClassCounts, ...]](_pooled)
     support_rows = Measure[tuple[int, ...]](_pooled)
-    calibration = Measure(_pooled_error, of="bins")
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,9 +120,9 @@ def named(columns: Iterable[str], limit: int = 10) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def rows(count: int) -> str:
-    """So many rows."""
-    return f"{count} row{'s' * (count != 1)}"
+def rows(count: int, what: str = "row") -> str:
+    """So many of them."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -10,9 +10,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from softmaxima import __version__
 from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import finite
-from softmaxima.experiments.compare import BATCH, HIDDEN, LEARNING_RATE, Comparison, Settings, compared
+from softmaxima.experiments.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
 from softmaxima.experiments.measures import BINS, EPS, Bin, ClassCounts, Fold
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.pairs import Pair
@@ -28,8 +29,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "settings": {
             **asdict(comparison.settings),
             "batch": BATCH,
-            "hidden": HIDDEN,
-            "learning_rate": LEARNING_RATE,
+            "hidden": comparison.settings.hidden,
+            "learning_rate": RATES if comparison.settings.tune else LEARNING_RATE,
             "eps": EPS,
             "bins": BINS,
         },
@@ -85,8 +86,8 @@ def as_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> list[dict[str, Fold]]:
-    """The folds in a JSON that such a comparison of this table began.
+def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> tuple[list[dict[str, Fold]], str]:
+    """The folds in a JSON that such a comparison of this table began, and its command.
 
     Raises:
         InputError: where there is none, or it is of another table, other settings or other pairs.
@@ -95,19 +96,28 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
         record = json.loads(path.read_text(encoding="utf-8"))
         folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
         was, digest, names = record["settings"], record["table"]["digest"], set(record["folds"][0])
+        version, command = record["versions"]["softmaxima"], record["command"]
     except FileNotFoundError:
         raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"--resume: {path} cannot be read ({error}); begin again without --resume") from None
     asked = asdict(settings)
-    other = [f"--{name} {was.get(name)}, not {value}" for name, value in asked.items() if was.get(name) != value]
+    if not settings.tune:
+        del asked["metric"]  # the folds tell all of them
+    other = [
+        f"{'--quick: rows' if name == 'rows' else f'--{name}'} {was.get(name)}, not {value}"
+        for name, value in asked.items()
+        if was.get(name) != value
+    ]
+    if version != __version__:
+        other.insert(0, f"softmaxima {version}, not {__version__}")
     if digest != table.digest:
         other.insert(0, "another table or target")
-    if names - {"class frequencies"} != {pair.name for pair in compared(table, chosen)}:
+    if names - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
         other.append("other --maps")
     if other:
         raise InputError(f"--resume: {path} was begun with {'; '.join(other)}; give the same, or begin again without --resume")
-    return folds
+    return folds, command
 
 
 def _fold(record: dict[str, Any]) -> Fold:

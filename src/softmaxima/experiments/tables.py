@@ -71,7 +71,9 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
     notes = list(reading.notes)
     frame = _without(reading.frame, without)
     if frame.width < 2:
-        raise InputError(f"needs features and a target, got {frame.width} column(s): {named(map(repr, frame.columns)) or 'none'}")
+        raise InputError(
+            f"needs features and a target, got {rows(frame.width, 'column')}: {named(map(repr, frame.columns)) or 'none'}"
+        )
     chosen = (reading.target or frame.columns[-1]) if target is None else target
     if chosen not in frame.columns:
         raise InputError(f"there is no column {chosen!r}; choose a --target among: {named(map(repr, frame.columns))}")

@@ -15,7 +15,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from softmaxima.core.writing import finite, write_text
-from softmaxima.experiments.compare import BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
+from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import difference, interval, listed
 from softmaxima.experiments.saved import as_csv, as_text
@@ -60,7 +60,7 @@ def _gain(comparison: Comparison, result: Result) -> str:
         return "–"
     mark = " ▲" if gain.better else " ▼" if gain.worse else ""
     half = f"{scale * (gain.high - gain.mean):.{decimals}f}" if math.isfinite(gain.high) else "∞"
-    return f"{scale * gain.mean + 0.0:+.{decimals}f} ± {half}{mark}"
+    return f"{round(scale * gain.mean, decimals) + 0.0:+.{decimals}f} ± {half}{mark}"
 
 
 def _step(result: Result) -> str:
@@ -86,8 +86,8 @@ COLUMNS = (
 )
 
 CAPTION = (
-    "Better than softmax by: mean difference over folds ± half of its interval; ▲ and ▼ are more than chance explains (95 % for "
-    "all pairs together: corrected resampled t of Nadeau and Bengio, Bonferroni). "
+    "Better than softmax by: mean difference over folds ± half of its interval; ▲ and ▼ are more than chance explains (about "
+    "95 % for all pairs together, in one metric: corrected resampled t of Nadeau and Bengio, Bonferroni). "
     f"Log loss, in nats: −log((p + ε)/(1 + nε)), ε = {EPS:.0e}, for the true class, so that an exact zero "
     f"counts {-math.log(EPS):.1f} nats instead of ∞. "
     "Brier score: squared error of the probabilities, 0 to 2. "
@@ -102,7 +102,7 @@ CAPTION = (
 def settings_in_words(comparison: Comparison) -> dict[str, str]:
     """What was trained, on what, and with what."""
     facts, settings = comparison.facts, comparison.settings
-    sampled = "" if facts.rows == facts.rows_in_table else f" (a sample of {facts.rows_in_table})"
+    sampled = "" if facts.rows == facts.rows_in_table else f" of {facts.rows_in_table}, sampled"
     hidden = f"one hidden layer of {HIDDEN} ReLU units" if settings.model == "mlp" else "one affine layer"
     rate = f"best of {', '.join(f'{rate:g}' for rate in RATES)} for each pair and fold" if settings.tune else f"{LEARNING_RATE:g}"
     done = f"; {len(comparison.folds)} done, interrupted" if comparison.partial else ""
@@ -129,9 +129,9 @@ def sentence(comparison: Comparison, result: Result) -> str:
     others = max(1, len(comparison.others))
     gain = comparison.gain(result)
     if result is comparison.baseline:
-        return "It has not read the features; what is not better than this has learnt nothing."
+        return "It has not read the features."
     learnt = difference(result, comparison.baseline, METRICS["accuracy"], settings.folds, 1 + others)
-    words = [] if learnt.better else ["not more accurate than the class frequencies"]
+    words = [] if learnt.better else [f"not known to be more accurate than {BASELINE}"]
     if not math.isfinite(result.brier):
         words.append("its probabilities are not numbers")
     elif result is comparison.softmax:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softmaxima.core.error_free import two_product
+from softmaxima.core.error_free import ordered_sum, two_product, two_sum
 
 LOG2_HIGH, LOG2_LOW = 0.6931471805599453, 2.3190468138462996e-17  # log 2 in 106 bits
 NOTHING = -1e300  # the exponent of a sum of nothing: below every other, and no infinity, of which differences are NaN
@@ -47,8 +47,7 @@ class Scaled(NamedTuple):
     def times(self, factor: np.ndarray) -> Scaled:
         """The sum times numbers, exactly to 106 bits."""
         high, low = two_product(self.high, factor)
-        low = low + self.low * factor
-        return Scaled(high + low, low - ((high + low) - high), self.exponent)
+        return Scaled(*ordered_sum(high, low + self.low * factor), self.exponent)
 
     def squared(self) -> Scaled:
         """The squares of single terms, to 53 bits of each."""
@@ -123,7 +122,5 @@ def exponential(z: np.ndarray) -> Scaled:
 
 def _add(a: np.ndarray, a_low: np.ndarray, b: np.ndarray, b_low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(a + a_low) + (b + b_low) in 106 bits."""
-    total = a + b
-    added = total - a
-    low = ((a - (total - added)) + (b - added)) + (a_low + b_low)
-    return total + low, low - ((total + low) - total)
+    total, lost = two_sum(a, b)
+    return ordered_sum(total, lost + (a_low + b_low))

@@ -33,7 +33,7 @@ from softmaxima.kernels.triton.rows import (
     row_max,
     row_sum,
 )
-from softmaxima.kernels.triton.threshold import Threshold, begin_rows, conjugate_of, finish_rows, level_of, minus
+from softmaxima.kernels.triton.threshold import Method, Threshold, begin_rows, conjugate_of, finish_rows, level_of, minus
 
 LARGEST_ORDER = tl.constexpr(1e30)
 
@@ -125,7 +125,7 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, order(theta), tau, TEMPERED, bracket, sums, step, probability, edges)
+    return begin_rows(x, theta, tau, TEMPERED, Method(order, bracket, sums, step, probability, edges))
 
 
 @triton.jit
@@ -133,9 +133,7 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     return finish_rows(x, order(theta), tau, TEMPERED, a, b, c, probability)
 
 
-FORWARD = Threshold(
-    beta=order, begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability, edges=edges
-)
+FORWARD = Threshold(begin=begin, finish=finish, method=Method(order, bracket, sums, step, probability, edges))
 
 
 @triton.jit

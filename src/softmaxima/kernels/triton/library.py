@@ -101,11 +101,9 @@ def loss(
     if x.numel() == 0:
         return values, out
     rows = read(x, x, 1.0, None, theta)
-    hard = target.dtype == torch.int64
-    labels, soft = (in_memory(target), None) if hard else (None, in_memory(target))
-    weights = None if class_weight is None else in_memory(class_weight.to(torch.float64))
     with on_device(x):
-        losses.launch(module_of(kernel.triton).LOSS, rows, labels, soft, weights, smoothing, scale, fenchel, values, out)
+        given, results = losses.target_of(target, class_weight, smoothing), losses.results_of(values, out, scale)
+        losses.launch(module_of(kernel.triton).LOSS, rows, given, results, fenchel)
     return values, out
 
 

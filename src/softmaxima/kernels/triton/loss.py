@@ -9,7 +9,7 @@ outside; U = Σ u over the classes that are not −∞. Values are sums in doubl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,35 +24,81 @@ from softmaxima.kernels.triton.rows import (
     bits,
     double,
     gap,
+    part_of,
     read_number,
     read_parts,
     read_scores,
     read_theta,
     row_sum,
+    tile,
     warps,
 )
+
+
+class Target(NamedTuple):
+    labels: Any  # or None
+    soft: Any  # or None
+    weights: Any  # of classes, or None
+    smoothing: Any  # the bits of a double
+
+
+class Results(NamedTuple):
+    """What is written, and what gradients are times."""
+
+    losses: Any  # [...] in double
+    out: Any  # the gradient, or None
+    scale: Any  # the bits of a double
+    scales: Any  # one double instead, or None
+
+
+class Formula(NamedTuple):
+    conjugate: Any
+    regulariser: Any
+    missing: Any
+    FENCHEL: Any
+
+
+class Account(NamedTuple):
+    """What a target says of a row, sums in double."""
+
+    mass: Any  # U
+    distance: Any  # Σ u (M − x)
+    omega: Any  # Ω(y)
+    weight: Any  # w
+    total: Any  # Σ y
+    impossible: Any  # how many classes of −∞ have a target
+
 
 # Targets --------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def shares(label, soft, row, column, inside, n, smoothing):
-    """y [R, B] in double."""
-    if soft is None:
-        y = (column == label).to(tl.float64)
+def read_label(target, row):
+    if target.labels is None:
+        label = tl.zeros((1, 1), tl.int64)
     else:
-        y = tl.load(soft + row * n + column, mask=inside, other=0.0).to(tl.float64)
-    share = double(smoothing)
-    return tl.where(inside, y * (1.0 - share) + share / n, 0.0)
+        label = tl.load(target.labels + row)
+    return label
 
 
 @triton.jit
-def factors(weights, column, n):
+def shares(rows, target, label, row, column, inside):
+    """y [R, B] in double."""
+    if target.soft is None:
+        y = (column == label).to(tl.float64)
+    else:
+        y = tl.load(target.soft + row * rows.n + column, mask=inside, other=0.0).to(tl.float64)
+    share = double(target.smoothing)
+    return tl.where(inside, y * (1.0 - share) + share / rows.n, 0.0)
+
+
+@triton.jit
+def factors(rows, target, column):
     """The weights of classes [1, B] in double."""
-    if weights is None:
+    if target.weights is None:
         factor = tl.full((1, 1), 1.0, tl.float64)
     else:
-        factor = tl.load(weights + column, mask=column < n, other=0.0)
+        factor = tl.load(target.weights + column, mask=column < rows.n, other=0.0)
     return factor
 
 
@@ -63,80 +109,64 @@ def shannon(y, theta):
 
 
 @triton.jit
-def account(
-    x, maximum, label, soft, weights, row, column, inside, n, smoothing, theta, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr
-):  # fmt: skip
-    """(U, Σ u (M − x), Ω(y), w, Σ y, how many classes of −∞ have a target) of a block, in double."""
-    y = shares(label, soft, row, column, inside, n, smoothing)
-    factor = factors(weights, column, n)
-    u = y if FENCHEL else y * factor
+def account(rows, target, formula, x, maximum, label, row, column, inside, theta):
+    """The account of a block."""
+    y = shares(rows, target, label, row, column, inside)
+    factor = factors(rows, target, column)
+    u = y if formula.FENCHEL else y * factor
     possible = x != -INFINITY
     mass = row_sum(tl.where(possible, u, 0.0))
     below = -gap(x.to(tl.float64), maximum.to(tl.float64))
     distance = row_sum(tl.where((u == 0.0) | (x == -INFINITY), 0.0, u * below))
     impossible = row_sum(tl.where((u != 0.0) & (x == -INFINITY) & inside, 1.0, 0.0).to(tl.float64))
-    omega = row_sum(REGULARISER(y, theta)) if FENCHEL else tl.zeros_like(mass)
+    omega = row_sum(formula.regulariser(y, theta)) if formula.FENCHEL else tl.zeros_like(mass)
     of_row = y
-    if soft is None:
+    if target.soft is None:
         of_row = (column == label).to(tl.float64)  # the weight of a label is not smoothed
-    return mass, distance, omega, row_sum(of_row * factor), row_sum(y), impossible
+    return Account(mass, distance, omega, row_sum(of_row * factor), row_sum(y), impossible)
 
 
 @triton.jit
-def account_label(
-    x, stride, starts, maximum, label, weights, row, n, smoothing, theta,
-    FENCHEL: tl.constexpr, REGULARISER: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
+def account_label(rows, target, formula, maximum, label, row, theta):
     """The account of a row in which no class but the label has a share: one score."""
-    inside = (label >= 0) & (label < n)
+    inside = (label >= 0) & (label < rows.n)
     column = tl.where(inside, label, 0)
-    score = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
-    return account(score, maximum, label, None, weights, row, column, inside, n, smoothing, theta, FENCHEL, REGULARISER)
+    score = read_scores(rows, row, column, inside)
+    return account(rows, target, formula, score, maximum, label, row, column, inside, theta)
 
 
 @triton.jit
-def read_account(accounts, index, parts, count, PARTS: tl.constexpr):
+def read_account(accounts, index, count, PARTS: tl.constexpr):
     """The sums of all parts of a row."""
     part = tl.arange(0, PARTS)[None, :]
-    place, is_part = accounts + index * parts + part, part < parts
+    place, is_part = accounts.partial + index * accounts.parts + part, part < accounts.parts
     mass = row_sum(tl.load(place, mask=is_part, other=0.0))
     distance = row_sum(tl.load(place + count, mask=is_part, other=0.0))
     omega = row_sum(tl.load(place + 2 * count, mask=is_part, other=0.0))
     weight = row_sum(tl.load(place + 3 * count, mask=is_part, other=0.0))
     total = row_sum(tl.load(place + 4 * count, mask=is_part, other=0.0))
-    return mass, distance, omega, weight, total, row_sum(tl.load(place + 5 * count, mask=is_part, other=0.0))
+    return Account(mass, distance, omega, weight, total, row_sum(tl.load(place + 5 * count, mask=is_part, other=0.0)))
 
 
 @triton.jit
-def value_of(
-    v, mass, distance, omega, weight, total, impossible, maximum, theta,
-    FENCHEL: tl.constexpr, WEIGHTED: tl.constexpr, MISSING: tl.constexpr,
-):  # fmt: skip
+def value_of(target, formula, sums, v, maximum, theta):
     """(the value, U, w) of rows [R, 1]."""
-    if FENCHEL:
+    mass, omega, weight = sums.mass, sums.omega, sums.weight
+    if formula.FENCHEL:
         mass = tl.full(mass.shape, 1.0, tl.float64)
-        if MISSING is not None:
-            omega += MISSING(1.0 - total, maximum, theta)
-    if not (FENCHEL and WEIGHTED):
+        if formula.missing is not None:
+            omega += formula.missing(1.0 - sums.total, maximum, theta)
+    if target.weights is None or not formula.FENCHEL:
         weight = tl.full(mass.shape, 1.0, tl.float64)
-    value = mass * v + omega + distance
-    if FENCHEL:
+    value = mass * v + omega + sums.distance
+    if formula.FENCHEL:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     value = tl.where(weight == 0.0, 0.0, weight * value)
-    value = tl.where((impossible > 0.0) & (weight != 0.0), tl.where(v == v, INFINITY, v), value)
+    value = tl.where((sums.impossible > 0.0) & (weight != 0.0), tl.where(v == v, INFINITY, v), value)
     return value, mass, weight
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def read_label(labels, row):
-    if labels is None:
-        label = tl.zeros((1, 1), tl.int64)
-    else:
-        label = tl.load(labels + row)
-    return label
 
 
 @triton.jit
@@ -146,68 +176,46 @@ def of_label(value, label, n):
 
 
 @triton.jit
-def store_gradient(
-    out, p, x, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL: tl.constexpr
-):  # fmt: skip
-    y = shares(label, soft, row, column, inside, n, smoothing)
-    u = y if FENCHEL else y * factors(weights, column, n)
-    factor = weight * read_number(scale, scales, tl.zeros((1, 1), tl.int64))
+def store_gradient(rows, target, results, formula, p, x, label, row, column, inside, mass, weight):
+    y = shares(rows, target, label, row, column, inside)
+    u = y if formula.FENCHEL else y * factors(rows, target, column)
+    factor = weight * read_number(results.scale, results.scales, tl.zeros((1, 1), tl.int64))
     gradient = factor * (mass * p.to(tl.float64) - tl.where(x == -INFINITY, 0.0, u))
     gradient = tl.where(label < 0, 0.0, gradient)
-    tl.store(out + row * n + column, gradient.to(p.dtype).to(out.dtype.element_ty), mask=inside)
+    tl.store(results.out + row * rows.n + column, gradient.to(p.dtype).to(results.out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def whole_losses(
-    x, stride, starts, theta, labels, soft, weights, smoothing, scale, scales, values, out, rows, n,
-    BEGIN: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr,
-    MISSING: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    rows, target, results, count, formula, BEGIN: tl.constexpr, FINISH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    is_row = row < rows
-    column = tl.arange(0, WIDTH)[None, :]
-    inside = is_row & (column < n)
-    row = tl.minimum(row, rows - 1)
-    scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
-    theta = read_theta(theta, row)
-    label = read_label(labels, row)
-    one = tl.full((1, 1), 1.0, COMPUTE)
+    row, is_row, column, inside = tile(rows, count, ROWS, WIDTH)
+    scores = read_scores(rows, row, column, inside)
+    theta = read_theta(rows.theta, row)
+    label = read_label(target, row)
+    one = tl.full((1, 1), 1.0, rows.COMPUTE)
     a, b, c, d = BEGIN(scores, one, one, column, theta, one, False)
-    sums = account(scores, a, label, soft, weights, row, column, inside, n, smoothing, theta, FENCHEL, REGULARISER)
-    v = CONJUGATE(a, b, c, d, theta)
-    value, mass, weight = value_of(
-        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, theta, FENCHEL, weights is not None, MISSING
-    )
-    tl.store(values + row, of_label(value, label, n), mask=is_row)
-    if out is not None:
+    sums = account(rows, target, formula, scores, a, label, row, column, inside, theta)
+    value, mass, weight = value_of(target, formula, sums, formula.conjugate(a, b, c, d, theta), a, theta)
+    tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_row)
+    if results.out is not None:
         p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
-        store_gradient(
-            out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
-        )
+        store_gradient(rows, target, results, formula, p, scores, label, row, column, inside, mass, weight)
 
 
 @triton.jit
-def account_parts(
-    x, stride, starts, theta, labels, soft, weights, smoothing, partial, accounts, first, n, parts, merged,
-    MERGE: tl.constexpr, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """accounts [6, *, parts]: what the target says of each part."""
-    index = tl.program_id(0).to(tl.int64)
+def account_parts(rows, target, group, accounts, formula, MERGE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """accounts [6, *, programs]: what the target says of each part."""
+    index, row, column = part_of(group, WIDTH)
     count = tl.num_programs(0).to(tl.int64)
-    height = count // parts
-    row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = column < n
-    theta = read_theta(theta, row)
-    one = tl.full((1, 1), 1.0, COMPUTE)
-    is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
+    height = count // group.programs
+    theta = read_theta(rows.theta, row)
+    one = tl.full((1, 1), 1.0, rows.COMPUTE)
+    is_part, a, b, c, d = read_parts(group, index // group.programs, height * group.parts, PARTS)
     a, b, c, d = MERGE(is_part, a, b, c, d, theta, one, False)
-    scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
-    sums = account(
-        scores, a, read_label(labels, row), soft, weights, row, column, inside, n, smoothing, theta, FENCHEL,
-        REGULARISER,
-    )  # fmt: skip
+    inside = column < rows.n
+    scores = read_scores(rows, row, column, inside)
+    sums = account(rows, target, formula, scores, a, read_label(target, row), row, column, inside, theta)
     place = accounts + index + tl.zeros((1, 1), tl.int64)
     for i in tl.static_range(6):
         tl.store(place + i * count, sums[i])
@@ -215,37 +223,28 @@ def account_parts(
 
 @triton.jit
 def finish_losses(
-    x, stride, starts, theta, labels, soft, weights, smoothing, scale, scales, partial, accounts, values, out, first,
-    n, parts, merged, accounted,
-    MERGE: tl.constexpr, FINISH: tl.constexpr, CONJUGATE: tl.constexpr, FENCHEL: tl.constexpr, REGULARISER: tl.constexpr,
-    MISSING: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, MERGED: tl.constexpr, PARTS: tl.constexpr,
+    rows, target, results, group, accounts, formula, MERGE: tl.constexpr, FINISH: tl.constexpr, WIDTH: tl.constexpr,
+    MERGED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    index = tl.program_id(0).to(tl.int64)
-    height = tl.num_programs(0).to(tl.int64) // parts
-    row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = column < n
-    theta = read_theta(theta, row)
-    label = read_label(labels, row)
-    one = tl.full((1, 1), 1.0, COMPUTE)
-    is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, MERGED)
+    index, row, column = part_of(group, WIDTH)
+    height = tl.num_programs(0).to(tl.int64) // group.programs
+    theta = read_theta(rows.theta, row)
+    label = read_label(target, row)
+    one = tl.full((1, 1), 1.0, rows.COMPUTE)
+    is_part, a, b, c, d = read_parts(group, index // group.programs, height * group.parts, MERGED)
     a, b, c, d = MERGE(is_part, a, b, c, d, theta, one, False)
     if accounts is None:
-        sums = account_label(x, stride, starts, a, label, weights, row, n, smoothing, theta, FENCHEL, REGULARISER, COMPUTE)
+        sums = account_label(rows, target, formula, a, label, row, theta)
     else:
-        sums = read_account(accounts, index // parts, accounted, height * accounted, PARTS)
-    v = CONJUGATE(a, b, c, d, theta)
-    value, mass, weight = value_of(
-        v, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], a, theta, FENCHEL, weights is not None, MISSING
-    )
-    is_first = tl.zeros((1, 1), tl.int64) + index % parts == 0
-    tl.store(values + row, of_label(value, label, n), mask=is_first)
-    if out is not None:
-        scores = read_scores(x, stride, starts, None, None, row, column, inside, n, COMPUTE)
+        sums = read_account(accounts, index // group.programs, height * accounts.parts, PARTS)
+    value, mass, weight = value_of(target, formula, sums, formula.conjugate(a, b, c, d, theta), a, theta)
+    is_first = tl.zeros((1, 1), tl.int64) + index % group.programs == 0
+    tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_first)
+    if results.out is not None:
+        inside = column < rows.n
+        scores = read_scores(rows, row, column, inside)
         p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
-        store_gradient(
-            out, p, scores, label, soft, weights, row, column, inside, n, smoothing, mass, weight, scale, scales, FENCHEL
-        )
+        store_gradient(rows, target, results, formula, p, scores, label, row, column, inside, mass, weight)
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
@@ -265,53 +264,43 @@ class Loss:
     regulariser: Any
     missing: Any = None
 
+    def formula(self, fenchel: bool) -> Formula:
+        return Formula(self.conjugate, self.regulariser, self.missing, tl.constexpr(fenchel))
 
-def launch(
-    loss: Loss,
-    rows: Rows,
-    labels: Tensor | None,
-    soft: Tensor | None,
-    weights: Tensor | None,
-    smoothing: float,
-    scale: float | Tensor,
-    fenchel: bool,
-    values: Tensor,
-    out: Tensor | None,
-) -> None:
-    """Fills `values` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
-    target = (labels, soft, weights, bits(smoothing))
-    inputs = (rows.x, rows.stride, rows.starts, rows.theta)
-    scales = (bits(1.0), in_memory(scale.double())) if isinstance(scale, Tensor) else (bits(scale), None)
-    compute = rows.numbers["COMPUTE"]
-    kind = {"FENCHEL": fenchel, "REGULARISER": loss.regulariser, "COMPUTE": compute}
-    functions = {"FINISH": loss.map.finish, "CONJUGATE": loss.conjugate, "MISSING": loss.missing}
+
+def launch(loss: Loss, rows: Rows, target: Target, results: Results, fenchel: bool) -> None:
+    """Fills `losses` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
+    f, formula = loss.map, loss.formula(fenchel)
     if rows.fits:
         programs, height = rows.tiles()
         whole_losses[(programs,)](
-            *inputs, *target, *scales, values, out, rows.count, rows.n, BEGIN=loss.map.begin, ROWS=height, WIDTH=rows.width,
-            num_warps=warps(height * rows.width), **kind, **functions,
+            rows.scores, target, results, rows.count, formula, BEGIN=f.begin, FINISH=f.finish, ROWS=height, WIDTH=rows.width,
+            num_warps=warps(height * rows.width),
         )  # fmt: skip
         return
-    is_label_alone = labels is not None and smoothing == 0.0
-    for first_row, taken, parts, partial, merged in loss.map.accumulated(rows, None, None):
-        common = {"MERGE": loss.map.merge, **kind, **rows.block}
-        accounts = None
+    is_label_alone = target.labels is not None and target.smoothing == bits(0.0)
+    for taken, group in f.accumulated(rows, None, None):
+        accounts, merged = None, triton.next_power_of_2(group.parts)
         if not is_label_alone:
-            accounts = torch.empty((6, taken, parts), dtype=torch.float64, device=partial.device)
-            account_parts[(taken * parts,)](
-                *inputs,
-                *target,
-                partial,
-                accounts,
-                first_row,
-                rows.n,
-                parts,
-                merged,
-                PARTS=triton.next_power_of_2(merged),
-                **common,
-            )
-        finishing = 1 if out is None else parts
-        finish_losses[(taken * finishing,)](
-            *inputs, *target, *scales, partial, accounts, values, out, first_row, rows.n, finishing, merged, parts,
-            MERGED=triton.next_power_of_2(merged), PARTS=triton.next_power_of_2(parts), **common, **functions,
+            sums = torch.empty((6, taken, group.programs), dtype=torch.float64, device=rows.like.device)
+            accounts = group._replace(partial=sums, parts=group.programs)
+            account_parts[(taken * group.programs,)](
+                rows.scores, target, group, sums, formula, MERGE=f.merge, PARTS=merged, **rows.block
+            )  # fmt: skip
+        finishing = group if results.out is not None else group._replace(programs=1)
+        finish_losses[(taken * finishing.programs,)](
+            rows.scores, target, results, finishing, accounts, formula, MERGE=f.merge, FINISH=f.finish, MERGED=merged,
+            PARTS=triton.next_power_of_2(group.programs), **rows.block,
         )  # fmt: skip
+
+
+def target_of(target: Tensor, class_weight: Tensor | None, smoothing: float) -> Target:
+    hard = target.dtype == torch.int64
+    labels, soft = (in_memory(target), None) if hard else (None, in_memory(target))
+    weights = None if class_weight is None else in_memory(class_weight.to(torch.float64))
+    return Target(labels, soft, weights, bits(smoothing))
+
+
+def results_of(values: Tensor, out: Tensor | None, scale: float | Tensor) -> Results:
+    one, each = (bits(1.0), in_memory(scale.double())) if isinstance(scale, Tensor) else (bits(scale), None)
+    return Results(values, out, one, each)

@@ -16,7 +16,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -156,6 +156,52 @@ def pulled(s, g, moderate, large, total):
     return tl.where(s == 0.0, 0.0, tl.where(large == 0.0, plain, shrunk))
 
 
+# What kernels are given -----------------------------------------------------------------------------------------------------
+# Triton takes a named tuple apart: numbers and pointers are arguments, None and the constants, in capitals, are compiled in.
+
+
+class Scores(NamedTuple):
+    """Rows of scores, and what each map takes with them."""
+
+    x: Any  # None where only p and g are read
+    stride: Any
+    starts: Any  # of each row, in strides; None for one after the other
+    tau: Any  # the bits of a double
+    taus: Any
+    theta: Any  # each the bits of a double, or one a row
+    mask: Any
+    blocks: Any
+    n: Any
+    TEMPERED: Any
+    COMPUTE: Any
+
+
+class Inputs(NamedTuple):
+    """What derivatives read beside the scores, one number an element or one a row."""
+
+    p: Any
+    g: Any
+    EACH_P: Any
+    EACH_G: Any
+
+
+class Outputs(NamedTuple):
+    """What is written: one number an element, or two a row; a derivative is divided by τ and kept within its dtype."""
+
+    out: Any
+    EACH_OUT: Any
+    DERIVATIVE: Any
+
+
+class Group(NamedTuple):
+    """Long rows that several programs share, from the `first` on."""
+
+    partial: Any  # accumulators [4, rows, parts]
+    parts: Any
+    first: Any
+    programs: Any  # of each row
+
+
 # Kernels --------------------------------------------------------------------------------------------------------------------
 
 
@@ -169,14 +215,15 @@ def place_of(places, row):
 
 
 @triton.jit
-def read_scores(x, stride, starts, mask, blocks, row, column, inside, n, COMPUTE: tl.constexpr):
+def read_scores(rows, row, column, inside):
     """x of rows [R, 1] and columns [1, B], −∞ where masked or outside."""
-    if x is None:
-        scores = tl.zeros((1, 1), COMPUTE)
+    if rows.x is None:
+        scores = tl.zeros((1, 1), rows.COMPUTE)
     else:
-        scores = tl.load(x + place_of(starts, row) * stride + column, mask=inside, other=-INFINITY).to(COMPUTE)
-        if mask is not None:
-            is_counted = tl.load(mask + place_of(blocks, row) * n + column, mask=inside, other=1) != 0
+        place = rows.x + place_of(rows.starts, row) * rows.stride + column
+        scores = tl.load(place, mask=inside, other=-INFINITY).to(rows.COMPUTE)
+        if rows.mask is not None:
+            is_counted = tl.load(rows.mask + place_of(rows.blocks, row) * rows.n + column, mask=inside, other=1) != 0
             scores = tl.where(is_counted, scores, -INFINITY)
     return scores
 
@@ -216,67 +263,79 @@ def read_theta(theta, row):
 
 
 @triton.jit
-def read_values(values, row, column, inside, n, EACH: tl.constexpr, COMPUTE: tl.constexpr):
+def read_values(rows, values, row, column, inside, EACH: tl.constexpr):
     """A block of p or g, 0 outside: one number an element, or one a row."""
     if values is None:
-        block = tl.zeros((1, 1), COMPUTE)
+        block = tl.zeros((1, 1), rows.COMPUTE)
     elif EACH:
-        block = tl.load(values + row * n + column, mask=inside, other=0.0).to(COMPUTE)
+        block = tl.load(values + row * rows.n + column, mask=inside, other=0.0).to(rows.COMPUTE)
     else:
-        block = tl.load(values + row).to(COMPUTE)
+        block = tl.load(values + row).to(rows.COMPUTE)
     return block
 
 
 @triton.jit
-def read_block(
-    x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P: tl.constexpr, EACH_G: tl.constexpr, COMPUTE: tl.constexpr
-):  # fmt: skip
+def read_block(rows, inputs, row, column, inside):
     """(x, p, g) of a block; 0 for what is not given."""
-    scores = read_scores(x, stride, starts, mask, blocks, row, column, inside, n, COMPUTE)
-    probability = read_values(p, row, column, inside, n, EACH_P, COMPUTE)
-    return scores, probability, read_values(g, row, column, inside, n, EACH_G, COMPUTE)
+    scores = read_scores(rows, row, column, inside)
+    probability = read_values(rows, inputs.p, row, column, inside, inputs.EACH_P)
+    return scores, probability, read_values(rows, inputs.g, row, column, inside, inputs.EACH_G)
+
+
+@triton.jit
+def write(rows, outputs, value, temperature, row, column, inside, is_row):
+    if outputs.DERIVATIVE:
+        value = narrowed(value, temperature, rows.TEMPERED, outputs.out.dtype.element_ty)
+    if outputs.EACH_OUT:
+        tl.store(outputs.out + row * rows.n + column, value.to(rows.COMPUTE).to(outputs.out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(outputs.out + 2 * row + tl.arange(0, 2)[None, :], value, mask=is_row)
+
+
+@triton.jit
+def tile(rows, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """(rows [R, 1], which there are, columns [1, B], which are inside) of a program that has whole rows, of `count`."""
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    is_row = row < count
+    column = tl.arange(0, WIDTH)[None, :]
+    return tl.minimum(row, count - 1), is_row, column, is_row & (column < rows.n)
 
 
 @triton.jit
 def whole_rows(
-    x, stride, starts, tau, taus, theta, mask, blocks, p, g, out, rows, n,
-    BEGIN: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
-    DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    rows, inputs, outputs, count, BEGIN: tl.constexpr, FINISH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    is_row = row < rows
-    column = tl.arange(0, WIDTH)[None, :]
-    inside = is_row & (column < n)
-    row = tl.minimum(row, rows - 1)
-    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
-    theta = read_theta(theta, row)
-    temperature = read_number(tau, taus, row)
-    a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, TEMPERED)
-    value = FINISH(scores, probability, slope, column, theta, temperature, TEMPERED, a, b, c, d)
-    if DERIVATIVE:
-        value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
-    if EACH_OUT:
-        tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
-    else:
-        tl.store(out + 2 * row + tl.arange(0, 2)[None, :], value, mask=is_row)
+    row, is_row, column, inside = tile(rows, count, ROWS, WIDTH)
+    scores, probability, slope = read_block(rows, inputs, row, column, inside)
+    theta = read_theta(rows.theta, row)
+    temperature = read_number(rows.tau, rows.taus, row)
+    a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, rows.TEMPERED)
+    value = FINISH(scores, probability, slope, column, theta, temperature, rows.TEMPERED, a, b, c, d)
+    write(rows, outputs, value, temperature, row, column, inside, is_row)
 
 
 @triton.jit
-def begin_parts(
-    x, stride, starts, tau, taus, theta, mask, blocks, p, g, partial, first, n, parts,
-    BEGIN: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """partial [4, *, parts]: what each part of the rows from `first` on adds up to."""
+def part_of(group, WIDTH: tl.constexpr):
+    """(the program, its row [1, 1], its columns [1, B])."""
     index = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0).to(tl.int64)
-    row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = column < n
-    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
-    theta = read_theta(theta, row)
-    temperature = read_number(tau, taus, row)
-    a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, TEMPERED)
+    row = tl.zeros((1, 1), tl.int64) + group.first + index // group.programs
+    return index, row, (index % group.programs) * WIDTH + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def begin_parts(rows, inputs, group, BEGIN: tl.constexpr, WIDTH: tl.constexpr):
+    """Fills the accumulators of the group with what each part adds up to."""
+    index, row, column = part_of(group, WIDTH)
+    scores, probability, slope = read_block(rows, inputs, row, column, column < rows.n)
+    theta = read_theta(rows.theta, row)
+    temperature = read_number(rows.tau, rows.taus, row)
+    a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, rows.TEMPERED)
+    write_parts(group.partial, index, tl.num_programs(0).to(tl.int64), a, b, c, d)
+
+
+@triton.jit
+def write_parts(partial, index, count, a, b, c, d):
+    """One of so many accumulators [4, count]."""
     place = partial + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, a)
     tl.store(place + count, b)
@@ -285,38 +344,29 @@ def begin_parts(
 
 
 @triton.jit
-def read_parts(partial, index, parts, count, PARTS: tl.constexpr):
-    """(a, b, c, d) of the parts of a row, [1, PARTS] each; those that are not there repeat the first, and `is_part` is False."""
+def read_parts(group, index, count, PARTS: tl.constexpr):
+    """(a, b, c, d) of a row's accumulators, [1, PARTS] each; those that are not there repeat the first, and `is_part` is False."""
     part = tl.arange(0, PARTS)[None, :]
-    is_part = part < parts
-    place = partial + index * parts + tl.where(is_part, part, 0)
+    is_part = part < group.parts
+    place = group.partial + index * group.parts + tl.where(is_part, part, 0)
     return is_part, tl.load(place), tl.load(place + count), tl.load(place + 2 * count), tl.load(place + 3 * count)
 
 
 @triton.jit
 def finish_parts(
-    x, stride, starts, tau, taus, theta, mask, blocks, p, g, out, partial, first, n, parts, merged,
-    MERGE: tl.constexpr, FINISH: tl.constexpr, EACH_P: tl.constexpr, EACH_G: tl.constexpr, EACH_OUT: tl.constexpr,
-    DERIVATIVE: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    rows, inputs, outputs, group, MERGE: tl.constexpr, FINISH: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """`parts` programs a row, each of which merges the row's `merged` accumulators."""
-    index = tl.program_id(0).to(tl.int64)
-    height = tl.num_programs(0).to(tl.int64) // parts
-    row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = column < n
-    theta = read_theta(theta, row)
-    temperature = read_number(tau, taus, row)
-    is_part, a, b, c, d = read_parts(partial, index // parts, merged, height * merged, PARTS)
-    a, b, c, d = MERGE(is_part, a, b, c, d, theta, temperature, TEMPERED)
-    scores, probability, slope = read_block(x, stride, starts, mask, blocks, p, g, row, column, inside, n, EACH_P, EACH_G, COMPUTE)
-    value = FINISH(scores, probability, slope, column, theta, temperature, TEMPERED, a, b, c, d)
-    if DERIVATIVE:
-        value = narrowed(value, temperature, TEMPERED, out.dtype.element_ty)
-    if EACH_OUT:
-        tl.store(out + row * n + column, value.to(COMPUTE).to(out.dtype.element_ty), mask=inside)
-    else:
-        tl.store(out + 2 * row + tl.arange(0, 2)[None, :], value)
+    """Every program merges its row's accumulators."""
+    index, row, column = part_of(group, WIDTH)
+    height = tl.num_programs(0).to(tl.int64) // group.programs
+    inside = column < rows.n
+    theta = read_theta(rows.theta, row)
+    temperature = read_number(rows.tau, rows.taus, row)
+    is_part, a, b, c, d = read_parts(group, index // group.programs, height * group.parts, PARTS)
+    a, b, c, d = MERGE(is_part, a, b, c, d, theta, temperature, rows.TEMPERED)
+    scores, probability, slope = read_block(rows, inputs, row, column, inside)
+    value = FINISH(scores, probability, slope, column, theta, temperature, rows.TEMPERED, a, b, c, d)
+    write(rows, outputs, value, temperature, row, column, inside, None)
 
 
 @triton.jit
@@ -344,17 +394,10 @@ def scale_parts(x, factors, step, n, parts, WIDTH: tl.constexpr):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Scores [..., n] as rows, with what kernels need to know of them. `x` is None where only p and g are read."""
+    """Scores [..., n] as rows of the shape and dtype of `like`, with what kernels are given of them."""
 
     like: Tensor
-    x: Tensor | None
-    stride: int
-    starts: Tensor | None  # of each row, in strides; None for one after the other
-    tau: int  # the bits of a double
-    taus: Tensor | None
-    theta: tuple[int | Tensor, ...]  # each the bits of a double, or one a row
-    mask: Tensor | None
-    blocks: Tensor | None
+    scores: Scores
     compute: torch.dtype
 
     @property
@@ -364,15 +407,6 @@ class Rows:
     @property
     def count(self) -> int:
         return self.like.numel() // self.n
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        return self.x, self.stride, self.starts, self.tau, self.taus, self.theta, self.mask, self.blocks
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """What every kernel is compiled for."""
-        return {"TEMPERED": self.taus is not None or self.tau != bits(1.0), "COMPUTE": TRITON_DTYPE[self.compute]}
 
     @property
     def block(self) -> dict[str, int]:
@@ -394,15 +428,15 @@ class Rows:
         height = max(1, min(TILE // self.width, triton.next_power_of_2(self.count)))
         return triton.cdiv(self.count, height), height
 
-    def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, int, int, Tensor]]:
-        """(first row, how many, parts of each, their accumulators [4, rows, parts]) for long rows that are read twice, as many at
-        a time as stay in the second level of cache.
+    def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, Group]]:
+        """(how many rows, with accumulators for each part) for long rows that are read twice, as many at a time as stay in the
+        second level of cache.
         """
         height = max(1, min(self.count, CACHED // (self.n * self.like.itemsize)))
         parts = triton.cdiv(self.n, PART)
         for first in range(0, self.count, height):
             taken = min(height, self.count - first)
-            yield first, taken, parts, self.like.new_empty((4, taken, parts), dtype=dtype or self.compute)
+            yield taken, Group(self.like.new_empty((4, taken, parts), dtype=dtype or self.compute), parts, first, parts)
 
 
 def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta = ()) -> Rows:
@@ -422,8 +456,12 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
 
     mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
     found = per_row(tau)
-    temperature = (0, found) if isinstance(found, Tensor) else (found, None)
-    return Rows(like, x, stride, starts, *temperature, tuple(map(per_row, theta)), mask, blocks, compute)
+    one, each = (0, found) if isinstance(found, Tensor) else (found, None)
+    scores = Scores(
+        x=x, stride=stride, starts=starts, tau=one, taus=each, theta=tuple(map(per_row, theta)), mask=mask, blocks=blocks,
+        n=like.shape[-1], TEMPERED=tl.constexpr(found is each or found != bits(1.0)), COMPUTE=tl.constexpr(TRITON_DTYPE[compute]),
+    )  # fmt: skip
+    return Rows(like, scores, compute)
 
 
 def uneven_starts(x: Tensor) -> tuple[int, Tensor]:
@@ -454,33 +492,34 @@ class RowFunctions:
     is_derivative: bool = False
     wide: bool = False  # whether the accumulators are double
 
-    def reads(self, rows: Rows) -> dict[str, Any]:
-        return {"EACH_P": self.each_p, "EACH_G": self.each_g, **rows.numbers}
+    def inputs(self, p: Tensor | None, g: Tensor | None) -> Inputs:
+        return Inputs(p, g, tl.constexpr(self.each_p), tl.constexpr(self.each_g))
 
-    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
-        """(first row, how many, parts of each, accumulators [4, rows, k], k) of long rows, a group at a time."""
-        for first, taken, parts, partial in rows.shared(torch.float64 if self.wide else None):
-            begin_parts[(taken * parts,)](
-                *rows.arguments, p, g, partial, first, rows.n, parts, BEGIN=self.begin, **self.reads(rows), **rows.block
-            )
-            yield first, taken, parts, partial, parts
+    def outputs(self, out: Tensor) -> Outputs:
+        return Outputs(out, tl.constexpr(self.each_out), tl.constexpr(self.is_derivative))
+
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
+        """(how many, with their accumulators) of long rows, a group at a time."""
+        for taken, group in rows.shared(torch.float64 if self.wide else None):
+            begin_parts[(taken * group.programs,)](rows.scores, self.inputs(p, g), group, BEGIN=self.begin, **rows.block)
+            yield taken, group
 
 
 def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
     """Fills the contiguous `out`, [..., n] or [..., 2]."""
-    writes = {"FINISH": f.finish, "EACH_OUT": f.each_out, "DERIVATIVE": f.is_derivative, **f.reads(rows)}
+    inputs, outputs = f.inputs(p, g), f.outputs(out)
     if rows.fits:
         programs, height = rows.tiles()
         whole_rows[(programs,)](
-            *rows.arguments, p, g, out, rows.count, rows.n, BEGIN=f.begin, ROWS=height, WIDTH=rows.width,
-            num_warps=warps(height * rows.width), **writes,
+            rows.scores, inputs, outputs, rows.count, BEGIN=f.begin, FINISH=f.finish, ROWS=height, WIDTH=rows.width,
+            num_warps=warps(height * rows.width),
         )  # fmt: skip
         return out
-    for first, taken, parts, partial, merged in f.accumulated(rows, p, g):
-        finishing = parts if f.each_out else 1
-        finish_parts[(taken * finishing,)](
-            *rows.arguments, p, g, out, partial, first, rows.n, finishing, merged, MERGE=f.merge,
-            PARTS=triton.next_power_of_2(merged), **writes, **rows.block,
+    for taken, group in f.accumulated(rows, p, g):
+        finishing = group if f.each_out else group._replace(programs=1)
+        finish_parts[(taken * finishing.programs,)](
+            rows.scores, inputs, outputs, finishing, MERGE=f.merge, FINISH=f.finish,
+            PARTS=triton.next_power_of_2(group.parts), **rows.block,
         )  # fmt: skip
     return out
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from softmaxima.kernels.triton.rows import (
     INFINITY,
+    Group,
     RowFunctions,
     Rows,
     begin_parts,
@@ -40,6 +41,7 @@ from softmaxima.kernels.triton.rows import (
     read_theta,
     row_max,
     row_sum,
+    write_parts,
 )
 from softmaxima.kernels.triton.threshold import begin_maximum, first
 
@@ -171,142 +173,141 @@ def digit_shift(key, digits):
     return tl.full((1, 1), key.dtype.primitive_bitwidth - DIGIT * digits, key.dtype)
 
 
+class Goal(NamedTuple):
+    measure: Any
+    target: Any
+
+
+class Search(NamedTuple):
+    """The keys of long rows, as far as the passes have found them."""
+
+    sums: Any  # [digits, LEVELS, rows, spans]: Σ_{x≥t} m of each span, with t for every next digit of the key before
+    keys: Any  # [digits, rows], before each pass
+    reaches: Any  # [digits, rows], Σ m that they reach
+    counts: Any  # [3, rows, spans]: Σ_{x>t} of weights, of m, and how many x = t
+    spans: Any
+    length: Any  # parts of a span
+
+
 @triton.jit
-def row_of(
-    tau, taus, theta, partial, sums, keys, reaches, digits, first, index, height, parts, spans,
-    MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr,
-    SPANS: tl.constexpr,
-):  # fmt: skip
+def row_of(rows, group, search, digits, index, height, goal, PARTS: tl.constexpr, SPANS: tl.constexpr):
     """(M, τ, goal, key, Σ m that it reaches, m of it) of a row when so many `digits`, at least one, have been added up."""
-    row = tl.zeros((1, 1), tl.int64) + first + index
-    temperature = read_number(tau, taus, row)
-    maximum = row_max(read_parts(partial, index, parts, height * parts, PARTS)[1])
+    row = tl.zeros((1, 1), tl.int64) + group.first + index
+    temperature = read_number(rows.tau, rows.taus, row)
+    maximum = row_max(read_parts(group, index, height * group.parts, PARTS)[1])
     span = tl.arange(0, SPANS)[None, :]
-    place = sums + index * spans + span
-    total = row_sum(tl.load(place, mask=span < spans, other=0.0))
-    goal = TARGET(read_theta(theta, row), total)
+    place = search.sums + index * search.spans + span
+    total = row_sum(tl.load(place, mask=span < search.spans, other=0.0))
+    wanted = goal.target(read_theta(rows.theta, row), total)
     before = (digits - 1) * height + index + tl.zeros((1, 1), tl.int64)
-    key = tl.load(keys + before).to(new_keys(maximum).dtype)
-    reached = tl.load(reaches + before)
-    unit = MEASURE(number(key), maximum, temperature, TEMPERED).to(tl.float64)
+    key = tl.load(search.keys + before).to(new_keys(maximum).dtype)
+    reached = tl.load(search.reaches + before)
+    unit = goal.measure(number(key), maximum, temperature, rows.TEMPERED).to(tl.float64)
     level = tl.arange(0, LEVELS)[:, None]
     # Nothing was written for a row that was done, and the sum of level 0 is what the key reaches.
-    written = is_open(goal, reached, unit) & (span < spans) & (level > 0)
-    met = row_sum(tl.load(place + ((digits - 1) * LEVELS + level) * height * spans, mask=written, other=0.0))  # [LEVELS, 1]
-    digit = tl.sum((met >= goal).to(tl.int32), 0)[:, None]
+    written = is_open(wanted, reached, unit) & (span < search.spans) & (level > 0)
+    before = ((digits - 1) * LEVELS + level) * height * search.spans
+    met = row_sum(tl.load(place + before, mask=written, other=0.0))  # [LEVELS, 1]
+    digit = tl.sum((met >= wanted).to(tl.int32), 0)[:, None]
     key |= digit.to(key.dtype) << digit_shift(key, digits)
-    reached = tl.min(tl.where(met >= goal, met, reached), 0)[:, None]
-    unit = MEASURE(number(key), maximum, temperature, TEMPERED).to(tl.float64)
-    return maximum, temperature, goal, key, reached, unit
+    reached = tl.min(tl.where(met >= wanted, met, reached), 0)[:, None]
+    unit = goal.measure(number(key), maximum, temperature, rows.TEMPERED).to(tl.float64)
+    return maximum, temperature, wanted, key, reached, unit
+
+
+@triton.jit
+def scores_of(rows, row, span, part, length, WIDTH: tl.constexpr):
+    """(the first column, x) of a part of a span."""
+    start = (span * length + part) * WIDTH
+    column = start + tl.arange(0, WIDTH)[None, :]
+    return start, read_scores(rows, row, column, column < rows.n)
 
 
 @triton.jit(do_not_specialize=["digits"])
 def add_digit(
-    x, stride, starts, tau, taus, theta, mask, blocks, partial, sums, keys, reaches, digits, first, n, parts, spans, length,
-    FIRST: tl.constexpr, MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, SPANS: tl.constexpr,
+    rows, group, search, digits, goal, FIRST: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPANS: tl.constexpr
 ):  # fmt: skip
-    """sums [digits, LEVELS, *, spans]: Σ_{x≥t} m of each span, with t for every next digit of a key that has `digits`."""
+    """Adds up every span for the next digit of a key that has `digits`."""
     index = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0).to(tl.int64)
-    height = count // spans
-    row = tl.zeros((1, 1), tl.int64) + first + index // spans
+    height = count // search.spans
+    own = index // search.spans
+    row = tl.zeros((1, 1), tl.int64) + group.first + own
     if FIRST:
-        maximum = row_max(read_parts(partial, index // spans, parts, height * parts, PARTS)[1])
-        temperature = read_number(tau, taus, row)
+        maximum = row_max(read_parts(group, own, height * group.parts, PARTS)[1])
+        temperature = read_number(rows.tau, rows.taus, row)
         key = new_keys(maximum)
         reached = tl.full((1, 1), INFINITY, tl.float64)
         moving = True
     else:
-        maximum, temperature, goal, key, reached, unit = row_of(
-            tau, taus, theta, partial, sums, keys, reaches, digits, first, index // spans, height, parts, spans,
-            MEASURE, TARGET, TEMPERED, COMPUTE, PARTS, SPANS,
+        maximum, temperature, wanted, key, reached, unit = row_of(
+            rows, group, search, digits, own, height, goal, PARTS, SPANS
         )  # fmt: skip
-        moving = tl.max(is_open(goal, reached, unit).to(tl.int32)) > 0
-    state = digits * height + index // spans + tl.zeros((1, 1), tl.int64)
-    is_first = tl.zeros((1, 1), tl.int64) + index % spans == 0
-    tl.store(keys + state, key.to(tl.int64), mask=is_first)
-    tl.store(reaches + state, reached, mask=is_first)
+        moving = tl.max(is_open(wanted, reached, unit).to(tl.int32)) > 0
+    state = digits * height + own + tl.zeros((1, 1), tl.int64)
+    is_first = tl.zeros((1, 1), tl.int64) + index % search.spans == 0
+    tl.store(search.keys + state, key.to(tl.int64), mask=is_first)
+    tl.store(search.reaches + state, reached, mask=is_first)
     if moving:
         level = tl.arange(0, LEVELS)[:, None]
         threshold = number(key | (level.to(key.dtype) << digit_shift(key, digits + 1)))
         met = tl.zeros((LEVELS, 1), tl.float64)
-        for part in range(length):
-            column = (index % spans * length + part) * WIDTH + tl.arange(0, WIDTH)[None, :]
-            scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
-            met += reach(scores, wide(MEASURE(scores, maximum, temperature, TEMPERED)), threshold)
-        tl.store(sums + (digits * LEVELS + level) * count + index, met)
+        for part in range(search.length):
+            _start, scores = scores_of(rows, row, index % search.spans, part, search.length, WIDTH)
+            met += reach(scores, wide(goal.measure(scores, maximum, temperature, rows.TEMPERED)), threshold)
+        tl.store(search.sums + (digits * LEVELS + level) * count + index, met)
 
 
 @triton.jit
-def count_ties(
-    x, stride, starts, tau, taus, theta, mask, blocks, partial, sums, keys, reaches, counts, digits, first, n, parts, spans,
-    length,
-    MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
-    """counts [3, *, spans]: Σ_{x>t} of weights, of m, and how many x = t, in double."""
+def count_ties(rows, group, search, digits, goal, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPANS: tl.constexpr):
+    """Fills the counts."""
     index = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0).to(tl.int64)
-    row = tl.zeros((1, 1), tl.int64) + first + index // spans
-    maximum, temperature, goal, key, _reached, _unit = row_of(
-        tau, taus, theta, partial, sums, keys, reaches, digits, first, index // spans, count // spans, parts, spans,
-        MEASURE, TARGET, TEMPERED, COMPUTE, PARTS, SPANS,
+    own = index // search.spans
+    row = tl.zeros((1, 1), tl.int64) + group.first + own
+    maximum, temperature, wanted, key, _reached, _unit = row_of(
+        rows, group, search, digits, own, count // search.spans, goal, PARTS, SPANS
     )  # fmt: skip
     threshold = number(key)
-    mass, exceeding, ties = tl.zeros_like(goal), tl.zeros_like(goal), tl.zeros_like(goal)
-    for part in range(length):
-        column = (index % spans * length + part) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
-        mass += exceed(scores, weight(scores, maximum, temperature, TEMPERED), threshold)
-        exceeding += exceed(scores, MEASURE(scores, maximum, temperature, TEMPERED), threshold)
+    mass, exceeding, ties = tl.zeros_like(wanted), tl.zeros_like(wanted), tl.zeros_like(wanted)
+    for part in range(search.length):
+        _start, scores = scores_of(rows, row, index % search.spans, part, search.length, WIDTH)
+        mass += exceed(scores, weight(scores, maximum, temperature, rows.TEMPERED), threshold)
+        exceeding += exceed(scores, goal.measure(scores, maximum, temperature, rows.TEMPERED), threshold)
         ties += sum_of((scores == threshold).to(tl.int32))
-    place = counts + index + tl.zeros((1, 1), tl.int64)
+    place = search.counts + index + tl.zeros((1, 1), tl.int64)
     tl.store(place, mass)
     tl.store(place + count, exceeding)
     tl.store(place + 2 * count, ties)
 
 
 @triton.jit
-def settle(
-    x, stride, starts, tau, taus, theta, mask, blocks, partial, sums, keys, reaches, counts, solved, digits, first, n,
-    parts, spans, length,
-    MEASURE: tl.constexpr, TARGET: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
+def settle(rows, group, search, solved, digits, goal, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPANS: tl.constexpr):
     """solved [4, *, 1]: what `begin_rows` says, of one row a program, in double; of the row it reads the span with the last tie."""
     index = tl.program_id(0).to(tl.int64)
     height = tl.num_programs(0).to(tl.int64)
-    maximum, temperature, goal, key, _reached, unit = row_of(
-        tau, taus, theta, partial, sums, keys, reaches, digits, first, index, height, parts, spans,
-        MEASURE, TARGET, TEMPERED, COMPUTE, PARTS, SPANS,
-    )  # fmt: skip
+    maximum, temperature, wanted, key, _reached, unit = row_of(rows, group, search, digits, index, height, goal, PARTS, SPANS)
     threshold = number(key)
     span = tl.arange(0, SPANS)[None, :]
-    place = counts + index * spans + span
-    mass = row_sum(tl.load(place, mask=span < spans, other=0.0))
-    exceeding = row_sum(tl.load(place + height * spans, mask=span < spans, other=0.0))
-    ties = tl.load(place + 2 * height * spans, mask=span < spans, other=0.0)
-    kept = kept_ties(goal, exceeding, unit, row_sum(ties))
+    place = search.counts + index * search.spans + span
+    mass = row_sum(tl.load(place, mask=span < search.spans, other=0.0))
+    exceeding = row_sum(tl.load(place + height * search.spans, mask=span < search.spans, other=0.0))
+    ties = tl.load(place + 2 * height * search.spans, mask=span < search.spans, other=0.0)
+    kept = kept_ties(wanted, exceeding, unit, row_sum(ties))
     before = tl.cumsum(ties, 1) - ties
     # Scalars, for which no layout of a block has to be found.
     last_span = tl.max(tl.where(before < kept, span, 0))
     remaining = tl.sum(tl.where(span == last_span, kept - before, 0.0)).to(tl.int32)
-    row = tl.zeros((1, 1), tl.int64) + first + index
+    row = tl.zeros((1, 1), tl.int64) + group.first + index
     last = tl.full((1, 1), -1, tl.int64)
-    for part in range(length):
-        start = (last_span.to(tl.int64) * length + part) * WIDTH
-        column = start + tl.arange(0, WIDTH)[None, :]
-        scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
+    for part in range(search.length):
+        start, scores = scores_of(rows, row, last_span.to(tl.int64), part, search.length, WIDTH)
         is_tie = scores == threshold
         found = last_kept(is_tie, remaining)
         last = tl.where(found < 0, last, start + found)
         remaining -= tl.sum(is_tie.to(tl.int32))
-    place = solved + index + tl.zeros((1, 1), tl.int64)
-    tl.store(place, maximum.to(tl.float64))
-    tl.store(place + height, mass + kept * weight(threshold, maximum, temperature, TEMPERED).to(tl.float64))
-    tl.store(place + 2 * height, threshold.to(tl.float64))
-    tl.store(place + 3 * height, last.to(tl.float64))
+    mass += kept * weight(threshold, maximum, temperature, rows.TEMPERED).to(tl.float64)
+    write_parts(solved, index, height, maximum.to(tl.float64), mass, threshold.to(tl.float64), last.to(tl.float64))
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
@@ -314,32 +315,33 @@ def settle(
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(RowFunctions):
-    """The functions of a map that selects."""
+    """What a map that selects does with its rows."""
 
     merge: Any = first
     finish: Any = finish
-    measure: Any
-    target: Any
+    goal: Goal
 
-    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
         digits = KEY_BITS[rows.like.dtype] // DIGIT.value
-        for first_row, taken, parts, partial in rows.shared():
-            begin_parts[(taken * parts,)](
-                *rows.arguments, p, g, partial, first_row, rows.n, parts, BEGIN=begin_maximum, **self.reads(rows), **rows.block
+        for taken, group in rows.shared():
+            begin_parts[(taken * group.programs,)](rows.scores, self.inputs(p, g), group, BEGIN=begin_maximum, **rows.block)
+            length = triton.cdiv(group.parts, SPANS)
+            spans = triton.cdiv(group.parts, length)
+            partial = group.partial
+            search = Search(
+                sums=partial.new_empty((digits, LEVELS.value, taken, spans), dtype=torch.float64),
+                keys=partial.new_empty((digits, taken), dtype=torch.int64),
+                reaches=partial.new_empty((digits, taken), dtype=torch.float64),
+                counts=partial.new_empty((3, taken, spans), dtype=torch.float64),
+                spans=spans,
+                length=length,
             )
-            length = triton.cdiv(parts, SPANS)
-            spans = triton.cdiv(parts, length)
-            sums = partial.new_empty((digits, LEVELS.value, taken, spans), dtype=torch.float64)
-            keys = partial.new_empty((digits, taken), dtype=torch.int64)
-            reaches = partial.new_empty((digits, taken), dtype=torch.float64)
-            counts = partial.new_empty((3, taken, spans), dtype=torch.float64)
             solved = partial.new_empty((4, taken, 1), dtype=torch.float64)
-            inputs = (*rows.arguments, partial, sums, keys, reaches)
-            place = (first_row, rows.n, parts, spans, length)
-            merging = {"PARTS": triton.next_power_of_2(parts), "SPANS": triton.next_power_of_2(spans)}
-            common = {"MEASURE": self.measure, "TARGET": self.target, **merging, **rows.numbers, **rows.block}
+            merging = {"PARTS": triton.next_power_of_2(group.parts), "SPANS": triton.next_power_of_2(spans)}
+            found = (rows.scores, group, search)
+            common = {"goal": self.goal, **merging, **rows.block}
             for digit in range(digits):
-                add_digit[(taken * spans,)](*inputs, digit, *place, FIRST=digit == 0, **common)
-            count_ties[(taken * spans,)](*inputs, counts, digits, *place, **common)
-            settle[(taken,)](*inputs, counts, solved, digits, *place, **common)
-            yield first_row, taken, parts, solved, 1
+                add_digit[(taken * spans,)](*found, digits=digit, FIRST=digit == 0, **common)
+            count_ties[(taken * spans,)](*found, digits=digits, **common)
+            settle[(taken,)](*found, solved, digits=digits, **common)
+            yield taken, group._replace(partial=solved, parts=1)

@@ -11,6 +11,7 @@ import triton.language as tl
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
 from softmaxima.kernels.triton.threshold import (
+    Method,
     Threshold,
     begin_derivative,
     begin_rows,
@@ -59,7 +60,7 @@ def step(level, mass, slope, beta):
 
 @triton.jit
 def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
-    return begin_rows(x, order(theta), tau, TEMPERED, bracket, sums, step, probability, None)
+    return begin_rows(x, theta, tau, TEMPERED, Method(order, bracket, sums, step, probability, None))
 
 
 @triton.jit
@@ -67,7 +68,7 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     return finish_rows(x, order(theta), tau, TEMPERED, a, b, c, probability)
 
 
-FORWARD = Threshold(beta=order, begin=begin, finish=finish, bracket=bracket, sums=sums, step=step, probability=probability)
+FORWARD = Threshold(begin=begin, finish=finish, method=Method(order, bracket, sums, step, probability))
 
 
 @triton.jit

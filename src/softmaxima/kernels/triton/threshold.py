@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -31,11 +31,13 @@ from torch import Tensor
 
 from softmaxima.kernels.triton.rows import (
     INFINITY,
+    Group,
     RowFunctions,
     Rows,
     begin_parts,
     gap,
     over,
+    part_of,
     pulled,
     read_number,
     read_parts,
@@ -45,6 +47,7 @@ from softmaxima.kernels.triton.rows import (
     row_sum,
     warps,
     weighed,
+    write_parts,
 )
 
 STEPS = tl.constexpr(96)  # no row takes as many
@@ -56,6 +59,17 @@ WIDE_TOLERANCE = tl.constexpr(2.0**-50)
 JUMP_TOLERANCE = tl.constexpr(2.0**-40)  # the same where β > 1
 STEEPEST = tl.constexpr(2.0**24)  # what a level of two float32 terms says little of
 WIDE_STEEPEST = tl.constexpr(2.0**11)
+
+
+class Method(NamedTuple):
+    """The functions of a map with a threshold; `edges` is None where no mass jumps."""
+
+    beta: Any
+    bracket: Any
+    sums: Any
+    step: Any
+    probability: Any
+    edges: Any = None
 
 
 @triton.jit
@@ -87,11 +101,11 @@ def level_of(b, c):
 
 
 @triton.jit
-def bracketed(level, low, high, most, least, mass, slope, beta, step, STEP: tl.constexpr):
+def bracketed(level, low, high, most, least, mass, slope, beta, step, method):
     """(next level, bracket, the masses at its ends): Newton's step, the secant's where that is outside, or half of the bracket."""
     most, low = tl.where(mass >= 1.0, mass, most), tl.where(mass >= 1.0, level, low)
     least, high = tl.where(mass <= 1.0, mass, least), tl.where(mass <= 1.0, level, high)
-    newton = STEP(level, mass, slope, beta)
+    newton = method.step(level, mass, slope, beta)
     rise = tl.log(tl.where(most < INFINITY, most, 1.0))  # of an end that is not known yet 0, which makes the secant's the other
     fall = tl.log(tl.where(least > 0.0, least, 1.0))
     secant = low + (high - low) * (rise / tl.where(rise > fall, rise - fall, 1.0))
@@ -103,26 +117,26 @@ def bracketed(level, low, high, most, least, mass, slope, beta, step, STEP: tl.c
 
 
 @triton.jit
-def solve(z, beta, lowest, highest, SUMS: tl.constexpr, STEP: tl.constexpr):
+def solve(z, beta, lowest, highest, method):
     """(level, bracket, mass) of rows z [R, B], which stay on chip."""
     low, high, level = lowest, highest, lowest
-    mass, slope = SUMS(z, beta, level)
+    mass, slope = method.sums(z, beta, level)
     most, least = tl.full(mass.shape, INFINITY, tl.float64), tl.zeros_like(mass)
     moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, z), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
-        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, STEP)
-        mass, slope = SUMS(z, beta, level)
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, method)
+        mass, slope = method.sums(z, beta, level)
         moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, z), 0, 1))
         step += 1
     return level, low, high, mass
 
 
 @triton.jit
-def products_of(z, beta, b, c, PROBABILITY: tl.constexpr):
+def products_of(z, beta, b, c, method):
     """Σ p z."""
-    products = PROBABILITY(z, beta, b, c).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
+    products = method.probability(z, beta, b, c).to(tl.float64) * tl.where(z == -INFINITY, 0.0, z).to(tl.float64)
     return row_sum(products)
 
 
@@ -134,30 +148,28 @@ def two_terms(level, mass, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def begin_rows(
-    x, beta, tau, TEMPERED: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr,
-    EDGES: tl.constexpr,
-):  # fmt: skip
+def begin_rows(x, theta, tau, TEMPERED: tl.constexpr, method):
     """(M, b, c, Σ p z) of rows on chip."""
+    beta = method.beta(theta)
     maximum = row_max(x)
     z = over(gap(x, maximum), tau, TEMPERED)
-    low, high = BRACKET(row_sum((x > -INFINITY).to(x.dtype)))
-    level, low, high, mass = solve(z, beta, low, high, SUMS, STEP)
+    low, high = method.bracket(row_sum((x > -INFINITY).to(x.dtype)))
+    level, low, high, mass = solve(z, beta, low, high, method)
     b, c = two_terms(level, mass, z.dtype)
-    if EDGES is not None:
+    if method.edges is not None:
         jumps = (beta > 1.0) & (b == b)
         if tl.max(jumps.to(tl.int32)) > 0:
-            jumps = jumps & ~is_one(row_sum(PROBABILITY(z, beta, b, c).to(tl.float64)), beta, z)
+            jumps = jumps & ~is_one(row_sum(method.probability(z, beta, b, c).to(tl.float64)), beta, z)
         if tl.max(jumps.to(tl.int32)) > 0:
-            edge = row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY))
+            edge = row_max(tl.where(method.edges(z, beta, low, high), z, -INFINITY))
             jumps = jumps & (edge > -INFINITY)
             b, under, share = tl.where(jumps, edge, b), tl.zeros_like(c), tl.full(c.shape, 1.0, c.dtype)
             for _ in range(HALVINGS):
                 middle = (under + share) * 0.5
-                exceeds = row_sum(PROBABILITY(z, beta, b, tl.where(jumps, middle, c)).to(tl.float64)) > 1.0
+                exceeds = row_sum(method.probability(z, beta, b, tl.where(jumps, middle, c)).to(tl.float64)) > 1.0
                 under, share = tl.where(exceeds, under, middle), tl.where(exceeds, middle, share)
             c = tl.where(jumps, under, c)
-    return maximum, b, c, products_of(z, beta, b, c, PROBABILITY).to(z.dtype)
+    return maximum, b, c, products_of(z, beta, b, c, method).to(z.dtype)
 
 
 @triton.jit
@@ -201,48 +213,32 @@ def begin_maximum(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
 
 
 @triton.jit
-def candidates_of(
-    x, stride, starts, tau, taus, theta, mask, blocks, partial, first, n, parts, index,
-    BETA: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """(z, which of them can have a probability) of a part."""
-    count = tl.num_programs(0).to(tl.int64)
-    row = tl.zeros((1, 1), tl.int64) + first + index // parts
-    column = (index % parts) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    is_part, a, b, c, d = read_parts(partial, index // parts, parts, count, PARTS)
-    beta = BETA(read_theta(theta, row))
-    tau = read_number(tau, taus, row)
-    scores = read_scores(x, stride, starts, mask, blocks, row, column, column < n, n, COMPUTE)
-    z = over(gap(scores, row_max(a)), tau, TEMPERED)
-    return z, (beta.to(COMPUTE) * z > -1.0) & (z > -INFINITY)
+def candidates_of(rows, group, BETA: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """(the program, z, which of them can have a probability) of a part."""
+    index, row, column = part_of(group, WIDTH)
+    is_part, a, b, c, d = read_parts(group, index // group.programs, tl.num_programs(0).to(tl.int64), PARTS)
+    beta = BETA(read_theta(rows.theta, row))
+    tau = read_number(rows.tau, rows.taus, row)
+    scores = read_scores(rows, row, column, column < rows.n)
+    z = over(gap(scores, row_max(a)), tau, rows.TEMPERED)
+    return index, z, (beta.to(rows.COMPUTE) * z > -1.0) & (z > -INFINITY)
 
 
 @triton.jit
-def count_candidates(
-    x, stride, starts, tau, taus, theta, mask, blocks, partial, counts, first, n, parts,
-    BETA: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    index = tl.program_id(0).to(tl.int64)
-    z, is_candidate = candidates_of(
-        x, stride, starts, tau, taus, theta, mask, blocks, partial, first, n, parts, index, BETA, TEMPERED, COMPUTE, WIDTH, PARTS
-    )
+def count_candidates(rows, group, counts, BETA: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    index, z, is_candidate = candidates_of(rows, group, BETA, WIDTH, PARTS)
     tl.store(counts + index, tl.sum(is_candidate.to(tl.int32)))
 
 
 @triton.jit
-def gather_candidates(
-    x, stride, starts, tau, taus, theta, mask, blocks, partial, counts, gathered, first, n, parts,
-    BETA: tl.constexpr, TEMPERED: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+def gather_candidates(rows, group, counts, gathered, BETA: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
     """gathered [*, n]: the candidates of each row, in their order."""
-    index = tl.program_id(0).to(tl.int64)
-    z, is_candidate = candidates_of(
-        x, stride, starts, tau, taus, theta, mask, blocks, partial, first, n, parts, index, BETA, TEMPERED, COMPUTE, WIDTH, PARTS
-    )
+    index, z, is_candidate = candidates_of(rows, group, BETA, WIDTH, PARTS)
     part = tl.arange(0, PARTS)
-    before = tl.sum(tl.load(counts + index // parts * parts + part, mask=part < index % parts, other=0))
+    row = index // group.programs
+    before = tl.sum(tl.load(counts + row * group.programs + part, mask=part < index % group.programs, other=0))
     place = before + tl.cumsum(is_candidate.to(tl.int32), 1) - 1
-    tl.store(gathered + index // parts * n + place, z, mask=is_candidate)
+    tl.store(gathered + row * rows.n + place, z, mask=is_candidate)
 
 
 @triton.jit
@@ -252,77 +248,69 @@ def read_gathered(gathered, at, total, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def gathered_sums(gathered, total, beta, level, SUMS: tl.constexpr, WIDTH: tl.constexpr):
+def gathered_sums(gathered, total, beta, level, method, WIDTH: tl.constexpr):
     mass = tl.zeros((1, 1), tl.float64)
     slope = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
-        more, steeper = SUMS(read_gathered(gathered, at, total, WIDTH), beta, level)
+        more, steeper = method.sums(read_gathered(gathered, at, total, WIDTH), beta, level)
         mass += more
         slope += steeper
     return mass, slope
 
 
 @triton.jit
-def gathered_mass(gathered, total, beta, b, c, PROBABILITY: tl.constexpr, WIDTH: tl.constexpr):
+def gathered_mass(gathered, total, beta, b, c, method, WIDTH: tl.constexpr):
     mass = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
-        mass += row_sum(PROBABILITY(read_gathered(gathered, at, total, WIDTH), beta, b, c).to(tl.float64))
+        mass += row_sum(method.probability(read_gathered(gathered, at, total, WIDTH), beta, b, c).to(tl.float64))
     return mass
 
 
 @triton.jit
-def solve_gathered(
-    theta, partial, counts, gathered, solved, first, n, parts,
-    BETA: tl.constexpr, BRACKET: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PROBABILITY: tl.constexpr,
-    EDGES: tl.constexpr, COMPUTE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+def solve_gathered(rows, group, counts, gathered, solved, method, WIDTH: tl.constexpr, PARTS: tl.constexpr):
     """solved [4, *, 1]: what `begin_rows` says, of one gathered row a program."""
     index = tl.program_id(0).to(tl.int64)
     height = tl.num_programs(0).to(tl.int64)
-    is_part, a, b, c, d = read_parts(partial, index, parts, height * parts, PARTS)
+    is_part, a, b, c, d = read_parts(group, index, height * group.parts, PARTS)
     maximum = row_max(a)
     spoilt = row_sum(tl.where(is_part, b, 0.0)).to(tl.float64)
     part = tl.arange(0, PARTS)
-    total = tl.sum(tl.load(counts + index * parts + part, mask=part < parts, other=0))
-    gathered += index * n
-    beta = BETA(read_theta(theta, tl.zeros((1, 1), tl.int64) + first + index))
-    low, high = BRACKET(tl.zeros((1, 1), COMPUTE) + total)
+    total = tl.sum(tl.load(counts + index * group.parts + part, mask=part < group.parts, other=0))
+    gathered += index * rows.n
+    beta = method.beta(read_theta(rows.theta, tl.zeros((1, 1), tl.int64) + group.first + index))
+    low, high = method.bracket(tl.zeros((1, 1), rows.COMPUTE) + total)
     level = low
-    mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
+    mass, slope = gathered_sums(gathered, total, beta, level, method, WIDTH)
     most, least = tl.full((1, 1), INFINITY, tl.float64), tl.zeros_like(mass)
     moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, maximum) | (spoilt > 0.0), 0, 1))
     step = 0
     while (moving > 0) & (step < STEPS):
         before = level
-        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, STEP)
-        mass, slope = gathered_sums(gathered, total, beta, level, SUMS, WIDTH)
+        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, method)
+        mass, slope = gathered_sums(gathered, total, beta, level, method, WIDTH)
         moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, maximum), 0, 1))
         step += 1
-    b, c = two_terms(level, mass, COMPUTE)
-    if EDGES is not None:
-        edge = tl.full((1, 1), -INFINITY, COMPUTE)
+    b, c = two_terms(level, mass, rows.COMPUTE)
+    if method.edges is not None:
+        edge = tl.full((1, 1), -INFINITY, rows.COMPUTE)
         if tl.max(tl.where((beta > 1.0) & (spoilt == 0.0), 1, 0)) > 0:
-            mass = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH)
+            mass = gathered_mass(gathered, total, beta, b, c, method, WIDTH)
             if tl.max(is_one(mass, beta, maximum).to(tl.int32)) == 0:
                 for at in range(0, total, WIDTH):
                     z = read_gathered(gathered, at, total, WIDTH)
-                    edge = tl.maximum(edge, row_max(tl.where(EDGES(z, beta, low, high), z, -INFINITY)))
+                    edge = tl.maximum(edge, row_max(tl.where(method.edges(z, beta, low, high), z, -INFINITY)))
         if tl.max(edge) > -INFINITY:
-            b, under, share = edge, tl.zeros_like(edge), tl.full((1, 1), 1.0, COMPUTE)
+            b, under, share = edge, tl.zeros_like(edge), tl.full((1, 1), 1.0, rows.COMPUTE)
             for _ in range(HALVINGS):
                 c = (under + share) * 0.5
-                exceeds = gathered_mass(gathered, total, beta, b, c, PROBABILITY, WIDTH) > 1.0
+                exceeds = gathered_mass(gathered, total, beta, b, c, method, WIDTH) > 1.0
                 under, share = tl.where(exceeds, under, c), tl.where(exceeds, c, share)
             c = under
     b = tl.where(spoilt > 0.0, float("nan"), b)
     products = tl.zeros((1, 1), tl.float64)
     for at in range(0, total, WIDTH):
-        products += products_of(read_gathered(gathered, at, total, WIDTH), beta, b, c, PROBABILITY)
-    place = solved + index + tl.zeros((1, 1), tl.int64)
-    tl.store(place, maximum)
-    tl.store(place + height, b)
-    tl.store(place + 2 * height, c)
-    tl.store(place + 3 * height, products.to(COMPUTE))
+        products += products_of(read_gathered(gathered, at, total, WIDTH), beta, b, c, method)
+    write_parts(solved, index, height, maximum, b, c, products.to(rows.COMPUTE))
 
 
 # Launches -------------------------------------------------------------------------------------------------------------------
@@ -330,33 +318,22 @@ def solve_gathered(
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(RowFunctions):
-    """The functions of a map with a threshold."""
+    """What a map with a threshold does with its rows."""
 
     merge: Any = first
-    beta: Any
-    bracket: Any
-    sums: Any
-    step: Any
-    probability: Any
-    edges: Any = None
+    method: Method
 
-    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, int]]:
-        for first_row, taken, parts, partial in rows.shared():
-            begin_parts[(taken * parts,)](
-                *rows.arguments, p, g, partial, first_row, rows.n, parts, BEGIN=begin_maximum, **self.reads(rows), **rows.block
-            )
-            counts = partial.new_empty(taken * parts, dtype=torch.int32)
+    def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
+        for taken, group in rows.shared():
+            programs, partial = taken * group.programs, group.partial
+            begin_parts[(programs,)](rows.scores, self.inputs(p, g), group, BEGIN=begin_maximum, **rows.block)
+            counts = partial.new_empty(programs, dtype=torch.int32)
             gathered = partial.new_empty((taken, rows.n))
             solved = partial.new_empty((4, taken, 1))
-            merging = {"BETA": self.beta, "PARTS": triton.next_power_of_2(parts)}
-            inputs = (*rows.arguments, partial, counts)
-            count_candidates[(taken * parts,)](*inputs, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging)
-            gather_candidates[(taken * parts,)](
-                *inputs, gathered, first_row, rows.n, parts, **rows.numbers, **rows.block, **merging
-            )
+            merging = {"PARTS": triton.next_power_of_2(group.parts)}
+            count_candidates[(programs,)](rows.scores, group, counts, BETA=self.method.beta, **rows.block, **merging)
+            gather_candidates[(programs,)](rows.scores, group, counts, gathered, BETA=self.method.beta, **rows.block, **merging)
             solve_gathered[(taken,)](
-                rows.theta, partial, counts, gathered, solved, first_row, rows.n, parts, BRACKET=self.bracket,
-                SUMS=self.sums, STEP=self.step, PROBABILITY=self.probability, EDGES=self.edges, COMPUTE=rows.numbers["COMPUTE"],
-                WIDTH=GATHERED, num_warps=warps(GATHERED), **merging,
-            )  # fmt: skip
-            yield first_row, taken, parts, solved, 1
+                rows.scores, group, counts, gathered, solved, self.method, WIDTH=GATHERED, num_warps=warps(GATHERED), **merging
+            )
+            yield taken, group._replace(partial=solved, parts=1)

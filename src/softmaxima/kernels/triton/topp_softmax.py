@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from softmaxima.kernels.triton.rows import INFINITY
-from softmaxima.kernels.triton.selection import Selection, begin_rows, weight
+from softmaxima.kernels.triton.selection import Goal, Selection, begin_rows, weight
 from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD
 
 
@@ -25,4 +25,4 @@ def begin(x, p, g, column, theta, tau, TEMPERED: tl.constexpr):
     return begin_rows(x, theta, tau, TEMPERED, measure, target)
 
 
-FORWARD = Selection(begin=begin, measure=measure, target=target)
+FORWARD = Selection(begin=begin, goal=Goal(measure, target))
