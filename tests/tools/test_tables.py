@@ -351,7 +351,7 @@ def test_rows_without_a_target_and_empty_lines_and_columns_are_left_out(read: Re
     np.testing.assert_array_equal(table.features, [[1, 2], [3, 4], [7, 8]])
     assert table.notes[:3] == (
         "left out, being empty: 2 rows",
-        "left out, having no 'y': 1 rowwritten '?'",
+        "left out, having no 'y': 1 row, written '?'",
         "left out, having no values: 'c'",
     )
 
