@@ -195,9 +195,17 @@ def test_a_column_without_a_value_and_a_constant_one_count_for_nothing():
         ({"map": "log_softmax"}, "map must give probabilities"),
         ({"map_params": [1]}, "map_params"),
         ({"map": "sparsemax", "map_params": {"alpha": 2}}, "map_params: .*alpha"),
-        ({"loss_params": {"smoothing": 0.1}}, "loss_params: cross_entropy takes .*label_smoothing, got 'smoothing'"),
+        ({"loss_params": {"smoothing": 0.1}}, "loss_params: .*smoothing"),
         ({"map": "entmax", "map_params": {"alpha": 0.5}}, "alpha"),
         ({"map": "proportional", "map_params": {"f": "system"}}, "map_params: f"),
+        ({"map": "sparsemax", "map_params": {"temperature": 2.0}}, "map_params: sparsemax takes none, got 'temperature'"),
+        ({"map": "topk_softmax"}, "map_params: .*k"),
+        ({"map": ["softmax"]}, "map must be"),
+        ({"loss": []}, "loss must be"),
+        ({"loss_params": {"label_smoothing": 2}}, "loss_params: .*label_smoothing"),
+        ({"loss_params": {"reduction": "sum"}}, "loss_params: reduction"),
+        ({"loss": "arcface"}, "head must be 'cosine'"),
+        ({"learning_rate": 1e300, "dtype": "float32"}, "learning_rate"),
         ({"head": "round"}, "head"),
         ({"temperature": 0}, "temperature"),
         ({"hidden": 3}, "hidden"),
@@ -219,6 +227,30 @@ def test_a_column_without_a_value_and_a_constant_one_count_for_nothing():
 def test_a_wrong_argument_names_itself(arguments: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         sm.Classifier(**arguments).fit(X, y)
+
+
+@pytest.mark.parametrize("options", [{}, {"early_stopping": True, "patience": 3}, {"missing": "impute"}], ids=str)
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_weights_count_as_rows_and_by_their_ratios(options: dict[str, Any], scale: float):
+    gaps = X.copy()
+    gaps[::7, 1] = np.nan
+    features = gaps if options.get("missing") else X
+    weight = np.arange(len(X)) % 3
+    settings = {**LINEAR, "dtype": "float64", "epochs": 30, "batch_size": 10**6, "learning_rate": 0.05} | options
+    weighted = sm.Classifier(**settings).fit(features, y, scale * weight)
+    if not options.get("early_stopping"):
+        repeated = sm.Classifier(**settings).fit(np.repeat(features, weight, 0), np.repeat(y, weight))
+        np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-9)
+        np.testing.assert_allclose(weighted.loss_curve_, repeated.loss_curve_, rtol=1e-9)
+    without = sm.Classifier(**settings).fit(features[weight > 0], y[weight > 0], weight[weight > 0])
+    np.testing.assert_allclose(weighted.predict_proba(X), without.predict_proba(X), rtol=1e-12)
+
+
+@pytest.mark.parametrize("network", ["float32", "float64"])
+def test_features_far_from_those_learnt_have_probabilities(network: str):
+    model = sm.Classifier(**LINEAR | {"dtype": network}).fit(np.hstack([X, np.ones((len(X), 1))]), y)
+    far = np.full((2, 5), 1e300) * [[1], [-1]]
+    np.testing.assert_allclose(model.predict_proba(far).sum(-1), 1.0)
 
 
 def test_early_stopping_trains_on_the_only_row_of_a_class():

@@ -31,7 +31,7 @@ from softmaxima.experiments.compare import (
     total_steps,
     trained_folds,
 )
-from softmaxima.experiments.measures import Result, evaluate
+from softmaxima.experiments.measures import METRICS, Result, evaluate
 from softmaxima.experiments.saved import as_json, as_text, read_folds
 from softmaxima.experiments.tables import Table, read_table
 from softmaxima.integrations.pairs import choose, pairs
@@ -90,11 +90,38 @@ def test_measures_are_those_computed_by_hand() -> None:
     # Class 0: two rows, one called it and right; class 1: one row, right; class 2: one row, two called it, one right.
     assert [(counts.recall, counts.precision) for counts in fold.classes] == [(0.5, 1.0), (1.0, 1.0), (1.0, 0.5)]
     assert fold.macro_f1 == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
-    assert rows.squares(rows) == {"accuracy": 0.0, "log-loss": 0.0, "brier": 0.0}
+    assert set(rows.squares(rows).values()) == {0.0}
     result = Result("softmax", SOME[0], (fold, fold))
     # Bins 7 (0.5), 13 (0.9), 14 (1.0, wrong) and 9 (0.6) hold one row each.
     assert [index for index, bin in enumerate(result.bins) if bin.rows] == [7, 9, 13, 14]
     assert result.calibration == pytest.approx((0.5 + 0.1 + 1.0 + 0.4) / 4, rel=1e-6)
+
+
+def test_rows_add_up_to_the_measures_and_say_what_one_row_less_changes() -> None:
+    """Which is how intervals know that few folds agree by chance."""
+    random = torch.Generator().manual_seed(0)
+    p = torch.softmax(2 * torch.randn(400, 3, generator=random, dtype=torch.float64), -1)
+    target = torch.multinomial(p, 1, generator=random).squeeze(-1)
+    fold, rows = evaluate(p, target, 0.0, 0.0)
+    assert rows.rows.keys() == METRICS.keys() - {"cost"}
+    for name, values in rows.rows.items():
+        whole = getattr(fold, METRICS[name].attribute)
+        assert float(values.mean()) == pytest.approx(whole)
+        without = [evaluate(p[torch.arange(400) != i], target[torch.arange(400) != i], 0.0, 0.0)[0] for i in range(40)]
+        moved = torch.tensor([399 * (whole - getattr(fold, METRICS[name].attribute)) for fold in without])
+        np.testing.assert_allclose(moved, values[:40] - whole, atol=0.05)
+
+
+def test_the_baseline_is_a_result_of_its_own_and_pairs_merge_only_where_they_are_the_same(comparison: Comparison) -> None:
+    """A softmax that has learnt the frequencies, and a pair that is better by half a percent in log loss, or faster."""
+    frequencies = comparison.baseline.folds
+    learnt = [{"class frequencies": fold, "softmax": fold, "sparsemax": fold} for fold in frequencies]
+    table = Table("t", "y", False, np.zeros((120, 1)), np.arange(120) % 3, ("a", "b", "c"))
+    found = summary(table, TINY, learnt, SOME)
+    assert {result.name: result.same for result in found.results} == {"class frequencies": (), "softmax": ("sparsemax",)}
+    better = [fold | {"sparsemax": replace(fold["softmax"], log_loss=0.995 * fold["softmax"].log_loss)} for fold in learnt]
+    assert len(summary(table, TINY, better, SOME).results) == 3
+    assert len(summary(table, replace(TINY, metric="cost"), learnt, SOME).results) == 3
 
 
 def test_probabilities_whose_mass_is_below_one_are_measured_as_they_are() -> None:

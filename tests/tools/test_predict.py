@@ -238,6 +238,37 @@ def test_classes_of_any_kind_are_scored(classes: list, tmp_path: Path):
 
 
 @both
+def test_a_damaged_file_is_refused_or_predicts_the_same(suffix: str, tmp_path: Path):
+    classifier, encoder = learnt(flowers())
+    save(path := tmp_path / f"m{suffix}", classifier, encoder)
+    content, expected = path.read_bytes(), classifier.predict_proba(encoder.matrix(flowers()))
+    refused = 0
+    for place in np.random.default_rng(0).integers(0, len(content), 60):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+        try:
+            found = load(path)
+        except InputError:
+            refused += 1
+        else:
+            np.testing.assert_array_equal(found.classifier.predict_proba(encoder.matrix(flowers())), expected)
+    assert refused > 0
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["mean_", "scale_", "network_"])
+def test_numbers_that_no_training_leaves_are_refused(name: str, wrong: float):
+    classifier, _ = learnt(flowers())
+    record = classifier.as_dict()
+    array = record["learnt"][name]
+    (array[0][0] if name == "network_" else array)[0] = wrong
+    if (name, wrong) == ("scale_", np.inf):  # of a constant
+        Classifier.from_dict(record)
+        return
+    with pytest.raises(ValueError, match="that no training leaves"):
+        Classifier.from_dict(record)
+
+
+@both
 def test_every_classifier_comes_back_as_it_was(suffix: str, tmp_path: Path):
     frame = flowers()
     for options in (

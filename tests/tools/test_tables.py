@@ -412,6 +412,15 @@ def test_a_number_of_rows_that_are_sorted_by_class_gives_the_target(read: Read) 
     assert "'id'" in leak
 
 
+def test_rows_that_occur_again_are_counted_and_make_no_other_column_odd(read: Read) -> None:
+    random = np.random.default_rng(4)
+    few = {f"number {i}": random.standard_normal(60) for i in range(3)}
+    labels = random.integers(0, 2, 60)
+    tiled = pl.DataFrame({name: np.tile(values, 5) for name, values in {**few, "y": labels}.items()})
+    (note,) = read(tiled.write_csv().encode()).notes
+    assert note.startswith("rows that are there before, the target too: 240 of 300")
+
+
 def test_what_leaves_odd_columns_out_can_be_copied(read: Read) -> None:
     content = frame_with(LABELS, **{"a,b": np.ones(N), "c d": np.ones(N), "e": np.ones(N)})
     (note,) = read(content).notes

@@ -314,7 +314,9 @@ def seconds_a_step(table: Table, settings: Settings, chosen: Sequence[Pair] | No
 def summary(table: Table, settings: Settings, folds: Folds, chosen: Sequence[Pair] | None = None, command: str = "") -> Comparison:
     """What the folds that are done say, which may be fewer than the settings ask for."""
     trained = {pair.name: pair for pair in compared(table, chosen)}
-    results = _merged([Result(name, trained.get(name), tuple(fold[name] for fold in folds)) for name in folds[0]])
+    results = [Result(name, trained.get(name), tuple(fold[name] for fold in folds)) for name in folds[0]]
+    if settings.metric != "cost":  # which may differ where predictions do not
+        results = _merged(results)
     by_name = {result.name: result for result in results}
     softmax, baseline = by_name.pop(REFERENCE), by_name.pop(BASELINE)
     metric = METRICS[settings.metric]
@@ -346,7 +348,7 @@ def _merged(results: Sequence[Result]) -> list[Result]:
     """Pairs that predicted the same in every fold are one result, with the name of softmax or of the first."""
     kept: list[Result] = []
     for result in sorted(results, key=lambda result: result.name != REFERENCE):
-        twin = next((other for other in kept if _same(other, result)), None)
+        twin = next((other for other in kept if BASELINE not in (other.name, result.name) and _same(other, result)), None)
         if twin is None:
             kept.append(result)
         else:

@@ -102,7 +102,7 @@ def calibration_error(bins: tuple[Bin, ...]) -> float:
 
 @dataclass(frozen=True)
 class RowScores:
-    """What each held-out row scored, by the metric that is its mean."""
+    """What each held-out row adds to each metric, which is the mean of that, to first order in how much the row counts."""
 
     rows: Mapping[str, Tensor]
 
@@ -120,19 +120,27 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
     p_target = p.gather(-1, target[:, None]).squeeze(-1)
     support = (p > 0).sum(-1)
     which_bin = (confidence.nan_to_num() * BINS).long().clamp_max(BINS - 1)
+
+    def bins(values: Tensor | None) -> Tensor:
+        return torch.bincount(which_bin, values, minlength=BINS)
+
+    def by_class(of: Tensor) -> Tensor:
+        return torch.bincount(of, minlength=classes)
+
+    occurred, called, recognised = (by_class(of) for of in (target, predicted, target[hits]))
+    # macro F1 = mean of 2h/(o + c): a row moves h and o of its class, and c of the one it was called
+    size = (occurred + called).clamp_min(1).double()
+    f1 = 2 * recognised / size
+    moved = (2 * hits - f1[target]) / size[target] - f1[predicted] / size[predicted]
     rows = RowScores(
         {
             "accuracy": hits.double(),
+            "macro-f1": f1.mean() + len(p) / classes * moved,
             "log-loss": -((p_target + EPS) / (1 + classes * EPS)).log(),
             "brier": (p - functional.one_hot(target, classes)).square().sum(-1),
+            "calibration": (bins(hits.double()) - bins(confidence)).sign()[which_bin] * (hits.double() - confidence),
         }
     )
-
-    def bins(values: Tensor | None) -> list[float]:
-        return torch.bincount(which_bin, values, minlength=BINS).tolist()
-
-    def by_class(of: Tensor) -> list[int]:
-        return torch.bincount(of, minlength=classes).tolist()
 
     fold = Fold(
         accuracy=float(rows.rows["accuracy"].mean()),
@@ -142,11 +150,9 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
         zeros=float((p_target == 0).double().mean()),
         bins=tuple(
             Bin(int(n), total, int(right))
-            for n, total, right in zip(bins(None), bins(confidence), bins(hits.double()), strict=True)
+            for n, total, right in zip(*(bins(of).tolist() for of in (None, confidence, hits.double())), strict=True)
         ),
-        classes=tuple(
-            ClassCounts(*counts) for counts in zip(by_class(target), by_class(predicted), by_class(target[hits]), strict=True)
-        ),
+        classes=tuple(ClassCounts(*counts) for counts in zip(occurred.tolist(), called.tolist(), recognised.tolist(), strict=True)),
         support_rows=tuple(torch.bincount(support, minlength=classes + 1).tolist()),
         step_seconds=step_seconds,
         learning_rate=learning_rate,

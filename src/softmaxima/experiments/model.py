@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,9 @@ def _write_pt(about: Mapping[str, Any], classifier: Mapping[str, Any]) -> bytes:
 
 
 def _read_pt(content: bytes) -> Model:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:  # whose sums torch does not look at
+        if damaged := archive.testzip():
+            raise InputError(f"is damaged at {damaged!r}; save it again")
     record = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     _check_about(record)
     return _model(record, _converted(record["classifier"], torch.Tensor, torch.Tensor.numpy))
@@ -224,6 +228,8 @@ def _check_about(record: Any) -> None:
 
 def _model(record: Mapping[str, Any], classifier: Mapping[str, Any]) -> Model:
     model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]))
+    if not all(isinstance(name, str) for name in (model.encoder.target, *(column.name for column in model.encoder.columns))):
+        raise ValueError("names of columns must be texts")
     classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)
     if model.classifier.classes_.tolist() != list(range(classes)) or model.classifier.n_features_in_ != width:
         raise ValueError(f"{classes} classes and {width} features of the table do not fit the classifier")

@@ -17,10 +17,10 @@ how often the rule is wrong is measured, by `make confirmation`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 from scipy.stats import t as student
 
@@ -100,7 +100,8 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
     tries = len(judged) * (1 + len(others))
     learnt = [r for r in (softmax, *others) if any(difference(r, baseline, by, folds, tries).better for by in judged)]
     if not learnt:
-        by, reached = (listed([show(by) for by in judged]) for show in (lambda by: by.words, lambda by: _value(baseline, by)))
+        by = " or ".join(by.words for by in judged)
+        reached = listed([_value(baseline, by) for by in judged])
         return Recommendation(
             metric,
             None,
@@ -118,7 +119,7 @@ def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], m
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     better = [r for r in proven if found[r.name].better]
     if not better:
-        return _stay(softmax, others, metric)
+        return _stay(softmax, found, metric)
     taken = max(better, key=lambda r: found[r.name].mean)
     gain = found[taken.name]
     reason = (
@@ -139,7 +140,7 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
         if found[r.name].low > metric.least_gain and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
     ]
     if not cheaper:
-        return _stay(softmax, others, metric, " by 5 % or more, and as accurate to a point")
+        return _stay(softmax, found, metric, " by 5 % or more, and as accurate to a point")
     taken = max(cheaper, key=lambda r: found[r.name].mean)
     reason = (
         f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within "
@@ -148,14 +149,19 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
-def _stay(softmax: Result, others: Sequence[Result], metric: Metric, besides: str = "") -> Recommendation:
-    if others:
-        counted = "The other pair does not" if len(others) == 1 else f"None of the {len(others)} other pairs"
-        differs = "differ" if len(others) == 1 else "differs"
+def _stay(softmax: Result, found: Mapping[str, Difference], metric: Metric, besides: str = "") -> Recommendation:
+    if found:
+        counted = "The other pair does not" if len(found) == 1 else f"None of the {len(found)} other pairs"
+        differs = "differ" if len(found) == 1 else "differs"
         reason = (
             f"{counted} {differs} from softmax for the better in {metric.words}{besides} on this table, where that of softmax is "
-            f"{_value(softmax, metric)}. What looks better may be chance."
+            f"{_value(softmax, metric)}."
         )
+        if any(gain.mean > 0 for gain in found.values()):
+            reason += " What looks better may be chance"
+            reach = median(gain.high - gain.mean for gain in found.values())
+            size = metric.show_gain(reach).lstrip("+-")
+            reason += f": these folds show differences from about {size} on." if math.isfinite(reach) else "."
     else:
         reason = f"It is the only pair that was trained; its {metric.words} is {_value(softmax, metric)}."
     return Recommendation(metric, softmax.pair, "Stay with softmax", reason)

@@ -10,11 +10,13 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+import polars as pl
 
 from softmaxima.experiments.encoding import Column
 from softmaxima.experiments.reading import named
 
 SAMPLE = 5_000
+COPIES = 0.05  # of the rows, from where on they are named
 LEAST_ROWS = 20  # below, columns agree by chance
 LEAKS = 0.995  # right on rows that it was not learnt from
 LEAST_ERRORS = 10  # of the most frequent class there, so that no column of noise can do without
@@ -29,11 +31,21 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
         return []
     # a missing value is a value of its own
     given = {column.name: np.nan_to_num(v, nan=-np.inf) for column, v in zip(columns, values, strict=True)}
+    lines = []
+    hashes = pl.DataFrame({**{str(i): v for i, v in enumerate(given.values())}, "target": labels}).hash_rows().to_numpy()
+    first = np.sort(np.unique(hashes, return_index=True)[1])
+    if (copies := len(labels) - len(first)) > COPIES * len(labels):
+        lines.append(
+            f"rows that are there before, the target too: {copies} of {len(labels)}; folds then test what they were trained on, so "
+            "leave copies out"
+        )
+    if len(first) < LEAST_ROWS:
+        return lines
+    given, labels = {name: v[first] for name, v in given.items()}, labels[first]
     constant = [name for name, v in given.items() if v[0] == v[-1] and (v == v[0]).all()]
     numbering = [column.name for column in columns if _numbers_rows(column, given[column.name])]
     telling = {name: v for name, v in given.items() if name not in constant}
     sample = np.random.default_rng(0).permutation(len(labels))[:SAMPLE]
-    lines = []
     if constant:
         lines.append(f"the same in every row, and so of no use: {_names(constant)}; {_without(constant)}")
     if numbering:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,9 @@ from softmaxima.maps import find_map
 
 DTYPES = (np.float64, np.float32)
 SCALE = ("classes_", "n_features_in_", "feature_names_in_", "medians_", "missing_", "mean_", "scale_")  # learnt before training
+OWN = {"input", "target", "weight", "reduction", "ignore_index"}  # arguments of losses that training gives
 TRAINED = ("network_", "loss_curve_", "n_iter_")
+FARTHEST = 1e15  # deviations from the mean; a feature beyond counts as that, for float32 may not have its products
 EPOCHS, STEPS = 30, 360  # of training by default: so many passes over the rows, or more where those are fewer steps
 
 
@@ -68,7 +69,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         missing: "refuse" NaN in the features, or "impute": the column's median and a column that says where.
         dtype: "float32" or "float64", of the network and the steps; None takes that of the features.
         random_state: int, `numpy.random.RandomState` or None; decides weights, batches and held-out rows. The same int gives the
-            same result.
+            same result, in float32 with as many threads.
 
     Attributes:
         classes_: the classes, sorted.
@@ -166,7 +167,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 best, best_loss, since = training.weights(), loss, 0
             if since >= self.patience:
                 break
-        return self.end(training, best)
+        network = best or training.weights()
+        if not all(part.isfinite().all() for layer in network for part in layer):
+            raise ValueError(
+                f"training left the numbers at learning_rate={self.learning_rate!r}; take a smaller one, or another loss than "
+                f"{self.pair.loss!r}"
+            )
+        return self.end(training, network)
 
     def prepare(self, X: Any, y: Any, sample_weight: Any = None) -> Prepared:
         """Check everything, learn the classes and the scale of the features, and give the rows as `begin` takes them."""
@@ -181,6 +188,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
             weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not weight.any():
                 raise ValueError("sample_weight must have a positive entry, got zeros alone")
+            counted = weight > 0
+            X, labels, weight = X[counted], labels[counted], weight[counted] / weight.max()
         self._learn_scale(X, weight)
         target = torch.from_numpy(labels.astype(np.int64))
         x = self._scaled(X).to(getattr(torch, self.dtype or X.dtype.name))
@@ -286,17 +295,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _check(self) -> None:
         """Raise ValueError for what cannot be used, before any work."""
+        if not isinstance(self.map, str):
+            raise ValueError(f"map must be the name of a map, such as 'softmax', got {self.map!r}")
         properties = find_map(self.map).properties
         if properties.logarithmic or not properties.of_one_class:
             raise ValueError(f"map must give probabilities of which at most one happens, as 'softmax' does, got {self.map!r}")
-        if self.loss is not None and self.loss not in losses.REGISTRY:
+        if self.loss is not None and not (isinstance(self.loss, str) and self.loss in losses.REGISTRY):
             raise ValueError(f"loss must be None or one of {', '.join(map(repr, sorted(losses.REGISTRY)))}, got {self.loss!r}")
         for name, given in (("map_params", self.map_params), ("loss_params", self.loss_params)):
             if given is not None and not isinstance(given, Mapping):
                 raise ValueError(f'{name} must be a dict such as {{"alpha": 1.25}}, or None, got {given!r}')
             if isinstance(f := (given or {}).get("f"), str) and f not in FUNCTIONS:
                 raise ValueError(f"{name}: f must be a function or one of {', '.join(map(repr, FUNCTIONS))}, got {f!r}")
-        self._check_params()
         choices = ("head", ("linear", "cosine")), ("missing", ("refuse", "impute")), ("dtype", (None, "float32", "float64"))
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
@@ -313,30 +323,48 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"early_stopping must be True or False, got {self.early_stopping!r}")
         if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str) or not all(map(_is_count, self.hidden)):
             raise ValueError(f"hidden must be the units of each hidden layer, such as (128,) or (), got {self.hidden!r}")
+        self._check_params()
 
     def _check_params(self) -> None:
-        """Raise ValueError for parameters that the map or the loss does not have, or values that the map does not take."""
-        try:
-            find_map(self.map)(np.zeros(2), **_with_functions(self.map_params or {}))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"map_params: {error}") from error
-        options = inspect.signature(getattr(losses, self.pair.loss)).parameters
-        unknown = [name for name in self.loss_params or {} if name not in options]
-        if unknown and "params" not in options:
-            raise ValueError(f"loss_params: {self.pair.loss} takes {', '.join(list(options)[2:])}, got {unknown[0]!r}")
+        """Raise ValueError for parameters that the map or the loss does not have, or values that it does not take."""
+        found = find_map(self.map)
+        names = [parameter.name for parameter in found.params]
+        if unknown := set(self.map_params or {}) - set(names):
+            raise ValueError(f"map_params: {self.map} takes {', '.join(names) or 'none'}, got {min(unknown)!r}")
+        if own := set(self.loss_params or {}) & OWN:
+            raise ValueError(f"loss_params: {min(own)} is not taken here; give rows their weights by sample_weight of fit")
+        target = torch.tensor([0, 1])
+        for name, evaluate in (
+            ("map_params", lambda: found(torch.zeros(2, 2), **_with_functions(self.map_params or {}))),
+            ("map_params" if self.loss_params is None else "loss_params", lambda: self.pair.losses(torch.zeros(2, 2), target)),
+        ):
+            try:
+                evaluate()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        if losses.REGISTRY[self.pair.loss].on_cosines and self.head != "cosine":
+            raise ValueError(f"head must be 'cosine' for the loss {self.pair.loss!r}, got {self.head!r}")
 
     def _check_learnt(self) -> None:
-        """Raise ValueError where arrays are none, or do not fit together."""
+        """Raise ValueError where arrays are none, do not fit together, or hold what training does not leave."""
         features, indicators = self.n_features_in_, len(self.missing_)
-        sizes = (features + indicators, *(len(bias) for _, bias in self.network_))
-        found = [(self.missing_, (indicators,)), (self.medians_, (features,)), (self.mean_, sizes[:1]), (self.scale_, sizes[:1])]
-        for (inputs, outputs), (weight, bias) in zip(pairwise(sizes), self.network_, strict=True):
-            found += [(weight, (outputs, inputs)), (bias, (outputs,))]
-        for array, shape in found:
+        sizes = (features + indicators, *self.hidden, len(self.classes_))
+        parts = [part for layer in self.network_ for part in layer]
+        shapes = [shape for inputs, outputs in pairwise(sizes) for shape in ((outputs, inputs), (outputs,))]
+        arrays = [self.missing_, self.medians_, self.mean_, self.scale_, *parts]
+        wanted = [(indicators,), (features,), sizes[:1], sizes[:1], *shapes]
+        if len(arrays) != len(wanted):
+            raise ValueError(f"its network has {len(self.network_)} layers where hidden={self.hidden!r} has {len(sizes) - 1}")
+        for array, shape in zip(arrays, wanted, strict=True):
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
                 raise ValueError(f"needs an array of numbers of the shape {shape}, got {array!r:.80}")
-        if sizes[-1] != len(self.classes_) or not all(0 <= column < features for column in self.missing_):
-            raise ValueError(f"its {len(self.classes_)} classes or {features} features do not fit its network")
+        medians = [self.medians_] if self.missing == "impute" else []
+        if not all(np.isfinite(array).all() for array in (*parts, self.mean_, *medians)) or not (self.scale_ > 0).all():
+            raise ValueError("holds numbers that no training leaves: NaN, ∞, or a deviation of 0")
+        if len({part.dtype for part in parts}) > 1 or parts[0].dtype not in DTYPES:
+            raise ValueError("needs a network of float32 or of float64")
+        if not all(0 <= column < features for column in self.missing_):
+            raise ValueError(f"columns with missing values must be below {features}, got {self.missing_!r:.80}")
 
     def _split(self, prepared: Prepared) -> tuple[Prepared, Prepared]:
         """Rows to train on and rows to stop by, the classes in proportion where there are enough; an only row is trained on."""
@@ -359,24 +387,25 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _learn_scale(self, X: np.ndarray, weight: np.ndarray | None) -> None:
         """The mean and the standard deviation of each column, ∞ for the deviation of one that is constant."""
-        counted = X.astype(np.float64) if weight is None else X[weight > 0].astype(np.float64)
+        counted = X.astype(np.float64)
         self.missing_ = np.flatnonzero(np.isnan(counted).any(0))
         self.medians_ = np.full(X.shape[1], math.nan)
         if self.missing == "impute":
-            self.medians_ = np.ma.filled(np.ma.median(np.ma.masked_invalid(counted), axis=0), 0.0)
+            self.medians_ = np.array([_median(column, weight) for column in counted.T])
         counted = self._complete(counted)
         unit = np.abs(counted).max(0)
         unit[unit == 0] = 1.0
         counted = counted / unit  # now no square overflows
-        weights = None if weight is None else weight[weight > 0]
-        mean = np.average(counted, axis=0, weights=weights)
-        deviation = np.sqrt(np.average(np.square(counted - mean), axis=0, weights=weights))
+        mean = np.average(counted, axis=0, weights=weight)
+        deviation = np.sqrt(np.average(np.square(counted - mean), axis=0, weights=weight))
         constant = counted.min(0) == counted.max(0)
         self.mean_ = mean * unit
         self.scale_ = np.where(constant, math.inf, deviation * unit)
 
     def _scaled(self, X: np.ndarray) -> Tensor:
-        return torch.from_numpy((self._complete(X.astype(np.float64)) - self.mean_) / self.scale_)
+        with np.errstate(over="ignore", invalid="ignore"):
+            deviations = (self._complete(X.astype(np.float64)) - self.mean_) / self.scale_
+        return torch.from_numpy(np.where(np.isinf(self.scale_), 0.0, deviations.clip(-FARTHEST, FARTHEST)))
 
     def _complete(self, X: np.ndarray) -> np.ndarray:
         """Medians where a value is missing, and beside all, for each column that missed some in training, where it does."""
@@ -390,6 +419,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
         finite: Any = "allow-nan" if self.missing == "impute" else True
         X = validate_data(self, X, dtype=DTYPES, ensure_all_finite=finite, reset=False)
         return self._scaled(X).to(self._weights[0][0].dtype)
+
+
+def _median(column: np.ndarray, weight: np.ndarray | None) -> float:
+    """Of the values that are there, each as often as its weight says; 0 where there are none."""
+    known = ~np.isnan(column)
+    if not known.any():
+        return 0.0
+    order = np.argsort(column[known])
+    values = column[known][order]
+    reached = np.cumsum(np.ones(len(values)) if weight is None else weight[known][order])
+    low, high = (values[np.searchsorted(reached, reached[-1] / 2, side)] for side in ("left", "right"))
+    return float(low + (high - low) / 2)
 
 
 def _is_count(value: Any) -> bool:

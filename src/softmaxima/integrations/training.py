@@ -58,6 +58,7 @@ class Training:
         self._batches: list[Tensor] = []  # what is left of an epoch, the next at the end
         self.losses: list[float] = []  # the mean loss of each epoch
         self._total = 0.0
+        self._mass = len(x) if weight is None else float(weight.sum())
 
     @property
     def finished(self) -> bool:
@@ -80,10 +81,10 @@ class Training:
                 loss.backward()
                 self.optimiser.step()
                 seconds.append(time.perf_counter() - start)
-                self._total += loss.item() * len(rows)
+                self._total += loss.item() * (len(rows) if weight is None else float(weight.sum()))
                 self.done += 1
                 if not self._batches:
-                    self.losses.append(self._total / len(self.x))
+                    self.losses.append(self._total / self._mass)
                     self._total = 0.0
         return seconds
 
