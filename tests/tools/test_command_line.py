@@ -316,6 +316,8 @@ def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     assert 0 < done < 10
     assert f"interrupted after {done} of 10 folds; --resume goes on from there" in out
     assert "Partial" in (tmp_path / "report.html").read_text()
+    code, _, err = run(*options)
+    assert (code, "go on with --resume" in err) == (2, True)
     code, out, _ = run(*options, "--resume")
     assert (code, len(json.loads((tmp_path / "results.json").read_text())["folds"])) == (0, 10)
     assert f"{done} of 10 done before" in out

@@ -129,6 +129,8 @@ def test_tuned_models_take_the_median_of_the_learning_rates_of_their_folds():
         (("compare", "t.csv", "--save", "m.pkl"), "--save: a model's file ends in .skops or .pt, got 'm.pkl'"),
         (("compare", "t.csv", "--save", "t.csv/m.pt"), "--save: cannot write to t.csv/m.pt"),
         (("predict", "none.pt", "t.csv"), "there is no file none.pt"),
+        (("predict", "m.pt", "."), ". is a directory"),
+        (("compare", "."), ". is a directory"),
         (("predict", "m.pt", "none.csv"), "there is no file none.csv"),
         (("predict", "t.csv", "m.pt"), "ends in .skops or .pt"),
         (("predict", "m.pt", "t.csv", "--out", "t.csv"), "--out: t.csv is what is read"),
@@ -197,6 +199,13 @@ def test_a_category_that_is_new_is_said_and_counts_as_none(tmp_path: Path):
     found = predicted("length,width,code\n1,0.5,003\n2,0.1,002\n", tmp_path)
     assert any("'code': '003' (1 row) was not in the rows learnt from" in note for note in found.notes)
     assert np.isfinite(found.p).all()
+
+
+@pytest.mark.parametrize("text", ["length,width,code\n1,0,001\n,,\n2,0,001\n", "\nlength,width,code\n1,0,001\n\n2,0,001\n"])
+def test_rows_keep_their_numbers_where_empty_ones_are_left_out(text: str, tmp_path: Path):
+    assert predicted(text, tmp_path).frame["row"].to_list() == [1, 3]
+    with pytest.raises(InputError, match="row 3 has no value in 'width'"):
+        predicted(text.replace("2,0", "2,"), tmp_path)
 
 
 def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):

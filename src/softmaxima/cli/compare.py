@@ -23,7 +23,7 @@ from softmaxima.cli.terminal import (
     WRONG_RESULT,
     Output,
     Terminated,
-    check_exists,
+    check_file,
     check_named,
     fail,
     keeping,
@@ -92,14 +92,16 @@ def compare(
     check_named("--maps", maps, "to train all pairs")
     check_named("--without", without, "to train on all columns")
     if table is not None:
-        check_exists(table, " of the kinds that softmaxima compare --help names")
+        check_file(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
     from softmaxima.experiments.model import check_path
-    from softmaxima.experiments.saved import read_folds
+    from softmaxima.experiments.saved import interrupted, read_folds
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
 
+    if not resume and interrupted(out / "results.json"):
+        fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another directory")
     if save is not None:
         try:
             check_path(save)

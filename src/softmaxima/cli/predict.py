@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from softmaxima.cli.terminal import NOT_WRITTEN, WIDE, Output, check_exists, fail, plain_table, say
+from softmaxima.cli.terminal import NOT_WRITTEN, WIDE, Output, check_file, fail, plain_table, say
 
 if TYPE_CHECKING:
     from softmaxima.experiments.model import Predictions
@@ -29,8 +29,8 @@ def predict(
 
     Where the table has the target too, accuracy and log loss are printed.
     """
-    check_exists(model, " that softmaxima compare --save wrote")
-    check_exists(table, " of the kinds that softmaxima compare --help names")
+    check_file(model, " that softmaxima compare --save wrote")
+    check_file(table, " of the kinds that softmaxima compare --help names")
     if out is not None:
         check_out(out, model, table)
     from softmaxima.core.numbers import InputError

@@ -70,6 +70,13 @@ def check_exists(file: Path, otherwise: str) -> None:
         fail(f"there is no file {file}; give a path to an existing file{otherwise}")
 
 
+def check_file(file: Path, otherwise: str) -> None:
+    """The same, and where it is a directory."""
+    check_exists(file, otherwise)
+    if file.is_dir():
+        fail(f"{file} is a directory; give a file{otherwise}")
+
+
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
     """The names in an option that takes several, separated by commas."""
     return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())

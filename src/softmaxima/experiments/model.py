@@ -47,17 +47,17 @@ class Predictions:
     target: str
     classes: tuple[str, ...]
     p: np.ndarray  # [rows, classes] float64
+    places: np.ndarray  # [rows], the number of each in the file, from 1
     notes: tuple[str, ...]  # how the file was read, and what was not known
     score: Fold | None  # where the table has the target
     scored: int  # rows that have it
 
     @property
     def frame(self) -> pl.DataFrame:
-        """Row numbers from 1, the most probable class, and the probability of each."""
+        """Row numbers, the most probable class, and the probability of each."""
         predicted = [self.classes[index] for index in self.p.argmax(-1)]
         probabilities = {f"probability of {name}": column for name, column in zip(self.classes, self.p.T, strict=True)}
-        numbers = np.arange(1, len(self.p) + 1)
-        return pl.DataFrame({"row": numbers, "predicted": pl.Series(predicted, dtype=pl.String)} | probabilities)
+        return pl.DataFrame({"row": self.places, "predicted": pl.Series(predicted, dtype=pl.String)} | probabilities)
 
     def write(self, path: Path) -> None:
         """The frame as CSV."""
@@ -79,7 +79,8 @@ def predict(model: Model, path: Path) -> Predictions:
         if not reading.frame.height:
             raise InputError("has no rows; add some")
         features = encoder.matrix(reading.frame)
-        _refuse_gaps(reading.frame, features, model)
+        places = np.arange(1, len(features) + 1) if reading.places is None else reading.places
+        _refuse_gaps(reading.frame, places, model)
         notes = [*reading.notes, *encoder.unknown(reading.frame)]
         labels = np.full(len(features), -1)
         if encoder.target in reading.frame.columns and kind_of(reading.frame[encoder.target].dtype) is not None:
@@ -91,7 +92,7 @@ def predict(model: Model, path: Path) -> Predictions:
     p = model.classifier.predict_proba(features)
     known = labels >= 0
     score = evaluate(torch.from_numpy(p[known]), torch.from_numpy(labels[known]), 0.0, 0.0)[0] if known.any() else None
-    return Predictions(encoder.target, encoder.classes, p, tuple(notes), score, int(known.sum()))
+    return Predictions(encoder.target, encoder.classes, p, places, tuple(notes), score, int(known.sum()))
 
 
 def _is_number(text: str) -> bool:
@@ -102,15 +103,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _refuse_gaps(frame: pl.DataFrame, features: np.ndarray, model: Model) -> None:
+def _refuse_gaps(frame: pl.DataFrame, places: np.ndarray, model: Model) -> None:
     """Raise `InputError` for values that are infinite, and for missing ones unless the model was trained to take them."""
     for column in model.encoder.columns:
         series = frame[column.name]
         if series.dtype.is_float() and (infinite := series.is_infinite().fill_null(False)).any():
-            raise InputError(f"row {infinite.arg_max() + 1} is infinite in {column.name!r}; repair it")  # type: ignore[operator]
+            raise InputError(f"row {places[infinite.arg_max()]} is infinite in {column.name!r}; repair it")  # type: ignore[index]
         if series.has_nulls() and model.classifier.missing == "refuse":
             raise InputError(
-                f"row {series.is_null().arg_max() + 1} has no value in {column.name!r}, and the model takes none without; "  # type: ignore[operator]
+                f"row {places[series.is_null().arg_max()]} has no value in {column.name!r}, and the model takes none without; "  # type: ignore[index]
                 "fill it in, or train with --missing impute on rows that miss some"
             )
 

@@ -53,6 +53,7 @@ class Reading:
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
     target: str | None = None  # where the format says which column it is
     separator: str | None = None  # of text
+    places: np.ndarray | None = None  # the number of each row in the file, from 1, where some may have been left out
     untrainable: str | None = None  # of rows that a model may predict, but that have no target beside features: what to say
 
 
@@ -136,6 +137,7 @@ def _read_text(content: bytes) -> Reading:
     text, notes = _decoded(content)
     if text[:4].lower() == "sep=":  # Excel's own line
         text = text.partition("\n")[2]
+    text = re.sub(r"\A(?:[ \t]*\n)+", "", text)
     sample = list(islice(io.StringIO(text[: text.find("\n", SAMPLE) + 1] or text), 1000))
     if not any(map(str.strip, sample)):
         raise InputError(f"cannot be read as CSV (it is empty); {REPAIRS['CSV']}")
@@ -157,9 +159,11 @@ def _read_text(content: bytes) -> Reading:
         if blank.any():
             notes.append(f"left out, being empty: {rows(int(blank.sum()))}")
             frame = frame.filter(~blank)
+    lines = np.flatnonzero(~blank.to_numpy())
     names, frame = _with_names(frame, notes)
     frame.columns = names
-    return Reading(frame, tuple(notes), separator=separator, untrainable=untrainable)
+    places = lines + 1 if frame.height == len(lines) else lines[1:] - lines[0]  # below the names
+    return Reading(frame, tuple(notes), separator=separator, places=places, untrainable=untrainable)
 
 
 def _decoded(content: bytes) -> tuple[str, list[str]]:

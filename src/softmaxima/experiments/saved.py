@@ -86,6 +86,14 @@ def as_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
+def interrupted(path: Path) -> bool:
+    """Whether a JSON holds a comparison that was interrupted."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["partial"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> tuple[list[dict[str, Fold]], str]:
     """The folds in a JSON that such a comparison of this table began, and its command.
 
