@@ -23,6 +23,7 @@ from softmaxima.experiments import model as models
 from softmaxima.experiments.compare import Settings, trained
 from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.model import Model, load, predict, save
+from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import read_table
 from softmaxima.integrations.classifier import Classifier
 
@@ -206,6 +207,30 @@ def test_rows_keep_their_numbers_where_empty_ones_are_left_out(text: str, tmp_pa
     assert predicted(text, tmp_path).frame["row"].to_list() == [1, 3]
     with pytest.raises(InputError, match="row 3 has no value in 'width'"):
         predicted(text.replace("2,0", "2,"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("learnt_from", "asked", "read_as"),
+    [
+        (["21/04/2020", "02/01/2020"], "01/02/2021", 18659),  # days since 1970 of 1 February
+        (["21.04.20", "02.01.20"], "01.02.21", 18659),
+        (["5,100", "12,345.5"], "5,100", 5100),
+        (["0.25", "0.5"], "1.250", 1.25),
+        (["1.234,5", "0,5"], "1.250", 1250),
+    ],
+)
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_what_can_be_read_in_two_ways_is_read_as_it_was_learnt(
+    learnt_from: list[str], asked: str, read_as: float, separator: str, tmp_path: Path
+):
+    rows = [f'"{cell}"{separator}{"ab"[i % 2]}' for i, cell in enumerate(learnt_from * 10)]
+    (tmp_path / "t.csv").write_text("\n".join([f"x{separator}y", *rows]))
+    encoder = read_table(tmp_path / "t.csv").encoder
+    (column,) = Encoder.from_dict(json.loads(json.dumps(encoder.as_dict()))).columns
+    for other in ",;":
+        (tmp_path / "new.csv").write_text(f'x{other}z\n"{asked}"{other}1\n')
+        frame = read_frame(tmp_path / "new.csv", (), {"x": column.written}).frame
+        assert column.values(frame["x"]).tolist() == [read_as]
 
 
 def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):

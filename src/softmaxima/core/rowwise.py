@@ -15,6 +15,7 @@ from softmaxima.core.jacobian import DiagonalAndProduct, Jacobian, jacobian_of, 
 from softmaxima.core.routing import has_kernel, kernels
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import anchored, is_one, over, tempered
+from softmaxima.kernels.operations import lying_like
 
 if TYPE_CHECKING:
     from softmaxima.core.contract import Map
@@ -26,7 +27,7 @@ def compute(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, para
         return x.clone()
     if has_kernel(map.kernel, x) and (theta := map.kernel.theta(*params)) is not None:
         return kernels(x).forward(map.kernel, x, tau, where, theta)
-    p = compose(map, x, tau, where, params)
+    p = lying_like(x, compose(map, x, tau, where, params))
     return p.clone() if p._is_view() or p is x else p  # eager autograd takes no views from a function
 
 

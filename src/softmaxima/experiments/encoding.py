@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,11 +19,12 @@ DAY = {"ns": 86400e9, "us": 86400e6, "ms": 86400e3}
 
 @dataclass(frozen=True)
 class Column:
-    """A feature's column; among its categories None is that of missing values."""
+    """A feature's column; among its categories None is that of missing values. `written` is that of `Reading`."""
 
     name: str
     kind: Literal["number", "date", "category"]
     categories: tuple[str | None, ...] = ()
+    written: str | None = None
 
     @property
     def width(self) -> int:
@@ -50,8 +52,8 @@ class Encoder:
     columns: tuple[Column, ...]
 
     @classmethod
-    def fit(cls, frame: pl.DataFrame, target: str) -> Self:
-        """That of all columns but the target.
+    def fit(cls, frame: pl.DataFrame, target: str, written: Mapping[str, str] = MappingProxyType({})) -> Self:
+        """That of all columns but the target, which were `written` so in their file.
 
         Raises:
             InputError: where a text column has too many texts, or a column is of another type.
@@ -64,7 +66,7 @@ class Encoder:
                 f"columns of a type that cannot be used: {named(unusable)}; make them numbers or text, or leave them out "
                 "with --without"
             )
-        return cls(target, _classes(frame[target]), tuple(_column(series) for series in frame.drop(target)))
+        return cls(target, _classes(frame[target]), tuple(_column(series, written) for series in frame.drop(target)))
 
     def matrix(self, frame: pl.DataFrame) -> np.ndarray:
         """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator."""
@@ -102,7 +104,7 @@ class Encoder:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """What `as_dict` gave, also after a passage through JSON."""
-        columns = tuple(Column(column["name"], column["kind"], tuple(column["categories"])) for column in record["columns"])
+        columns = tuple(Column(**column | {"categories": tuple(column["categories"])}) for column in record["columns"])
         return cls(record["target"], tuple(record["classes"]), columns)
 
 
@@ -115,9 +117,9 @@ def kind_of(dtype: Any) -> Literal["number", "date", "category"] | None:
     return "category" if dtype in (pl.Boolean, pl.String, pl.Categorical, pl.Enum) else None
 
 
-def _column(series: pl.Series) -> Column:
+def _column(series: pl.Series, written: Mapping[str, str]) -> Column:
     kind = kind_of(series.dtype) or "category"
-    return Column(series.name, kind, _categories(series) if kind == "category" else ())
+    return Column(series.name, kind, _categories(series) if kind == "category" else (), written.get(series.name))
 
 
 def _categories(series: pl.Series) -> tuple[str | None, ...]:

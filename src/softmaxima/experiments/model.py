@@ -75,7 +75,7 @@ def predict(model: Model, path: Path) -> Predictions:
     if not all(map(_is_number, encoder.classes)):
         texts.add(encoder.target)
     try:
-        reading = read_frame(path, texts)
+        reading = read_frame(path, texts, {column.name: column.written for column in encoder.columns if column.written is not None})
         if not reading.frame.height:
             raise InputError("has no rows; add some")
         features = encoder.matrix(reading.frame)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,16 @@ class Reading:
     notes: tuple[str, ...] = ()
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
     target: str | None = None  # where the format says which column it is
+    written: Mapping[str, str] = field(default_factory=dict)  # before which sign decimals are, "point" or "comma"; a date's pattern
     separator: str | None = None  # of text
     places: np.ndarray | None = None  # the number of each row in the file, from 1, where some may have been left out
     untrainable: str | None = None  # of rows that a model may predict, but that have no target beside features: what to say
 
 
-def read_frame(path: Path, texts: Collection[str] = ()) -> Reading:
+def read_frame(path: Path, texts: Collection[str] = (), written: Mapping[str, str] = MappingProxyType({})) -> Reading:
     """The frame in a file; the columns in `texts` stay text, whatever they look like.
+
+    What may be read in several ways is read as `written` says, as another `Reading` has it.
 
     Raises:
         InputError: without the file's name.
@@ -90,7 +94,7 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Reading:
         raise InputError(
             f"cannot be read as {kind} ({_first_line(error)}); {REPAIRS.get(kind, f'write it again as {kind}')}"
         ) from None
-    return _cleaned(reading, texts, kind == "CSV")
+    return _cleaned(reading, texts, kind == "CSV", written)
 
 
 def _unpacked(path: Path) -> tuple[str, bytes]:
@@ -316,29 +320,31 @@ def _float(text: str) -> float | None:
 # Values -------------------------------------------------------------------------------------------------------------------
 
 
-def _cleaned(reading: Reading, texts: Collection[str], written: bool) -> Reading:
+def _cleaned(reading: Reading, texts: Collection[str], is_text: bool, written: Mapping[str, str]) -> Reading:
     """Missing values are null, and where all is written as text, numbers and dates are what they stand for."""
     columns, padded, words, strings = {}, [], {}, {}
     for column in reading.frame:
         if column.dtype.is_float():
             column = column.fill_nan(None)
         elif column.dtype == pl.String:
-            column = _stripped(column, written and column.name not in texts, padded, words)
-            if column.dtype == pl.String and written and column.name not in texts:
+            column = _stripped(column, is_text and column.name not in texts, padded, words)
+            if column.dtype == pl.String and is_text and column.name not in texts:
                 strings[column.name] = column
         columns[column.name] = column
     numbers, dates = {}, {}
     semicolons = reading.separator == ";"
     plain = {
         name: reading.frame[name].str.strip_chars().set(column.is_null(), None)
-        for name, column in (columns.items() if semicolons else ())
+        for name, column in columns.items()
         if column.dtype == pl.Float64 and reading.frame[name].dtype == pl.String
     }
-    for name, (column, example) in _written_numbers(strings, plain, semicolons).items():
-        columns[name], numbers[name] = column, example
+    written = dict(written)
+    for name, (column, example, kind) in _written_numbers(strings, plain, semicolons, written).items():
+        columns[name], numbers[name], written[name] = column, example, kind
     for name in strings.keys() - numbers.keys():
-        if (found := _written_dates(strings[name])) is not None:
-            columns[name], dates[name] = found
+        if (found := _written_dates(strings[name], written.get(name))) is not None:
+            columns[name], dates[name], written[name] = found
+    written = dict.fromkeys(plain, "point") | {name: how for name, how in written.items() if name in columns}
     notes = list(reading.notes)
     for what, found in (("numbers", numbers), ("dates, which features have in days", dates)):
         if found:
@@ -346,7 +352,7 @@ def _cleaned(reading: Reading, texts: Collection[str], written: bool) -> Reading
             notes.append(f"read as {what}: {named(ordered)}")
     if padded:
         notes.append(f"blanks around texts are left out in {named(map(repr, padded))}")
-    return replace(reading, frame=pl.DataFrame(list(columns.values())), notes=tuple(notes), words=words)
+    return replace(reading, frame=pl.DataFrame(list(columns.values())), notes=tuple(notes), words=words, written=written)
 
 
 def _stripped(column: pl.Series, written: bool, padded: list[str], words: dict[str, list[str]]) -> pl.Series:
@@ -386,9 +392,10 @@ def _not_plain(column: pl.Series) -> pl.Series:
 
 
 def _written_numbers(
-    strings: Mapping[str, pl.Series], plain: Mapping[str, pl.Series], semicolons: bool
-) -> dict[str, tuple[pl.Series, str]]:
-    """Columns of numbers with separators of thousands, decimal commas, currencies and percent signs, each with an example.
+    strings: Mapping[str, pl.Series], plain: Mapping[str, pl.Series], semicolons: bool, written: Mapping[str, str]
+) -> dict[str, tuple[pl.Series, str, str]]:
+    """Columns of numbers with separators of thousands, decimal commas, currencies and percent signs, each with an example, and
+    what its decimals are before.
 
     `plain` are texts of columns that have been read as floats already.
     """
@@ -397,9 +404,11 @@ def _written_numbers(
         values = column.drop_nulls().unique(maintain_order=True)
         kinds = _fitting(_bare(values.head(50)))
         if kinds and (kinds := _fitting(_bare(values))):
-            bare[name], fits[name] = values, kinds
+            bare[name], fits[name] = values, {written[name]} if written.get(name) in kinds else kinds
     only_comma = any(kinds == {"comma"} for kinds in fits.values())
-    for name, column in plain.items() if only_comma else ():  # then 1.234 is no fraction, if all in the column may be like it
+    for name, column in plain.items():  # where 1.234 is no fraction, if all in the column may be like it
+        if written.get(name, "comma" if only_comma and semicolons else "point") != "comma":
+            continue
         values = column.drop_nulls().unique(maintain_order=True)
         if values.str.contains(".", literal=True).any() and "comma" in _fitting(values):
             bare[name], fits[name] = values, {"comma"}
@@ -412,7 +421,7 @@ def _written_numbers(
         text, number = next((pair for pair in read if _float(pair[0]) != pair[1]), read[0])
         example = f"{text!r} is {int(number) if number.is_integer() else number}"
         column = strings[name] if name in strings else plain[name]
-        found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example
+        found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example, kind
     return found
 
 
@@ -436,19 +445,20 @@ def _read_numbers(values: pl.Series, kind: str) -> pl.Series:
     return pl.Series(np.where(percent.to_numpy(), numbers.to_numpy() / 100, numbers.to_numpy()))
 
 
-def _written_dates(column: pl.Series) -> tuple[pl.Series, str] | None:
-    """Dates or times, if all are written in one way, and an example."""
+def _written_dates(column: pl.Series, known: str | None) -> tuple[pl.Series, str, str] | None:
+    """Dates or times, if all are written in one way, an example, and the pattern: the known one where it fits."""
     values = column.drop_nulls().unique(maintain_order=True)
     if not len(values) or not re.match(r"\d{1,4}[-/.:]\d{1,2}", values[0]):
         return None
-    for dtype, pattern in _patterns(values[0]):
+    for dtype, pattern in sorted(_patterns(values[0]), key=lambda found: found[1] != known):
         for some in (values.head(20), values):
             dates = some.str.strptime(dtype, pattern, strict=False)
             if dates.has_nulls():
                 break
         else:
             read = column.replace_strict(values, dates, return_dtype=dates.dtype)
-            return read, f"{values[0]!r} is {dates[0]:{'%d %B %Y'}}" if dtype != pl.Time else f"{values[0]!r}"
+            example = f"{values[0]!r} is {dates[0]:{'%d %B %Y'}}" if dtype != pl.Time else f"{values[0]!r}"
+            return read, example, pattern
     return None
 
 

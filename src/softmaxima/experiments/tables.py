@@ -95,7 +95,7 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
     y = frame[chosen]
     if kind_of(y.dtype) is None:
         raise InputError(f"the target {chosen!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
-    encoder = Encoder.fit(frame, chosen)
+    encoder = Encoder.fit(frame, chosen, reading.written)
     if len(encoder.classes) < 2:
         raise InputError(
             f"the target {chosen!r} has the single class {named(map(repr, encoder.classes))}; choose another column with --target"

@@ -41,7 +41,9 @@ def new_like(x: Tensor) -> Tensor:
 
 
 def lying_like(x: Tensor, y: Tensor) -> Tensor:
-    """y, of x's shape, copied if it does not lie as `new_like(x)` does."""
+    """y, of x's shape, copied if it does not lie as `new_like(x)` does; as it is for `torch.jit.trace`, whose sizes may change."""
+    if torch._C._get_tracing_state() is not None:
+        return y
     return y.contiguous() if _by_triton(x.device.type) else native.layout_of(x).laid_out(y)
 
 
