@@ -273,6 +273,9 @@ def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
         (["1970-01-02T12:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T06:00:00Z"], [1.5, 0, 0.25], ","),
         (["1970-01-02 12:00", "1970-01-01 00:00", "1970-01-01 06:00"], [1.5, 0, 0.25], ","),
         (["12:00", "06:00", "00:00"], [0.5, 0.25, 0], ","),
+        (["2 Jan 1970", "31 Dec 1970", "01 Feb 1970"], [1, 364, 31], ","),
+        (["January 2, 1970", "December 31, 1970", "May 1, 1970"], [1, 364, 120], ";"),
+        (["01/02/1970 12:00 PM", "01/13/1970 06:00 AM", "01/01/1970 12:00 AM"], [1.5, 12.25, 0], ","),
     ],
 )
 def test_numbers_and_dates_are_read_as_they_are_written(
@@ -553,6 +556,12 @@ HALVES = [0.5, 1.5, 2.5, 3.5]
 X = np.ones((4, 2))
 UNUSABLE = [
     ("missing.csv", lambda path: None, {}, ["no file", "missing.csv"]),
+    (
+        "t.csv",
+        raw("\n".join(["when,y", *(f"2020-0{1 + i // 28}-{1 + i % 28:02},{i % 2}" for i in range(60)), "2020-02-31,0"]).encode()),
+        {},
+        ["texts that are no dates, such as '2020-02-31'", "--without when"],
+    ),
     ("folder.csv", directory, {}, ["is a directory", "give a file"]),
     ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
     ("t", raw(b"x"), {}, ["unknown suffix ''"]),

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.reading import named, rows
+from softmaxima.experiments.reading import among_dates, named, rows
 
 MOST_CATEGORIES = 1000  # indicator columns that one column may become
 DAY = {"ns": 86400e9, "us": 86400e6, "ms": 86400e3}
@@ -127,13 +127,15 @@ def _categories(series: pl.Series) -> tuple[str | None, ...]:
     texts = series.cast(pl.String)
     categories = texts.drop_nulls().unique().sort().to_list()
     if len(categories) > min(MOST_CATEGORIES, max(20, len(texts) // 2)):
-        odd = among_numbers(series)
+        odd, kind = among_numbers(series), "numbers"
+        if odd is None:
+            odd, kind = among_dates(texts), "dates"
         raise InputError(
             f"column {series.name!r} has {len(categories)} texts in {len(texts)} rows, too many to one-hot encode; "
             + (
                 "group its texts, or if it names rows "
                 if odd is None
-                else f"repair its texts that are no numbers, such as {odd!r}, or "
+                else f"repair its texts that are no {kind}, such as {odd!r}, or "
             )
             + f"leave it out with --without {series.name!r}"
         )

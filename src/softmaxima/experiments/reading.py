@@ -32,7 +32,8 @@ SAMPLE = 200_000  # characters by which the separator is recognised
 FIRST_ROWS = 200  # by which the header is
 
 # Texts that stand for a missing value. Without this, one "NA" would turn a column of numbers into categories.
-MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "Null", "None", "?", "-", "--", ".")
+MISSING = ("NA", "N/A", "n/a", "N.A.", "n.a.", "k.A.", "<NA>", "NaN", "nan", "null", "NULL", "Null", "None", "?", "-", "--", ".")
+MISSING += ("#N/A", "#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?")  # of spreadsheets
 
 # What a number looks like with a point or a comma before its decimals, once a currency or a percent sign is taken off.
 POINT = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[, '\x{a0}\x{202f}][0-9]{3})+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -42,7 +43,9 @@ AFTER = r"\s*(?:[$€£¥%]|USD|EUR|GBP|CHF)$"
 NUMBER_LIKE = re.compile(r"[-+$€£¥\s.,]*\d[-\d.,:/\s'%$€£¥eE+TZ]*")  # dates and times too
 
 DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y")
-TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f")
+DATES += ("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y")
+TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
+DATE_LIKE = re.compile(r"\d{1,4}[-/.:]\d{1,2}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}|[A-Za-z]{3,9} \d{1,2}, \d{4}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -448,7 +451,7 @@ def _read_numbers(values: pl.Series, kind: str) -> pl.Series:
 def _written_dates(column: pl.Series, known: str | None) -> tuple[pl.Series, str, str] | None:
     """Dates or times, if all are written in one way, an example, and the pattern: the known one where it fits."""
     values = column.drop_nulls().unique(maintain_order=True)
-    if not len(values) or not re.match(r"\d{1,4}[-/.:]\d{1,2}", values[0]):
+    if not len(values) or not DATE_LIKE.match(values[0]):
         return None
     for dtype, pattern in sorted(_patterns(values[0]), key=lambda found: found[1] != known):
         for some in (values.head(20), values):
@@ -459,6 +462,16 @@ def _written_dates(column: pl.Series, known: str | None) -> tuple[pl.Series, str
             read = column.replace_strict(values, dates, return_dtype=dates.dtype)
             example = f"{values[0]!r} is {dates[0]:{'%d %B %Y'}}" if dtype != pl.Time else f"{values[0]!r}"
             return read, example, pattern
+    return None
+
+
+def among_dates(texts: pl.Series) -> str | None:
+    """A text in a column whose other texts, more than half, are dates or times that are written in one way."""
+    values = texts.drop_nulls().unique(maintain_order=True)
+    for dtype, pattern in _patterns(values[0]) if len(values) and DATE_LIKE.match(values[0]) else ():
+        odd = values.filter(values.str.strptime(dtype, pattern, strict=False).is_null())
+        if 0 < len(odd) < len(values) / 2:
+            return odd[0]
     return None
 
 

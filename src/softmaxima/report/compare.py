@@ -231,7 +231,7 @@ def _script_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
-FILES = {"report.html": page, "results.json": as_text, "results.csv": as_csv}
+FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
 
 
 def write(comparison: Comparison, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
