@@ -560,7 +560,7 @@ UNUSABLE = [
         "t.csv",
         raw("\n".join(["when,y", *(f"2020-0{1 + i // 28}-{1 + i % 28:02},{i % 2}" for i in range(60)), "2020-02-31,0"]).encode()),
         {},
-        ["texts that are no dates, such as '2020-02-31'", "--without when"],
+        ["texts that are no dates, such as '2020-02-31'", "--without 'when'"],
     ),
     ("folder.csv", directory, {}, ["is a directory", "give a file"]),
     ("t.xlsx", raw(b"x"), {}, ["unknown suffix '.xlsx'", ".parquet"]),
