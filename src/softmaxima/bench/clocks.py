@@ -9,7 +9,8 @@ what is compared are the rounds of the same turn, so that what slows one turn sl
     called      what a program sees: the median over rounds, divided by the calls of a round; of small shapes on a GPU the launches
     replayed    the kernels without their launches; None where there is no graph
     quotient    the median over turns of the median round / that of the first of the calls, and an interval that holds half of the
-                turns, at few turns more: the 95 % interval of their median, if they were independent
+                turns, at few turns more: the 95 % interval of their median, if they were independent, and below six their
+                range, which holds it less often
 """
 
 from __future__ import annotations
