@@ -400,9 +400,9 @@ def test_pairs_are_chosen_by_name_or_by_map() -> None:
 
 def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: Path) -> None:
     paths = write(comparison, tmp_path)
-    assert [path.name for path in paths] == ["report.html", "results.json", "results.csv"]
-    numbers = json.loads(paths[1].read_text())
-    rows = list(csv.DictReader(paths[2].read_text().splitlines()))
+    assert [path.name for path in paths] == ["results.json", "results.csv", "report.html"]
+    numbers = json.loads(paths[0].read_text())
+    rows = list(csv.DictReader(paths[1].read_text().splitlines()))
     assert numbers["settings"]["epochs"] == TINY.epochs
     assert [row["pair"] for row in rows] == [result.name for result in comparison.results]
     assert [entry["pair"] for entry in numbers["results"]] == [result.name for result in comparison.results]
