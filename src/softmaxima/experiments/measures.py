@@ -127,6 +127,7 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
     def by_class(of: Tensor) -> Tensor:
         return torch.bincount(of, minlength=classes)
 
+    binned, sure, right = (bins(of) for of in (None, confidence, hits.double()))
     occurred, called, recognised = (by_class(of) for of in (target, predicted, target[hits]))
     # macro F1 = mean of 2h/(o + c): a row moves h and o of its class, and c of the one it was called
     size = (occurred + called).clamp_min(1).double()
@@ -138,7 +139,7 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
             "macro-f1": f1.mean() + len(p) / classes * moved,
             "log-loss": -((p_target + EPS) / (1 + classes * EPS)).log(),
             "brier": (p - functional.one_hot(target, classes)).square().sum(-1),
-            "calibration": (bins(hits.double()) - bins(confidence)).sign()[which_bin] * (hits.double() - confidence),
+            "calibration": (right - sure).sign()[which_bin] * (hits.double() - confidence),
         }
     )
 
@@ -148,10 +149,7 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
         brier=float(rows.rows["brier"].mean()),
         support=float(support.double().mean()),
         zeros=float((p_target == 0).double().mean()),
-        bins=tuple(
-            Bin(int(n), total, int(right))
-            for n, total, right in zip(*(bins(of).tolist() for of in (None, confidence, hits.double())), strict=True)
-        ),
+        bins=tuple(Bin(int(n), total, int(h)) for n, total, h in zip(binned.tolist(), sure.tolist(), right.tolist(), strict=True)),
         classes=tuple(ClassCounts(*counts) for counts in zip(occurred.tolist(), called.tolist(), recognised.tolist(), strict=True)),
         support_rows=tuple(torch.bincount(support, minlength=classes + 1).tolist()),
         step_seconds=step_seconds,

@@ -25,7 +25,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import write_bytes, write_text
 from softmaxima.experiments.encoding import Encoder, kind_of
 from softmaxima.experiments.measures import Fold, evaluate
-from softmaxima.experiments.reading import named, read_frame, rows
+from softmaxima.experiments.reading import as_float, named, read_frame, rows
 from softmaxima.integrations.classifier import Classifier
 
 KIND, FORMAT = "softmaxima model", 1
@@ -72,7 +72,7 @@ def predict(model: Model, path: Path) -> Predictions:
     """
     encoder = model.encoder
     texts = {column.name for column in encoder.columns if column.kind == "category"}  # "001" is one, though a number elsewhere
-    if not all(map(_is_number, encoder.classes)):
+    if any(as_float(name) is None for name in encoder.classes):
         texts.add(encoder.target)
     try:
         reading = read_frame(path, texts, {column.name: column.written for column in encoder.columns if column.written is not None})
@@ -93,14 +93,6 @@ def predict(model: Model, path: Path) -> Predictions:
     known = labels >= 0
     score = evaluate(torch.from_numpy(p[known]), torch.from_numpy(labels[known]), 0.0, 0.0)[0] if known.any() else None
     return Predictions(encoder.target, encoder.classes, p, places, tuple(notes), score, int(known.sum()))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _refuse_gaps(frame: pl.DataFrame, places: np.ndarray, model: Model) -> None:

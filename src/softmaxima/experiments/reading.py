@@ -301,7 +301,7 @@ def _vote(cell: str, below: pl.Series) -> str | None:
     if sum(NUMBER_LIKE.fullmatch(other) is not None for other in others) >= 0.9 * len(others):
         if not NUMBER_LIKE.fullmatch(cell):
             return "name"
-        value, values = _float(cell), [number for other in others if (number := _float(other)) is not None]
+        value, values = as_float(cell), [number for other in others if (number := as_float(other)) is not None]
         if value is None or not values:
             return "value" if (value is None) == (not values) else None
         least, most = min(values), max(values)
@@ -313,7 +313,8 @@ def _vote(cell: str, below: pl.Series) -> str | None:
     return "new" if once + 1 < 0.1 * (len(others) + 1) else None
 
 
-def _float(text: str) -> float | None:
+def as_float(text: str) -> float | None:
+    """The number that Python reads, or None."""
     try:
         return float(text)
     except ValueError:
@@ -421,7 +422,7 @@ def _written_numbers(
         kind = next(iter(kinds)) if len(kinds) == 1 else "comma" if with_comma else "point"
         numbers = _read_numbers(bare[name], kind)
         read = list(zip(bare[name], numbers, strict=True))
-        text, number = next((pair for pair in read if _float(pair[0]) != pair[1]), read[0])
+        text, number = next((pair for pair in read if as_float(pair[0]) != pair[1]), read[0])
         example = f"{text!r} is {int(number) if number.is_integer() else number}"
         column = strings[name] if name in strings else plain[name]
         found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example, kind
