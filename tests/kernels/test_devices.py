@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +11,7 @@ import pytest
 from softmaxima.kernels import devices, native
 
 
-@pytest.fixture(autouse=True)
-def nothing_remembered() -> Iterator[None]:
-    devices.library.cache_clear()
-    yield
-    devices.library.cache_clear()
-
-
-def test_the_cpu_has_the_native_library_and_other_devices_have_none(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SOFTMAXIMA_BACKEND", "native")
+def test_the_cpu_has_the_native_library_and_other_devices_have_none():
     assert devices.library("cpu") is (native if native.AVAILABLE else None)
     assert devices.library("mps") is None
     assert not devices.has_library("meta")
@@ -27,13 +19,12 @@ def test_the_cpu_has_the_native_library_and_other_devices_have_none(monkeypatch:
 
 def test_a_gpu_has_tritons_kernels_unless_that_is_not_wished_for(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("triton")
-    monkeypatch.setenv("SOFTMAXIMA_BACKEND", "native")
+    monkeypatch.setattr(devices, "TRITON", ("cuda",))
     library = devices.library("cuda")
     for name in ("forward", "backward", "logsumexp", "logsumexp_backward", "loss"):
         assert callable(getattr(library, name))
         assert callable(getattr(native, name))
-    devices.library.cache_clear()
-    monkeypatch.setenv("SOFTMAXIMA_BACKEND", "reference")
+    monkeypatch.setattr(devices, "TRITON", ())
     assert devices.library("cuda") is None
 
 
@@ -41,7 +32,8 @@ def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
-    monkeypatch.setenv("SOFTMAXIMA_BACKEND", "native")
+    monkeypatch.setattr(devices, "TRITON", ("cuda",))
+    monkeypatch.setattr(devices, "_triton", functools.cache(devices._triton.__wrapped__))
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.warns(UserWarning, match=r"without its GPU kernels.*No module named 'triton'.*pip install triton"):
         assert devices.library("cuda") is None

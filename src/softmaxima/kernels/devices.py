@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import os
 import warnings
 from functools import cache
 from typing import Any
 
 from softmaxima.core.tracing import constant_when_compiled
 from softmaxima.kernels import native
+from softmaxima.kernels.interface import asked_backend
+
+# Triton's are tested on the CPU, in its interpreter.
+TRITON = {"native": ("cuda",), "triton": ("cuda", "cpu"), "reference": ()}[asked_backend()]
 
 
-@cache
 def library(device_type: str) -> Any:
     """The module with the kernels for tensors on a device, or None. All such modules have functions of the same names."""
-    backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
-    if device_type == "cuda" and backend != "reference":
-        return _triton()
-    if device_type == "cpu":
-        # Triton's interpreter, in which the tests run the GPU's kernels.
-        return _triton() if backend == "triton" else native if native.AVAILABLE else None
-    return None
+    if device_type == "cpu" and native.AVAILABLE:
+        return native
+    return _triton() if device_type in TRITON else None
 
 
 @constant_when_compiled
@@ -36,6 +34,7 @@ def has_library(device_type: str) -> bool:
     return library(device_type) is not None
 
 
+@cache  # so that its warning comes once
 def _triton() -> Any:
     try:
         return importlib.import_module("softmaxima.kernels.triton.library")

@@ -171,12 +171,17 @@ def find_library(folders: Iterable[str]) -> Path | None:
     return next((path for folder in folders if (path := Path(folder) / "libsoftmaxima.so").exists()), None)
 
 
-def load() -> ctypes.CDLL | None:
-    """The library, or None where torch has to do; says once how to get it if that was not wished for."""
+def asked_backend() -> str:
+    """Whose kernels SOFTMAXIMA_BACKEND asks for: native, reference or triton."""
     backend = os.environ.get("SOFTMAXIMA_BACKEND", "native")
     if backend not in ("native", "reference", "triton"):
         raise ValueError(f"SOFTMAXIMA_BACKEND must be native, reference or triton, got {backend!r}")
-    if backend != "native":
+    return backend
+
+
+def load() -> ctypes.CDLL | None:
+    """The library, or None where torch has to do; says once how to get it if that was not wished for."""
+    if asked_backend() != "native":
         return None
     import softmaxima
 
