@@ -2,7 +2,7 @@
 
 maps         the table of the maps, from what each states of itself                                    make readme
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
-confirmation how often what compare recommends is confirmed by other data; two tables, in 12 minutes      make confirmation
+confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp

@@ -32,7 +32,7 @@ from softmaxima.integrations.pairs import Pair, pairs
 
 METRICS_OF_PROBABILITIES = tuple(name for name in METRICS if name != "cost")  # one training tells all of them
 STEPS = 100  # of each training, at least
-SETTINGS = Settings(folds=5, repeats=1)
+SETTINGS = Settings()  # those of `compare`
 HALVES = {"known": 4, "noise": 30}  # of each table of that kind, so many times
 LEVEL = 0.05  # the chance that the interval of a share misses it
 

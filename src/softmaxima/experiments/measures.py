@@ -203,68 +203,60 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """What a recommendation can go by.
+    """What a recommendation can go by: the gain of one value over another is positive where it is the better one.
 
-    `gain(fold, reference)` is positive where the fold is better than that of another pair on the same rows.
+    A gain is `sign` times the difference of the values, or of their logarithms where `by_ratio`.
     """
 
     name: str  # on the command line
     words: str
     attribute: str  # of Fold and Result
-    show: Callable[[float], str]  # a value
-    show_gain: Callable[[float], str]  # a difference, with its unit
-    gain: Callable[[float, float], float]
-    axis: tuple[float, str, int]  # what a gain is multiplied by to be drawn, and its unit and decimals then
+    sign: int  # 1 where more is better, −1 where less is
+    shown: str  # the format of a value times `scale`, with its unit
+    scale: float = 1.0
+    by_ratio: bool = False
+    unit: str = ""  # of a gain times `gain_scale`
+    decimals: int = 2  # of that
     least_gain: float = 0.0  # what is less is not worth a change
 
+    @property
+    def gain_scale(self) -> float:
+        return 1.0 if self.by_ratio else self.scale
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
+    def gain(self, value: float, reference: float) -> float:
+        if not self.by_ratio:
+            return self.sign * (value - reference)
+        return self.sign * math.log(value / reference) if value > 0 < reference else math.nan
 
+    def show(self, value: float) -> str:
+        return self.shown.format(self.scale * value)
 
-def _points(value: float) -> str:
-    return f"{100 * value:+.2f} points"
-
-
-def _times(value: float) -> str:
-    """A logarithm of a ratio of times."""
-    return f"{100 * math.expm1(-value):+.0f} % time"
+    def show_gain(self, gain: float) -> str:
+        """What a gain makes of the value, with its sign: of a ratio in per cent, of a share in points."""
+        change = self.sign * gain
+        if self.by_ratio:
+            return f"{100 * math.expm1(change):+.0f} % time"
+        unit = f" {self.unit}" if self.scale != 1 else ""
+        return f"{self.scale * change:+.{self.decimals}f}{unit}"
 
 
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", "accuracy", "accuracy", _percent, _points, lambda a, b: a - b, (100, "points", 2)),
-        Metric("macro-f1", "macro F1", "macro_f1", _percent, _points, lambda a, b: a - b, (100, "points", 2)),
-        Metric(
-            "log-loss", "log loss", "log_loss", "{:.3f}".format, lambda gain: f"{-gain:+.3f}", lambda a, b: b - a, (1, "nats", 3)
-        ),
-        Metric(
-            "brier",
-            "Brier score",
-            "brier",
-            "{:.4f}".format,
-            lambda gain: f"{-gain:+.4f}",
-            lambda a, b: b - a,
-            (1, "Brier score", 4),
-        ),
-        Metric(
-            "calibration",
-            "calibration error",
-            "calibration",
-            _percent,
-            lambda gain: _points(-gain),
-            lambda a, b: b - a,
-            (100, "points", 2),
-        ),
+        Metric("accuracy", "accuracy", "accuracy", 1, "{:.2f} %", 100, unit="points"),
+        Metric("macro-f1", "macro F1", "macro_f1", 1, "{:.2f} %", 100, unit="points"),
+        Metric("log-loss", "log loss", "log_loss", -1, "{:.3f}", unit="nats", decimals=3),
+        Metric("brier", "Brier score", "brier", -1, "{:.4f}", unit="Brier score", decimals=4),
+        Metric("calibration", "calibration error", "calibration", -1, "{:.2f} %", 100, unit="points"),
         Metric(
             "cost",
             "time of a training step",
             "step_seconds",
-            lambda seconds: f"{1000 * seconds:.2f} ms",
-            _times,
-            lambda a, b: math.log(b / a) if a > 0 < b else math.nan,
-            (1, "log of the times' ratio", 2),
+            -1,
+            "{:.2f} ms",
+            1000,
+            by_ratio=True,
+            unit="log of the times' ratio",
             least_gain=math.log(1.05),  # machines are not steadier
         ),
     )

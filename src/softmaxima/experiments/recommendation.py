@@ -184,14 +184,10 @@ def listed(words: Sequence[str]) -> str:
 
 def interval(gain: Difference, metric: Metric) -> str:
     """A difference in words, with the ends of its interval."""
-    low, high = sorted((gain.low, gain.high), key=lambda end: _signed(metric, end))
+    low, high = (gain.low, gain.high) if metric.sign > 0 else (gain.high, gain.low)
     if not math.isfinite(low):
         return f"{metric.show_gain(gain.mean)} (± ∞)"
     return f"{metric.show_gain(gain.mean)} ({metric.show_gain(low)} to {metric.show_gain(high)})"
-
-
-def _signed(metric: Metric, gain: float) -> float:
-    return gain if metric.name in ("accuracy", "macro-f1") else -gain
 
 
 def _value(result: Result, metric: Metric) -> str:

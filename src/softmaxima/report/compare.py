@@ -55,12 +55,12 @@ def _gain(comparison: Comparison, result: Result) -> str:
     """The difference to softmax and half its interval's width, with a mark where it is more than chance."""
     if result is comparison.softmax:
         return ""
-    gain, (scale, _, decimals) = comparison.gain(result), comparison.metric.axis
+    gain, metric = comparison.gain(result), comparison.metric
     if not math.isfinite(gain.mean):
         return "–"
     mark = " ▲" if gain.better else " ▼" if gain.worse else ""
-    half = f"{scale * (gain.high - gain.mean):.{decimals}f}" if math.isfinite(gain.high) else "∞"
-    return f"{round(scale * gain.mean, decimals) + 0.0:+.{decimals}f} ± {half}{mark}"
+    half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
+    return f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f} ± {half}{mark}"
 
 
 def _step(result: Result) -> str:
@@ -71,7 +71,7 @@ COLUMNS = (
     Column(lambda _: "pair", "pair", _name, _name),
     _measure("accuracy, %", "acc. %", lambda result: f"{100 * result.accuracy:.2f}", lambda result: result.accuracy),
     Column(
-        lambda comparison: f"{comparison.metric.words}, better than softmax by, {comparison.metric.axis[1]}",
+        lambda comparison: f"{comparison.metric.words}, better than softmax by, {comparison.metric.unit}",
         "vs softmax",
         _gain,
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,

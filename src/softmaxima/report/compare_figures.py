@@ -98,7 +98,7 @@ def gain_figure(comparison: Comparison) -> Figure:
     metric = comparison.metric
     results = [result for result in comparison.results if result is not comparison.softmax]
     gains = [comparison.gain(result) for result in results]
-    scale, unit, _ = metric.axis
+    scale, unit = metric.gain_scale, metric.unit
     means = [scale * gain.mean for gain in gains]
     reach = [scale * (gain.high - gain.mean) if math.isfinite(gain.high) else 0.0 for gain in gains]
     low, high = _around_leaders(means, reach)
