@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -416,6 +418,65 @@ def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: P
 
 def test_the_front_holds_what_no_other_beats_in_both() -> None:
     assert pareto_front([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2), (5, 2)]) == {0, 1, 3}
+
+
+def plotted(comparison: Comparison, id: str) -> Any:
+    return next(figure.plot for figure in figures(comparison) if figure.id == id)
+
+
+def test_only_pairs_on_the_front_are_named(comparison: Comparison) -> None:
+    trained = [result for result in comparison.results if result.pair is not None]
+    front = pareto_front([(result.step_seconds, result.brier) for result in trained])
+    named = [re.sub("<.*?>", "", entry["text"]) for entry in plotted(comparison, "cost").layout.meta["names"]]
+    assert named == [result.name if i in front else "" for i, result in enumerate(trained)]
+
+
+def test_empty_bins_are_hidden_and_counts_are_below(comparison: Comparison) -> None:
+    trained = [result for result in comparison.results if result.pair is not None]
+    assert any(not bin.rows for result in trained for bin in result.bins)
+    traces = plotted(comparison, "reliability").data
+    for result, dots, bars in zip(trained, traces[1::3], traces[2::3], strict=True):
+        rows = [bin.rows for bin in result.bins if bin.rows]
+        assert list(dots.text) == [f"{count} rows" for count in rows]
+        assert bars.type == "bar"
+        np.testing.assert_allclose(bars.y, 0.3 * np.array(rows) / sum(rows))
+        np.testing.assert_allclose(bars.x, dots.x)
+
+
+def test_the_axis_of_differences_is_around_the_leaders(comparison: Comparison) -> None:
+    """Whoever is far behind is an arrow, and changes no range."""
+    last = [result for result in comparison.results if result is not comparison.softmax][-1]
+    hopeless = replace(last, folds=tuple(replace(fold, accuracy=fold.accuracy - 1e6) for fold in last.folds))
+    results = tuple(hopeless if result is last else result for result in comparison.results)
+    plot = plotted(replace(comparison, results=results), "gain")
+    low, high = plot.layout.xaxis.range
+    assert (low, high) == pytest.approx(plotted(comparison, "gain").layout.xaxis.range)
+    assert low < 0 < high
+    dots, arrows = plot.data
+    assert all(low <= x <= high for x in dots.x)
+    assert any("◂ −1e+08" in text for text in arrows.text)
+    assert len(dots.x) + len(arrows.x) == len(results) - 1
+
+
+def test_the_page_has_one_sentence_a_pair(comparison: Comparison) -> None:
+    listed = re.search(r'<ul class="pairs">(.*?)</ul>', page(comparison), re.DOTALL)
+    assert listed is not None
+    items = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", listed[1])
+    assert [html.unescape(name) for name, _ in items] == [result.name for result in comparison.results]
+    assert all(re.fullmatch(r"[A-Z].*[^.]\.", words) and ". " not in words for _, words in items)
+
+
+def test_the_page_tells_command_date_and_versions(comparison: Comparison) -> None:
+    text = page(replace(comparison, command="softmaxima compare a.csv --seed 7", date="2001-02-03", versions={"torch": "9.8.7"}))
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+    assert (facts["Command"], facts["Date"], facts["Versions"]) == (
+        "softmaxima compare a.csv --seed 7",
+        "2001-02-03",
+        "torch 9.8.7",
+    )
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page(comparison)))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Date"])
+    assert {f"softmaxima {softmaxima.__version__}", f"torch {torch.__version__}"} <= set(facts["Versions"].split(", "))
 
 
 def test_the_page_escapes_what_comes_from_the_table(comparison: Comparison) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,134 @@ def test_the_check_of_the_console_sees_a_fault(browser: Browser, tmp_path: Path,
         assert browser.complaints() == []
     else:
         assert any(expected in complaint for complaint in browser.complaints())
+
+
+# The table ------------------------------------------------------------------------------------------------------------------
+
+
+SORTED = (
+    "(column => {"
+    "  const heading = document.querySelectorAll('th')[column];"
+    "  heading.querySelector('button').click();"
+    "  const cells = [...document.querySelectorAll('tbody tr')].map(row => row.children[column]);"
+    "  const orders = [...document.querySelectorAll('th')].map(other => other.ariaSort);"
+    "  return [heading.ariaSort, orders.filter(order => order !== 'none').length, cells.map(cell => cell.dataset.value)];"
+    "})"
+)
+
+
+def test_a_heading_sorts_numbers_as_numbers_with_missing_ones_last(browser: Browser, report: Path) -> None:
+    browser.open(report, WIDTHS[0])
+    columns = browser.evaluate("document.querySelectorAll('th button').length")
+    assert columns == browser.evaluate("document.querySelectorAll('th').length") > 5
+    browser.evaluate(
+        "[...document.querySelectorAll('tbody tr')].forEach((row, i) => { row.children[1].dataset.value = "
+        "  [9, 10, -2, 'nan', 1e-5][i % 5]; })"
+    )
+    for column in range(columns):
+        for order in ("ascending", "descending") if column == 0 else ("descending", "ascending"):
+            shown, marked, values = browser.evaluate(f"{SORTED}({column})")
+            assert (shown, marked) == (order, 1)
+            if column == 0:
+                key = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in values]
+                assert (key[0] < key[-1]) == (order == "ascending")
+                assert set(values[:1] + values[-1:]) == {min(values), max(values)}
+            else:
+                numbers = [float(value) for value in values if value != "nan"]
+                assert values[: len(numbers)] == [value for value in values if value != "nan"]
+                assert numbers == sorted(numbers, reverse=order == "descending")
+
+
+def test_the_time_of_what_takes_no_steps_is_missing(browser: Browser, report: Path) -> None:
+    browser.open(report, WIDTHS[0])
+    for _ in range(2):
+        *_, values = browser.evaluate(f"{SORTED}(document.querySelectorAll('th').length - 1)")
+        assert values[-1] == "nan"
+
+
+def test_the_keyboard_reaches_and_sorts_by_a_heading(browser: Browser, report: Path) -> None:
+    browser.open(report, WIDTHS[1])
+    reached = []
+    for _ in range(4):
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.append(browser.evaluate("document.activeElement.closest('th') ? 'heading' : document.activeElement.className"))
+    assert "scroll" in reached  # a table that is wider than the screen
+    assert reached[-1] == "heading"
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+    assert browser.evaluate("document.activeElement.closest('th').ariaSort") in ("ascending", "descending")
+
+
+# Figures --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("which", ["report", "long_names"])
+def test_names_on_the_front_lie_on_no_point_and_on_no_other_name(
+    browser: Browser, which: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    browser.open(request.getfixturevalue(which), width)
+    boxes = (
+        "(selector => [...document.querySelectorAll('#cost ' + selector)].map(mark => {"
+        "  const { left, right, top, bottom } = mark.getBoundingClientRect(); return [left, top, right, bottom]; }))"
+    )
+    names, points = (browser.evaluate(f"{boxes}('{selector}')") for selector in (".annotation-text", ".point"))
+    front = browser.evaluate("figures.cost.layout.meta.names.filter(({ text }) => text).length")
+    assert len(names) == front > 0
+    assert len(points) > front
+    near = [
+        (a, b)
+        for i, a in enumerate(names)
+        for b in (*names[:i], *points)
+        if all(a[k] < b[k + 2] and b[k] < a[k + 2] for k in (0, 1))
+    ]
+    assert near == []
+
+
+def test_every_figure_has_a_name_and_a_description(browser: Browser, report: Path) -> None:
+    browser.open(report, WIDTHS[0])
+    described = (
+        "[...document.querySelectorAll('.figure')].map(figure => [figure.getAttribute('role'),"
+        "  ...['labelledby', 'describedby'].map(by => document.getElementById(figure.getAttribute('aria-' + by))"
+        "    ?.textContent.length ?? 0)])"
+    )
+    found = browser.evaluate(described)
+    assert len(found) == len(FIGURES)
+    assert all(role == "img" and name > 5 and words > 40 for role, name, words in found)
+
+
+def luminance(colour: Sequence[float]) -> float:
+    """Relative luminance of red, green and blue up to 255, as WCAG 2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_all_text_stands_out_in_both_themes(browser: Browser, report: Path, theme: str) -> None:
+    other = {"light": "dark", "dark": "light"}[theme]
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": other}])
+    browser.open(report, WIDTHS[0])
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])  # figures follow
+    browser.evaluate("new Promise(done => setTimeout(() => done(true), 300))")
+    pairs_of_colours = (
+        "(() => { const numbers = colour => colour.match(/[0-9.]+/g).map(Number);"
+        "  const behind = box => { for (; box; box = box.parentElement) {"
+        "    const colour = numbers(getComputedStyle(box).backgroundColor); if (colour.length < 4 || colour[3]) return colour; } };"
+        "  const texts = [...document.querySelectorAll('h1, h2, p, dt, dd, th, td, li, pre, .main-svg text')]"
+        "    .filter(text => text.textContent.trim());"
+        "  return texts.map(text => { const style = getComputedStyle(text);"
+        "    return [numbers(text.tagName === 'text' ? style.fill : style.color), behind(text),"
+        "      text.textContent.slice(0, 30)]; }); })()"
+    )
+    found = browser.evaluate(pairs_of_colours)
+    browser.call("Emulation.setEmulatedMedia", features=[])
+    assert len(found) > 200
+    assert (luminance(found[0][1]) < 0.1) == (theme == "dark")
+    faint = {
+        (words, round(ratio, 1))
+        for text, behind, words in found
+        for low, high in [sorted((luminance(text), luminance(behind)))]
+        if (ratio := (high + 0.05) / (low + 0.05)) < 4.5
+    }
+    assert faint == set()

@@ -82,7 +82,7 @@ COLUMNS = (
     _measure("calibration error, %", "ECE %", lambda result: f"{100 * result.calibration:.2f}", lambda result: result.calibration),
     _measure("mean support", "supp.", lambda result: f"{result.support:.2f}", lambda result: result.support, narrow=False),
     _measure("true class zero, %", "zero %", lambda result: f"{100 * result.zeros:.2f}", lambda result: result.zeros, narrow=False),
-    _measure("step, ms", "ms", _step, lambda result: result.step_seconds),
+    _measure("step, ms", "ms", _step, lambda result: result.step_seconds if result.pair else math.nan),
 )
 
 CAPTION = (
@@ -170,7 +170,7 @@ def page(comparison: Comparison) -> str:
     taken = comparison.recommendation
     words = {name: value for name, value in settings_in_words(comparison).items() if value}
     facts = "".join(
-        f"<div{' class=long' * (len(value) > LONG)}><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        f"<div{' class=long' * (name == 'Command' or len(value) > LONG)}><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value in words.items()
     )
     heading = "".join(
@@ -189,8 +189,10 @@ def page(comparison: Comparison) -> str:
         f"<li><b>{escape(result.name)}</b> {escape(sentence(comparison, result))}</li>" for result in comparison.results
     )
     sections = "".join(
-        f"<section><h2>{escape(figure.title)}</h2><p class='reading'>{escape(figure.reading)}</p>{_legend(figure)}"
-        f"<div class='figure' id='{figure.id}'></div></section>"
+        f"<section><h2 id='{figure.id}-title'>{escape(figure.title)}</h2>"
+        f"<p class='reading' id='{figure.id}-reading'>{escape(figure.reading)}</p>{_legend(figure)}"
+        f"<div class='figure' id='{figure.id}' role='img' aria-labelledby='{figure.id}-title' "
+        f"aria-describedby='{figure.id}-reading'></div></section>"
         for figure in drawn
     )
     plots = {figure.id: figure.plot.to_plotly_json() for figure in drawn}

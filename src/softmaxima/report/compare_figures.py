@@ -118,7 +118,7 @@ def gain_figure(comparison: Comparison) -> Figure:
         x=[low] * len(far),
         y=[_label(comparison, results[i]) for i in far],
         mode="text",
-        text=[f" ◂ {means[i]:.3g}" for i in far],
+        text=[f" ◂ {means[i]:.3g}".replace("-", "−") for i in far],
         textposition="middle right",
         hoverinfo="skip",
     )
@@ -146,13 +146,19 @@ def cost_figure(comparison: Comparison) -> Figure:
     results = [result for result in _trained(comparison) if math.isfinite(result.brier)]
     front = pareto_front([(result.step_seconds, result.brier) for result in results])
     steps, briers = [1000 * result.step_seconds for result in results], [result.brier for result in results]
+    low, high = _span(briers, 1.25)
+    names = [
+        {"x": step, "y": brier, "text": _label(comparison, result) if i in front and min(step, brier) > 0 else ""}
+        for i, (step, brier, result) in enumerate(zip(steps, briers, results, strict=True))
+    ]
     plot = go.Figure(
         layout={
             "height": 420,
             "margin": {"l": 56, "r": 24, "t": 24, "b": 48},
             "xaxis": {"title": "step, ms", **_logarithmic(*_span(steps, 1.6))},
-            "yaxis": {"title": "Brier score", **_logarithmic(*_span(briers, 1.25))},
+            "yaxis": {"title": "Brier score", **_logarithmic(low / (high / low) ** 0.35, high)},  # below there is room for names
             "showlegend": False,
+            "meta": {"names": names},
         }
     )
     ordered = sorted(front, key=lambda i: steps[i])
@@ -161,10 +167,8 @@ def cost_figure(comparison: Comparison) -> Figure:
     plot.add_scatter(
         x=steps,
         y=briers,
-        mode="markers+text",
+        mode="markers",
         marker={"size": 11, "opacity": [1.0 if i in front else 0.45 for i in range(len(results))], **_styles(results)},
-        text=[_label(comparison, result) if i in front else "" for i, result in enumerate(results)],
-        textposition=_beside(steps, ordered),
         customdata=[html.escape(result.name) for result in results],
         cliponaxis=False,
         hovertemplate="%{customdata}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
@@ -176,16 +180,6 @@ def cost_figure(comparison: Comparison) -> Figure:
         "Named are the pairs that no other beats in both; the dotted line leads along them.",
         plot,
     )
-
-
-def _beside(steps: Sequence[float], ordered: Sequence[int]) -> list[str]:
-    """Where names stand by their points: towards the middle of the logarithmic axis, neighbours along the front above and below."""
-    low, high = _span(steps, 1.0)
-    places = ["top right"] * len(steps)
-    for number, i in enumerate(ordered):
-        side = "right" if steps[i] ** 2 <= low * high else "left"
-        places[i] = f"{('top', 'bottom')[number % 2]} {side}"
-    return places
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
@@ -218,7 +212,7 @@ def class_figure(comparison: Comparison) -> Figure:
             zmax=100,
             colorscale=[[0, "#D55E00"], [0.5, "#f0e0c8"], [1, "#0072B2"]],
             colorbar={"orientation": "h", "thickness": 10, "y": 1, "yanchor": "bottom", "ticksuffix": " %"},
-            xgap=1,
+            xgap=1 if len(names) <= 15 else 0,  # gaps would hide narrow columns
             ygap=1,
             hovertemplate="%{y}, class %{x}: recall %{z:.1f} %, precision %{customdata:.1f} %<extra></extra>",
         ),
