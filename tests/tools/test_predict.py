@@ -25,6 +25,7 @@ from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.model import Model, load, predict, save
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import read_table
+from softmaxima.experiments.values import Known
 from softmaxima.integrations.classifier import Classifier
 
 FAST = ("--model=linear", "--folds=3", "--epochs=200", "--maps=softmax,sparsemax", "--metric=log-loss")
@@ -229,8 +230,70 @@ def test_what_can_be_read_in_two_ways_is_read_as_it_was_learnt(
     (column,) = Encoder.from_dict(json.loads(json.dumps(encoder.as_dict()))).columns
     for other in ",;":
         (tmp_path / "new.csv").write_text(f'x{other}z\n"{asked}"{other}1\n')
-        frame = read_frame(tmp_path / "new.csv", (), {"x": column.written}).frame
+        frame = read_frame(tmp_path / "new.csv", Known(written={"x": column.written})).frame
         assert column.values(frame["x"]).tolist() == [read_as]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(("rows", "with_target"), [(1, False), (1, True), (7, False), (7, True)])
+def test_a_model_of_a_table_without_names_predicts_rows_without_names(place: int, rows: int, with_target: bool, tmp_path: Path):
+    random = np.random.default_rng(0)
+    cells = [random.permutation(40) / 8, random.permutation(40) / 4]
+    cells.insert(place, np.arange(40) % 2)
+    frame = pl.DataFrame({f"column {i}": column for i, column in enumerate(cells, 1)})
+    frame.write_csv(tmp_path / "known.csv", include_header=False)
+    new = frame[:rows] + 1000.0  # no number of the file that was learnt from is about as large
+    target = f"column {place + 1}"
+    table = read_table(tmp_path / "known.csv", target)
+    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    (new if with_target else new.drop(target)).write_csv(tmp_path / "new.csv", include_header=False)
+    found = predict(model, tmp_path / "new.csv")
+    np.testing.assert_array_equal(found.p, model.classifier.predict_proba(new.drop(target).to_numpy()))
+    assert found.frame["row"].to_list() == list(range(1, rows + 1))
+    (new if with_target else new.drop(target)).write_csv(tmp_path / "named.csv")
+    np.testing.assert_array_equal(predict(model, tmp_path / "named.csv").p, found.p)
+
+
+def test_names_that_are_known_are_no_row_whatever_is_below(tmp_path: Path):
+    table = pl.DataFrame({"1": [0.0, 1.0] * 9, "2": [2.0, 3.0] * 9, "y": ["a", "b"] * 9})
+    assert predicted("2,1\n2,1\n", tmp_path, of=table).frame["row"].to_list() == [1]
+
+
+@pytest.mark.parametrize(
+    ("learnt_from", "asked", "value"),
+    [
+        (["5 kg", "7 kg"], "6 kg", 6.0),
+        (["5%", "7 %"], "6%", 0.06),
+        (["5%", "7 %"], "0.06", 0.06),
+        (["5 kg", "7 kg"], "6 g", "'x' is in 'g', not in 'kg', which was learnt from"),
+        (["5", "unknown"], "unknown", None),
+        (["2021-01", "2021-02"], "1970-02", 31.0),
+    ],
+)
+def test_units_and_words_are_those_that_were_learnt(learnt_from: list[str], asked: str, value: Any, tmp_path: Path):
+    rows = [f"{cell},{'ab'[i % 2]}" for i, cell in enumerate(learnt_from * 10)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *rows]))
+    encoder = read_table(tmp_path / "t.csv", missing="impute").encoder
+    assert encoder is not None
+    encoder = Encoder.from_dict(json.loads(json.dumps(encoder.as_dict())))
+    (tmp_path / "new.csv").write_text(f"x\n{asked}\n")
+    if isinstance(value, str):
+        with pytest.raises(InputError, match=value):
+            read_frame(tmp_path / "new.csv", encoder.known)
+        return
+    reading = read_frame(tmp_path / "new.csv", encoder.known)
+    np.testing.assert_array_equal(encoder.matrix(reading.frame), [[np.nan if value is None else value]])
+    assert any("without the unit" in note for note in reading.notes) == (asked == "0.06")
+
+
+def test_words_that_were_said_to_be_missing_are_so_in_new_rows(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "1,x,u\n2,unclear,v\n3,z,u\n" * 9)
+    encoder = read_table(tmp_path / "t.csv", missing="impute", missing_words=["unclear"]).encoder
+    assert encoder is not None
+    (tmp_path / "new.csv").write_text("a,b\n1,unclear\n")
+    frame = read_frame(tmp_path / "new.csv", encoder.known).frame
+    assert frame["b"].to_list() == [None]
+    assert encoder.unknown(frame) == ()
 
 
 def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):

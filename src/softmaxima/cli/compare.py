@@ -57,6 +57,14 @@ def compare(
         Literal["refuse", "impute"],
         Parameter(help="Missing values: impute puts the median of the rows trained on, and of texts a category of their own."),
     ] = "refuse",
+    missing_words: Annotated[
+        list[str] | None,
+        Parameter(help="Texts that stand for a missing value too, such as unknown,none: separated by commas.", negative=()),
+    ] = None,
+    categories: Annotated[
+        list[str] | None,
+        Parameter(help="Columns of codes to take as texts, such as postcode,id: names, separated by commas.", negative=()),
+    ] = None,
     maps: Annotated[
         list[str] | None, Parameter(help="Only these pairs, or all pairs of these maps: names, separated by commas.", negative=())
     ] = None,
@@ -91,6 +99,8 @@ def compare(
     """
     check_named("--maps", maps, "to train all pairs")
     check_named("--without", without, "to train on all columns")
+    check_named("--missing-words", missing_words, "for the usual words")
+    check_named("--categories", categories, "to take numbers as numbers")
     if table is not None:
         check_file(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.numbers import InputError
@@ -118,7 +128,7 @@ def compare(
             seed=seed,
             rows=1000 if quick else None,
         )
-        data = read_table(table, target, without or (), missing)
+        data = read_table(table, target, without or (), missing, names(missing_words), categories or ())
         check_classes(data, settings)
         part = sampled(data, settings)
         settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)

@@ -36,7 +36,7 @@ def predict(
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.model import load
     from softmaxima.experiments.model import predict as predictions_of
-    from softmaxima.experiments.reading import rows
+    from softmaxima.experiments.wording import rows
 
     try:
         predictions = predictions_of(load(model), table)

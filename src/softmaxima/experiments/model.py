@@ -25,7 +25,8 @@ from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import write_bytes, write_text
 from softmaxima.experiments.encoding import Encoder, kind_of
 from softmaxima.experiments.measures import Fold, evaluate
-from softmaxima.experiments.reading import as_float, named, read_frame, rows
+from softmaxima.experiments.reading import read_frame
+from softmaxima.experiments.wording import named, rows
 from softmaxima.integrations.classifier import Classifier
 
 KIND, FORMAT = "softmaxima model", 1
@@ -71,11 +72,8 @@ def predict(model: Model, path: Path) -> Predictions:
         InputError: where the file cannot be read, a column is missing, or a row has no value where the model needs one.
     """
     encoder = model.encoder
-    texts = {column.name for column in encoder.columns if column.kind == "category"}  # "001" is one, though a number elsewhere
-    if any(as_float(name) is None for name in encoder.classes):
-        texts.add(encoder.target)
     try:
-        reading = read_frame(path, texts, {column.name: column.written for column in encoder.columns if column.written is not None})
+        reading = read_frame(path, encoder.known)
         if not reading.frame.height:
             raise InputError("has no rows; add some")
         features = encoder.matrix(reading.frame)
