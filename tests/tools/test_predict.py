@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,22 @@ def test_without_out_the_first_rows_are_printed(run: Run):
     assert "2 more; --out predictions.csv writes all" in said
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_rows_that_are_printed_fit_the_terminal(run: Run, width: int, monkeypatch: pytest.MonkeyPatch):
+    many = flowers().with_columns(species=pl.Series([f"class {i % 12}" for i in range(120)]))
+    save(Path("m.pt"), *learnt(many))
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, said, _ = run("predict", "m.pt", "t.csv")
+    assert code == 0
+    lines = said.splitlines()
+    shown = [line for line in lines if re.fullmatch(r" *\d+ +class \d+( +[01]\.\d{4})* *", line)]
+    assert len(shown) == 10
+    assert max(map(len, shown)) <= width
+    probabilities = len(re.findall(r"[01]\.\d{4}", shown[0]))
+    assert 0 < probabilities < 12 or width == 120
+    assert (f"{12 - probabilities} of 12 classes do not fit here; --out predictions.csv has all" in lines) == (probabilities < 12)
+
+
 def test_noise_gives_no_model(run: Run):
     random = np.random.default_rng(1)
     pl.DataFrame({"a": random.standard_normal(90), "b": random.standard_normal(90), "y": np.arange(90) % 2}).write_csv("noise.csv")
@@ -136,7 +153,7 @@ def test_tuned_models_take_the_median_of_the_learning_rates_of_their_folds():
         (("predict", "m.pt", "none.csv"), "there is no file none.csv"),
         (("predict", "t.csv", "m.pt"), "ends in .skops or .pt"),
         (("predict", "m.pt", "t.csv", "--out", "t.csv"), "--out: t.csv is what is read"),
-        (("predict", "m.pt", "t.csv", "--out", "nowhere/p.csv"), "there is no directory nowhere"),
+        (("predict", "m.pt", "t.csv", "--out", "t.csv/p.csv"), "--out: cannot write to t.csv/p.csv"),
         (("predict", "m.pt", "t.csv", "--out", "."), "is a directory"),
     ],
     ids=str,
@@ -494,8 +511,10 @@ def test_a_file_of_another_kind_is_refused(suffix: str, tmp_path: Path):
     whole = (tmp_path / f"whole{suffix}").read_bytes()
     for content in (b"", b"text", (tmp_path / "other.zip").read_bytes(), whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="not a model"):
+        with pytest.raises(InputError, match="not a model") as refused:
             load(path)
+        said = {b"": ": it is empty; give", b"text": ": it begins with b'text'; give"}.get(content, "or is damaged; save it again")
+        assert said in str(refused.value)
     if suffix == ".pt":
         torch.save([1], path)
     else:
