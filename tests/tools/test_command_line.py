@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from conftest import Run
 from softmaxima.bench import plan
 from softmaxima.bench.machine import machine
 from softmaxima.cli import main
-from softmaxima.cli.compare import show
+from softmaxima.cli.compare import MEASURED, show
 from softmaxima.core import writing
 from softmaxima.kernels import interface
 
@@ -193,6 +195,55 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_table(
     assert not [path for path in tmp_path.rglob("*") if path.name not in ("out", "flowers.csv")]
 
 
+@pytest.mark.parametrize("room", range(6))
+def test_a_disk_that_is_full_after_some_folds_names_what_is_kept(
+    room: int, run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(range(room))
+
+    def fsync(_: int) -> None:
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+
+    command = ["compare", table, f"--out={tmp_path / 'out'}", *FAST]
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.os, "fsync", fsync)
+        code, _, err = run(*command)
+    assert (code, err.count("\n")) == (1, 1)
+    path = tmp_path / "out" / "results.json"
+    if not room:
+        assert "what was measured is in the table alone" in err
+        assert not path.exists()
+        return
+    then = "goes on from there" if room < 4 else "writes the rest"
+    assert f"{path} has {min(room, 4)} of 4 folds, and --resume {then} where there is room\n" in err
+    assert len(json.loads(path.read_text())["folds"]) == min(room, 4)
+    assert run(*command, "--resume")[0] == 0
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("module", ["cyclopts", "rich.console", "softmaxima.cli.bench", "numpy", "torch", "polars", "sklearn"])
+def test_ctrl_c_while_a_module_is_loaded_ends_with_one_line_and_130(module: str) -> None:
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from softmaxima.__main__ import main\n"
+        "sys.argv[1:] = ['compare']\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "softmaxima: interrupted\n")
+
+
+def test_the_command_that_is_installed_is_the_one_that_heeds_ctrl_c_from_its_first_import_on() -> None:
+    text = (Path(softmaxima.__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["project"]["scripts"] == {"softmaxima": "softmaxima.__main__:main"}
+
+
 @pytest.mark.parametrize(("module", "package"), [("polars", "polars"), ("sklearn.datasets", "scikit-learn"), ("plotly", "plotly")])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str, package: str, run: Run, monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("softmaxima.experiments.", "softmaxima.report.", f"{module}."))]:
@@ -233,18 +284,27 @@ def test_quick_says_what_it_leaves_out(run: Run, tmp_path: Path) -> None:
     assert re.search(r"--quick: a sample of (99\d|1000) rows, 5 folds, 1 epochs", out)
 
 
-@pytest.mark.parametrize("width", [80, 140])
-def test_the_table_fits_the_terminal(width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["accuracy", "brier", "macro-f1"])
+@pytest.mark.parametrize("width", [45, 60, 80, 100, 120, 140])
+def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) -> None:
     from softmaxima.experiments.compare import Settings, compare
     from softmaxima.experiments.tables import read_table
+    from softmaxima.integrations.pairs import choose, pairs
 
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    comparison = compare(read_table(), Settings(folds=2, epochs=1, rows=100))
+    some = choose(pairs(10), ["softmax", "top-p softmax", "sparsemax"])
+    comparison = compare(read_table(), Settings(folds=2, epochs=1, rows=100, metric=metric), some)
     show(comparison, console)
     console.file.close()
     lines = console.export_text().splitlines()
     rows = [line for line in lines if re.search(r"[-+][\d.]+ ± [\d.]+", line)]
     assert len(rows) == len(comparison.results) - 1  # a row each, but for softmax: no cell is wrapped
+    assert all(any(line.startswith(result.name) for line in lines) for result in comparison.results)
+    headings = " ".join(lines[: lines.index(rows[0])])
+    shown = [heading for heading in ("acc.", "log", "Brier", "ECE", "ms") if heading in headings]
+    assert MEASURED[metric].split()[0] in headings
+    assert (len(shown) < 5) == any(line.startswith("Left out, for a terminal of") for line in lines)
+    assert len(shown) == 5 or width <= 80
     code = [line for line in lines if line.startswith("    ")]
     assert all(len(line) <= width for line in lines if line not in code)
 
@@ -299,7 +359,25 @@ def test_a_warning_is_one_line_on_the_command_line(run: Run, tmp_path: Path, mon
     assert run("lse", str(tmp_path / "x.txt")) == (0, "", "softmaxima: runs without something\n")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_each_fold_is_written_before_the_next_is_trained(
+    run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what ends at once, as by kill -9, loses the fold under way alone."""
+    from softmaxima.experiments import compare
+
+    trained_folds = compare.trained_folds
+
+    def watched(*arguments: Any) -> Iterator[dict]:
+        for done, fold in enumerate(trained_folds(*arguments)):
+            path = tmp_path / "out" / "results.json"
+            assert (len(json.loads(path.read_text())["folds"]) if done else path.exists()) == done
+            yield fold
+
+    monkeypatch.setattr(compare, "trained_folds", watched)
+    assert run("compare", table, f"--out={tmp_path / 'out'}", *FAST)[0] == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     number: int, code: int, tmp_path: Path, run: Run
 ) -> None:
@@ -314,8 +392,9 @@ def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     assert (process.returncode, err) == (code, "")
     done = len(json.loads((tmp_path / "results.json").read_text())["folds"])
     assert 0 < done < 10
-    assert f"interrupted after {done} of 10 folds; --resume goes on from there" in out
-    assert "Partial" in (tmp_path / "report.html").read_text()
+    if number != signal.SIGKILL:
+        assert f"interrupted after {done} of 10 folds; --resume goes on from there" in out
+        assert "Partial" in (tmp_path / "report.html").read_text()
     code, _, err = run(*options)
     assert (code, "go on with --resume" in err) == (2, True)
     code, out, _ = run(*options, "--resume")

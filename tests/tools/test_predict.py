@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.model import Model, load, predict, save
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import read_table
+from softmaxima.experiments.values import Known
 from softmaxima.integrations.classifier import Classifier
 
 FAST = ("--model=linear", "--folds=3", "--epochs=200", "--maps=softmax,sparsemax", "--metric=log-loss")
@@ -102,6 +104,22 @@ def test_without_out_the_first_rows_are_printed(run: Run):
     assert "2 more; --out predictions.csv writes all" in said
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_rows_that_are_printed_fit_the_terminal(run: Run, width: int, monkeypatch: pytest.MonkeyPatch):
+    many = flowers().with_columns(species=pl.Series([f"class {i % 12}" for i in range(120)]))
+    save(Path("m.pt"), *learnt(many))
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, said, _ = run("predict", "m.pt", "t.csv")
+    assert code == 0
+    lines = said.splitlines()
+    shown = [line for line in lines if re.fullmatch(r" *\d+ +class \d+( +[01]\.\d{4})* *", line)]
+    assert len(shown) == 10
+    assert max(map(len, shown)) <= width
+    probabilities = len(re.findall(r"[01]\.\d{4}", shown[0]))
+    assert 0 < probabilities < 12 or width == 120
+    assert (f"{12 - probabilities} of 12 classes do not fit here; --out predictions.csv has all" in lines) == (probabilities < 12)
+
+
 def test_noise_gives_no_model(run: Run):
     random = np.random.default_rng(1)
     pl.DataFrame({"a": random.standard_normal(90), "b": random.standard_normal(90), "y": np.arange(90) % 2}).write_csv("noise.csv")
@@ -135,7 +153,7 @@ def test_tuned_models_take_the_median_of_the_learning_rates_of_their_folds():
         (("predict", "m.pt", "none.csv"), "there is no file none.csv"),
         (("predict", "t.csv", "m.pt"), "ends in .skops or .pt"),
         (("predict", "m.pt", "t.csv", "--out", "t.csv"), "--out: t.csv is what is read"),
-        (("predict", "m.pt", "t.csv", "--out", "nowhere/p.csv"), "there is no directory nowhere"),
+        (("predict", "m.pt", "t.csv", "--out", "t.csv/p.csv"), "--out: cannot write to t.csv/p.csv"),
         (("predict", "m.pt", "t.csv", "--out", "."), "is a directory"),
     ],
     ids=str,
@@ -229,8 +247,70 @@ def test_what_can_be_read_in_two_ways_is_read_as_it_was_learnt(
     (column,) = Encoder.from_dict(json.loads(json.dumps(encoder.as_dict()))).columns
     for other in ",;":
         (tmp_path / "new.csv").write_text(f'x{other}z\n"{asked}"{other}1\n')
-        frame = read_frame(tmp_path / "new.csv", (), {"x": column.written}).frame
+        frame = read_frame(tmp_path / "new.csv", Known(written={"x": column.written})).frame
         assert column.values(frame["x"]).tolist() == [read_as]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(("rows", "with_target"), [(1, False), (1, True), (7, False), (7, True)])
+def test_a_model_of_a_table_without_names_predicts_rows_without_names(place: int, rows: int, with_target: bool, tmp_path: Path):
+    random = np.random.default_rng(0)
+    cells = [random.permutation(40) / 8, random.permutation(40) / 4]
+    cells.insert(place, np.arange(40) % 2)
+    frame = pl.DataFrame({f"column {i}": column for i, column in enumerate(cells, 1)})
+    frame.write_csv(tmp_path / "known.csv", include_header=False)
+    new = frame[:rows] + 1000.0  # no number of the file that was learnt from is about as large
+    target = f"column {place + 1}"
+    table = read_table(tmp_path / "known.csv", target)
+    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    (new if with_target else new.drop(target)).write_csv(tmp_path / "new.csv", include_header=False)
+    found = predict(model, tmp_path / "new.csv")
+    np.testing.assert_array_equal(found.p, model.classifier.predict_proba(new.drop(target).to_numpy()))
+    assert found.frame["row"].to_list() == list(range(1, rows + 1))
+    (new if with_target else new.drop(target)).write_csv(tmp_path / "named.csv")
+    np.testing.assert_array_equal(predict(model, tmp_path / "named.csv").p, found.p)
+
+
+def test_names_that_are_known_are_no_row_whatever_is_below(tmp_path: Path):
+    table = pl.DataFrame({"1": [0.0, 1.0] * 9, "2": [2.0, 3.0] * 9, "y": ["a", "b"] * 9})
+    assert predicted("2,1\n2,1\n", tmp_path, of=table).frame["row"].to_list() == [1]
+
+
+@pytest.mark.parametrize(
+    ("learnt_from", "asked", "value"),
+    [
+        (["5 kg", "7 kg"], "6 kg", 6.0),
+        (["5%", "7 %"], "6%", 0.06),
+        (["5%", "7 %"], "0.06", 0.06),
+        (["5 kg", "7 kg"], "6 g", "'x' is in 'g', not in 'kg', which was learnt from"),
+        (["5", "unknown"], "unknown", None),
+        (["2021-01", "2021-02"], "1970-02", 31.0),
+    ],
+)
+def test_units_and_words_are_those_that_were_learnt(learnt_from: list[str], asked: str, value: Any, tmp_path: Path):
+    rows = [f"{cell},{'ab'[i % 2]}" for i, cell in enumerate(learnt_from * 10)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *rows]))
+    encoder = read_table(tmp_path / "t.csv", missing="impute").encoder
+    assert encoder is not None
+    encoder = Encoder.from_dict(json.loads(json.dumps(encoder.as_dict())))
+    (tmp_path / "new.csv").write_text(f"x\n{asked}\n")
+    if isinstance(value, str):
+        with pytest.raises(InputError, match=value):
+            read_frame(tmp_path / "new.csv", encoder.known)
+        return
+    reading = read_frame(tmp_path / "new.csv", encoder.known)
+    np.testing.assert_array_equal(encoder.matrix(reading.frame), [[np.nan if value is None else value]])
+    assert any("without the unit" in note for note in reading.notes) == (asked == "0.06")
+
+
+def test_words_that_were_said_to_be_missing_are_so_in_new_rows(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "1,x,u\n2,unclear,v\n3,z,u\n" * 9)
+    encoder = read_table(tmp_path / "t.csv", missing="impute", missing_words=["unclear"]).encoder
+    assert encoder is not None
+    (tmp_path / "new.csv").write_text("a,b\n1,unclear\n")
+    frame = read_frame(tmp_path / "new.csv", encoder.known).frame
+    assert frame["b"].to_list() == [None]
+    assert encoder.unknown(frame) == ()
 
 
 def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):
@@ -431,8 +511,10 @@ def test_a_file_of_another_kind_is_refused(suffix: str, tmp_path: Path):
     whole = (tmp_path / f"whole{suffix}").read_bytes()
     for content in (b"", b"text", (tmp_path / "other.zip").read_bytes(), whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="not a model"):
+        with pytest.raises(InputError, match="not a model") as refused:
             load(path)
+        said = {b"": ": it is empty; give", b"text": ": it begins with b'text'; give"}.get(content, "or is damaged; save it again")
+        assert said in str(refused.value)
     if suffix == ".pt":
         torch.save([1], path)
     else:

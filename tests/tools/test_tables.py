@@ -27,6 +27,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import Table, read_table
+from softmaxima.experiments.values import Known
 
 Read = Callable[..., Table]
 
@@ -113,7 +114,7 @@ def test_quoted_texts_hold_separators_quotes_and_line_breaks(cells: list, separa
     path = tmp_path_factory.mktemp("t") / "t.csv"
     frame = pl.DataFrame(cells, schema=["number", "text", "y"], orient="row")
     frame.write_csv(path, separator=separator, quote_style="always")
-    found = read_frame(path, texts=["text", "y"]).frame
+    found = read_frame(path, Known(texts=["text", "y"])).frame
     assert found.columns == frame.columns
     assert found["number"].cast(pl.Float64).to_list() == frame["number"].to_list()
     # a blank between a separator and a quote may be lost within a text, where a file has them before quoted texts
@@ -265,6 +266,10 @@ def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
         (["5 %", "7%", "0"], [0.05, 0.07, 0], ","),
         (["$5", "-$1,000.50", "$ 7"], [5, -1000.5, 7], ","),
         (["5 €", "1.000,50 €", "7 EUR"], [5, 1000.5, 7], ";"),
+        (["0.2 kg", "-1.5kg", "0"], [0.2, -1.5, 0], ","),
+        (["36 months", "1,200 months", "6"], [36, 1200, 6], "\t"),
+        (["5 km/h", "7,5 km/h", "-1 km/h"], [5, 7.5, -1], ";"),
+        (["20 °C", "-3.5 °C", "0 °C"], [20, -3.5, 0], ","),
         (["1e5", "+2", " 3 "], [1e5, 2, 3], ","),
         (["2020-01-02", "1970-01-01", "2020-1-3"], [18263, 0, 18264], ","),
         (["13/01/1970", "01/02/1970", "02/01/1970"], [12, 31, 1], ","),
@@ -274,6 +279,15 @@ def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
         (["1970-01-02 12:00", "1970-01-01 00:00", "1970-01-01 06:00"], [1.5, 0, 0.25], ","),
         (["12:00", "06:00", "00:00"], [0.5, 0.25, 0], ","),
         (["2 Jan 1970", "31 Dec 1970", "01 Feb 1970"], [1, 364, 31], ","),
+        (["1970-03", "1970-01", "1970-2"], [59, 0, 31], ","),
+        (["1970/03", "1970/01", "1970/02"], [59, 0, 31], ","),
+        (["03/1970", "12/1970", "1/1970"], [59, 334, 0], ","),
+        (["Mar 1970", "Dec 1970", "Jan 1970"], [59, 334, 0], ","),
+        (["May 1970", "March 1970", "January 1970"], [120, 59, 0], ";"),
+        (["Mar-1970", "Dec-1970", "Jan-1970"], [59, 334, 0], ","),
+        (["1970Q3", "1970Q1", "1971Q1"], [181, 0, 365], ","),
+        (["1970-Q3", "1970-q1", "1971 Q1"], [181, 0, 365], ","),
+        (["Q3 1970", "Q1 1970", "Q1/1971"], [181, 0, 365], ","),
         (["January 2, 1970", "December 31, 1970", "May 1, 1970"], [1, 364, 120], ";"),
         (["01/02/1970 12:00 PM", "01/13/1970 06:00 AM", "01/01/1970 12:00 AM"], [1.5, 12.25, 0], ","),
     ],
@@ -287,6 +301,64 @@ def test_numbers_and_dates_are_read_as_they_are_written(
     plain = written[0] == "1e5"
     assert plain != any(
         note.startswith(("read as numbers: 'x' (", "read as dates, which features have in days: 'x' (")) for note in table.notes
+    )
+
+
+@pytest.mark.parametrize("cells", [("1234-05", "2020-01"), ("2021-13", "2021-01"), ("Max 2021", "Mar 2021"), ("2021Q5", "2021Q1")])
+def test_what_is_like_a_month_but_is_none_stays_text(read: Read, cells: tuple[str, str]) -> None:
+    table = read("a,b,y\n" + "".join(f"{i},{cells[i % 2]},{'uv'[i % 2]}\n" for i in range(6)))
+    assert table.encoder.columns[1].kind == "category"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("cells", "units"),
+    [
+        (("5 kg", "300 g"), "'kg', 'g'"),
+        (("$5", "7 €"), "'$', '€'"),
+        (("5%", "0.05"), "'%', none"),
+        (("2 h", "30 min"), "'h', 'min'"),
+        (("$5k", "3 $"), None),
+        (("3a", "4b"), None),
+    ],
+)
+def test_numbers_of_several_units_are_texts_and_named(read: Read, cells: tuple[str, str], units: str | None) -> None:
+    table = read("a,b,y\n" + "".join(f"{i},{cells[i % 2]},{'uv'[i % 2]}\n" for i in range(6)))
+    assert table.encoder.columns[1].kind == "category"  # type: ignore[union-attr]
+    lines = [note for note in table.notes if "several units" in note]
+    assert lines == ([f"taken for texts, being numbers of several units: 'b' ({units}); write them in one"] if units else [])
+
+
+@given(
+    numbers=st.lists(st.decimals(-9999, 9999, places=2), min_size=2, max_size=8, unique=True),
+    unit=st.sampled_from(["", "kg", " kg", " °C", "%", " €", " mg/dL", "d"]),
+)
+def test_a_unit_changes_no_number(numbers: list, unit: str, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_text("\n".join(["x,y", *(f"{number}{unit},{'uv'[i % 2]}" for i, number in enumerate(numbers))]))
+    reading = read_frame(path)
+    expected = [float(number) / (100 if unit == "%" else 1) for number in numbers]
+    np.testing.assert_allclose(reading.frame["x"].to_numpy(), expected, rtol=1e-15)
+    assert dict(reading.units) == ({"x": unit.strip()} if unit else {})
+
+
+def test_zeros_before_numbers_are_named_and_kept_where_columns_are_categories(read: Read) -> None:
+    content = "zip,code,a,y\n00123,7,0.5,u\n10115,8,0.25,v\n00123,8,0,u\n10115,7,1,v\n"
+    table = read(content)
+    assert table.notes == (
+        "read as numbers, though zeros are before them: 'zip' ('00123' is 123); --categories takes columns of codes as texts",
+    )
+    table = read(content, categories=["zip, code"])
+    assert [column.categories for column in table.encoder.columns] == [("00123", "10115"), ("7", "8"), ()]  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="--categories: there is no column 'b'"):
+        read(content, categories=["b"])
+
+
+def test_categories_that_differ_in_capitals_or_blanks_alone_are_named(read: Read) -> None:
+    rows = [("Paris", "yes"), ("paris ", "No"), ("PARIS", "no"), ("New  York", "yes"), ("New York", "No"), ("Rome", "no")]
+    notes = read("a,city,y\n" + "".join(f"{i},{city},{label}\n" for i, (city, label) in enumerate(rows))).notes
+    assert notes[-1] == (
+        "texts that differ in capitals or blanks alone count as different: 'city' ('New  York' and 'New York'), "
+        "'y' ('No' and 'no'); write them in one way if they are one"
     )
 
 
@@ -326,7 +398,7 @@ def test_blanks_around_texts_make_no_category(read: Read) -> None:
     assert "blanks around texts are left out in 'b', 'y'" in table.notes
 
 
-@pytest.mark.parametrize("word", ["", "?", "-", "NA", " NaN ", "null", "N/A", "None", '""', "#N/A", "."])
+@pytest.mark.parametrize("word", ["", "?", "-", "NA", "na", " NaN ", "Null", "n/a", '""', "#N/A", ".", "--"])
 def test_words_for_a_missing_value_are_recognised_and_named(read: Read, word: str) -> None:
     content = f"a,b,y\n1,x,u\n{word},{word},v\n3,z,u\n"
     table = read(content, missing="impute")
@@ -336,6 +408,20 @@ def test_words_for_a_missing_value_are_recognised_and_named(read: Read, word: st
         assert any(f"missing values {kind}" in note and f"{column!r} (1 row{written})" in note for note in table.notes)
     with pytest.raises(InputError, match=r"missing values in 'a' \(1 row.*'b' \(1 row.*--missing impute"):
         read(content)
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NIL", "unknown", "Missing", "undefined"])
+def test_a_word_that_may_be_a_category_is_missing_among_numbers_alone(read: Read, word: str) -> None:
+    content = f"a,b,c,y\n1,x,2020-01-01,u\n{word},{word},{word},v\n3,z,2020-01-03,u\n"
+    table = read(content, missing="impute")
+    assert [column.kind for column in table.encoder.columns] == ["number", "category", "date"]  # type: ignore[union-attr]
+    assert any(f"'a' (1 row, written '{word}'), 'c' (1 row, written '{word}')" in note for note in table.notes)
+    assert table.notes[-1] == (
+        f"taken for texts, though they may stand for missing values: 'b' ('{word}'); --missing-words {word} says they do"
+    )
+    table = read(content, missing="impute", missing_words=[word])
+    assert table.encoder.columns[1].categories == ("x", "z", None)  # type: ignore[union-attr]
+    assert any(f"are a category of their own: 'b' (1 row, written '{word}')" in note for note in table.notes)
 
 
 def test_a_line_may_be_longer_than_the_sample(read: Read) -> None:
@@ -521,7 +607,7 @@ def test_new_rows_are_encoded_as_those_that_were_learnt_from(read: Read) -> None
 def test_categories_stay_text_where_a_column_is_asked_for_as_text(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("code,a,y\n01,1,u\n02,2,v\n")
     assert read_frame(tmp_path / "t.csv").frame["code"].to_list() == [1, 2]
-    assert read_frame(tmp_path / "t.csv", texts=["code"]).frame["code"].to_list() == ["01", "02"]
+    assert read_frame(tmp_path / "t.csv", Known(texts=["code"])).frame["code"].to_list() == ["01", "02"]
 
 
 # What cannot be used ------------------------------------------------------------------------------------------------------
@@ -569,7 +655,9 @@ UNUSABLE = [
     ("t.csv", raw(b""), {}, ["cannot be read as CSV", "save it"]),
     ("t.csv", raw(b"\n  \n"), {}, ["it is empty"]),
     ("t.csv", raw(b"a,b\0\n1,2\n"), {}, ["zero bytes", "UTF-8"]),
-    ("t.csv", raw(b"a,b\n\x81\x9d,1\n"), {}, ["cannot be read as CSV", "UTF-8"]),
+    ("t.csv", raw(b"a,b\n\x81\x9d,1\n"), {}, ["(byte 0x81, after 4 others, is neither UTF-8 nor Windows-1252)", "save it"]),
+    ("t.csv", raw(b"\xff\xfea\0,\0b"), {}, ["(byte 0x62, after 6 others, is no UTF-16)"]),
+    ("t.csv", raw(b"a,b\n1," + b"x" * 200_000 + b"\n"), {}, ["t.csv"]),
     ("t.csv", raw(b"a b\n1 2\n3 4\n"), {}, ["1 column", "'a b'", "commas, semicolons, tabs"]),
     ("t.csv", raw(b"a,b\n"), {}, ["0 rows"]),
     ("t.csv", raw(b"a,b,y\n1,2,u\n\n1,2\n3,4,v\n"), {}, ["line 4 has 2 fields, where most have 3", "'1,2'"]),
@@ -587,11 +675,26 @@ UNUSABLE = [
     ("t.zip", packed("a.csv", "b.tsv"), {}, ["one table", "'a.csv', 'b.tsv'"]),
     ("t.zip", packed("a.doc"), {}, ["one table", "'a.doc'"]),
     ("t.zip", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as an archive"]),
-    ("t.csv.gz", raw(gzip.compress(b"a,y\n1,u\n2,v\n")[:15]), {}, ["cannot be read as an archive", "pack it again"]),
-    ("t.parquet", raw(b"not parquet"), {}, ["cannot be read as Parquet", "write it again"]),
-    ("t.feather", raw(b"not feather"), {}, ["cannot be read as Feather", "write it again"]),
-    ("t.npz", raw(b"not a zip"), {}, ["cannot be read as NPZ", "numpy.savez"]),
-    ("t.npz", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as NPZ", "numpy.savez"]),
+    (
+        "t.csv.gz",
+        raw(gzip.compress(b"a,y\n1,u\n2,v\n")[:15]),
+        {},
+        ["an archive (it is damaged, cut short or encrypted)", "pack"],
+    ),
+    (
+        "t.parquet",
+        raw(b"not parquet"),
+        {},
+        ["(it begins with b'not parquet', as none does)", "write it again"],
+    ),
+    (
+        "t.feather",
+        raw(b"not feather"),
+        {},
+        ["(it begins with b'not feather', as none does)", "write it again"],
+    ),
+    ("t.npz", raw(b"not a zip"), {}, ["cannot be read as NPZ (it begins with b'not a zip', as none does)", "numpy.savez"]),
+    ("t.npz", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as NPZ (it is damaged, cut short or encrypted)", "numpy.savez"]),
     ("t.parquet", parquet(a=[1, 2], y=[0, 1]), {"target": "z"}, ["no column 'z'", "'a', 'y'"]),
     ("t.parquet", parquet(a=[1.0, None, math.nan], b=[1.0, 3.0, 2.0], y=["a", "b", "a"]), {}, ["missing", "'a' (2 rows)"]),
     ("t.parquet", parquet(a=[None, None], y=["a", "b"]), {}, ["0 features"]),
@@ -612,7 +715,12 @@ UNUSABLE = [
     ("t.npz", npz(X=X, labels=[0, 1, 0, 1]), {}, ["X and y", "'labels'"]),
     ("t.npz", npz(X=X, y=[0, 1, 0]), {}, ["(4, 2) and (3,)", "reshape"]),
     ("t.npz", npz(X=X[0], y=[0, 1]), {}, ["(2,) and (2,)"]),
-    ("t.npz", npz(X=X, y=np.array([0, "a", None, 1], dtype=object)), {}, ["cannot be read as NPZ"]),
+    (
+        "t.npz",
+        npz(X=X, y=np.array([0, "a", None, 1], dtype=object)),
+        {},
+        ["it holds Python objects, none of which is loaded"],
+    ),
     ("t.npz", npz(X=X.astype(complex), y=[0, 1, 0, 1]), {}, ["complex128"]),
     ("t.npz", npz(X=X * [1, math.inf], y=[0, 1, math.inf, 1]), {}, ["'column 2' (4 rows)", "'y' (1 row)"]),
     ("t.npz", npz(X=X, y=[0, 1, 0, 1]), {"target": "label"}, ["no column 'label'", "'y'"]),

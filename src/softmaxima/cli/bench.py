@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, check_named, fail, keeping, names, plain_table, progress_bar, say
+from softmaxima.cli.terminal import (
+    WIDE,
+    WRONG_RESULT,
+    Output,
+    check_named,
+    check_writable,
+    fail,
+    keeping,
+    names,
+    plain_table,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
     from softmaxima.bench.plan import Settings
@@ -96,7 +105,7 @@ def bench(
     except InputError as error:
         fail(error)
     if json is not None:
-        check_writable(json)
+        check_writable("--json", json)
 
     without_losses = [str(s) for s in settings.shapes or () if not s.takes_losses and any(c.kind == "loss" for c in chosen)]
     if without_losses:
@@ -164,20 +173,6 @@ def _some(named: Iterable[str]) -> str:
     """The first of them."""
     names = list(named)
     return "; ".join(names[:SHOWN]) + ("; …" if len(names) > SHOWN else "")
-
-
-def check_writable(json: Path) -> None:
-    """Make sure that the file can be written, before anything is measured; a device or a pipe need only be open to us."""
-    try:
-        if json.is_dir():
-            fail(f"--json: {json} is a directory; give a file")
-        if json.is_file() or not json.exists():
-            with tempfile.TemporaryFile(dir=Path(os.path.realpath(json)).parent):
-                pass
-        elif not os.access(json, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        fail(f"--json: cannot write {json} ({error.strerror}); choose another path")
 
 
 def show_benchmark(benchmark: Benchmark, console: Console | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,9 +24,13 @@ from softmaxima.cli.terminal import (
     Terminated,
     check_file,
     check_named,
+    check_writable,
     fail,
+    fitting,
+    in_the_table_alone,
     keeping,
     names,
+    padding,
     plain_table,
     progress_bar,
     say,
@@ -37,6 +40,16 @@ from softmaxima.cli.terminal import (
 if TYPE_CHECKING:
     from softmaxima.experiments.compare import Comparison, Settings
     from softmaxima.experiments.tables import Table
+
+SPARE = ("zero %", "supp.", "F1 %", "ECE %", "Brier", "ms", "log loss", "acc. %")  # the first is missed least
+MEASURED = {
+    "accuracy": "acc. %",
+    "macro-f1": "F1 %",
+    "log-loss": "log loss",
+    "brier": "Brier",
+    "calibration": "ECE %",
+    "cost": "ms",
+}  # the headings of metrics
 
 TABLE_HELP = (
     "CSV, TSV or text, best with a line of names, also as .gz or .zip; Parquet, Feather, or NPZ with X and y. "
@@ -57,6 +70,14 @@ def compare(
         Literal["refuse", "impute"],
         Parameter(help="Missing values: impute puts the median of the rows trained on, and of texts a category of their own."),
     ] = "refuse",
+    missing_words: Annotated[
+        list[str] | None,
+        Parameter(help="Texts that stand for a missing value too, such as unknown,none: separated by commas.", negative=()),
+    ] = None,
+    categories: Annotated[
+        list[str] | None,
+        Parameter(help="Columns of codes to take as texts, such as postcode,id: names, separated by commas.", negative=()),
+    ] = None,
     maps: Annotated[
         list[str] | None, Parameter(help="Only these pairs, or all pairs of these maps: names, separated by commas.", negative=())
     ] = None,
@@ -91,11 +112,13 @@ def compare(
     """
     check_named("--maps", maps, "to train all pairs")
     check_named("--without", without, "to train on all columns")
+    check_named("--missing-words", missing_words, "for the usual words")
+    check_named("--categories", categories, "to take numbers as numbers")
     if table is not None:
         check_file(table, " of the kinds that softmaxima compare --help names")
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
-    from softmaxima.experiments.model import check_path
+    from softmaxima.experiments.model import check_format
     from softmaxima.experiments.saved import interrupted, read_folds
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
@@ -104,9 +127,10 @@ def compare(
         fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another directory")
     if save is not None:
         try:
-            check_path(save)
+            check_format(save)
         except InputError as error:
             fail(f"--save: {error}")
+        check_writable("--save", save)
     try:
         settings = Settings(
             model,
@@ -118,7 +142,7 @@ def compare(
             seed=seed,
             rows=1000 if quick else None,
         )
-        data = read_table(table, target, without or (), missing)
+        data = read_table(table, target, without or (), missing, names(missing_words), categories or ())
         check_classes(data, settings)
         part = sampled(data, settings)
         settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
@@ -137,10 +161,11 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
     from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES, write
 
-    prepare_directory(out)
+    check_writable("--out", out, is_directory=True)
     introduce(data, settings)
     comparison = summary(data, settings, done, chosen, command) if done else None
     interrupted: KeyboardInterrupt | None = None
+    saved = len(done)  # of them, in results.json
     left, steps = settings.splits - len(done), total_steps(data, settings, chosen, len(done))
     try:
         with terminable():
@@ -160,6 +185,7 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
                     if comparison.partial:
                         with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
                             write(comparison, out, ["results.json"])
+                            saved = len(done)
     except KeyboardInterrupt as error:
         interrupted = error
     if comparison is None:
@@ -167,7 +193,20 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
             "interrupted before a fold was done; nothing is kept",
             TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED,
         )
-    with keeping("--out", out, lambda: write(comparison, out)):
+
+    def write_all() -> None:
+        nonlocal saved
+        write(comparison, out, ["results.json"])
+        saved = len(done)
+        write(comparison, out, [name for name in FILES if name != "results.json"])
+
+    def what_is_left() -> str:
+        if not saved:
+            return in_the_table_alone()
+        then = "writes the rest" if saved == settings.splits else "goes on from there"
+        return f"{out / 'results.json'} has {saved} of {settings.splits} folds, and --resume {then} where there is room"
+
+    with keeping("--out", out, write_all, what_is_left):
         show(comparison)
     say("\nwritten: " + ", ".join(str(out / name) for name in FILES))
     if interrupted is not None:
@@ -216,31 +255,29 @@ def duration(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def prepare_directory(out: Path) -> None:
-    """Make sure that results can be written there, before anything is computed."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        fail(f"--out: cannot write to {out} ({error.strerror}); choose another directory")
-
-
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
     from softmaxima.report.compare import CAPTION, COLUMNS, twins
 
     console = console or Output()
     wide = console.width >= WIDE
-    columns = [column for column in COLUMNS if wide or column.narrow]
-    table = plain_table([column.short for column in columns], wide)
+    asked = MEASURED[comparison.settings.metric]
+    columns = [column for column in COLUMNS if wide or column.narrow or column.short == asked]
+    headings = [column.short for column in columns]
+    cells = [[column.cell(comparison, result) for column in columns] for result in comparison.results]
+    spare = [headings.index(heading) for heading in SPARE if heading in headings and heading != asked]
+    kept = fitting(headings, cells, console.width, padding(wide), spare)
+    table = plain_table(list(kept.values()), wide)
     taken = comparison.recommendation
-    for result in comparison.results:
+    for result, row in zip(comparison.results, cells, strict=True):
         style = "bold" if taken.pair is not None and result.pair == taken.pair else None
-        table.add_row(*(Text(column.cell(comparison, result)) for column in columns), style=style)
+        table.add_row(*(Text(row[number]) for number in kept), style=style)
     console.print()
     console.print(table)
     console.print()
+    if len(kept) < len(columns):
+        without = ", ".join(heading for number, heading in enumerate(headings) if number not in kept)
+        console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
     console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))
     console.print()
     console.print(Text.assemble((taken.headline, "bold"), f". {taken.reason}"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from softmaxima.cli.terminal import NOT_WRITTEN, WIDE, Output, check_file, fail, plain_table, say
+from softmaxima.cli.terminal import NOT_WRITTEN, WIDE, Output, check_file, check_writable, fail, fitting, padding, plain_table, say
 
 if TYPE_CHECKING:
     from softmaxima.experiments.model import Predictions
@@ -32,11 +32,13 @@ def predict(
     check_file(model, " that softmaxima compare --save wrote")
     check_file(table, " of the kinds that softmaxima compare --help names")
     if out is not None:
-        check_out(out, model, table)
+        check_writable("--out", out)
+        if any(out.exists() and out.samefile(other) for other in (model, table)):
+            fail(f"--out: {out} is what is read; choose another file")
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.model import load
     from softmaxima.experiments.model import predict as predictions_of
-    from softmaxima.experiments.reading import rows
+    from softmaxima.experiments.wording import rows
 
     try:
         predictions = predictions_of(load(model), table)
@@ -58,26 +60,20 @@ def predict(
     say(f"written: {out}")
 
 
-def check_out(out: Path, model: Path, table: Path) -> None:
-    """Fail before any work where predictions cannot be written, or would take the place of what they are made from."""
-    if not out.parent.is_dir():
-        fail(f"--out: there is no directory {out.parent}; make it, or choose another file")
-    if out.is_dir():
-        fail(f"--out: {out} is a directory; name a file in it, such as {out / 'predictions.csv'}")
-    for other in (model, table):
-        if out.exists() and out.samefile(other):
-            fail(f"--out: {out} is what is read; choose another file")
-
-
 def show(predictions: Predictions) -> None:
     """The first rows."""
     console = Output()
-    frame = predictions.frame
-    shown = plain_table(frame.columns, console.width >= WIDE)
-    for row in frame.head(SHOWN).iter_rows():
-        shown.add_row(*(Text(f"{cell:.4f}" if isinstance(cell, float) else str(cell)) for cell in row))
+    frame, wide = predictions.frame, console.width >= WIDE
+    rows = [[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in frame.head(SHOWN).iter_rows()]
+    kept = fitting(frame.columns, rows, console.width, padding(wide), range(frame.width)[:1:-1])
+    shown = plain_table(list(kept.values()), wide)
+    for row in rows:
+        shown.add_row(*(Text(row[number]) for number in kept))
     console.print()
     console.print(shown)
+    if len(kept) < frame.width:
+        console.print()
+        say(f"{frame.width - len(kept)} of {len(predictions.classes)} classes do not fit here; --out predictions.csv has all")
     if frame.height > SHOWN:
         console.print()
         say(f"{frame.height - SHOWN} more; --out predictions.csv writes all")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import signal
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import cyclopts
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
@@ -77,6 +81,23 @@ def check_file(file: Path, otherwise: str) -> None:
         fail(f"{file} is a directory; give a file{otherwise}")
 
 
+def check_writable(option: str, path: Path, is_directory: bool = False) -> None:
+    """Fail before any work where a file, or files in a directory, cannot be written. Directories are made; a device or a pipe need
+    only be open to us."""
+    try:
+        if path.is_dir() and not is_directory:
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is read-only")
+        if is_directory or path.is_file() or not path.exists():
+            directory = path if is_directory else Path(os.path.realpath(path)).parent
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+    except OSError as error:
+        fail(f"{option}: cannot write to {path} ({error.strerror}); choose another {'directory' if is_directory else 'file'}")
+
+
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
     """The names in an option that takes several, separated by commas."""
     return tuple(name.strip() for part in given or () for name in part.split(",") if name.strip())
@@ -96,24 +117,51 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def padding(wide: bool) -> int:
+    """Blanks between the columns of a table."""
+    return 2 if wide else 1
+
+
 def plain_table(headings: Sequence[str], wide: bool) -> RichTable:
     """A table without lines, its first column flush left and the others flush right."""
-    table = RichTable(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold")
+    table = RichTable(box=None, padding=(0, padding(wide), 0, 0), pad_edge=False, header_style="bold")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", vertical="bottom", overflow="fold")
     return table
 
 
+def fitting(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, between: int, spare: Sequence[int]
+) -> dict[int, str]:
+    """The numbers and headings of the columns that fit side by side: headings are broken, then columns in `spare` left out."""
+    kept = dict(enumerate(headings))
+    cells = [max(map(cell_len, column), default=0) for column in zip(*rows, strict=True)] or [0] * len(headings)
+
+    def needed() -> int:
+        return sum(max(cells[number], *map(cell_len, heading.split("\n"))) + between for number, heading in kept.items()) - between
+
+    if needed() > width:
+        kept = {number: heading.replace(" ", "\n") for number, heading in kept.items()}
+    for column in spare:
+        if needed() > width:
+            del kept[column]
+    return kept
+
+
+def in_the_table_alone() -> str:
+    return "what was measured is in the table alone"
+
+
 @contextlib.contextmanager
-def keeping(option: str, path: Path, write: Callable[[], Any]) -> Iterator[None]:
-    """What is shown is written after it, so that neither a full disk nor a closed pipe loses both."""
+def keeping(option: str, path: Path, write: Callable[[], Any], otherwise: Callable[[], str] = in_the_table_alone) -> Iterator[None]:
+    """What is shown is written after it, so that a full disk or a closed pipe does not lose both; `otherwise` says what is left."""
     try:
         yield
     finally:
         try:
             write()
         except OSError as error:
-            fail(f"{option}: cannot write to {path} ({error.strerror}); what was measured is in the table alone", NOT_WRITTEN)
+            fail(f"{option}: cannot write to {path} ({error.strerror}); {otherwise()}", NOT_WRITTEN)
 
 
 def say(line: str) -> None:

@@ -25,9 +25,9 @@ from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
-from softmaxima.experiments.reading import rows
 from softmaxima.experiments.recommendation import Difference, Recommendation, difference, recommend
 from softmaxima.experiments.tables import Table
+from softmaxima.experiments.wording import rows
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
 from softmaxima.integrations.pairs import Pair, pairs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.reading import among_dates, named, rows
+from softmaxima.experiments.values import Known, among_dates, among_numbers, as_float
+from softmaxima.experiments.wording import named, rows
 
 MOST_CATEGORIES = 1000  # indicator columns that one column may become
 DAY = {"ns": 86400e9, "us": 86400e6, "ms": 86400e3}
@@ -19,12 +20,13 @@ DAY = {"ns": 86400e9, "us": 86400e6, "ms": 86400e3}
 
 @dataclass(frozen=True)
 class Column:
-    """A feature's column; among its categories None is that of missing values. `written` is that of `Reading`."""
+    """A feature's column; among its categories None is that of missing values. `written` and `unit` are as in `Values`."""
 
     name: str
     kind: Literal["number", "date", "category"]
     categories: tuple[str | None, ...] = ()
     written: str | None = None
+    unit: str | None = None
 
     @property
     def width(self) -> int:
@@ -45,14 +47,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What the columns of a frame become, learnt from one frame and applied to others."""
+    """What the columns of a frame become, learnt from one frame and applied to others. `words` are as in `Known`."""
 
     target: str
     classes: tuple[str, ...]
     columns: tuple[Column, ...]
+    words: tuple[str, ...] = ()
 
     @classmethod
-    def fit(cls, frame: pl.DataFrame, target: str, written: Mapping[str, str] = MappingProxyType({})) -> Self:
+    def fit(
+        cls,
+        frame: pl.DataFrame,
+        target: str,
+        written: Mapping[str, str] = MappingProxyType({}),
+        units: Mapping[str, str] = MappingProxyType({}),
+        words: Sequence[str] = (),
+    ) -> Self:
         """That of all columns but the target, which were `written` so in their file.
 
         Raises:
@@ -66,7 +76,8 @@ class Encoder:
                 f"columns of a type that cannot be used: {named(unusable)}; make them numbers or text, or leave them out "
                 "with --without"
             )
-        return cls(target, _classes(frame[target]), tuple(_column(series, written) for series in frame.drop(target)))
+        columns = tuple(_column(series, written.get(series.name), units.get(series.name)) for series in frame.drop(target))
+        return cls(target, _classes(frame[target]), columns, tuple(words))
 
     def matrix(self, frame: pl.DataFrame) -> np.ndarray:
         """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator."""
@@ -97,6 +108,18 @@ class Encoder:
                 )
         return tuple(lines)
 
+    @property
+    def known(self) -> Known:
+        """What is known of other files with these columns."""
+        written = {column.name: column.written for column in self.columns if column.written is not None}
+        units = {column.name: column.unit for column in self.columns if column.unit is not None}
+        texts = {column.name for column in self.columns if column.kind == "category"}  # "001" is one, though a number elsewhere
+        names = [column.name for column in self.columns]
+        quantities = set(names) - texts
+        if any(as_float(name) is None for name in self.classes):
+            texts.add(self.target)
+        return Known(texts, quantities, written, units, self.words, names, self.target)
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
         return asdict(self)
@@ -105,7 +128,7 @@ class Encoder:
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """What `as_dict` gave, also after a passage through JSON."""
         columns = tuple(Column(**column | {"categories": tuple(column["categories"])}) for column in record["columns"])
-        return cls(record["target"], tuple(record["classes"]), columns)
+        return cls(record["target"], tuple(record["classes"]), columns, tuple(record.get("words", ())))
 
 
 def kind_of(dtype: Any) -> Literal["number", "date", "category"] | None:
@@ -117,9 +140,9 @@ def kind_of(dtype: Any) -> Literal["number", "date", "category"] | None:
     return "category" if dtype in (pl.Boolean, pl.String, pl.Categorical, pl.Enum) else None
 
 
-def _column(series: pl.Series, written: Mapping[str, str]) -> Column:
+def _column(series: pl.Series, written: str | None, unit: str | None) -> Column:
     kind = kind_of(series.dtype) or "category"
-    return Column(series.name, kind, _categories(series) if kind == "category" else (), written.get(series.name))
+    return Column(series.name, kind, _categories(series) if kind == "category" else (), written, unit)
 
 
 def _categories(series: pl.Series) -> tuple[str | None, ...]:
@@ -127,7 +150,7 @@ def _categories(series: pl.Series) -> tuple[str | None, ...]:
     texts = series.cast(pl.String)
     categories = texts.drop_nulls().unique().sort().to_list()
     if len(categories) > min(MOST_CATEGORIES, max(20, len(texts) // 2)):
-        odd, kind = among_numbers(series), "numbers"
+        odd, kind = among_numbers(texts), "numbers"
         if odd is None:
             odd, kind = among_dates(texts), "dates"
         raise InputError(
@@ -140,13 +163,6 @@ def _categories(series: pl.Series) -> tuple[str | None, ...]:
             + f"leave it out with --without {series.name!r}"
         )
     return (*categories, None) if texts.has_nulls() else tuple(categories)
-
-
-def among_numbers(series: pl.Series) -> str | None:
-    """A text in a column whose other texts, more than half, are numbers."""
-    texts = series.cast(pl.String).drop_nulls()
-    odd = texts.filter(texts.cast(pl.Float64, strict=False).is_null())
-    return odd[0] if 0 < len(odd) < len(texts) / 2 else None
 
 
 def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:

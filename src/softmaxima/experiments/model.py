@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,10 +23,12 @@ from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import write_bytes, write_text
 from softmaxima.experiments.encoding import Encoder, kind_of
 from softmaxima.experiments.measures import Fold, evaluate
-from softmaxima.experiments.reading import as_float, named, read_frame, rows
+from softmaxima.experiments.reading import read_frame
+from softmaxima.experiments.wording import named, rows
 from softmaxima.integrations.classifier import Classifier
 
 KIND, FORMAT = "softmaxima model", 1
+NO_MODEL = "not a model that softmaxima compare --save wrote"
 TRUSTED = ("softmaxima.integrations.classifier.Classifier",)
 
 
@@ -71,11 +71,8 @@ def predict(model: Model, path: Path) -> Predictions:
         InputError: where the file cannot be read, a column is missing, or a row has no value where the model needs one.
     """
     encoder = model.encoder
-    texts = {column.name for column in encoder.columns if column.kind == "category"}  # "001" is one, though a number elsewhere
-    if any(as_float(name) is None for name in encoder.classes):
-        texts.add(encoder.target)
     try:
-        reading = read_frame(path, texts, {column.name: column.written for column in encoder.columns if column.written is not None})
+        reading = read_frame(path, encoder.known)
         if not reading.frame.height:
             raise InputError("has no rows; add some")
         features = encoder.matrix(reading.frame)
@@ -136,6 +133,9 @@ def load(path: Path) -> Model:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); give a model that softmaxima compare --save wrote") from None
+    if not content.startswith(b"PK"):
+        held = f"it begins with {content[:12]!r}" if content else "it is empty"
+        raise InputError(f"{path.name} is {NO_MODEL}: {held}; give a file that it wrote")
     try:
         return read(content)
     except InputError as error:
@@ -143,28 +143,14 @@ def load(path: Path) -> Model:
     except Exception as error:  # what a file that was tampered with may raise has no end
         if isinstance(error, ModuleNotFoundError) and error.name == "skops":
             raise
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise InputError(
-            f"{path.name} is not a model that softmaxima compare --save wrote, or is damaged ({type(error).__name__}: "
-            f"{reason:.200}); save it again"
-        ) from None
+        raise InputError(f"{path.name} is {NO_MODEL}, or is damaged; save it again") from None
 
 
-def check_path(path: Path) -> None:
-    """Raise `InputError` where a model cannot be written, before any work; its directory is made."""
+def check_format(path: Path) -> None:
+    """Raise `InputError` where the suffix names no format, and `ModuleNotFoundError` where what writes it is missing."""
     _format(path)
     if path.suffix.lower() == ".skops":
         importlib.import_module("skops.io")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(0, "it is a directory")
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(0, "it is read-only")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write to {path} ({error.strerror}); choose another file") from None
 
 
 def _write_pt(about: Mapping[str, Any], classifier: Mapping[str, Any]) -> bytes:
@@ -220,12 +206,15 @@ def _check_about(record: Any) -> None:
 
 
 def _model(record: Mapping[str, Any], classifier: Mapping[str, Any]) -> Model:
-    model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]))
-    if not all(isinstance(name, str) for name in (model.encoder.target, *(column.name for column in model.encoder.columns))):
-        raise ValueError("names of columns must be texts")
-    classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)
-    if model.classifier.classes_.tolist() != list(range(classes)) or model.classifier.n_features_in_ != width:
-        raise ValueError(f"{classes} classes and {width} features of the table do not fit the classifier")
+    try:
+        model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]))
+        if not all(isinstance(name, str) for name in (model.encoder.target, *(column.name for column in model.encoder.columns))):
+            raise ValueError("names of columns must be texts")
+        classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)
+        if model.classifier.classes_.tolist() != list(range(classes)) or model.classifier.n_features_in_ != width:
+            raise ValueError(f"{classes} classes and {width} features of the table do not fit the classifier")
+    except ValueError as error:  # of ours
+        raise InputError(f"is {NO_MODEL}, or is damaged: {error}; save it again") from None
     return model
 
 

@@ -1,4 +1,4 @@
-"""Files of rows, as people have them, as a frame: numbers, dates and texts in columns with names, null where a value is missing.
+"""Files of rows, as people have them, as a frame: archives, encodings, separators, names, arrays. `values` says what texts are.
 
 Whatever cannot be read raises `InputError`, with one line that says what is wrong and what to do. What was done to the file beyond
 reading it is said in notes.
@@ -14,38 +14,24 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from softmaxima.core.numbers import InputError
+from softmaxima.experiments.values import NUMBER_LIKE, Known, as_float, is_missing, values_of
+from softmaxima.experiments.wording import named, rows
 
 ARCHIVES = (".gz", ".zip")
 SEPARATORS = ("\t", ";", "|", ",")  # the first of those that fit equally well: a comma may be a decimal one
 SAMPLE = 200_000  # characters by which the separator is recognised
 FIRST_ROWS = 200  # by which the header is
-
-# Texts that stand for a missing value. Without this, one "NA" would turn a column of numbers into categories.
-MISSING = ("NA", "N/A", "n/a", "N.A.", "n.a.", "k.A.", "<NA>", "NaN", "nan", "null", "NULL", "Null", "None", "?", "-", "--", ".")
-MISSING += ("#N/A", "#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?")  # of spreadsheets
-
-# What a number looks like with a point or a comma before its decimals, once a currency or a percent sign is taken off.
-POINT = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[, '\x{a0}\x{202f}][0-9]{3})+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
-COMMA = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[. '\x{a0}\x{202f}][0-9]{3})+)(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
-BEFORE = r"^([+-]?)\s*(?:[$€£¥]|USD|EUR|GBP|CHF)\s*"
-AFTER = r"\s*(?:[$€£¥%]|USD|EUR|GBP|CHF)$"
-NUMBER_LIKE = re.compile(r"[-+$€£¥\s.,]*\d[-\d.,:/\s'%$€£¥eE+TZ]*")  # dates and times too
-
-DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y")
-DATES += ("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y")
-TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
-DATE_LIKE = re.compile(r"\d{1,4}[-/.:]\d{1,2}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}|[A-Za-z]{3,9} \d{1,2}, \d{4}")
+NUMBERED = re.compile(r"column [1-9][0-9]*")
+NEW = Known()
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +40,17 @@ class Reading:
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()
-    words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # this and the next two as in `Values`
+    written: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None  # where the format says which column it is
-    written: Mapping[str, str] = field(default_factory=dict)  # before which sign decimals are, "point" or "comma"; a date's pattern
     separator: str | None = None  # of text
     places: np.ndarray | None = None  # the number of each row in the file, from 1, where some may have been left out
     untrainable: str | None = None  # of rows that a model may predict, but that have no target beside features: what to say
 
 
-def read_frame(path: Path, texts: Collection[str] = (), written: Mapping[str, str] = MappingProxyType({})) -> Reading:
-    """The frame in a file; the columns in `texts` stay text, whatever they look like.
-
-    What may be read in several ways is read as `written` says, as another `Reading` has it.
+def read_frame(path: Path, known: Known = NEW) -> Reading:
+    """The frame in a file, of which something may be known.
 
     Raises:
         InputError: without the file's name.
@@ -74,14 +59,14 @@ def read_frame(path: Path, texts: Collection[str] = (), written: Mapping[str, st
         raise InputError(f"is a directory; give a file: {suffixes()}")
     if not path.exists():
         raise InputError(f"there is no such file; give a path to an existing file: {suffixes()}")
-    kind = "an archive" if path.suffix.lower() in ARCHIVES else "a file"
+    kind, content = "an archive" if path.suffix.lower() in ARCHIVES else "a file", b""
     try:
         name, content = _unpacked(path)
         suffix = PurePosixPath(name).suffix.lower()
         if suffix not in READERS:
             raise InputError(f"unknown suffix {suffix!r}; convert the table to one of: {suffixes()}")
         kind, read = READERS[suffix]
-        reading = read(content)
+        reading = read(content, known)
     except InputError:
         raise
     except (
@@ -95,9 +80,29 @@ def read_frame(path: Path, texts: Collection[str] = (), written: Mapping[str, st
         zlib.error,
     ) as error:
         raise InputError(
-            f"cannot be read as {kind} ({_first_line(error)}); {REPAIRS.get(kind, f'write it again as {kind}')}"
+            f"cannot be read as {kind} ({_reason(kind, content, error)}); {REPAIRS.get(kind, f'write it again as {kind}')}"
         ) from None
-    return _cleaned(reading, texts, kind == "CSV", written)
+    found = values_of(reading.frame, kind == "CSV", known, reading.separator == ";")
+    notes = (*reading.notes, *found.notes)
+    return replace(reading, frame=found.frame, notes=notes, words=found.words, written=found.written, units=found.units)
+
+
+def _reason(kind: str, content: bytes, error: Exception) -> str:
+    """Why it cannot be read, by what it holds."""
+    if isinstance(error, UnicodeDecodeError):
+        encodings = "no UTF-16" if error.encoding.startswith("utf-16") else "neither UTF-8 nor Windows-1252"
+        return f"byte {content[error.start]:#04x}, after {error.start} others, is {encodings}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if kind in BEGINNINGS and not content.startswith(BEGINNINGS[kind]):
+        return f"it begins with {content[:12]!r}, as none does"
+    if isinstance(error, csv.Error):
+        return f"a field has more than {csv.field_size_limit()} letters, as where a quote is not closed"
+    if kind == "CSV":
+        return "its quotes and separators do not fit together"
+    if kind == "NPZ" and type(error) is ValueError:
+        return "it holds Python objects, none of which is loaded"
+    return "it is damaged, cut short or encrypted"
 
 
 def _unpacked(path: Path) -> tuple[str, bytes]:
@@ -121,26 +126,10 @@ def suffixes() -> str:
     return ", ".join([*READERS, *ARCHIVES])
 
 
-def named(columns: Iterable[str], limit: int = 10) -> str:
-    """The first few, and how many more."""
-    names = list(columns)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def rows(count: int, what: str = "row") -> str:
-    """So many of them."""
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 # Text ---------------------------------------------------------------------------------------------------------------------
 
 
-def _read_text(content: bytes) -> Reading:
+def _read_text(content: bytes, known: Known) -> Reading:
     text, notes = _decoded(content)
     if text[:4].lower() == "sep=":  # Excel's own line
         text = text.partition("\n")[2]
@@ -167,7 +156,7 @@ def _read_text(content: bytes) -> Reading:
             notes.append(f"left out, being empty: {rows(int(blank.sum()))}")
             frame = frame.filter(~blank)
     lines = np.flatnonzero(~blank.to_numpy())
-    names, frame = _with_names(frame, notes)
+    names, frame = _with_names(frame, notes, known)
     frame.columns = names
     places = lines + 1 if frame.height == len(lines) else lines[1:] - lines[0]  # below the names
     return Reading(frame, tuple(notes), separator=separator, places=places, untrainable=untrainable)
@@ -235,15 +224,17 @@ def _refuse_ragged(text: str, separator: str, width: int) -> None:
 # The header ---------------------------------------------------------------------------------------------------------------
 
 
-def _with_names(frame: pl.DataFrame, notes: list[str]) -> tuple[list[str], pl.DataFrame]:
+def _with_names(frame: pl.DataFrame, notes: list[str], known: Known) -> tuple[list[str], pl.DataFrame]:
     """The names of the columns, and the rows below them."""
     first = [(cell or "").strip() for cell in frame.row(0)]
-    if not _is_header(first, frame[1:], notes):
-        notes.append(f"the first line is a row, not names ({named(map(repr, first), 3)}); the columns are called 'column 1', …")
-        return frame.columns, frame
     names: dict[str, str] = {}  # and what the file has
     for number, name in enumerate(first, 1):
         names[_free(name or f"column {number}", names)] = name
+    is_known = bool(known.names) and {name for name, cell in names.items() if cell}.issuperset(known.names)
+    if not is_known and (_are_numbered(known.names) or not _is_header(first, frame[1:], notes)):
+        called = _numbers_of(known, frame.width)
+        notes.append(f"the first line is a row, not names ({named(map(repr, first), 3)}); the columns are called {called[0]!r}, …")
+        return called, frame
     given = frame.row(0)
     frame = frame[1:]
     frame.columns = list(names)
@@ -256,6 +247,19 @@ def _with_names(frame: pl.DataFrame, notes: list[str]) -> tuple[list[str], pl.Da
     if padded := [cell for cell, was in zip(first, given, strict=True) if was and was != cell]:
         notes.append(f"blanks around names are left out: {named(map(repr, padded))}")
     return frame.columns, frame
+
+
+def _are_numbered(names: Sequence[str]) -> bool:
+    """Whether they are those of columns without names."""
+    return bool(names) and all(NUMBERED.fullmatch(name) for name in names)
+
+
+def _numbers_of(known: Known, width: int) -> list[str]:
+    """column 1, column 2, …, without the number of the target where rows that have none are short of a column."""
+    called = [f"column {number}" for number in range(1, width + 2)]
+    if known.target in called[:-1] and called[-1] in known.names:
+        called.remove(known.target)
+    return called[:width]
 
 
 def _free(name: str, taken: Collection[str]) -> str:
@@ -295,8 +299,8 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
 
 def _vote(cell: str, below: pl.Series) -> str | None:
     """What a cell of the first line is by its column: a name, a value, a new text, or None where that cannot be told."""
-    others = [other.strip() for other in below.drop_nulls() if other.strip() not in ("", *MISSING)]
-    if not others or cell in ("", *MISSING):
+    others = [other.strip() for other in below.drop_nulls() if not is_missing(other.strip())]
+    if not others or is_missing(cell):
         return None
     if sum(NUMBER_LIKE.fullmatch(other) is not None for other in others) >= 0.9 * len(others):
         if not NUMBER_LIKE.fullmatch(cell):
@@ -313,192 +317,18 @@ def _vote(cell: str, below: pl.Series) -> str | None:
     return "new" if once + 1 < 0.1 * (len(others) + 1) else None
 
 
-def as_float(text: str) -> float | None:
-    """The number that Python reads, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-# Values -------------------------------------------------------------------------------------------------------------------
-
-
-def _cleaned(reading: Reading, texts: Collection[str], is_text: bool, written: Mapping[str, str]) -> Reading:
-    """Missing values are null, and where all is written as text, numbers and dates are what they stand for."""
-    columns, padded, words, strings = {}, [], {}, {}
-    for column in reading.frame:
-        if column.dtype.is_float():
-            column = column.fill_nan(None)
-        elif column.dtype == pl.String:
-            column = _stripped(column, is_text and column.name not in texts, padded, words)
-            if column.dtype == pl.String and is_text and column.name not in texts:
-                strings[column.name] = column
-        columns[column.name] = column
-    numbers, dates = {}, {}
-    semicolons = reading.separator == ";"
-    plain = {
-        name: reading.frame[name].str.strip_chars().set(column.is_null(), None)
-        for name, column in columns.items()
-        if column.dtype == pl.Float64 and reading.frame[name].dtype == pl.String
-    }
-    written = dict(written)
-    for name, (column, example, kind) in _written_numbers(strings, plain, semicolons, written).items():
-        columns[name], numbers[name], written[name] = column, example, kind
-    for name in strings.keys() - numbers.keys():
-        if (found := _written_dates(strings[name], written.get(name))) is not None:
-            columns[name], dates[name], written[name] = found
-    written = dict.fromkeys(plain, "point") | {name: how for name, how in written.items() if name in columns}
-    notes = list(reading.notes)
-    for what, found in (("numbers", numbers), ("dates, which features have in days", dates)):
-        if found:
-            ordered = (f"{name!r} ({found[name]})" for name in columns if name in found)
-            notes.append(f"read as {what}: {named(ordered)}")
-    if padded:
-        notes.append(f"blanks around texts are left out in {named(map(repr, padded))}")
-    return replace(reading, frame=pl.DataFrame(list(columns.values())), notes=tuple(notes), words=words, written=written)
-
-
-def _stripped(column: pl.Series, written: bool, padded: list[str], words: dict[str, list[str]]) -> pl.Series:
-    """Without blanks around, null where a word for that stands, and numbers if all are plainly written."""
-    if written and (number := _plain(column)) is not None:
-        return number
-    bare = column.str.strip_chars().replace("", None)
-    values = bare.drop_nulls().unique() if not written else _not_plain(bare)
-    found = [word for word in MISSING if word in values]
-    others = bare.filter(~bare.is_in(found)).drop_nulls() if found else bare
-    if len(others) and not others.str.contains(r"[\p{L}\p{N}]").any():
-        found = [word for word in found if word.isalnum()]  # a column of signs, such as + and -
-    if found:
-        bare = bare.set(bare.is_in(found), None)
-        words[column.name] = found
-    if written and (number := _plain(bare)) is not None:
-        return number
-    if (bare != column.replace("", None)).any():
-        padded.append(column.name)
-    return bare
-
-
-def _plain(column: pl.Series) -> pl.Series | None:
-    """Ints or floats, if Python would read all as such, and None otherwise."""
-    for dtype in (pl.Int64, pl.Float64):
-        number = column.cast(dtype, strict=False)
-        if number.null_count() == column.null_count():
-            nan = dtype == pl.Float64 and number.is_nan().any()  # which stands for a missing value
-            return None if nan or number.null_count() == len(number) else number
-    return None
-
-
-def _not_plain(column: pl.Series) -> pl.Series:
-    """The texts in it that are no number."""
-    number = column.cast(pl.Float64, strict=False)
-    return column.filter(column.is_not_null() & (number.is_null() | number.is_nan())).unique()
-
-
-def _written_numbers(
-    strings: Mapping[str, pl.Series], plain: Mapping[str, pl.Series], semicolons: bool, written: Mapping[str, str]
-) -> dict[str, tuple[pl.Series, str, str]]:
-    """Columns of numbers with separators of thousands, decimal commas, currencies and percent signs, each with an example, and
-    what its decimals are before.
-
-    `plain` are texts of columns that have been read as floats already.
-    """
-    bare, fits = {}, {}
-    for name, column in strings.items():
-        values = column.drop_nulls().unique(maintain_order=True)
-        kinds = _fitting(_bare(values.head(50)))
-        if kinds and (kinds := _fitting(_bare(values))):
-            bare[name], fits[name] = values, {written[name]} if written.get(name) in kinds else kinds
-    only_comma = any(kinds == {"comma"} for kinds in fits.values())
-    for name, column in plain.items():  # where 1.234 is no fraction, if all in the column may be like it
-        if written.get(name, "comma" if only_comma and semicolons else "point") != "comma":
-            continue
-        values = column.drop_nulls().unique(maintain_order=True)
-        if values.str.contains(".", literal=True).any() and "comma" in _fitting(values):
-            bare[name], fits[name] = values, {"comma"}
-    found = {}
-    for name, kinds in fits.items():
-        with_comma = only_comma or (semicolons and not bare[name].str.contains(".", literal=True).any())
-        kind = next(iter(kinds)) if len(kinds) == 1 else "comma" if with_comma else "point"
-        numbers = _read_numbers(bare[name], kind)
-        read = list(zip(bare[name], numbers, strict=True))
-        text, number = next((pair for pair in read if as_float(pair[0]) != pair[1]), read[0])
-        example = f"{text!r} is {int(number) if number.is_integer() else number}"
-        column = strings[name] if name in strings else plain[name]
-        found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example, kind
-    return found
-
-
-def _bare(values: pl.Series) -> pl.Series:
-    return values.str.replace(BEFORE, "${1}").str.replace(AFTER, "")
-
-
-def _fitting(bare: pl.Series) -> set[str]:
-    """Before which sign the decimals of all may be: a point, a comma, or either."""
-    return (
-        set()
-        if not len(bare)
-        else {kind for kind, pattern in (("point", POINT), ("comma", COMMA)) if bare.str.contains(pattern).all()}
-    )
-
-
-def _read_numbers(values: pl.Series, kind: str) -> pl.Series:
-    groups = r"[, '\x{a0}\x{202f}]" if kind == "point" else r"[. '\x{a0}\x{202f}]"
-    numbers = _bare(values).str.replace_all(groups, "").str.replace(",", ".", literal=True).cast(pl.Float64)
-    percent = values.str.ends_with("%")
-    return pl.Series(np.where(percent.to_numpy(), numbers.to_numpy() / 100, numbers.to_numpy()))
-
-
-def _written_dates(column: pl.Series, known: str | None) -> tuple[pl.Series, str, str] | None:
-    """Dates or times, if all are written in one way, an example, and the pattern: the known one where it fits."""
-    values = column.drop_nulls().unique(maintain_order=True)
-    if not len(values) or not DATE_LIKE.match(values[0]):
-        return None
-    for dtype, pattern in sorted(_patterns(values[0]), key=lambda found: found[1] != known):
-        for some in (values.head(20), values):
-            dates = some.str.strptime(dtype, pattern, strict=False)
-            if dates.has_nulls():
-                break
-        else:
-            read = column.replace_strict(values, dates, return_dtype=dates.dtype)
-            example = f"{values[0]!r} is {dates[0]:{'%d %B %Y'}}" if dtype != pl.Time else f"{values[0]!r}"
-            return read, example, pattern
-    return None
-
-
-def among_dates(texts: pl.Series) -> str | None:
-    """A text in a column whose other texts, more than half, are dates or times that are written in one way."""
-    values = texts.drop_nulls().unique(maintain_order=True)
-    for dtype, pattern in _patterns(values[0]) if len(values) and DATE_LIKE.match(values[0]) else ():
-        odd = values.filter(values.str.strptime(dtype, pattern, strict=False).is_null())
-        if 0 < len(odd) < len(values) / 2:
-            return odd[0]
-    return None
-
-
-def _patterns(example: str) -> Iterator[tuple[Any, str]]:
-    """How dates and times are written, month before day where / separates them and both fit."""
-    long = re.search(r"\d{4}", example) is not None
-    for date in DATES if long else [date.replace("%Y", "%y") for date in DATES if date.endswith("%Y")]:
-        yield pl.Date, date
-        for between, time, zone in product((" ", "T"), TIMES, ("", "Z", "%#z")):
-            yield pl.Datetime("us"), f"{date}{between}{time}{zone}"
-    for time in TIMES:
-        yield pl.Time, time
-
-
 # Formats with types -------------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(content: bytes) -> Reading:
+def _read_parquet(content: bytes, _: Known) -> Reading:
     return Reading(pl.read_parquet(io.BytesIO(content), hive_partitioning=False))
 
 
-def _read_feather(content: bytes) -> Reading:
+def _read_feather(content: bytes, _: Known) -> Reading:
     return Reading(pl.read_ipc(io.BytesIO(content)))
 
 
-def _read_npz(content: bytes) -> Reading:
+def _read_npz(content: bytes, _: Known) -> Reading:
     archive = np.load(io.BytesIO(content), allow_pickle=False)
     arrays = {name: archive[name] for name in archive} if isinstance(archive, np.lib.npyio.NpzFile) else {}
     needed = f"needs arrays X and y, got {named(map(repr, arrays)) or 'none'}; {REPAIRS['NPZ']}"
@@ -521,12 +351,13 @@ def of_arrays(x: np.ndarray, y: np.ndarray | None, target: str) -> Reading:
     return Reading(pl.DataFrame(columns if y is None else [*columns, pl.Series(target, y)]), target=target)
 
 
-READERS: dict[str, tuple[str, Callable[[bytes], Reading]]] = {
+READERS: dict[str, tuple[str, Callable[[bytes, Known], Reading]]] = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), ("CSV", _read_text)),
     **dict.fromkeys((".parquet", ".pq"), ("Parquet", _read_parquet)),
     **dict.fromkeys((".feather", ".arrow", ".ipc"), ("Feather", _read_feather)),
     ".npz": ("NPZ", _read_npz),
 }
+BEGINNINGS = {"Parquet": (b"PAR1",), "Feather": (b"ARROW1", b"FEA1"), "NPZ": (b"PK", b"\x93NUMPY")}
 REPAIRS = {
     "CSV": "save it as UTF-8 text, one header line, one row a line",
     "NPZ": "save it with numpy.savez(path, X=…, y=…): X [rows, features] of numbers, y [rows] of ints or text",

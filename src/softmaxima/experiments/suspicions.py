@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from softmaxima.experiments.encoding import Column
-from softmaxima.experiments.reading import named
+from softmaxima.experiments.wording import named
 
 SAMPLE = 5_000
 COPIES = 0.05  # of the rows, from where on they are named

@@ -6,6 +6,7 @@ Whatever cannot be trained on raises `InputError` here, with one line that says 
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,11 @@ import polars as pl
 from sklearn.datasets import load_digits
 
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.encoding import Encoder, among_numbers, kind_of
-from softmaxima.experiments.reading import Reading, named, of_arrays, read_frame, rows
+from softmaxima.experiments.encoding import Encoder, kind_of
+from softmaxima.experiments.reading import Reading, of_arrays, read_frame
 from softmaxima.experiments.suspicions import suspicions
+from softmaxima.experiments.values import Known, among_numbers, maybe_missing
+from softmaxima.experiments.wording import named, rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,26 +53,47 @@ class Table:
         return np.bincount(self.labels, minlength=len(self.classes))
 
 
-def read_table(path: Path | None = None, target: str | None = None, without: Sequence[str] = (), missing: str = "refuse") -> Table:
+def read_table(
+    path: Path | None = None,
+    target: str | None = None,
+    without: Sequence[str] = (),
+    missing: str = "refuse",
+    missing_words: Sequence[str] = (),
+    categories: Sequence[str] = (),
+) -> Table:
     """The table in a file, or the bundled digits; `target` defaults to the last column.
 
     Text, boolean and categorical features are one-hot encoded. An NPZ holds `X` [rows, features] and `y` [rows]. The columns in
-    `without` are left out. Where values are missing, features are NaN if `missing` is "impute".
+    `without` are left out, and those in `categories` are text. Where values are missing, features are NaN if `missing` is "impute";
+    `missing_words` stand for missing values besides those that always do.
     """
     if path is None:
         pixels, digits = load_digits(return_X_y=True)
-        return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, watched=False)
+        return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, categories, watched=False)
+    texts = [name for given in categories for name in (given, *_listed(given))]
     try:
-        return _table(path.name, read_frame(path), target, without, missing)
+        return _table(
+            path.name, read_frame(path, Known(texts, words=missing_words)), target, without, missing, categories, missing_words
+        )
     except InputError as error:
         raise InputError(f"{path.name}: {error}") from None
 
 
-def _table(name: str, reading: Reading, target: str | None, without: Sequence[str], missing: str, watched: bool = True) -> Table:
+def _table(
+    name: str,
+    reading: Reading,
+    target: str | None,
+    without: Sequence[str],
+    missing: str,
+    categories: Sequence[str],
+    words: Sequence[str] = (),
+    watched: bool = True,
+) -> Table:
     if reading.untrainable is not None:
         raise InputError(reading.untrainable)
     notes = list(reading.notes)
-    frame = _without(reading.frame, without)
+    frame = reading.frame.with_columns(pl.col(_columns(reading.frame, "--categories", categories)).cast(pl.String))
+    frame = frame.drop(_columns(frame, "--without", without))
     if frame.width < 2:
         raise InputError(
             f"needs features and a target, got {rows(frame.width, 'column')}: {named(map(repr, frame.columns)) or 'none'}"
@@ -95,7 +119,7 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
     y = frame[chosen]
     if kind_of(y.dtype) is None:
         raise InputError(f"the target {chosen!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
-    encoder = Encoder.fit(frame, chosen, reading.written)
+    encoder = Encoder.fit(frame, chosen, reading.written, reading.units, words)
     if len(encoder.classes) < 2:
         raise InputError(
             f"the target {chosen!r} has the single class {named(map(repr, encoder.classes))}; choose another column with --target"
@@ -106,6 +130,7 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
         odd = {column.name: among_numbers(frame[column.name]) for column in encoder.columns if column.kind == "category"}
         if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None]:
             notes.append(f"taken for texts, though most are numbers: {named(found)}; if those stand for nothing, leave them empty")
+    notes += _doubtful(frame)
     if watched:
         notes += suspicions(encoder.columns, [column.values(frame[column.name]) for column in encoder.columns], labels)
     by_default = target is None and reading.target is None
@@ -113,15 +138,49 @@ def _table(name: str, reading: Reading, target: str | None, without: Sequence[st
     return Table(name, chosen, by_default, encoder.matrix(frame), labels, encoder.classes, numeric, tuple(notes), encoder)
 
 
-def _without(frame: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
+def _columns(frame: pl.DataFrame, option: str, given: Sequence[str]) -> list[str]:
     """Names may come several in one text, separated by commas, unless that is the name of a column."""
-    parts = [[given] if given in frame.columns else [part.strip() for part in given.split(",")] for given in without]
-    names = [name for part in parts for name in part if name]
+    names = [name for text in given for name in ([text] if text in frame.columns else _listed(text))]
     if unknown := [name for name in names if name not in frame.columns]:
         raise InputError(
-            f"--without: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, frame.columns))}"
+            f"{option}: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, frame.columns))}"
         )
-    return frame.drop(names)
+    return names
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _doubtful(frame: pl.DataFrame) -> list[str]:
+    """A line for texts that may stand for a missing value, and one for those that differ in capitals and blanks alone."""
+    columns = {
+        series.name: series.drop_nulls().unique().cast(pl.String).sort()
+        for series in frame
+        if series.dtype in (pl.String, pl.Categorical, pl.Enum)
+    }
+    lines = []
+    if maybe := {name: found for name, texts in columns.items() if (found := maybe_missing(texts))}:
+        found = named(f"{name!r} ({named(map(repr, words))})" for name, words in maybe.items())
+        words = ",".join(sorted({word for words in maybe.values() for word in words}))
+        lines.append(
+            f"taken for texts, though they may stand for missing values: {found}; --missing-words {shlex.quote(words)} says they do"
+        )
+    if alike := {name: found for name, texts in columns.items() if (found := _alike(texts.to_list()))}:
+        pairs = named(f"{name!r} ({one!r} and {other!r})" for name, (one, other) in alike.items())
+        lines.append(
+            f"texts that differ in capitals or blanks alone count as different: {pairs}; write them in one way if they are one"
+        )
+    return lines
+
+
+def _alike(texts: Sequence[str]) -> tuple[str, str] | None:
+    """The first two that differ in capitals and blanks alone."""
+    first: dict[str, str] = {}
+    for text in texts:
+        if (other := first.setdefault("".join(text.casefold().split()), text)) != text:
+            return other, text
+    return None
 
 
 def _words(words: Mapping[str, Sequence[str]], column: str) -> str:

@@ -1,0 +1,345 @@
+"""What the texts in a column stand for: numbers, dates, or missing values.
+
+What was done beyond reading plain numbers is said in notes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import polars as pl
+
+from softmaxima.core.numbers import InputError
+from softmaxima.experiments.wording import named
+
+# Texts that stand for a missing value, in capitals or not. Without this, one "NA" would turn a column of numbers into categories.
+MISSING = ("na", "n/a", "n.a.", "k.a.", "<na>", "nan", "nat", "null", "(null)", "?", "-", "--", ".")
+MISSING += ("#n/a", "#div/0!", "#value!", "#ref!", "#num!", "#name?")  # of spreadsheets
+MAYBE_MISSING = ("none", "nil", "unknown", "missing", "undefined")  # among numbers; elsewhere they may be categories
+
+# What a number looks like with a point or a comma before its decimals, once its unit is taken off.
+POINT = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[, '\x{a0}\x{202f}][0-9]{3})+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+COMMA = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[. '\x{a0}\x{202f}][0-9]{3})+)(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+BEFORE = r"^([+-]?)\s*([$€£¥]|USD|EUR|GBP|CHF)\s*"
+AFTER = r"\s*([%‰°$€£¥\p{L}][^\s\d]{0,11})$"
+ZERO = r"^[+-]?[0.,]+$"
+PADDED = r"^[+-]?0[0-9]+$"
+CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£"}
+UNITS = re.compile(  # of which a column that has several is named; other endings make categories, such as 3a and 3b
+    r"[%‰$€£¥]|CHF|[kmµ]?g|lbs?|oz|t|[kcmµ]?m|ft|in|mi|yd|[mc]?[lL]|m?s|min|hr?s?|d|days?|weeks?|months?|years?|[kM]?W|m?[VA]|"
+    r"K|°?[CF]|[kMG]?Hz|[khM]?Pa|m?bar|psi|k?J|k?cal|[kKMGT]?B|k|M|km/h|mph"
+)
+NUMBER_LIKE = re.compile(r"[-+$€£¥\s.,]*\d[-\d.,:/\s'%$€£¥eE+TZ]*")  # dates and times too
+
+DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y")
+DATES += ("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y")
+TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
+MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%m-%Y", "%b %Y", "%B %Y", "%b-%Y", "%B-%Y", "%Y %b", "%Y %B", "%Y-%b")
+QUARTERS = {  # the year, the quarter
+    "%YQ%q": r"^(?<year>\d{4})[ -]?[qQ](?<quarter>[1-4])$",
+    "Q%q%Y": r"^[qQ](?<quarter>[1-4])[ /-]?(?<year>\d{4})$",
+}
+YEARS = range(1800, 2200)  # of months and quarters: other numbers beside one of two digits are codes
+DATE_LIKE = re.compile(
+    r"\d{1,4}[-/.:]\d{1,2}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}|[A-Za-z]{3,9} \d{1,2}, \d{4}"
+    r"|[A-Za-z]{3,9}[ -]\d{4}$|\d{4}[ -][A-Za-z]{3,9}$|\d{4}[ -]?[qQ][1-4]$|[qQ][1-4][ /-]?\d{4}$"
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a file's columns before it is read, as by a model that learnt from another file."""
+
+    texts: Collection[str] = ()  # columns that stay text, whatever they look like
+    quantities: Collection[str] = ()  # columns of numbers or dates
+    written: Mapping[str, str] = field(default_factory=dict)  # this and the next as in `Values`
+    units: Mapping[str, str] = field(default_factory=dict)
+    words: Collection[str] = ()  # that stand for a missing value besides those that always do
+    names: Sequence[str] = ()  # of columns that there must be
+    target: str | None = None  # the name of one that there may be
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """A frame of what texts stand for, and what was done to get it."""
+
+    frame: pl.DataFrame
+    notes: tuple[str, ...] = ()
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each column, the texts that stand for a missing value
+    written: Mapping[str, str] = field(default_factory=dict)  # before which sign decimals are, "point" or "comma"; a date's pattern
+    units: Mapping[str, str] = field(default_factory=dict)  # of columns of numbers that have one
+
+
+def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool = False) -> Values:
+    """Missing values are null, and where all is written as text, numbers and dates are what they stand for."""
+    columns, padded, words, strings = {}, [], {}, {}
+    for column in frame:
+        if column.dtype.is_float():
+            column = column.fill_nan(None)
+        elif column.dtype == pl.String:
+            column = _stripped(column, is_text and column.name not in known.texts, known, padded, words)
+            if column.dtype == pl.String and is_text and column.name not in known.texts:
+                strings[column.name] = column
+        columns[column.name] = column
+    numbers, dates, units, notes = {}, {}, {}, []
+    plain = {
+        name: frame[name].str.strip_chars().set(column.is_null(), None)
+        for name, column in columns.items()
+        if column.dtype.is_numeric() and frame[name].dtype == pl.String
+    }
+    floats = {name: texts for name, texts in plain.items() if columns[name].dtype == pl.Float64}
+    written = dict(known.written)
+    for name, (column, example, kind, unit) in _written_numbers(strings, floats, semicolons, known.written).items():
+        columns[name], numbers[name], written[name] = column, example, kind
+        if unit:
+            units[name] = unit
+    for name in strings.keys() - numbers.keys():
+        if (found := _written_dates(strings[name], known.written.get(name))) is not None:
+            columns[name], dates[name], written[name] = found
+    written = dict.fromkeys(floats, "point") | {name: how for name, how in written.items() if name in columns}
+    for what, found in (("numbers", numbers), ("dates, which features have in days", dates)):
+        if found:
+            ordered = (f"{name!r} ({found[name]})" for name in columns if name in found)
+            notes.append(f"read as {what}: {named(ordered)}")
+    notes += _of_units(strings, columns, units, known.units)
+    if zeros := {name: found[0] for name, texts in plain.items() if len(found := texts.filter(texts.str.contains(PADDED)))}:
+        examples = named(f"{name!r} ({text!r} is {int(text)})" for name, text in zeros.items())
+        notes.append(f"read as numbers, though zeros are before them: {examples}; --categories takes columns of codes as texts")
+    if padded:
+        notes.append(f"blanks around texts are left out in {named(map(repr, padded))}")
+    return Values(pl.DataFrame(list(columns.values())), tuple(notes), words, written, units)
+
+
+# Missing values -----------------------------------------------------------------------------------------------------------
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text stands for a missing value wherever it is."""
+    return text.lower() in ("", *MISSING)
+
+
+def maybe_missing(texts: pl.Series) -> list[str]:
+    """Texts in a column of categories that may stand for a missing value."""
+    return texts.filter(texts.str.to_lowercase().is_in(MAYBE_MISSING)).unique().sort().to_list()
+
+
+def _stripped(column: pl.Series, written: bool, known: Known, padded: list[str], words: dict[str, list[str]]) -> pl.Series:
+    """Without blanks around, null where a word for that stands, and numbers if all are plainly written."""
+    if written and (number := _plain(column)) is not None:
+        return number
+    bare = column.str.strip_chars().replace("", None)
+    texts = bare.drop_nulls().unique() if not written else _not_plain(bare)
+    found = texts.filter(texts.str.to_lowercase().is_in(MISSING) | texts.is_in(list(known.words))).sort().to_list()
+    others = bare.filter(~bare.is_in(found)).drop_nulls() if found else bare
+    if len(others) and not others.str.contains(r"[\p{L}\p{N}]").any():
+        found = [word for word in found if word.isalnum()]  # a column of signs, such as + and -
+    if written and (maybe := maybe_missing(texts)):
+        certain = bare.set(bare.is_in([*found, *maybe]), None)
+        if column.name in known.quantities or _is_quantity(certain):
+            found = sorted({*found, *maybe})
+    if found:
+        bare = bare.set(bare.is_in(found), None)
+        words[column.name] = found
+    if written and (number := _plain(bare)) is not None:
+        return number
+    if (bare != column.replace("", None)).any():
+        padded.append(column.name)
+    return bare
+
+
+def _is_quantity(column: pl.Series) -> bool:
+    """Whether all are numbers, or all dates."""
+    values = column.drop_nulls().unique(maintain_order=True)
+    return _plain(column) is not None or bool(_fitting(values)) or _dated(values) is not None
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------------
+
+
+def as_float(text: str) -> float | None:
+    """The number that Python reads, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def among_numbers(column: pl.Series) -> str | None:
+    """A text in a column whose other texts, more than half, are numbers."""
+    texts = column.cast(pl.String).drop_nulls()
+    odd = texts.filter(texts.cast(pl.Float64, strict=False).is_null())
+    return odd[0] if 0 < len(odd) < len(texts) / 2 else None
+
+
+def _plain(column: pl.Series) -> pl.Series | None:
+    """Ints or floats, if Python would read all as such, and None otherwise."""
+    for dtype in (pl.Int64, pl.Float64):
+        number = column.cast(dtype, strict=False)
+        if number.null_count() == column.null_count():
+            nan = dtype == pl.Float64 and number.is_nan().any()  # which stands for a missing value
+            return None if nan or number.null_count() == len(number) else number
+    return None
+
+
+def _not_plain(column: pl.Series) -> pl.Series:
+    """The texts in it that are no number."""
+    number = column.cast(pl.Float64, strict=False)
+    return column.filter(column.is_not_null() & (number.is_null() | number.is_nan())).unique()
+
+
+def _written_numbers(
+    strings: Mapping[str, pl.Series], plain: Mapping[str, pl.Series], semicolons: bool, written: Mapping[str, str]
+) -> dict[str, tuple[pl.Series, str, str, str]]:
+    """Columns of numbers with separators of thousands, decimal commas and one unit each, with an example, what its decimals are
+    before, and the unit.
+
+    `plain` are texts of columns that have been read as floats already.
+    """
+    bare, fits = {}, {}
+    for name, column in strings.items():
+        values = column.drop_nulls().unique(maintain_order=True)
+        if _fitting(values.head(50)) and (kinds := _fitting(values)):
+            bare[name], fits[name] = values, {written[name]} if written.get(name) in kinds else kinds
+    only_comma = any(kinds == {"comma"} for kinds in fits.values())
+    for name, column in plain.items():  # where 1.234 is no fraction, if all in the column may be like it
+        if written.get(name, "comma" if only_comma and semicolons else "point") != "comma":
+            continue
+        values = column.drop_nulls().unique(maintain_order=True)
+        if values.str.contains(".", literal=True).any() and "comma" in _fitting(values):
+            bare[name], fits[name] = values, {"comma"}
+    found = {}
+    for name, kinds in fits.items():
+        with_comma = only_comma or (semicolons and not bare[name].str.contains(".", literal=True).any())
+        kind = next(iter(kinds)) if len(kinds) == 1 else "comma" if with_comma else "point"
+        numbers, unit = _read_numbers(bare[name], kind)
+        read = list(zip(bare[name], numbers, strict=True))
+        text, number = next((pair for pair in read if as_float(pair[0]) != pair[1]), read[0])
+        example = f"{text!r} is {int(number) if number.is_integer() else number}"
+        column = strings[name] if name in strings else plain[name]
+        found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example, kind, unit
+    return found
+
+
+def _parted(values: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """The numbers without their units, and the units, "" where there is none."""
+    before, after = (values.str.extract(pattern, group).replace(CURRENCIES) for pattern, group in ((BEFORE, 2), (AFTER, 1)))
+    return values.str.replace(BEFORE, "${1}").str.replace(AFTER, ""), before.fill_null("") + after.fill_null("")
+
+
+def _fitting(values: pl.Series) -> set[str]:
+    """Before which sign the decimals of all may be: a point, a comma, or either; none where they are no numbers of one unit."""
+    bare, units = _parted(values)
+    return _signs(bare) if len(_different(bare, units)) < 2 else set()
+
+
+def _signs(bare: pl.Series) -> set[str]:
+    return (
+        set()
+        if not len(bare)
+        else {kind for kind, pattern in (("point", POINT), ("comma", COMMA)) if bare.str.contains(pattern).all()}
+    )
+
+
+def _different(bare: pl.Series, units: pl.Series) -> list[str]:
+    """The units of numbers, of which 0 needs none; others without one are taken to be in that of the rest, but for percent."""
+    found = units.filter(~bare.str.contains(ZERO) | (units != "")).unique(maintain_order=True).to_list()
+    return [unit for unit in found if unit or "%" in found]
+
+
+def _read_numbers(values: pl.Series, kind: str) -> tuple[pl.Series, str]:
+    """The numbers, and their unit."""
+    bare, units = _parted(values)
+    groups = r"[, '\x{a0}\x{202f}]" if kind == "point" else r"[. '\x{a0}\x{202f}]"
+    numbers = bare.str.replace_all(groups, "").str.replace(",", ".", literal=True).cast(pl.Float64)
+    unit = next(filter(None, units), "")
+    return numbers / 100 if unit == "%" else numbers, unit
+
+
+def _of_units(
+    strings: Mapping[str, pl.Series], columns: Mapping[str, pl.Series], units: Mapping[str, str], known: Mapping[str, str]
+) -> list[str]:
+    """A line for columns of several units, and one for columns without the unit that is known; another one raises `InputError`."""
+    lines, mixed = [], {}
+    for name, column in strings.items():
+        if columns[name].dtype == pl.String:
+            bare, found = _parted(column.drop_nulls().unique(maintain_order=True))
+            several = _different(bare, found)
+            if len(several) > 1 and all(map(UNITS.fullmatch, filter(None, several))) and _signs(bare):
+                mixed[name] = named((repr(unit) if unit else "none" for unit in several), 3)
+    if mixed:
+        several = named(f"{name!r} ({found})" for name, found in mixed.items())
+        lines.append(f"taken for texts, being numbers of several units: {several}; write them in one")
+    if other := [
+        f"{name!r} is in {units[name]!r}, not in {unit!r}" for name, unit in known.items() if units.get(name, unit) != unit
+    ]:
+        raise InputError(f"{named(other)}, which was learnt from; convert it")
+    if without := [
+        f"{name!r} ({'5% was 0.05' if unit == '%' else repr(unit)})"
+        for name, unit in known.items()
+        if name in columns and name not in units
+    ]:
+        lines.append(f"without the unit that was learnt from, and taken as they are: {named(without)}")
+    return lines
+
+
+# Dates --------------------------------------------------------------------------------------------------------------------
+
+
+def among_dates(texts: pl.Series) -> str | None:
+    """A text in a column whose other texts, more than half, are dates or times that are written in one way."""
+    values = texts.drop_nulls().unique(maintain_order=True)
+    found = _dated(values, odd=0.5)
+    return None if found is None else next(iter(values.filter(found[0].is_null())), None)
+
+
+def _written_dates(column: pl.Series, known: str | None) -> tuple[pl.Series, str, str] | None:
+    """Dates or times, if all are written in one way, an example, and the pattern: the known one where it fits."""
+    values = column.drop_nulls().unique(maintain_order=True)
+    if (found := _dated(values, known)) is None:
+        return None
+    dates, pattern = found
+    example = f"{values[0]!r} is {dates[0]:{'%d %B %Y'}}" if dates.dtype != pl.Time else f"{values[0]!r}"
+    return column.replace_strict(values, dates, return_dtype=dates.dtype), example, pattern
+
+
+def _dated(values: pl.Series, known: str | None = None, odd: float = 0.0) -> tuple[pl.Series, str] | None:
+    """What the values are by a pattern that all but a share of them fit, the known one before others, and the pattern."""
+    if not len(values) or not DATE_LIKE.match(values[0]):
+        return None
+    for dtype, pattern in sorted(_patterns(values[0]), key=lambda found: found[1] != known):
+        for some in (values.head(20), values):
+            dates = _parsed(some, dtype, pattern)
+            if dates.null_count() > odd * len(some):
+                break
+        else:
+            return dates, pattern
+    return None
+
+
+def _patterns(example: str) -> Iterator[tuple[Any, str]]:
+    """How dates and times are written, month before day where / separates them and both fit."""
+    long = re.search(r"\d{4}", example) is not None
+    for date in DATES if long else [date.replace("%Y", "%y") for date in DATES if date.endswith("%Y")]:
+        yield pl.Date, date
+        for between, time, zone in product((" ", "T"), TIMES, ("", "Z", "%#z")):
+            yield pl.Datetime("us"), f"{date}{between}{time}{zone}"
+    for time in TIMES:
+        yield pl.Time, time
+    for month in (*MONTHS, *QUARTERS) if long else ():
+        yield pl.Date, month
+
+
+def _parsed(values: pl.Series, dtype: Any, pattern: str) -> pl.Series:
+    """Dates and times, null where the pattern does not fit; a month or a quarter is its first day."""
+    if pattern in QUARTERS:
+        parts = values.str.extract_groups(QUARTERS[pattern]).struct.unnest().cast(pl.Int32)
+        dates = parts.select(pl.date(pl.col("year"), 3 * pl.col("quarter") - 2, 1)).to_series()
+    elif pattern in MONTHS:
+        dates = (values + " 1").str.strptime(pl.Date, f"{pattern} %d", strict=False)
+    else:
+        return values.str.strptime(dtype, pattern, strict=False)
+    return dates.set(~dates.dt.year().is_between(YEARS.start, YEARS.stop - 1), None)
