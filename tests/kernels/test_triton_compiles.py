@@ -116,10 +116,9 @@ def test_long_rows(name: str):
 WITH_LOSS = [name for name, kernel in KERNELS.items() if kernel.loss is not None]
 
 
-# Of long rows with weights ptxas takes minutes.
-@pytest.mark.parametrize(("n", "smoothing", "weighted"), [(SHORT, 0.1, True), (LONG, 0.0, False), (LONG, 0.1, False)])
+@pytest.mark.parametrize(("n", "smoothing", "weighted"), [(SHORT, 0.1, True), (LONG, 0.0, False), (LONG, 0.1, True)])
 @pytest.mark.parametrize(("name", "target"), [*((name, "labels") for name in WITH_LOSS), ("softmax", "soft"), ("entmax", "soft")])
-def test_losses(name: str, target: str, n: int, smoothing: float, weighted: bool):
+def test_losses(name: str, target: str, n: int, smoothing: float, weighted: bool, compiled: dict[str, str]):
     x = torch.zeros(2, n)
     library.loss(
         KERNELS[name],  # type: ignore[arg-type]
@@ -132,6 +131,8 @@ def test_losses(name: str, target: str, n: int, smoothing: float, weighted: bool
         fenchel=name != "softmax",
         gradient=True,
     )
+    for kernel in ("account_parts", "finish_losses"):  # a whole row in every thread makes ten times as many
+        assert compiled.get(kernel, "").count("\n") < 10_000
 
 
 def test_scaling_in_place():

@@ -23,10 +23,11 @@ from softmaxima.kernels.triton.rows import (
     Rows,
     bits,
     double,
+    everywhere,
     gap,
+    merge_parts,
     part_of,
     read_number,
-    read_parts,
     read_scores,
     read_theta,
     row_sum,
@@ -63,9 +64,9 @@ class Account(NamedTuple):
 
     mass: Any  # U
     distance: Any  # Σ u (M − x)
-    omega: Any  # Ω(y)
-    weight: Any  # w
-    total: Any  # Σ y
+    omega: Any  # Ω(y), where y is given
+    weight: Any  # w, where y is given
+    total: Any  # Σ y, where y is given
     impossible: Any  # how many classes of −∞ have a target
 
 
@@ -110,7 +111,7 @@ def shannon(y, theta):
 
 @triton.jit
 def account(rows, target, formula, x, maximum, label, row, column, inside, theta):
-    """The account of a block."""
+    """The account of a block. Sums that no load is part of would lie whole in every thread: of a label `value_of` says them."""
     y = shares(rows, target, label, row, column, inside)
     factor = factors(rows, target, column)
     u = y if formula.FENCHEL else y * factor
@@ -119,11 +120,11 @@ def account(rows, target, formula, x, maximum, label, row, column, inside, theta
     below = -gap(x.to(tl.float64), maximum.to(tl.float64))
     distance = row_sum(tl.where((u == 0.0) | (x == -INFINITY), 0.0, u * below))
     impossible = row_sum(tl.where((u != 0.0) & (x == -INFINITY) & inside, 1.0, 0.0).to(tl.float64))
-    omega = row_sum(formula.regulariser(y, theta)) if formula.FENCHEL else tl.zeros_like(mass)
-    of_row = y
-    if target.soft is None:
-        of_row = (column == label).to(tl.float64)  # the weight of a label is not smoothed
-    return Account(mass, distance, omega, row_sum(of_row * factor), row_sum(y), impossible)
+    omega, weight, total = tl.zeros_like(mass), tl.zeros_like(mass), tl.zeros_like(mass)
+    if target.soft is not None:
+        omega = row_sum(formula.regulariser(y, theta)) if formula.FENCHEL else omega
+        weight, total = row_sum(y * factor), row_sum(y)
+    return Account(mass, distance, omega, weight, total, impossible)
 
 
 @triton.jit
@@ -149,15 +150,22 @@ def read_account(accounts, index, count, PARTS: tl.constexpr):
 
 
 @triton.jit
-def value_of(target, formula, sums, v, maximum, theta):
+def value_of(rows, target, formula, sums, v, label, maximum, theta):
     """(the value, U, w) of rows [R, 1]."""
-    mass, omega, weight = sums.mass, sums.omega, sums.weight
+    one = tl.full(sums.mass.shape, 1.0, tl.float64)
+    mass, omega, weight = sums.mass, sums.omega, one
     if formula.FENCHEL:
-        mass = tl.full(mass.shape, 1.0, tl.float64)
-        if formula.missing is not None:
+        mass = one
+        if target.soft is None:
+            other = double(target.smoothing) / rows.n
+            omega = formula.regulariser(one - double(target.smoothing) + other, theta)
+            omega += (rows.n - 1) * formula.regulariser(other * one, theta)
+        elif formula.missing is not None:
             omega += formula.missing(1.0 - sums.total, maximum, theta)
-    if target.weights is None or not formula.FENCHEL:
-        weight = tl.full(mass.shape, 1.0, tl.float64)
+        if target.weights is not None:
+            weight = sums.weight
+            if target.soft is None:  # the weight of a label is not smoothed
+                weight = tl.load(target.weights + tl.where((label >= 0) & (label < rows.n), label, 0))
     value = mass * v + omega + sums.distance
     if formula.FENCHEL:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -196,7 +204,7 @@ def whole_losses(
     one = tl.full((1, 1), 1.0, rows.COMPUTE)
     a, b, c, d = BEGIN(scores, one, one, column, theta, one, False)
     sums = account(rows, target, formula, scores, a, label, row, column, inside, theta)
-    value, mass, weight = value_of(target, formula, sums, formula.conjugate(a, b, c, d, theta), a, theta)
+    value, mass, weight = value_of(rows, target, formula, sums, formula.conjugate(a, b, c, d, theta), label, a, theta)
     tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_row)
     if results.out is not None:
         p = FINISH(scores, one, one, column, theta, one, False, a, b, c, d)
@@ -211,8 +219,7 @@ def account_parts(rows, target, group, accounts, formula, MERGE: tl.constexpr, W
     height = count // group.programs
     theta = read_theta(rows.theta, row)
     one = tl.full((1, 1), 1.0, rows.COMPUTE)
-    is_part, a, b, c, d = read_parts(group, index // group.programs, height * group.parts, PARTS)
-    a, b, c, d = MERGE(is_part, a, b, c, d, theta, one, False)
+    a, b, c, d = merge_parts(group, index // group.programs, height * group.parts, theta, one, MERGE, False, PARTS)
     inside = column < rows.n
     scores = read_scores(rows, row, column, inside)
     sums = account(rows, target, formula, scores, a, read_label(target, row), row, column, inside, theta)
@@ -231,13 +238,13 @@ def finish_losses(
     theta = read_theta(rows.theta, row)
     label = read_label(target, row)
     one = tl.full((1, 1), 1.0, rows.COMPUTE)
-    is_part, a, b, c, d = read_parts(group, index // group.programs, height * group.parts, MERGED)
-    a, b, c, d = MERGE(is_part, a, b, c, d, theta, one, False)
+    a, b, c, d = merge_parts(group, index // group.programs, height * group.parts, theta, one, MERGE, False, MERGED)
     if accounts is None:
         sums = account_label(rows, target, formula, a, label, row, theta)
     else:
         sums = read_account(accounts, index // group.programs, height * accounts.parts, PARTS)
-    value, mass, weight = value_of(target, formula, sums, formula.conjugate(a, b, c, d, theta), a, theta)
+    value, mass, weight = value_of(rows, target, formula, sums, formula.conjugate(a, b, c, d, theta), label, a, theta)
+    mass, weight = everywhere(mass), everywhere(weight)
     is_first = tl.zeros((1, 1), tl.int64) + index % group.programs == 0
     tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_first)
     if results.out is not None:

@@ -353,6 +353,22 @@ def read_parts(group, index, count, PARTS: tl.constexpr):
 
 
 @triton.jit
+def everywhere(x):
+    """x [1, 1] as a number that every thread has: broadcast as it is, it would go to a wide block through shared memory."""
+    return tl.full((1, 1), tl.sum(x), x.dtype)
+
+
+@triton.jit
+def merge_parts(
+    group, index, count, theta, temperature, MERGE: tl.constexpr, TEMPERED: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """(a, b, c, d) [1, 1] of a row, from all of its parts."""
+    is_part, a, b, c, d = read_parts(group, index, count, PARTS)
+    a, b, c, d = MERGE(is_part, a, b, c, d, theta, temperature, TEMPERED)
+    return everywhere(a), everywhere(b), everywhere(c), everywhere(d)
+
+
+@triton.jit
 def finish_parts(
     rows, inputs, outputs, group, MERGE: tl.constexpr, FINISH: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
@@ -362,8 +378,9 @@ def finish_parts(
     inside = column < rows.n
     theta = read_theta(rows.theta, row)
     temperature = read_number(rows.tau, rows.taus, row)
-    is_part, a, b, c, d = read_parts(group, index // group.programs, height * group.parts, PARTS)
-    a, b, c, d = MERGE(is_part, a, b, c, d, theta, temperature, rows.TEMPERED)
+    a, b, c, d = merge_parts(
+        group, index // group.programs, height * group.parts, theta, temperature, MERGE, rows.TEMPERED, PARTS
+    )  # fmt: skip
     scores, probability, slope = read_block(rows, inputs, row, column, inside)
     value = FINISH(scores, probability, slope, column, theta, temperature, rows.TEMPERED, a, b, c, d)
     write(rows, outputs, value, temperature, row, column, inside, None)
