@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "near_zero.h"
 #include "rows.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -164,15 +165,12 @@ struct Tsallis {
     }
 };
 
-// How far θ is above x/τ.
-inline double sink_above(double theta, double x, double tau) {
-    const Quotient z(x, tau);
-    return theta == NOTHING ? theta : (theta - z.high) - z.low;
-}
+// How far θ is above z.
+inline double sink_above(double theta, Quotient z) { return theta == NOTHING ? theta : (theta - z.high) - z.low; }
 
 // exp of a sum, with the digits of its low term.
-inline double exp_of(Sum x) {
-    const double whole = x.low - x.low == 0 ? x.value() : x.high, low = (x.high - whole) + x.low, e = std::exp(whole);
+[[gnu::always_inline]] inline double exp_of(Sum x) {
+    const double whole = x.low - x.low == 0 ? x.value() : x.high, low = (x.high - whole) + x.low, e = exp(whole);
     return std::fabs(whole) < 1e3 ? e * (1 + low) : e;  // beyond that it is 0 or ∞, and the low term need not be a number
 }
 
@@ -189,19 +187,18 @@ double moved(Origin<C> from, Origin<C> to) {
     return exp_of(distance);
 }
 
-// exp(θ − x/τ) relative to an origin of scores less x: what a sink adds to their mass.
+// exp(θ − z) relative to an origin of scores less z: what a sink adds to their mass.
 template <class C>
-double sink_weight(double theta, double x, double tau, Origin<C> origin) {
+[[gnu::always_inline]] inline double sink_weight(double theta, Quotient z, Origin<C> origin) {
     using F = Format<double>;
-    if (theta == NOTHING) return 0;
-    const Quotient z(x, tau);
     Sum gap{theta};
     gap.add(-z.high);
     gap.add(-z.low);
     gap.add(-double(origin.shift));
     gap.add(-double(origin.power) * F::log_2_high);
     gap.low -= double(origin.power) * F::log_2_low;
-    return exp_of(gap);
+    const double weight = exp_of(gap);
+    return theta == NOTHING ? 0.0 : weight;
 }
 
 // The monoid (M, m, r) of logsumexp as its logarithm, LSE(x/τ) = maximum/τ + log_sum with log_sum = log(m + r), exact also near 0.
@@ -212,16 +209,18 @@ struct LogSum {
 
     double value(double tau) const {
         if (tau == 1.0) return (maximum + log_sum) + lost;
-        const Quotient top(maximum, tau);
+        const Quotient top = Quotient::of(maximum, tau);
         return (top.high + log_sum) + (lost + top.low);
     }
 
-    // With one more score, x/τ = theta.
-    LogSum with_sink(double theta, double tau) const {
-        if (maximum == NOTHING) return *this;
-        const double sink = sink_above(theta, maximum, tau);
-        const double sum = sink > 0 ? sink + std::log1p(std::exp(log_sum - sink)) : std::log1p(std::expm1(log_sum) + std::exp(sink));
-        return {maximum, sum, lost};
+    // With one more score, x/τ = θ.
+    LogSum with_sink(double theta, double tau) const { return with_sink(sink_above(theta, Quotient::of(maximum, tau))); }
+
+    // With one that is so far above the maximum's.
+    [[gnu::always_inline]] inline LogSum with_sink(double sink) const {
+        const bool higher = sink > 0;
+        const double e = exp(higher ? log_sum - sink : sink), others = higher ? e : expm1(log_sum) + e;
+        return {maximum, maximum == NOTHING ? log_sum : (higher ? sink : 0.0) + log1p(others), lost};
     }
 };
 
@@ -534,7 +533,7 @@ struct Softmax {
         weigh_largest(row, whole);
         double mass = whole.mass, uniform = 0;
         // Where nothing is allowed there is nothing to divide by, and a sink alone may be too small to divide by.
-        if (kind == Kind::elastic && mass != 0) mass += sink_weight(*row.theta, row.anchor, row.tau, sum.origin);
+        if (kind == Kind::elastic && mass != 0) mass += sink_weight(*row.theta, Quotient::of(row.anchor, row.tau), sum.origin);
         if (kind == Kind::rectified && mass == 0 && *row.theta != 0) {
             int64_t allowed = 0;
             for (int64_t i = 0; i < row.n; ++i) allowed += row.score(i) > NOTHING;

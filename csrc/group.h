@@ -11,6 +11,8 @@
 //   at(out, step, i, j)                                 the place of that score's result.
 #pragma once
 
+#include <algorithm>
+
 #include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -37,10 +39,8 @@ struct alignas(LINE) Group {
         const bool keep = sizeof(U) == sizeof(C) && self().can_keep();
         sum<false>(rectified, keep ? reinterpret_cast<C*>(out) : nullptr, step);
         double one[WIDTH];
-        for (int64_t j = 0; j < WIDTH; ++j) {
-            one[j] = 1;
-            if (kind == Kind::elastic) add_sink(j);
-        }
+        std::fill_n(one, WIDTH, 1.0);
+        if (kind == Kind::elastic) add_sinks();
         emit(rectified, one, keep, out, step);
         for (int64_t j = 0; rectified && j < width_; ++j)
             if (mass[j] == 0 && *theta[j] != 0) emit_uniform(j, out, step);
@@ -73,11 +73,34 @@ struct alignas(LINE) Group {
     }
 
     // The sink's part of the mass, where a score is allowed: alone it may be too small to divide by.
-    void add_sink(int64_t j) {
-        if (mass[j] != 0) mass[j] += sink_weight(*theta[j], anchor_[j], tau[j], origin(j));
+    void add_sinks() {
+        const Sinks sinks(*this, anchor_);
+#pragma omp simd
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            const double weight = sink_weight(sinks.theta[j], {sinks.high[j], sinks.low[j]}, origin(j));
+            mass[j] += mass[j] != 0 ? weight : 0.0;
+        }
+    }
+
+    // LSE with the sink, less the largest z.
+    void log_sums_with_sinks(double* to) const {
+        const Sinks sinks(*this, top);
+#pragma omp simd
+        for (int64_t j = 0; j < WIDTH; ++j) to[j] = log_sum_of(j).with_sink(sink_above(sinks.theta[j], {sinks.high[j], sinks.low[j]})).log_sum;
     }
 
     Origin<C> origin(int64_t j) const { return {shift_[j], power_[j]}; }
+
+    // Row j, without x where there is no memory for it.
+    Row<C> row_at(int64_t j, Scratch<C>& scratch) const {
+        Row<C> row = {};
+        row.x = self().row(j, scratch);
+        row.n = n_;
+        row.tau = tau[j];
+        row.scale = scale[j];
+        row.theta = theta[j];
+        return row;
+    }
 
     LogSum log_sum_of(int64_t j) const { return {double(top[j]), log_sum[j], lost[j]}; }
 
@@ -146,12 +169,8 @@ struct alignas(LINE) Group {
         }
         for (int64_t j = 0; j < width_; ++j) {
             if (is_finite(j) && (by_gaps || !is_near(j, exact))) continue;
-            Row<C> row = {};
-            row.x = self().row(j, scratch);
+            Row<C> row = row_at(j, scratch);
             if (!row.x) return false;
-            row.n = n_;
-            row.tau = tau[j];
-            row.scale = scale[j];
             row.anchor = anchor_[j];
             set(j, LogSumExp<C>::result(row, sum_of(j), exact));
         }
@@ -174,6 +193,21 @@ struct alignas(LINE) Group {
    private:
     friend Layout;
 
+    // θ of each row, and an x of it over τ in two terms.
+    struct Sinks {
+        alignas(LINE) double theta[WIDTH], high[WIDTH], low[WIDTH];
+
+        template <class X>
+        Sinks(const Group& group, const X (&x)[WIDTH]) {
+            for (int64_t j = 0; j < WIDTH; ++j) {
+                const Quotient z = group.scaled_ ? Quotient::of(double(x[j]), group.tau[j]) : Quotient{double(x[j]), 0};
+                theta[j] = *group.theta[j];
+                high[j] = z.high;
+                low[j] = z.low;
+            }
+        }
+    };
+
     // `width` rows of n, of which the first has this index.
     Group(const SoftmaximaRows& rows, int64_t n, int64_t width, int64_t index) : n_(n), width_(width), scaled_(rows.taus || rows.tau != 1.0) {
         for (int64_t j = 0; j < WIDTH; ++j) {
@@ -185,6 +219,7 @@ struct alignas(LINE) Group {
     }
 
     Layout& self() { return static_cast<Layout&>(*this); }
+    const Layout& self() const { return static_cast<const Layout&>(*this); }
 
     // z of the largest x.
     [[gnu::always_inline]] inline double z_top(int64_t j) const { return double(top[j]) - anchor_[j]; }

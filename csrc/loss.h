@@ -331,13 +331,11 @@ struct alignas(LINE) ExponentialGroup {
     bool prepare(C* out, int64_t step, Scratch<C>& scratch) {
         group.template sum<true>(false, out, step);
         if (!group.log_sums(true, scratch)) return false;
-        for (int64_t j = 0; j < WIDTH; ++j) {
-            LogSum sum = group.log_sum_of(j);
-            if (kind == Kind::elastic) {
-                sum = sum.with_sink(*group.theta[j], group.tau[j]);
-                group.add_sink(j);
-            }
-            conjugate[j] = sum.log_sum;
+        if (kind == Kind::elastic) {
+            group.log_sums_with_sinks(conjugate);
+            group.add_sinks();
+        } else {
+            std::copy_n(group.log_sum, WIDTH, conjugate);
         }
         return true;
     }

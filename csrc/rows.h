@@ -157,7 +157,10 @@ template <class C>
 struct Quotient {
     double high, low;
 
-    Quotient(double x, double tau) : high(x / tau), low(std::fma(-high, tau, x) / tau) { low = low - low == 0 ? low : 0.0; }
+    static Quotient of(double x, double tau) {
+        const double high = x / tau, low = std::fma(-high, tau, x) / tau;
+        return {high, low - low == 0 ? low : 0.0};
+    }
 };
 
 // z = (x − anchor)/τ in two terms.

@@ -1,7 +1,7 @@
 // Taylor softmax: p = f(z) / Σ f(z), f the Taylor polynomial of exp of even order k, and its derivative: f' is that of order k − 1.
 // In double, for negative scores cancel digits; order 2 can do without. Where Σ f overflows, f(z) / s^k is evaluated in z/s, s about max |z|.
 
-#include "exponential.h"
+#include "lines.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -100,7 +100,24 @@ template <class C, class Term>
         }
     }
     for (int64_t i = whole; i < length; ++i) sums[i % lanes] += term(i);
-    for (int64_t lane = 0; lane < lanes; ++lane) total.add({sums[lane], losses[lane]});
+    if constexpr (sizeof(C) == sizeof(double)) {
+        for (int64_t lane = 0; lane < lanes; ++lane) total.add({sums[lane], losses[lane]});
+    } else {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t lane = 0; lane < lanes; ++lane) sum += sums[lane];
+        total.add(sum);
+    }
+}
+
+// The sum of a row of up to some hundred values but for its last additions.
+template <class C>
+[[gnu::always_inline]] inline typename VectorSum<C>::Whole sum_of(const C* values, int64_t length) {
+    const int64_t whole = length / LANES<C> * LANES<C>;
+    VectorSum<C> sum;
+    for (int64_t i = 0; i < whole; i += LANES<C>) sum.add(load(values + i));
+    if (whole < length) sum.add(load(values + whole, length - whole, C(0)));
+    return sum.whole();
 }
 
 // Multiplies by numerator / denominator: where C is less exact than W, that needs no care.
@@ -128,6 +145,7 @@ struct Taylor {
     using C = compute_t<T>;
     using Part = TaylorPart;
     static constexpr bool anchored = false;
+    static constexpr bool keeps = std::is_same_v<W, C>;
     using Function = std::conditional_t<std::is_same_v<W, double>, Polynomial, Quadratic>;
 
     int order;
@@ -160,9 +178,11 @@ struct Taylor {
         return true;
     }
 
+    static bool is_settled(const Row<T>& row, double mass) { return mass < LARGEST_SUM && 1 / row.tau < -NOTHING; }
+
     // Of the whole row again, if it overflowed; NaN where a score is infinite.
     bool settle(const Row<T>& row, Part& part, Scratch<C>& scratch) const {
-        if (part.mass < LARGEST_SUM && 1 / row.tau < -NOTHING) return true;
+        if (is_settled(row, part.mass)) return true;
         double largest = row.tau;
         for (int64_t i = 0; i < row.n; ++i) {
             const double x = row.score(i), size = std::fabs(x);
@@ -200,6 +220,39 @@ struct Taylor {
             f(row.raw(i, length, scratch.high), length, values);
             T* to = row.out + i;
             for (int64_t j = 0; j < length; ++j) narrow(ratio(values[j]), to[j]);
+        }
+        return true;
+    }
+
+    // Several short rows, f in the place of the results until its sum is known.
+    bool emit_lines(const Lines<T>& lines, T* out, int64_t step, Scratch<C>& scratch) const {
+        constexpr int64_t WIDTH = Lines<T>::WIDTH;
+        const int64_t n = lines.n(), width = lines.width();
+        typename VectorSum<T>::Whole sums[WIDTH];
+        double mass[WIDTH], lost[WIDTH];
+        for (int64_t j = width; j < WIDTH; ++j) sums[j] = VectorSum<T>().whole();
+        for (int64_t j = 0; j < width; ++j) {
+            const Row<T> row = lines.row_at(j, scratch);
+            Function f;
+            if (!polynomial(row, {0, 0}, scratch, f)) return false;
+            f(row.x, n, out + j * step);
+            sums[j] = sum_of(out + j * step, n);
+        }
+        VectorSum<T>::total(sums, mass, lost);
+        Ratios<T, WIDTH> ratios;
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            mass[j] += lost[j];
+            ratios.set(j, {1.0, mass[j] == 0 ? 1.0 : mass[j]});
+        }
+        for (int64_t j = 0; j < width; ++j) {
+            Row<T> row = lines.row_at(j, scratch);
+            row.out = out + j * step;
+            const Ratio<T> ratio = ratios[j];
+            if (is_settled(row, mass[j])) {
+                for (int64_t i = 0; i < n; ++i) row.out[i] = ratio(row.out[i]);
+            } else if (!whole_row(*this, row, scratch)) {
+                return false;
+            }
         }
         return true;
     }
@@ -277,7 +330,17 @@ bool with_kernel(const SoftmaximaRows& rows, const Body& body) {
 
 template <class T>
 bool forward(const SoftmaximaForward* call, T*) {
-    return with_kernel<T>(call->rows, [=](const auto& kernel) { return for_each_row<T>(call->rows, call->out, kernel, 0.6); });
+    using C = compute_t<T>;
+    const SoftmaximaRows& rows = call->rows;
+    return with_kernel<T>(rows, [=](const auto& kernel) {
+        if constexpr (std::decay_t<decltype(kernel)>::keeps) {
+            const auto body = [=](const Lines<C>& lines, C* out, int64_t step, int64_t, Scratch<C>& scratch) {
+                return Taylor<C, C>{kernel.order, kernel.coefficients}.emit_lines(lines, out, step, scratch);
+            };
+            if (are_lines<C>(rows)) return for_each_lines<T>(rows, static_cast<T*>(call->out), 0.6, body);
+        }
+        return for_each_row<T>(rows, call->out, kernel, 0.6);
+    });
 }
 
 template <class T>

@@ -58,14 +58,17 @@ template <class Family, int64_t WIDTH>
 struct OneByOne {
     double beta[WIDTH];
 
-    void raise(const float* const* gaps, const int64_t* counts, bool all, float* edges) const {
-        for (int64_t j = 0; j < WIDTH; ++j)
+    // The edges, and where there is room for it from where to solve.
+    void raise(const float* const* gaps, const int64_t* counts, bool all, float* edges, double* starts) const {
+        for (int64_t j = 0; j < WIDTH; ++j) {
             if (counts[j] > 0) edges[j] = Family(nullptr).lower_bound(gaps[j], counts[j], edges[j], all);
+            if (starts && double(edges[j]) > starts[j]) starts[j] = double(edges[j]);
+        }
     }
 
-    void solve(const double* const* gaps, const int64_t* counts, const double* lowest, double lost, Threshold* thresholds) const {
+    void solve(const double* const* gaps, const int64_t* counts, const double* starts, double lost, Threshold* thresholds) const {
         for (int64_t j = 0; j < WIDTH; ++j)
-            if (counts[j] > 0) thresholds[j] = Family(nullptr).solve(gaps[j], counts[j], lowest[j], lost);
+            if (counts[j] > 0) thresholds[j] = Family(nullptr).solve(gaps[j], counts[j], starts[j], lost);
     }
 };
 
@@ -193,7 +196,8 @@ struct Entmax15 {
 struct Entmax {
     static constexpr int MOST_STEPS = 200;  // of which a third shrinks the bracket below the rounding of Λ
     static constexpr int ROUGH_STEPS = 12, COARSE_STEPS = 2;
-    static constexpr double ROUGH = 5e-5;  // of Σp, what a rough bound may leave beside its roundings
+    static constexpr double NEAR_START = 0.02;  // of u, how far a start may be from its edge
+    static constexpr double ROUGH = 5e-5;       // of Σp, what a rough bound may leave beside its roundings
     static constexpr double SMALLEST_EDGE = 1e-30, SMALLEST_ROUGH = 0x1p-6;
     static constexpr bool costly = true;
 
@@ -293,10 +297,13 @@ struct Entmax {
     struct Together {
         alignas(LINE) double beta[WIDTH];
 
-        // In u = e^{−βΛ}, in which (Σp)^β = u (Σ ρ^{1/β})^β.
-        void raise(const float* const* gaps, const int64_t* counts, bool all, float* edges) const {
+        // In u = e^{−βΛ}, in which (Σp)^β = u (Σ ρ^{1/β})^β. A start, unlike an edge, need not be known to be low enough: near the root it is
+        // a step ahead, which spares a look at the scores.
+        void raise(const float* const* gaps, const int64_t* counts, bool all, float* edges, double* starts) const {
             constexpr double wider = 1 + 4 * std::numeric_limits<float>::epsilon();
             alignas(LINE) double u[WIDTH], low[WIDTH], high[WIDTH], rough[WIDTH], open[WIDTH], mass[WIDTH], slope[WIDTH], curve[WIDTH];
+            alignas(LINE) double start[WIDTH] = {};
+            const double near = starts ? NEAR_START : 0.0;
             double left = 0;
             for (int64_t j = 0; j < WIDTH; ++j) {
                 low[j] = double(counts[j] > 0 ? counts[j] : 1);
@@ -308,9 +315,9 @@ struct Entmax {
             }
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const double most = log(low[j]), start = high[j];
+                const double most = log(low[j]), highest = high[j];
                 rough[j] += 2e-6 * (2 + most);
-                high[j] = u[j] = start < 1 ? start : 1.0;
+                high[j] = u[j] = highest < 1 ? highest : 1.0;
                 low[j] = exp(-beta[j] * most);
             }
             for (int step = 0; step < (all ? ROUGH_STEPS : COARSE_STEPS) && left > 0; ++step) {
@@ -326,14 +333,16 @@ struct Entmax {
                 for (int64_t j = 0; j < WIDTH; ++j) {
                     const double own = u[j], excess = 1 - exp(-beta[j] * log(mass[j])) / own;  // 1 − (Σp)^{−β}
                     const double spread = mass[j] / slope[j], enough = beta[j] * rough[j] + 2e-7 / spread, target = enough + ROUGH * beta[j];
-                    const bool is_open = open[j] > 0, is_high = excess >= enough, found = is_high & (excess < target + ROUGH * beta[j]);
+                    const bool is_open = open[j] > 0, is_high = excess >= enough;
                     const double above = (is_open & is_high) ? own : high[j], below = (is_open & !is_high) ? own : low[j];
                     const double newton = excess * spread, half = newton * (1 / beta[j] - 1) * (curve[j] / slope[j] - 1 / spread) / 2;
-                    const double next = own * (1 - newton / (1 - (half < 0.5 ? half : 0.5))) * (1 + target * spread);
+                    const double root = own * (1 - newton / (1 - (half < 0.5 ? half : 0.5))), next = root * (1 + target * spread);
+                    const bool found = is_high & ((excess < target + ROUGH * beta[j]) | ((newton < near) & (beta[j] <= 1)));
                     const double taken = ((next > below) & (next < above)) ? next : (below + above) / 2;
                     high[j] = above;
                     low[j] = below;
                     u[j] = (is_open & !found) ? taken : own;
+                    start[j] = (is_open & found) ? root : start[j];
                     open[j] = (is_open & !found) ? 1.0 : 0.0;
                     left += open[j];
                 }
@@ -341,11 +350,13 @@ struct Entmax {
             for (int64_t j = 0; j < WIDTH; ++j) {
                 // Where the edge is near 0 it depends on gaps that are too small for a float, which are 0 here.
                 const double edge = high[j] / beta[j];
-                if (beta[j] >= SMALLEST_ROUGH && edge >= SMALLEST_EDGE) edges[j] = -float(wider * edge);
+                if (beta[j] < SMALLEST_ROUGH || edge < SMALLEST_EDGE) continue;
+                edges[j] = -float(wider * edge);
+                if (starts) starts[j] = start[j] > 0 ? -start[j] / beta[j] : double(edges[j]);
             }
         }
 
-        void solve(const double* const* gaps, const int64_t* counts, const double* lowest, double lost, Threshold* thresholds) const {
+        void solve(const double* const* gaps, const int64_t* counts, const double* starts, double lost, Threshold* thresholds) const {
             alignas(LINE) double level[WIDTH], growth[WIDTH], low[WIDTH], high[WIDTH], open[WIDTH], mass[WIDTH], slope[WIDTH], curve[WIDTH];
             alignas(LINE) double newton[WIDTH], less[WIDTH], settled[WIDTH], taken[WIDTH], edge[WIDTH];
             double left = 0;
@@ -358,8 +369,8 @@ struct Entmax {
             }
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const double start = -log(-beta[j] * lowest[j]) / beta[j];
-                level[j] = ((beta[j] > 0) & (-beta[j] * lowest[j] < 1)) ? start : 0.0;
+                const double start = -log(-beta[j] * starts[j]) / beta[j];
+                level[j] = ((beta[j] > 0) & (-beta[j] * starts[j] < 1)) ? start : 0.0;
                 high[j] = log(high[j]);
             }
             for (int step = 0; step < MOST_STEPS && left > 0; ++step) {
@@ -420,7 +431,7 @@ struct Entmax {
     };
 
     float lower_bound(const float* gaps, int64_t count, float lowest, bool all) const {
-        Together<1>{{beta}}.raise(&gaps, &count, all, &lowest);
+        Together<1>{{beta}}.raise(&gaps, &count, all, &lowest, nullptr);
         return lowest;
     }
 

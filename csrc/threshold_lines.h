@@ -23,27 +23,52 @@ struct BitsOfBytes {
 inline constexpr BitsOfBytes BITS;
 #endif
 
-// The positions of those of LOOK values or fewer that have a bit, and their number; there is room for a vector more.
-inline int64_t place(uint64_t bits, int64_t first, int32_t* positions) {
+// Where scores are, and what they are.
+template <class C>
+struct Places {
+    C* values;
+    int32_t* positions;
+};
+
+// To their places those of LOOK values or fewer that have a bit, whose number is returned: values from `first` on, or of other places,
+// which may be behind their own. There is room for a vector more.
+template <class C>
+int64_t place(uint64_t bits, const C* values, int64_t first, const int32_t* positions, Places<C> to) {
     int64_t count = 0;
 #if defined(__AVX512F__)
-    __m512i own = _mm512_add_epi32(_mm512_set1_epi32(int32_t(first)), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    for (; bits; bits >>= 16) {
-        _mm512_storeu_si512(positions + count, _mm512_maskz_compress_epi32(__mmask16(bits), own));
-        count += __builtin_popcount(unsigned(bits & 0xffff));
-        own = _mm512_add_epi32(own, _mm512_set1_epi32(16));
+    if constexpr (sizeof(C) == sizeof(float)) {
+        const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        for (int64_t i = 0; bits; bits >>= 16, i += 16) {
+            const auto mask = __mmask16(bits);
+            const __m512i own = positions ? _mm512_maskz_loadu_epi32(mask, positions + i) : _mm512_add_epi32(_mm512_set1_epi32(int32_t(first + i)), steps);
+            const __m512 chosen = _mm512_maskz_compress_ps(mask, _mm512_maskz_loadu_ps(mask, values + i));
+            _mm512_storeu_si512(to.positions + count, _mm512_maskz_compress_epi32(mask, own));
+            _mm512_storeu_ps(to.values + count, chosen);
+            count += __builtin_popcount(unsigned(bits & 0xffff));
+        }
+        return count;
     }
 #elif defined(__AVX2__)
-    __m256i own = _mm256_set1_epi32(int32_t(first));
-    for (; bits; bits >>= 8) {
-        const __m256i bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(BITS.of[bits & 0xff])));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(positions + count), _mm256_add_epi32(own, bytes));
-        count += __builtin_popcount(unsigned(bits & 0xff));
-        own = _mm256_add_epi32(own, _mm256_set1_epi32(8));
+    if constexpr (sizeof(C) == sizeof(float)) {
+        const __m256i steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        for (int64_t i = 0; bits; bits >>= 8, i += 8) {
+            const auto byte = int32_t(bits & 0xff);
+            const __m256i mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(byte), each), each);
+            const __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(BITS.of[byte])));
+            const __m256i own = positions ? _mm256_maskload_epi32(positions + i, mask) : _mm256_add_epi32(_mm256_set1_epi32(int32_t(first + i)), steps);
+            const __m256 chosen = _mm256_permutevar8x32_ps(_mm256_maskload_ps(values + i, mask), order);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.positions + count), _mm256_permutevar8x32_epi32(own, order));
+            _mm256_storeu_ps(to.values + count, chosen);
+            count += __builtin_popcount(unsigned(byte));
+        }
+        return count;
     }
-#else
-    for (; bits; bits &= bits - 1) positions[count++] = int32_t(first + __builtin_ctzll(bits));
 #endif
+    for (; bits; bits &= bits - 1) {
+        const int64_t i = __builtin_ctzll(bits);
+        to.positions[count] = positions ? positions[i] : int32_t(first + i);
+        to.values[count++] = values[i];
+    }
     return count;
 }
 
@@ -66,31 +91,32 @@ struct alignas(LINE) ThresholdLines {
         room_ = (lines.n() + PADDING - 1) / PADDING * PADDING;
         float* rough = scratch.rough.at_least(room_ * WIDTH);
         gaps_ = scratch.gaps.at_least((2 * room_ + (room_ + PADDING) / 2) * WIDTH);
-        if (!rough || !gaps_) return false;
+        values_ = scratch.candidates.at_least((room_ + PADDING) * WIDTH);
+        if (!rough || !gaps_ || !values_) return false;
         positions_ = reinterpret_cast<int32_t*>(gaps_ + 2 * room_ * WIDTH);
         typename Family::template Together<WIDTH> families;
         const float* near[WIDTH];
         const double* gaps[WIDTH];
         float edges[WIDTH];
-        double lowest[WIDTH];
+        double starts[WIDTH];
         int64_t counts[WIDTH] = {};
         for (int64_t j = 0; j < WIDTH; ++j) {
             const Family family(lines.theta[j]);
             families.beta[j] = family.beta;
-            lowest[j] = -family.reach();
-            edges[j] = float(lowest[j] * (1 + 4 * std::numeric_limits<float>::epsilon()));
+            starts[j] = -family.reach();
+            edges[j] = float(starts[j] * (1 + 4 * std::numeric_limits<float>::epsilon()));
             near[j] = rough + j * room_;
             gaps[j] = gaps_ + j * room_;
             if (j < lines.width()) counts[j] = find_largest(j, rough + j * room_, scratch);
         }
         for (int64_t j = lines.width(); j < WIDTH; ++j) lines.top[j] = 0;
-        if (lines.n() > DENSE) families.raise(near, counts, false, edges);
+        if (lines.n() > DENSE) families.raise(near, counts, false, edges, nullptr);
         for (int64_t j = 0; j < WIDTH; ++j)
             if (counts[j] > 0) counts[j] = measure(j, edges[j], rough + j * room_, scratch);
-        families.raise(near, counts, true, edges);
+        families.raise(near, counts, true, edges, starts);
         for (int64_t j = 0; j < WIDTH; ++j)
-            if (counts[j] > 0) counts[j] = keep(j, edges[j], lowest[j], scratch);
-        families.solve(gaps, counts, lowest, lost, threshold_);
+            if (counts[j] > 0) counts[j] = keep(j, edges[j], scratch);
+        families.solve(gaps, counts, starts, lost, threshold_);
         for (int64_t j = 0; j < WIDTH; ++j) {
             if (counts[j] == 0) continue;
             std::memcpy(shares(j), gaps[j], size_t(counts[j]) * sizeof(double));
@@ -117,12 +143,13 @@ struct alignas(LINE) ThresholdLines {
     // weight · p
     void emit(const double* weight, C* out, int64_t step) const {
         for (int64_t j = 0; j < lines.width(); ++j) {
-            const int32_t* positions = positions_ + j * (room_ + PADDING);
+            const Places<C> places = places_of(j);
             const double *p = shares(j), factor = weight[j];
-            C* to = out + j * step;
+            C *to = out + j * step, *results = places.values;  // where no score is asked for any more
             const C nothing = C(nan_[j]);
             for (int64_t i = 0; i < lines.n(); ++i) to[i] = nothing;
-            for (int64_t k = 0; k < kept_[j]; ++k) to[positions[k]] = C(p[k] * factor);
+            for (int64_t k = 0; k < kept_[j]; ++k) results[k] = C(p[k] * factor);
+            for (int64_t k = 0; k < kept_[j]; ++k) to[places.positions[k]] = results[k];
         }
     }
 
@@ -138,10 +165,13 @@ struct alignas(LINE) ThresholdLines {
    private:
     int64_t room_ = 0;              // for the scores of a row
     double* gaps_ = nullptr;        // [WIDTH, room], z less the largest of those that can be in the support; behind them p
-    int32_t* positions_ = nullptr;  // [WIDTH, room + PADDING], of these scores
+    int32_t* positions_ = nullptr;  // [WIDTH, room + PADDING], of these scores, and
+    C* values_ = nullptr;           // these scores
     int64_t kept_[WIDTH] = {};      // how many they are
     Threshold threshold_[WIDTH];
     double nan_[WIDTH] = {};  // for a row with NaN or +∞, for others 0
+
+    Places<C> places_of(int64_t j) const { return {values_ + j * (room_ + PADDING), positions_ + j * (room_ + PADDING)}; }
 
     double* shares(int64_t j) const { return gaps_ + (WIDTH + j) * room_; }
 
@@ -181,36 +211,36 @@ struct alignas(LINE) ThresholdLines {
             for (int64_t i = 0; i < count; ++i) rough[i] = float(gap(x[i], top, scale));
         } else {
             const C bound = below<C>(top + double(edge) * lines.tau[j]);
-            int32_t* positions = positions_ + j * (room_ + PADDING);
-            count = 0;
-            for (int64_t i = 0; i < lines.n(); i += LOOK) count += place(above(x + i, minimum(LOOK, lines.n() - i), bound), i, positions + count);
-            kept_[j] = count;
-            for (int64_t k = 0; k < count; ++k) rough[k] = float(gap(x[positions[k]], top, scale));
+            const Places<C> places = places_of(j);
+            kept_[j] = count = select(x, nullptr, count, bound, places);
+            for (int64_t k = 0; k < count; ++k) rough[k] = float(gap(places.values[k], top, scale));
         }
         if (!any_nan(rough, count)) return pad(rough, count);
         nan_[j] = std::numeric_limits<double>::quiet_NaN();
         return kept_[j] = 0;
     }
 
-    // The candidates above an edge, which is raised to what is known of it.
-    int64_t keep(int64_t j, float edge, double& lowest, Scratch<C>& scratch) {
-        const C *x = lines.row(j, scratch), bound = below<C>(double(lines.top[j]) + double(edge) * lines.tau[j]);
-        const double top = double(lines.top[j]), scale = lines.scale[j], own = gap(bound, top, scale);
-        int32_t* positions = positions_ + j * (room_ + PADDING);
+    // The candidates above an edge.
+    int64_t keep(int64_t j, float edge, Scratch<C>& scratch) {
+        const Places<C> places = places_of(j);
+        const double top = double(lines.top[j]), scale = lines.scale[j];
+        const C bound = below<C>(top + double(edge) * lines.tau[j]);
+        const int64_t count = lines.n() <= DENSE ? select(lines.row(j, scratch), nullptr, lines.n(), bound, places)
+                                                 : select(places.values, places.positions, kept_[j], bound, places);
         double* gaps = gaps_ + j * room_;
-        int64_t count = 0;
-        if (lines.n() <= DENSE) {
-            count = place(above(x, lines.n(), bound), 0, positions);
-        } else {
-            for (int64_t k = 0; k < kept_[j]; ++k) {
-                positions[count] = positions[k];
-                count += !(x[positions[k]] <= bound);
-            }
-        }
-        for (int64_t k = 0; k < count; ++k) gaps[k] = gap(x[positions[k]], top, scale);
-        lowest = own > lowest ? own : lowest;
+        for (int64_t k = 0; k < count; ++k) gaps[k] = gap(places.values[k], top, scale);
         kept_[j] = count;
         return pad(gaps, count);
+    }
+
+    // Those of so many scores that are above a bound.
+    static int64_t select(const C* values, const int32_t* positions, int64_t length, C bound, Places<C> to) {
+        int64_t count = 0;
+        for (int64_t i = 0; i < length; i += LOOK) {
+            const uint64_t bits = above(values + i, minimum(LOOK, length - i), bound);
+            count += place(bits, values + i, i, positions ? positions + i : nullptr, {to.values + count, to.positions + count});
+        }
+        return count;
     }
 };
 

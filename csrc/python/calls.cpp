@@ -212,11 +212,18 @@ bool fill(SoftmaximaRows& rows, const Memory& scores, const void* x, const void*
 }
 
 template <class Structure>
+const SoftmaximaRows& rows_of(const Structure& structure) {
+    return structure.rows;
+}
+
+const SoftmaximaRows& rows_of(const SoftmaximaGivenLoss& structure) { return structure.loss.rows; }
+
+template <class Structure>
 bool run(PyObject* function, const Structure& structure) {
     using Function = int (*)(const Structure*);
     const auto call = reinterpret_cast<Function>(PyLong_AsVoidPtr(function));
     if (!call) return false;
-    const SoftmaximaRows& rows = structure.rows;
+    const SoftmaximaRows& rows = rows_of(structure);
     PyThreadState* state = rows.outer * rows.n > ALONE ? PyEval_SaveThread() : nullptr;
     const int failed = call(&structure);
     if (state) PyEval_RestoreThread(state);
@@ -324,22 +331,24 @@ bool read_margin(PyObject* tuple, SoftmaximaMargin& margin) {
     return true;
 }
 
-// loss(function, x, labels, theta, smoothing, ignore_index, fenchel, mean, margin, gradient) → (Σ of the losses of x [n] or [rows, n],
-// or their mean; its gradient by x, or None); NotImplemented where autograd is to record it and no gradient is asked for
+// loss(function, x, labels, theta, smoothing, ignore_index, fenchel, mean, margin, map, gradient) → (Σ of the losses of x [n] or
+// [rows, n], or their mean; its gradient by x, or None); NotImplemented where autograd is to record it and no gradient is asked for.
+// With a map the function is of its probabilities.
 PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (count != 10) return PyErr_Format(PyExc_TypeError, "loss takes 10 arguments, got %zd", count);
-    PyObject *x = arguments[1], *target = arguments[2];
-    const bool gradient = arguments[9] == Py_True;
+    if (count != 11) return PyErr_Format(PyExc_TypeError, "loss takes 11 arguments, got %zd", count);
+    PyObject *x = arguments[1], *target = arguments[2], *map = arguments[9];
+    const bool gradient = arguments[10] == Py_True, of_map = map != Py_None;
     Memory scores, labels, result;
     Owned made, slope;
     double theta[PARAMETERS];
-    SoftmaximaLoss call = {};
+    SoftmaximaGivenLoss given = {};
+    SoftmaximaLoss& call = given.loss;
     const auto compute = [&] {
         if (!is_tensor(x) || !is_tensor(target) || !unobserved()) return false;
         if (!scores.read(x) || scores.ndim > 2 || !labels.read_labels(target, scores)) return false;
         if (!is_kept(scores) || !read_margin(arguments[8], call.margin)) return false;
         const double scale = call.margin.scale;
-        if (scale != 0 && scores.dtype >= 2) return false;
+        if ((scale != 0 || of_map) && scores.dtype >= 2) return false;
         int64_t ignored;
         if (!PyLong_CheckExact(arguments[5]) || !integer(Py_NewRef(arguments[5]), ignored)) return false;
         const int64_t* label = static_cast<const int64_t*>(labels.address);
@@ -355,7 +364,7 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
             return true;
         }
         if (!fill(call.rows, scores, scores.address, nullptr, 1.0, theta)) return false;
-        if (gradient && !result.make(x, scores, slope)) return false;
+        if ((gradient || of_map) && !result.make(x, scores, slope)) return false;
         std::unique_ptr<double[]> values(new (std::nothrow) double[scores.outer]);
         if (!values) return PyErr_NoMemory() != nullptr;
         call.labels = label;
@@ -364,8 +373,16 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
         call.scale = scale == 0 ? share : share * scale;
         call.fenchel = arguments[6] == Py_True;
         call.values = values.get();
-        call.out = result.address;
-        if (!run(arguments[0], call)) return false;
+        call.out = gradient ? result.address : nullptr;
+        if (of_map) {
+            SoftmaximaForward forward = {};
+            forward.rows = call.rows;
+            forward.out = result.address;
+            given.p = result.address;
+            if (!run(map, forward) || !run(arguments[0], given)) return false;
+        } else if (!run(arguments[0], call)) {
+            return false;
+        }
         double sum = 0;
         for (int64_t i = 0; i < scores.outer; ++i) {
             if (scale != 0 && values[i] < -DBL_MAX) return false;  // a cosine is beyond the margin's limit

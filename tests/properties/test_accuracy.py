@@ -331,6 +331,17 @@ def test_taylor_softmax_keeps_its_last_digits(kind: torch.dtype, temperature: fl
         assert_within_or(LIMIT.get(kind, 2.0), sm.taylor_softmax(x, order=order, temperature=temperature, where=where), p, rounded)
 
 
+@pytest.mark.parametrize("n", [16, 33, 128, 300])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=str)
+def test_a_row_of_the_taylor_softmax_does_not_see_those_beside_it(kind: torch.dtype, n: int):
+    x = torch.randn(20, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(kind)
+    largest = torch.finfo(kind).max
+    for row, value in enumerate((largest, -largest, largest**0.5, -INF, INF, math.nan)):
+        x[3 * row, :: row + 1] = value
+    together, alone = sm.taylor_softmax(x), torch.cat([sm.taylor_softmax(row) for row in x.split(1)])
+    torch.testing.assert_close(together, alone, rtol=4 * torch.finfo(kind).eps, atol=0.0, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", LIMIT, ids=str)
 def test_nucleus_is_the_smallest_that_holds_the_share(kind: torch.dtype):
     for x in score_rows(kind):

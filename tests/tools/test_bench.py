@@ -362,7 +362,7 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order.clear()
     times = clocks.take_turns(calls, 1e-9, most=3)
     assert "".join(order) == "ab" + "aaaabbbb" * 5
-    assert [list(map(len, found)) for found in times.values()] == [[3] * 5] * 2
+    assert [list(map(len, found.values())) for found in times.values()] == [[3] * 5] * 2
 
 
 def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,11 +377,11 @@ def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = {name: (lambda amount=amount: spend(amount)) for name, amount in seconds.items()}
     times = clocks.take_turns(calls, 0.0)
     assert {name: len(found) for name, found in times.items()} == {"quick": 5, "slow": 2}
-    assert {name: found[-1] for name, (*_, found) in times.items()} == pytest.approx(seconds)
+    assert {name: clocks.median_round(found) for name, found in times.items()} == pytest.approx(seconds)
 
 
 def test_the_seconds_are_spent_on_repetitions() -> None:
-    assert sum(map(len, clocks.take_turns({"a": lambda: None}, 0.02)["a"])) > 20
+    assert sum(map(len, clocks.take_turns({"a": lambda: None}, 0.02)["a"].values())) > 20
 
 
 def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,14 +419,32 @@ def test_a_quotient_is_that_of_the_same_turn(monkeypatch: pytest.MonkeyPatch) ->
     assert 1.9 < quotient.low <= quotient.median <= quotient.high < 2.2
 
 
+def test_a_slow_call_is_compared_with_what_ran_in_the_same_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, load = [0.0], [1.0]
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock[0])
+
+    def spend(amount: float) -> None:
+        clock[0] += amount * load[0]
+
+    def slow() -> None:  # the machine becomes slower from pass to pass
+        load[0] *= 3
+        spend(1.0)
+
+    found = clocks.measure(clocks.Clock(), {"slow": [slow], "quick": [lambda: spend(1e-3)]}, 0.1)
+    quotient = found.quotients["quick"]
+    assert (quotient.low, quotient.high) == pytest.approx((1e-3, 1e-3))
+    assert quotient.turns == clocks.SLOW_RUNS
+
+
 def test_the_interval_holds_half_of_the_turns_and_of_few_turns_more() -> None:
     for count, inside in ((2, 2), (5, 5), (8, 8), (12, 10), (100, 50)):
-        found = Quotient.of([[float(turn)] for turn in range(1, count + 1)], [[1.0]] * count)
+        passes = range(1, count + 1)
+        found = Quotient.of({number: [float(number)] for number in passes}, {number: [1.0] for number in passes})
         assert found is not None
         assert (found.high - found.low + 1, found.turns) == (inside, count)
         assert found.median == (count + 1) / 2
         assert found.reversed.spread == pytest.approx(found.spread)
-    assert Quotient.of([[1.0]], [[1.0]]) is None
+    assert Quotient.of({1: [1.0]}, {1: [1.0]}) is None
 
 
 def test_the_floor_takes_turns_with_the_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ A round is a call on each of several problems; on a GPU these are together sever
 the round is over, so that neither scores nor results are found there. Rounds of all calls take turns, A B A B …, so that a machine
 that is busy for a while slows all of them. A turn is a burst of rounds, whose first, that brings back data and threads after the
 others' turns, or waits for its launch, does not count. Turns are short enough for several of each in the time that there is, and
-what is compared are the rounds of the same turn, so that what slows one turn slows both sides of a quotient.
+what is compared are the turns of the same pass over the calls, so that what slows one pass slows both sides of a quotient.
 
     called      what a program sees: the median over rounds, divided by the calls of a round; of small shapes on a GPU the launches
     replayed    the kernels without their launches; None where there is no graph
@@ -33,6 +33,7 @@ BURST, BURST_SECONDS, TURNS = 20, 0.02, 8  # rounds of one in its turn: at most 
 CACHES = 4  # the problems of a round together, in caches of the GPU
 
 Run = Callable[[], Any]
+Turns = Mapping[int, Sequence[float]]  # the seconds of the rounds of each turn, by the number of its pass over the calls
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,11 @@ class Quotient:
     turns: int
 
     @classmethod
-    def of(cls, numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]) -> Quotient | None:
-        """From the rounds of each turn; None where there are less than two turns."""
-        each = sorted(median(above) / median(below) for above, below in zip(numerators, denominators, strict=False))
+    def of(cls, numerators: Turns, denominators: Turns) -> Quotient | None:
+        """From the passes in which both had a turn; None where there are less than two."""
+        each = sorted(
+            median(rounds) / median(denominators[number]) for number, rounds in numerators.items() if number in denominators
+        )
         count = len(each)
         outside = max(0, min(count // 4, math.floor(count / 2 - 0.98 * math.sqrt(count) - 1)))  # at each end
         return None if count < 2 else cls(median(each), each[outside], each[count - 1 - outside], count)
@@ -207,7 +210,7 @@ def measure(
             broken[name, way] = describe(error)
     failed |= {name: why for (name, _), why in broken.items()}
     every = {key: its_turns for key, its_turns in turns.items() if key[0] not in failed}
-    found = {key: (median_round(each) / len(calls[key[0]]), sum(map(len, each))) for key, each in every.items()}
+    found = {key: (median_round(each) / len(calls[key[0]]), sum(map(len, each.values()))) for key, each in every.items()}
     times = {
         name: Timing(*found[name, "called"], found.get((name, "replayed"), (None,))[0], captures.get(name, ""))
         for name in calls
@@ -226,9 +229,9 @@ def _round(calls: Sequence[Run]) -> Run:
     return lambda: [call() for call in calls]
 
 
-def median_round(turns: Sequence[Sequence[float]]) -> float:
+def median_round(turns: Turns) -> float:
     """The median over the rounds of all turns."""
-    return median(itertools.chain.from_iterable(turns))
+    return median(itertools.chain.from_iterable(turns.values()))
 
 
 def take_turns(
@@ -238,15 +241,15 @@ def take_turns(
     most: int = BURST,
     failed: dict[Any, str] | None = None,
     shares: Mapping[Any, float] | None = None,
-) -> dict[Any, list[list[float]]]:
-    """The seconds of the rounds of each, turn by turn, until so many seconds for each, or its share of them, have passed.
+) -> dict[Any, dict[int, list[float]]]:
+    """The `Turns` of each, until so many seconds for each, or its share of them, have passed.
 
-    A turn is a burst of up to `most` rounds; where that is one, it counts. What raises is put into `failed`, with the reason, and
-    the others go on.
+    A turn is a burst of up to `most` rounds; where that is one, it counts. The first pass counts only beside a call so slow that it
+    has few turns. What raises is put into `failed`, with the reason, and the others go on.
     """
     clock, failed, shares = clock or Clock(), {} if failed is None else failed, shares or {}
     first: dict[Any, float] = {}
-    turns: dict[Any, list[list[float]]] = {name: [] for name in rounds}
+    turns: dict[Any, dict[int, list[float]]] = {name: {} for name in rounds}
 
     def burst(name: Any, count: int) -> list[float]:
         try:
@@ -265,7 +268,10 @@ def take_turns(
         found = burst(name, 1)
         first[name] = min(found, default=0.0)
         if first[name] > SLOW:
-            turns[name].append(found)
+            turns[name][0] = found
+    for name in rounds:
+        if any(turns.values()) and name not in failed and first[name] <= SLOW:
+            turns[name][0] = turn(name)
     ends = time.perf_counter() + seconds * sum(shares.get(name, 1.0) for name in rounds if first[name] <= SLOW)
 
     def waits(name: Any) -> bool:
@@ -273,13 +279,16 @@ def take_turns(
             return len(turns[name]) < SLOW_RUNS
         return time.perf_counter() < ends or len(turns[name]) < RUNS
 
-    while names := [name for name in rounds if name not in failed and waits(name)]:
+    for number in itertools.count(1):
+        names = [name for name in rounds if name not in failed and waits(name)]
+        if not names:
+            break
         for name in names:
             if first[name] <= SLOW:
-                turns[name].append(turn(name))
+                turns[name][number] = turn(name)
                 continue
             found = burst(name, 1)
-            turns[name].append(found)
+            turns[name][number] = found
             ends += sum(found)
             if min(found, default=math.inf) <= SLOW:  # the machine had paused
                 first[name] = min(found)

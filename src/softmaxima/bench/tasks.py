@@ -166,7 +166,7 @@ def time_ground(task: GroundTask) -> Ground:
         copy=copy,
         torch_alone=alone[0],
         ours_alone=alone[1],
-        alternating=Timing(each_of_both, sum(map(len, both["ours"]))),
+        alternating=Timing(each_of_both, sum(map(len, both["ours"].values()))),
     )
 
 

@@ -507,6 +507,13 @@ def given_loss(
     return values, p if gradient else None
 
 
+@functools.cache
+def given_address(name: str) -> int | None:
+    """Where the function of `given_loss` is, for `CALLS`."""
+    function: Any = find_function(name)
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 def quantized(
     q: Tensor, scale: float | Tensor, zero_point: float | Tensor, where: Tensor | None, dtype: torch.dtype, *, softmax: bool
 ) -> tuple[Tensor, Tensor | None]:

@@ -192,13 +192,14 @@ def reduced(
     *shared: Any,
     fenchel: bool = False,
     margin: native.Margin = native.NO_MARGIN,
+    given: str | None = None,
 ) -> Any:
     """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call, else `general`.
 
     `numbers` are the map's parameters, None where they are not plain; `shared` are the arguments that all losses have, in the order
-    of `prepare`.
+    of `prepare`. The kernel `given`, where there is one, makes the loss of the map's probabilities.
     """
-    found = None if numbers is None else _of_labels(name, map, numbers, general, fenchel, margin, *shared)
+    found = None if numbers is None else _of_labels(name, map, numbers, general, fenchel, margin, given, *shared)
     return general(prepare(name, *shared)) if found is None else found
 
 
@@ -209,6 +210,7 @@ def _of_labels(
     general: Callable[[Batch], Any],
     fenchel: bool,
     margin: native.Margin,
+    given: str | None,
     input: Any,
     target: Any,
     weight: Any,
@@ -218,7 +220,10 @@ def _of_labels(
 ) -> Tensor | None:
     """What `CALLS` makes of it; None of all that is not plain."""
     calls, kernel = native.CALLS, map.kernel
-    if calls is None or is_dynamo_compiling() or kernel is None or not (loss := kernel.addresses.loss):
+    if calls is None or is_dynamo_compiling() or kernel is None:
+        return None
+    loss, of_map = (kernel.addresses.loss, None) if given is None else (native.given_address(given), kernel.addresses.forward)
+    if not loss:
         return None
     if weight is not None or not isinstance(reduction, str) or reduction not in ("mean", "sum"):
         return None
@@ -227,7 +232,7 @@ def _of_labels(
     theta = kernel.theta(*numbers) if numbers else ()
     if theta is None:
         return None
-    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean", margin)
+    own = (loss, input, target, theta, label_smoothing, ignore_index, fenchel, reduction == "mean", margin, of_map)
     found = calls.loss(*own, False)
     if found is None:
         return None

@@ -11,7 +11,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import Map
 from softmaxima.core.rows import row_maximum
-from softmaxima.losses._classification import Batch, Loss, LossModule, losses_given, prepare, register
+from softmaxima.losses._classification import Batch, Loss, LossModule, losses_given, reduced, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
@@ -51,8 +51,8 @@ def sparse_softmax_loss(
     >>> sm.sparse_softmax_loss(torch.tensor([[3.0, 2.0, 0.0]]), torch.tensor([2]), k=1)
     tensor(3.)
     """
-    batch = prepare("sparse_softmax_loss", input, target, weight, ignore_index, reduction, label_smoothing)
-    k, p = _check_choice(batch.name, k, p)
+    name = "sparse_softmax_loss"
+    k, p = _check_choice(name, k, p)
     map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
 
     def composite(batch: Batch) -> Tensor:
@@ -61,7 +61,11 @@ def sparse_softmax_loss(
         log_sum = logsumexp(z, keepdim=True, where=kept)
         return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
 
-    return batch.evaluate(losses_given(batch, "selected_loss", map, (theta,)), composite, wide=True)
+    def general(batch: Batch) -> Any:
+        return batch.evaluate(losses_given(batch, kernel, map, (theta,)), composite, wide=True)
+
+    kernel, shared = "selected_loss", (input, target, weight, ignore_index, reduction, label_smoothing)
+    return reduced(name, map, (theta,), general, *shared, given=kernel)
 
 
 def _check_choice(name: str, k: Any, p: Any) -> tuple[int | None, float | None]:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.core.contract import AnyMap
+from softmaxima.core.contract import AnyMap, Map
 from softmaxima.core.envelope import envelope
+from softmaxima.core.evaluation import plain_numbers
 from softmaxima.core.rows import without_mask
-from softmaxima.losses._classification import Batch, Loss, losses_given, prepare, register
+from softmaxima.losses._classification import Batch, Loss, losses_given, reduced, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map, with_params
 
 
@@ -51,20 +52,26 @@ def surrogate_loss(
     >>> x.grad
     tensor([[ 1.,  0., -1.]])
     """
-    batch = prepare("surrogate_loss", input, target, weight, ignore_index, reduction, label_smoothing)
-    found = probability_map(batch.name, map)
-    fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in class_params(batch, found, params).items()}
+    name = "surrogate_loss"
+    found = probability_map(name, map)
 
-    def composite(batch: Batch) -> Tensor:
-        z = batch.scores
-        p = found(z, **fixed)
-        with torch.no_grad():
-            value = (p * without_mask(z)).sum(-1, keepdim=True)
-        rows = envelope(found, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
-        return batch.reduce(batch.weigh(rows))
+    def general(batch: Batch) -> Any:
+        values = class_params(batch, found, params)
+        fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
+        losses = losses_given(batch, name, found, fixed.values(), fenchel=True)
+        return batch.evaluate(losses, lambda batch: composite(batch, found, fixed), tuple(fixed.values()), wide=True)
 
-    losses = losses_given(batch, "surrogate_loss", found, fixed.values(), fenchel=True)
-    return batch.evaluate(losses, composite, tuple(fixed.values()), wide=True)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    return reduced(name, found, plain_numbers(found, params), general, *shared, fenchel=True, given=name)
+
+
+def composite(batch: Batch, map: Map, fixed: dict[str, Any]) -> Tensor:
+    z = batch.scores
+    p = map(z, **fixed)
+    with torch.no_grad():
+        value = (p * without_mask(z)).sum(-1, keepdim=True)
+    rows = envelope(map, value, z, p, fixed).squeeze(-1) - batch.expectation(z)
+    return batch.reduce(batch.weigh(rows))
 
 
 class SurrogateLoss(MapLossModule):
