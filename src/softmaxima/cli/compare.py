@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from softmaxima.experiments.compare import Comparison, Settings
     from softmaxima.experiments.tables import Table
 
-SPARE = ("zero %", "supp.", "F1 %", "ECE %", "Brier", "ms", "log loss", "acc. %")  # the first is missed least
-MEASURED = {
-    "accuracy": "acc. %",
-    "macro-f1": "F1 %",
-    "log-loss": "log loss",
-    "brier": "Brier",
-    "calibration": "ECE %",
-    "cost": "ms",
-}  # the headings of metrics
-
 TABLE_HELP = (
     "CSV, TSV or text, best with a line of names, also as .gz or .zip; Parquet, Feather, or NPZ with X and y. "
     "Separators, decimal commas, dates, words for missing values and columns that look odd are recognised and named. "
@@ -261,11 +251,10 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
 
     console = console or Output()
     wide = console.width >= WIDE
-    asked = MEASURED[comparison.settings.metric]
-    columns = [column for column in COLUMNS if wide or column.narrow or column.short == asked]
-    headings = [column.short for column in columns]
-    cells = [[column.cell(comparison, result) for column in columns] for result in comparison.results]
-    spare = [headings.index(heading) for heading in SPARE if heading in headings and heading != asked]
+    headings = [column.short for column in COLUMNS]
+    cells = [[column.cell(comparison, result) for column in COLUMNS] for result in comparison.results]
+    by_spare = sorted(range(len(COLUMNS)), key=lambda number: -COLUMNS[number].spare)
+    spare = [n for n in by_spare if COLUMNS[n].spare and COLUMNS[n].attribute != comparison.metric.attribute]
     kept = fitting(headings, cells, console.width, padding(wide), spare)
     table = plain_table(list(kept.values()), wide)
     taken = comparison.recommendation
@@ -275,7 +264,7 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     console.print()
     console.print(table)
     console.print()
-    if len(kept) < len(columns):
+    if len(kept) < len(COLUMNS):
         without = ", ".join(heading for number, heading in enumerate(headings) if number not in kept)
         console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
     console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))

@@ -14,11 +14,11 @@ from softmaxima import __version__
 from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import finite
 from softmaxima.experiments.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
-from softmaxima.experiments.measures import BINS, EPS, Bin, ClassCounts, Fold
+from softmaxima.experiments.measures import BINS, EPS, METRICS, Bin, ClassCounts, Fold
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.pairs import Pair
 
-MEASURES = ("accuracy", "macro_f1", "log_loss", "brier", "calibration", "support", "zeros", "step_seconds")
+MEASURES = (*(metric.attribute for metric in METRICS.values()), "support", "zeros")
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

@@ -32,13 +32,15 @@ class Column:
     short: str
     cell: Callable[[Comparison, Result], str]
     value: Callable[[Comparison, Result], float | str]
-    narrow: bool = True  # it is shown on a terminal of 80 columns too
+    spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
+    attribute: str = ""  # of Result, where it is one
 
 
-def _measure(
-    heading: str, short: str, text: Callable[[Result], str], value: Callable[[Result], float], narrow: bool = True
-) -> Column:
-    return Column(lambda _: heading, short, lambda _, result: text(result), lambda _, result: value(result), narrow)
+def _measure(heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0) -> Column:
+    def cell(comparison: Comparison, result: Result) -> str:
+        return shown.format(scale * getattr(result, attribute))
+
+    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute)
 
 
 def _name(comparison: Comparison, result: Result) -> str:
@@ -63,26 +65,33 @@ def _gain(comparison: Comparison, result: Result) -> str:
     return f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f} ± {half}{mark}"
 
 
-def _step(result: Result) -> str:
+def _step(comparison: Comparison, result: Result) -> str:
     return f"{1000 * result.step_seconds:.2f}" if result.pair else ""
 
 
 COLUMNS = (
     Column(lambda _: "pair", "pair", _name, _name),
-    _measure("accuracy, %", "acc. %", lambda result: f"{100 * result.accuracy:.2f}", lambda result: result.accuracy),
+    _measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
     Column(
         lambda comparison: f"{comparison.metric.words}, better than softmax by, {comparison.metric.unit}",
         "vs softmax",
         _gain,
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
     ),
-    _measure("macro F1, %", "F1 %", lambda result: f"{100 * result.macro_f1:.2f}", lambda result: result.macro_f1, narrow=False),
-    _measure("log loss", "log loss", lambda result: f"{result.log_loss:.3f}", lambda result: result.log_loss),
-    _measure("Brier score", "Brier", lambda result: f"{result.brier:.4f}", lambda result: result.brier),
-    _measure("calibration error, %", "ECE %", lambda result: f"{100 * result.calibration:.2f}", lambda result: result.calibration),
-    _measure("mean support", "supp.", lambda result: f"{result.support:.2f}", lambda result: result.support, narrow=False),
-    _measure("true class zero, %", "zero %", lambda result: f"{100 * result.zeros:.2f}", lambda result: result.zeros, narrow=False),
-    _measure("step, ms", "ms", _step, lambda result: result.step_seconds if result.pair else math.nan),
+    _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
+    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2),
+    _measure("Brier score", "Brier", "brier", "{:.4f}", 4),
+    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100),
+    _measure("mean support", "supp.", "support", "{:.2f}", 7),
+    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100),
+    Column(
+        lambda _: "step, ms",
+        "ms",
+        _step,
+        lambda _, result: result.step_seconds if result.pair else math.nan,
+        3,
+        "step_seconds",
+    ),
 )
 
 CAPTION = (
