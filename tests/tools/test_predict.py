@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
@@ -301,6 +302,60 @@ def test_units_and_words_are_those_that_were_learnt(learnt_from: list[str], aske
     reading = read_frame(tmp_path / "new.csv", encoder.known)
     np.testing.assert_array_equal(encoder.matrix(reading.frame), [[np.nan if value is None else value]])
     assert any("without the unit" in note for note in reading.notes) == (asked == "0.06")
+
+
+@pytest.mark.parametrize(
+    ("learnt_from", "new", "words"),
+    [
+        ("x,y|12.7,a|6.5,b", "x|12.7%", "'x' is in '%', not in a plain number"),
+        ("x,y|12.7,a|6.5,b", "x|12700 g", "'x' is in 'g', not in a plain number"),
+        ('x,w,y|"1,5","12,7",a|"2,5","6,5",b', "x,w|12.700,6.48|63.500,1.25", "with a decimal comma.*has a decimal point"),
+        ("x,w,y|1.5,12.7,a|2.5,6.5,b", "x;w|12,700;6,480|63,500;0,25", "with a decimal point.*has a decimal comma"),
+    ],
+)
+def test_numbers_that_are_written_otherwise_than_learnt_are_refused(learnt_from: str, new: str, words: str, tmp_path: Path):
+    header, *rows = learnt_from.split("|")
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows * 9]))
+    encoder = read_table(tmp_path / "t.csv").encoder
+    assert encoder is not None
+    (tmp_path / "new.csv").write_text("\n".join(new.split("|")))
+    with pytest.raises(InputError, match=words):
+        read_frame(tmp_path / "new.csv", encoder.known)
+
+
+@pytest.mark.parametrize("written", ["%d/%m/%Y", "%d/%m/%y", "%d/%m/%Y %H:%M"])
+def test_days_stay_before_months_where_they_were_learnt_so(written: str, tmp_path: Path):
+    days = [datetime.date(2021, 1, 25), datetime.date(2021, 2, 26)]
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{day:%d/%m/%Y},{day.day}\n" for day in days) * 9)
+    encoder = read_table(tmp_path / "t.csv").encoder
+    assert encoder is not None
+    (tmp_path / "new.csv").write_text(f"x\n{datetime.date(2021, 6, 5).strftime(written)}\n")
+    frame = read_frame(tmp_path / "new.csv", encoder.known).frame
+    assert frame["x"].cast(pl.Date).to_list() == [datetime.date(2021, 6, 5)]
+
+
+@pytest.mark.parametrize(
+    "names", [("2021-03", "2021-04"), ("10:20", "11:30"), ("5G", "4G"), ("5%", "10%"), ("2021Q3", "2021Q4"), ("1.234,5", "2.345,6")]
+)
+def test_classes_keep_their_names(names: tuple[str, str], tmp_path: Path):
+    quoted = [f'"{name}"' for name in names]
+    text = "x,y\n" + "".join(f"{i % 2},{quoted[i % 2]}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text(text)
+    table = read_table(tmp_path / "t.csv")
+    assert table.classes == tuple(sorted(names))
+    assert table.encoder is not None
+    model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder)
+    assert predict(model, tmp_path / "t.csv").scored == 40
+
+
+def test_words_for_a_missing_value_are_texts_in_columns_of_categories(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "NA,EU\nEU,NA\nunknown,AS\n" * 9)
+    table = read_table(tmp_path / "t.csv", categories=["x", "y"])
+    assert table.classes == ("AS", "EU", "NA")
+    assert table.encoder is not None
+    assert table.encoder.columns[0].categories == ("EU", "NA", "unknown")
+    known = Encoder.from_dict(json.loads(json.dumps(table.encoder.as_dict()))).known
+    assert read_frame(tmp_path / "t.csv", known).frame["x"].null_count() == 0
 
 
 def test_words_that_were_said_to_be_missing_are_so_in_new_rows(tmp_path: Path):

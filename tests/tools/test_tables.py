@@ -424,6 +424,26 @@ def test_a_word_that_may_be_a_category_is_missing_among_numbers_alone(read: Read
     assert any(f"are a category of their own: 'b' (1 row, written '{word}')" in note for note in table.notes)
 
 
+@pytest.mark.parametrize("word", ["-999", "99", "TBD"])
+def test_words_that_are_named_are_missing_wherever_they_are(read: Read, word: str) -> None:
+    text = "a,b,y\n" + f"1,2.5,u\n{word.lower()},3 kg,v\n3,{word} ,u\n" * 9
+    table = read(text, missing="impute", missing_words=[word])
+    assert np.isnan(table.features).sum(0).tolist() == [9, 9]
+    assert "nowhere" not in str(table.notes)
+    assert "nowhere in the table is 'abc'" in " ".join(read(text, missing="impute", missing_words=[word, "abc"]).notes)
+
+
+def test_a_scale_is_no_unit_of_numbers_without_it(read: Read) -> None:
+    assert "several units: 'x' ('k', none)" in " ".join(read("x,y\n" + "5k,a\n500,b\n10k,a\n" * 9).notes)
+    assert "taken to be in that of the others: 'x' ('0.5' is in 'kg')" in " ".join(read("x,y\n" + "5 kg,a\n0.5,b\n0,a\n" * 9).notes)
+
+
+def test_a_line_in_another_encoding_is_named(read: Read) -> None:
+    text = "größe,y\né1,a\né2,b\n".encode()
+    with pytest.raises(InputError, match="it is UTF-8, but for line 4"):
+        read(text + "é1,a\n".encode("latin-1"))
+
+
 def test_a_line_may_be_longer_than_the_sample(read: Read) -> None:
     columns = 4000
     cells = ",".join(f"{i}.{10**48}" for i in range(columns))

@@ -118,7 +118,9 @@ class Encoder:
         quantities = set(names) - texts
         if any(as_float(name) is None for name in self.classes):
             texts.add(self.target)
-        return Known(texts, quantities, written, units, self.words, names, self.target)
+        known_texts = {column.name: column.categories for column in self.columns if column.categories} | {self.target: self.classes}
+        kept = {name: [text for text in categories if text is not None] for name, categories in known_texts.items()}
+        return Known(texts, kept, quantities, written, units, self.words, names, self.target)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON takes it."""

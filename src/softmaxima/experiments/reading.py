@@ -172,11 +172,32 @@ def _decoded(content: bytes) -> tuple[str, list[str]]:
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
+            _refuse_two_encodings(content)
             text = content.decode("cp1252")
             notes.append("read as Windows-1252 (latin-1), for it is not UTF-8")
     if "\0" in text:
         raise InputError("cannot be read as CSV (it holds zero bytes, as no text does); " + REPAIRS["CSV"])
     return text.replace("\r\n", "\n").replace("\r", "\n"), notes
+
+
+def _refuse_two_encodings(content: bytes) -> None:
+    """Raise `InputError` where most letters beyond ASCII are UTF-8, and name the first line that is not."""
+    sequences = [
+        len(re.findall(pattern, content))
+        for pattern in (rb"[\xc2-\xf4][\x80-\xbf]+", rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+    ]
+    if sequences[0] > sequences[1]:
+        lines = content.split(b"\n")
+        number, line = next((n, line) for n, line in enumerate(lines, 1) if not _is_utf8(line))
+        raise InputError(f"cannot be read as CSV (it is UTF-8, but for line {number}: {line[:60]!r}); {REPAIRS['CSV']}")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _separator(sample: Sequence[str]) -> tuple[str, int]:

@@ -70,11 +70,10 @@ def read_table(
     if path is None:
         pixels, digits = load_digits(return_X_y=True)
         return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, categories, watched=False)
-    texts = [name for given in categories for name in (given, *_listed(given))]
+    texts, left_out = ([name for given in option for name in (given, *_listed(given))] for option in (categories, without))
+    known = Known(texts, dict.fromkeys(texts), words=missing_words, target=target, left_out=left_out)
     try:
-        return _table(
-            path.name, read_frame(path, Known(texts, words=missing_words)), target, without, missing, categories, missing_words
-        )
+        return _table(path.name, read_frame(path, known), target, without, missing, categories, missing_words)
     except InputError as error:
         raise InputError(f"{path.name}: {error}") from None
 
@@ -116,6 +115,9 @@ def _table(
         raise InputError(f"needs rows and features, got {frame.height} rows and {frame.width - 1} features; add some")
     _refuse_infinite(frame)
     notes += _missing(frame, reading.words, missing)
+    found = {word.lower() for texts in reading.words.values() for word in texts}
+    if absent := [word for word in words if word.lower() not in found]:
+        notes.append(f"--missing-words: nowhere in the table is {named(map(repr, absent))}")
     y = frame[chosen]
     if kind_of(y.dtype) is None:
         raise InputError(f"the target {chosen!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
@@ -128,7 +130,8 @@ def _table(
     if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
         notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
         odd = {column.name: among_numbers(frame[column.name]) for column in encoder.columns if column.kind == "category"}
-        if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None]:
+        declared = _columns(reading.frame, "--categories", categories)
+        if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None and column not in declared]:
             notes.append(f"taken for texts, though most are numbers: {named(found)}; if those stand for nothing, leave them empty")
     notes += _doubtful(frame)
     if watched:

@@ -17,7 +17,8 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments.wording import named
 
 # Texts that stand for a missing value, in capitals or not. Without this, one "NA" would turn a column of numbers into categories.
-MISSING = ("na", "n/a", "n.a.", "k.a.", "<na>", "nan", "nat", "null", "(null)", "?", "-", "--", ".")
+MISSING = ("na", "n/a", "n.a", "n.a.", "k.a.", "<na>", "nan", "nat", "null", "(null)", "?", "-", "--", "–", "—", ".", "...")
+MISSING += ("no data", "not available")
 MISSING += ("#n/a", "#div/0!", "#value!", "#ref!", "#num!", "#name?")  # of spreadsheets
 MAYBE_MISSING = ("none", "nil", "unknown", "missing", "undefined")  # among numbers; elsewhere they may be categories
 
@@ -28,6 +29,7 @@ BEFORE = r"^([+-]?)\s*([$€£¥]|USD|EUR|GBP|CHF)\s*"
 AFTER = r"\s*([%‰°$€£¥\p{L}][^\s\d]{0,11})$"
 ZERO = r"^[+-]?[0.,]+$"
 PADDED = r"^[+-]?0[0-9]+$"
+SCALES = ("%", "‰", "k", "K", "M", "G")  # beside which a number without a unit is in none
 CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£"}
 UNITS = re.compile(  # of which a column that has several is named; other endings make categories, such as 3a and 3b
     r"[%‰$€£¥]|CHF|[kmµ]?g|lbs?|oz|t|[kcmµ]?m|ft|in|mi|yd|[mc]?[lL]|m?s|min|hr?s?|d|days?|weeks?|months?|years?|[kM]?W|m?[VA]|"
@@ -55,12 +57,22 @@ class Known:
     """What is known of a file's columns before it is read, as by a model that learnt from another file."""
 
     texts: Collection[str] = ()  # columns that stay text, whatever they look like
+    categories: Mapping[str, Collection[str] | None] = field(
+        default_factory=dict
+    )  # their texts that are no missing value; None: all
     quantities: Collection[str] = ()  # columns of numbers or dates
     written: Mapping[str, str] = field(default_factory=dict)  # this and the next as in `Values`
     units: Mapping[str, str] = field(default_factory=dict)
     words: Collection[str] = ()  # that stand for a missing value besides those that always do
     names: Sequence[str] = ()  # of columns that there must be
-    target: str | None = None  # the name of one that there may be
+    target: str | None = None  # the name of one that there may be; without it and `names`, the last that is not left out
+    left_out: Collection[str] = ()
+
+    def target_of(self, columns: Sequence[str]) -> str | None:
+        """Which of them is the target, whose texts are names of classes, whatever they look like."""
+        if self.target is not None or self.names:
+            return self.target
+        return next((name for name in reversed(columns) if name not in self.left_out), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +89,13 @@ class Values:
 def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool = False) -> Values:
     """Missing values are null, and where all is written as text, numbers and dates are what they stand for."""
     columns, padded, words, strings = {}, [], {}, {}
+    target = known.target_of(frame.columns)
     for column in frame:
         if column.dtype.is_float():
             column = column.fill_nan(None)
         elif column.dtype == pl.String:
             column = _stripped(column, is_text and column.name not in known.texts, known, padded, words)
-            if column.dtype == pl.String and is_text and column.name not in known.texts:
+            if column.dtype == pl.String and is_text and column.name not in known.texts and column.name != target:
                 strings[column.name] = column
         columns[column.name] = column
     numbers, dates, units, notes = {}, {}, {}, []
@@ -104,8 +117,9 @@ def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool
     for what, found in (("numbers", numbers), ("dates, which features have in days", dates)):
         if found:
             ordered = (f"{name!r} ({found[name]})" for name in columns if name in found)
-            notes.append(f"read as {what}: {named(ordered)}")
-    notes += _of_units(strings, columns, units, known.units)
+            codes = "; --categories takes columns of codes as texts" if found is dates or units else ""
+            notes.append(f"read as {what}: {named(ordered)}{codes}")
+    notes += _of_units(strings, columns, units, known)
     if zeros := {name: found[0] for name, texts in plain.items() if len(found := texts.filter(texts.str.contains(PADDED)))}:
         examples = named(f"{name!r} ({text!r} is {int(text)})" for name, text in zeros.items())
         notes.append(f"read as numbers, though zeros are before them: {examples}; --categories takes columns of codes as texts")
@@ -129,15 +143,19 @@ def maybe_missing(texts: pl.Series) -> list[str]:
 
 def _stripped(column: pl.Series, written: bool, known: Known, padded: list[str], words: dict[str, list[str]]) -> pl.Series:
     """Without blanks around, null where a word for that stands, and numbers if all are plainly written."""
-    if written and (number := _plain(column)) is not None:
-        return number
     bare = column.str.strip_chars().replace("", None)
-    texts = bare.drop_nulls().unique() if not written else _not_plain(bare)
-    found = texts.filter(texts.str.to_lowercase().is_in(MISSING) | texts.is_in(list(known.words))).sort().to_list()
+    every = bare.drop_nulls().unique()
+    asked = every.filter(every.str.to_lowercase().is_in([word.lower() for word in known.words])).sort().to_list()
+    if written and not asked and (number := _plain(column)) is not None:
+        return number
+    texts = every if not written else _not_plain(bare)
+    kept = known.categories.get(column.name, ())
+    found = texts.filter(texts.str.to_lowercase().is_in(MISSING)).to_list() if kept is not None else []
+    found = sorted({*asked, *found}.difference(kept or ()))
     others = bare.filter(~bare.is_in(found)).drop_nulls() if found else bare
     if len(others) and not others.str.contains(r"[\p{L}\p{N}]").any():
         found = [word for word in found if word.isalnum()]  # a column of signs, such as + and -
-    if written and (maybe := maybe_missing(texts)):
+    if written and (maybe := maybe_missing(texts)) and column.name not in known.categories:
         certain = bare.set(bare.is_in([*found, *maybe]), None)
         if column.name in known.quantities or _is_quantity(certain):
             found = sorted({*found, *maybe})
@@ -199,11 +217,17 @@ def _written_numbers(
 
     `plain` are texts of columns that have been read as floats already.
     """
-    bare, fits = {}, {}
+    bare, fits, learnt, certain = {}, {}, [], {}
     for name, column in strings.items():
         values = column.drop_nulls().unique(maintain_order=True)
         if _fitting(values.head(50)) and (kinds := _fitting(values)):
             bare[name], fits[name] = values, {written[name]} if written.get(name) in kinds else kinds
+            if len(kinds) == 1:
+                certain[next(iter(kinds))] = values[0]
+            elif name in written:
+                learnt.append(name)
+    if with_point := [texts for texts in plain.values() if "comma" not in _fitting(texts.drop_nulls().unique())]:
+        certain["point"] = with_point[0].drop_nulls().filter(with_point[0].drop_nulls().str.contains(".", literal=True)).first()
     only_comma = any(kinds == {"comma"} for kinds in fits.values())
     for name, column in plain.items():  # where 1.234 is no fraction, if all in the column may be like it
         if written.get(name, "comma" if only_comma and semicolons else "point") != "comma":
@@ -211,6 +235,9 @@ def _written_numbers(
         values = column.drop_nulls().unique(maintain_order=True)
         if values.str.contains(".", literal=True).any() and "comma" in _fitting(values):
             bare[name], fits[name] = values, {"comma"}
+            learnt += [name] * (name in written)
+    for name in learnt:
+        _refuse_contradiction(name, bare[name][0], written[name], certain)
     found = {}
     for name, kinds in fits.items():
         with_comma = only_comma or (semicolons and not bare[name].str.contains(".", literal=True).any())
@@ -222,6 +249,16 @@ def _written_numbers(
         column = strings[name] if name in strings else plain[name]
         found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example, kind, unit
     return found
+
+
+def _refuse_contradiction(name: str, text: str, learnt: str, certain: Mapping[str, Any]) -> None:
+    """Where a text may be read in two ways what was learnt decides, unless the rest of the file is written in the other way."""
+    other = "comma" if learnt == "point" else "point"
+    if certain.get(other) is not None and learnt not in certain:
+        raise InputError(
+            f"{name!r} ({text!r}) was learnt with a decimal {learnt}, and this table has a decimal {other}, such as "
+            f"{certain[other]!r}; write all numbers in one way"
+        )
 
 
 def _parted(values: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -245,9 +282,9 @@ def _signs(bare: pl.Series) -> set[str]:
 
 
 def _different(bare: pl.Series, units: pl.Series) -> list[str]:
-    """The units of numbers, of which 0 needs none; others without one are taken to be in that of the rest, but for percent."""
+    """The units of numbers, of which 0 needs none; others without one are taken to be in that of the rest, but beside `SCALES`."""
     found = units.filter(~bare.str.contains(ZERO) | (units != "")).unique(maintain_order=True).to_list()
-    return [unit for unit in found if unit or "%" in found]
+    return [unit for unit in found if unit or not set(SCALES).isdisjoint(found)]
 
 
 def _read_numbers(values: pl.Series, kind: str) -> tuple[pl.Series, str]:
@@ -260,26 +297,35 @@ def _read_numbers(values: pl.Series, kind: str) -> tuple[pl.Series, str]:
 
 
 def _of_units(
-    strings: Mapping[str, pl.Series], columns: Mapping[str, pl.Series], units: Mapping[str, str], known: Mapping[str, str]
+    strings: Mapping[str, pl.Series], columns: Mapping[str, pl.Series], units: Mapping[str, str], known: Known
 ) -> list[str]:
-    """A line for columns of several units, and one for columns without the unit that is known; another one raises `InputError`."""
-    lines, mixed = [], {}
+    """Lines for columns of several units, numbers without the unit of the others, and columns without the unit that is known;
+    another one raises `InputError`."""
+    lines, mixed, bared = [], {}, {}
     for name, column in strings.items():
+        bare, found = _parted(column.drop_nulls().unique(maintain_order=True))
+        if name in units and len(without := bare.filter((found == "") & ~bare.str.contains(ZERO))):
+            bared[name] = without[0]
         if columns[name].dtype == pl.String:
-            bare, found = _parted(column.drop_nulls().unique(maintain_order=True))
             several = _different(bare, found)
             if len(several) > 1 and all(map(UNITS.fullmatch, filter(None, several))) and _signs(bare):
                 mixed[name] = named((repr(unit) if unit else "none" for unit in several), 3)
     if mixed:
         several = named(f"{name!r} ({found})" for name, found in mixed.items())
         lines.append(f"taken for texts, being numbers of several units: {several}; write them in one")
+    if bared:
+        examples = named(f"{name!r} ({text!r} is in {units[name]!r})" for name, text in bared.items())
+        lines.append(f"numbers without a unit are taken to be in that of the others: {examples}")
+    learnt = {name: known.units.get(name) for name in known.quantities}
     if other := [
-        f"{name!r} is in {units[name]!r}, not in {unit!r}" for name, unit in known.items() if units.get(name, unit) != unit
+        f"{name!r} is in {units[name]!r}, not in {unit!r}" if unit else f"{name!r} is in {units[name]!r}, not in a plain number"
+        for name, unit in learnt.items()
+        if units.get(name, unit) != unit
     ]:
         raise InputError(f"{named(other)}, which was learnt from; convert it")
     if without := [
         f"{name!r} ({'5% was 0.05' if unit == '%' else repr(unit)})"
-        for name, unit in known.items()
+        for name, unit in known.units.items()
         if name in columns and name not in units
     ]:
         lines.append(f"without the unit that was learnt from, and taken as they are: {named(without)}")
@@ -310,7 +356,10 @@ def _dated(values: pl.Series, known: str | None = None, odd: float = 0.0) -> tup
     """What the values are by a pattern that all but a share of them fit, the known one before others, and the pattern."""
     if not len(values) or not DATE_LIKE.match(values[0]):
         return None
-    for dtype, pattern in sorted(_patterns(values[0]), key=lambda found: found[1] != known):
+    days_first = known is not None and _days_first(known)
+    for dtype, pattern in sorted(
+        _patterns(values[0]), key=lambda found: (found[1] != known, days_first and not _days_first(found[1]))
+    ):
         for some in (values.head(20), values):
             dates = _parsed(some, dtype, pattern)
             if dates.null_count() > odd * len(some):
@@ -318,6 +367,10 @@ def _dated(values: pl.Series, known: str | None = None, odd: float = 0.0) -> tup
         else:
             return dates, pattern
     return None
+
+
+def _days_first(pattern: str) -> bool:
+    return 0 <= pattern.find("%d") < pattern.find("%m")
 
 
 def _patterns(example: str) -> Iterator[tuple[Any, str]]:
