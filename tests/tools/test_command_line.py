@@ -298,7 +298,7 @@ def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) ->
     show(comparison, console)
     console.file.close()
     lines = console.export_text().splitlines()
-    rows = [line for line in lines if re.search(r"[-+][\d.]+ ± [\d.]+", line)]
+    rows = [line for line in lines if re.search(r"[−+][\d.]+ ± [\d.]+", line)]
     assert len(rows) == len(comparison.results) - 1  # a row each, but for softmax: no cell is wrapped
     assert all(any(line.startswith(result.name) for line in lines) for result in comparison.results)
     headings = " ".join(lines[: lines.index(rows[0])])

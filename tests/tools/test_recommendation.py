@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from scipy import stats
 
 from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
-from softmaxima.experiments.recommendation import difference, interval, recommend
+from softmaxima.experiments.recommendation import Difference, difference, interval, recommend
 from softmaxima.integrations.pairs import Pair
+from softmaxima.report.compare_figures import NAME_SHOWN, _shortened
 
 ROWS = 100  # that a fold holds out
 ACCURACY = METRICS["accuracy"]
@@ -120,7 +122,7 @@ def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
 def test_softmax_stays_where_nothing_differs() -> None:
     found = recommend(SOFTMAX, BASELINE, [scored("a", spread(0.901, 4)), scored("b", spread(0.899, 5))], ACCURACY, 5)
     assert (found.headline, found.pair) == ("Stay with softmax", SOFTMAX.pair)
-    assert "None of the 2 other pairs differs" in found.reason
+    assert "None of the 2 other pairs is shown to be better" in found.reason
     alone = recommend(SOFTMAX, BASELINE, [], ACCURACY, 5)
     assert "only pair" in alone.reason
 
@@ -162,3 +164,24 @@ def test_a_faster_pair_is_taken_only_if_it_is_as_accurate() -> None:
     assert recommend(SOFTMAX, BASELINE, [wrong], cost, 5).pair == SOFTMAX.pair
     hardly = scored("hardly", spread(0.90, 13), step=0.97e-3)
     assert recommend(SOFTMAX, BASELINE, [hardly], cost, 5).pair == SOFTMAX.pair
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) -> None:
+    differences = (0.05, 0.02, 0.08), (-0.05, -0.08, -0.02), (-0.01, -0.04, 0.02)
+    better, worse, untold = (interval(Difference(*ends), metric) for ends in differences)
+    found = (re.findall(r"[−+]?[\d.]+", text) for text in (better, worse, untold))
+    numbers = [[float(number.replace("−", "-")) for number in each] for each in found]
+    for mean, low, high in numbers[:2]:
+        assert 0 < low <= mean <= high
+    mean, low, high = numbers[2]
+    assert low < mean < 0 < high
+    assert not {"+", "−"} & {*better, *worse}
+
+
+def test_names_that_differ_in_the_middle_are_cut_so_that_they_differ() -> None:
+    names = [f"species number {i} of thirty that there are" for i in range(30)]
+    cut = _shortened(names)
+    assert len({cut(name) for name in names}) == 30
+    assert all(len(cut(name)) <= NAME_SHOWN for name in names)
+    assert cut("short") == "short"

@@ -232,12 +232,14 @@ class Metric:
         return self.shown.format(self.scale * value)
 
     def show_gain(self, gain: float) -> str:
-        """What a gain makes of the value, with its sign: of a ratio in per cent, of a share in points."""
-        change = self.sign * gain
-        if self.by_ratio:
-            return f"{100 * math.expm1(change):+.0f} % time"
-        unit = f" {self.unit}" if self.scale != 1 else ""
-        return f"{self.scale * change:+.{self.decimals}f}{unit}"
+        """A gain without its unit, positive where it is one; of a ratio in per cent of the reference."""
+        shown = f"{-100 * math.expm1(-gain):+.0f}" if self.by_ratio else f"{self.scale * gain:+.{self.decimals}f}"
+        return shown.replace("-", "−")
+
+    @property
+    def gain_unit(self) -> str:
+        """The unit in words: shares are in points, and the log loss and the Brier score are named beside."""
+        return " %" if self.by_ratio else f" {self.unit}" if self.scale != 1 else ""
 
 
 METRICS = {

@@ -106,7 +106,7 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
             metric,
             None,
             "Nothing to choose",
-            f"No pair is known to have a better {by} than {baseline.name}, which do not read the features ({reached}): they do not "
+            f"No pair is shown to have a better {by} than {baseline.name} ({reached}), which ignore the features: these do not "
             "tell the target, or there are too few rows or folds to see that they do.",
         )
     if metric.name == "cost":
@@ -123,11 +123,14 @@ def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], m
     taken = max(better, key=lambda r: found[r.name].mean)
     gain = found[taken.name]
     reason = (
-        f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: a difference of "
+        f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: better by "
         f"{interval(gain, metric)}."
     )
+    if ahead := [r for r in proven if r not in better and found[r.name].mean > gain.mean]:
+        reason += f" Of {listed([r.name for r in ahead])} the mean is better still, and too uncertain to tell from that of softmax."
     if len(better) > 1:
-        reason += f" {len(better) - 1} more differ{'s' * (len(better) == 2)} from softmax for the better: {_names(better, taken)}."
+        shown = "is" if len(better) == 2 else "are"
+        reason += f" {len(better) - 1} more {shown} shown to be better than softmax: {_names(better, taken)}."
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
@@ -151,17 +154,16 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
 
 def _stay(softmax: Result, found: Mapping[str, Difference], metric: Metric, besides: str = "") -> Recommendation:
     if found:
-        counted = "The other pair does not" if len(found) == 1 else f"None of the {len(found)} other pairs"
-        differs = "differ" if len(found) == 1 else "differs"
+        counted = "The other pair is not" if len(found) == 1 else f"None of the {len(found)} other pairs is"
         reason = (
-            f"{counted} {differs} from softmax for the better in {metric.words}{besides} on this table, where that of softmax is "
+            f"{counted} shown to be better than softmax in {metric.words}{besides} on this table, where that of softmax is "
             f"{_value(softmax, metric)}."
         )
         if any(gain.mean > 0 for gain in found.values()):
             reason += " What looks better may be chance"
             reach = median(gain.high - gain.mean for gain in found.values())
-            size = metric.show_gain(reach).lstrip("+-")
-            reason += f": these folds show differences from about {size} on." if math.isfinite(reach) else "."
+            size = f"{metric.show_gain(reach).lstrip('+')}{metric.gain_unit}"
+            reason += f": of half of the pairs, these folds would not show a gain below {size}." if math.isfinite(reach) else "."
     else:
         reason = f"It is the only pair that was trained; its {metric.words} is {_value(softmax, metric)}."
     return Recommendation(metric, softmax.pair, "Stay with softmax", reason)
@@ -183,11 +185,14 @@ def listed(words: Sequence[str]) -> str:
 
 
 def interval(gain: Difference, metric: Metric) -> str:
-    """A difference in words, with the ends of its interval."""
-    low, high = (gain.low, gain.high) if metric.sign > 0 else (gain.high, gain.low)
-    if not math.isfinite(low):
+    """How much better it is, or worse where it is that, with the ends of the interval; with signs, + for better, where neither."""
+    if not math.isfinite(gain.low):
         return f"{metric.show_gain(gain.mean)} (± ∞)"
-    return f"{metric.show_gain(gain.mean)} ({metric.show_gain(low)} to {metric.show_gain(high)})"
+    ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
+    mean, least, most = (metric.show_gain(value) for value in (gain.mean, *ends))
+    if gain.better or gain.worse:
+        mean, least, most = (value.lstrip("+−") for value in (mean, least, most))
+    return f"{mean}{metric.gain_unit} ({least} to {most})"
 
 
 def _value(result: Result, metric: Metric) -> str:

@@ -62,7 +62,7 @@ def _gain(comparison: Comparison, result: Result) -> str:
         return "–"
     mark = " ▲" if gain.better else " ▼" if gain.worse else ""
     half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
-    return f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f} ± {half}{mark}"
+    return f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f} ± {half}{mark}".replace("-", "−")
 
 
 def _step(comparison: Comparison, result: Result) -> str:
@@ -146,9 +146,9 @@ def sentence(comparison: Comparison, result: Result) -> str:
     elif result is comparison.softmax:
         words.append("what the others are compared with")
     elif gain.better or gain.worse:
-        words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words}: {interval(gain, metric)}")
+        words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
-        words.append(f"no difference to softmax in {metric.words} that chance does not explain")
+        words.append(f"cannot be told from softmax in {metric.words}: better by {interval(gain, metric)}")
     if result is not comparison.softmax:
         besides = {other: difference(result, comparison.softmax, other, settings.folds, others) for other in METRICS.values()}
         for how in ("better", "worse"):
@@ -160,7 +160,8 @@ def sentence(comparison: Comparison, result: Result) -> str:
             if found:
                 words.append(f"{how} in {listed(found)}")
     if result.support < len(comparison.facts.classes) - 0.005:
-        words.append(f"leaves {result.support:.1f} of {len(comparison.facts.classes)} classes in the running")
+        kept = f"{result.support:.1f}" if round(result.support, 1) < len(comparison.facts.classes) else "nearly all"
+        words.append(f"leaves {kept} of {len(comparison.facts.classes)} classes in the running on average")
     if result.zeros:
         words.append(f"rules the true class out in {100 * result.zeros:.2g} % of rows")
     text = "; ".join(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,7 +199,10 @@ def class_figure(comparison: Comparison) -> Figure:
     """The recall of each class, the rarest first."""
     counted = sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
     classes = [comparison.facts.classes[index] for index in counted]
-    names, short = ([f"{html.escape(shown(name))} ({rows})" for name, rows in classes] for shown in (str, _short))
+    names, short = (
+        [f"{html.escape(shown(name))} ({rows})" for name, rows in classes]
+        for shown in (str, _shortened([name for name, _ in classes]))
+    )
     recalls = [[100 * result.classes[index].recall for index in counted] for result in comparison.results]
     precisions = [[100 * result.classes[index].precision for index in counted] for result in comparison.results]
     plot = go.Figure(
@@ -231,10 +234,28 @@ def class_figure(comparison: Comparison) -> Figure:
     )
 
 
-def _short(name: str) -> str:
-    """Both ends of a long name, for names often differ at the end alone."""
+def _alike(names: Sequence[str]) -> int:
+    """How many letters all of several names begin with."""
+    if len(names) < 2:
+        return 0
+    return next((n for n, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), min(map(len, names)))
+
+
+def _shortened(names: Sequence[str]) -> Callable[[str], str]:
+    """What cuts names: what all long ones begin and end with first, then the middle, for names often differ at the end alone."""
     half = NAME_SHOWN // 2
-    return name if len(name) <= NAME_SHOWN else f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
+    long = [name for name in names if len(name) > NAME_SHOWN]
+    begin = _alike(long)
+    end = _alike([name[begin:][::-1] for name in long])
+
+    def cut(name: str) -> str:
+        if len(name) <= NAME_SHOWN:
+            return name
+        if begin + end > half:
+            name = "…" * (begin > 0) + name[begin : len(name) - end] + "…" * (end > 0)
+        return name if len(name) <= NAME_SHOWN else f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
+
+    return cut
 
 
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
