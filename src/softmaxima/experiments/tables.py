@@ -91,7 +91,8 @@ def _table(
     if reading.untrainable is not None:
         raise InputError(reading.untrainable)
     notes = list(reading.notes)
-    frame = reading.frame.with_columns(pl.col(_columns(reading.frame, "--categories", categories)).cast(pl.String))
+    declared = _columns(reading.frame, "--categories", categories)
+    frame = reading.frame.with_columns(pl.col(declared).cast(pl.String))
     frame = frame.drop(_columns(frame, "--without", without))
     if frame.width < 2:
         raise InputError(
@@ -130,7 +131,6 @@ def _table(
     if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
         notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
         odd = {column.name: among_numbers(frame[column.name]) for column in encoder.columns if column.kind == "category"}
-        declared = _columns(reading.frame, "--categories", categories)
         if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None and column not in declared]:
             notes.append(f"taken for texts, though most are numbers: {named(found)}; if those stand for nothing, leave them empty")
     notes += _doubtful(frame)

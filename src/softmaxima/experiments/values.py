@@ -274,11 +274,8 @@ def _fitting(values: pl.Series) -> set[str]:
 
 
 def _signs(bare: pl.Series) -> set[str]:
-    return (
-        set()
-        if not len(bare)
-        else {kind for kind, pattern in (("point", POINT), ("comma", COMMA)) if bare.str.contains(pattern).all()}
-    )
+    kinds = {"point": POINT, "comma": COMMA} if len(bare) else {}
+    return {kind for kind, pattern in kinds.items() if bare.str.contains(pattern).all()}
 
 
 def _different(bare: pl.Series, units: pl.Series) -> list[str]:
