@@ -119,6 +119,12 @@ def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
     assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too few folds to tell"
 
 
+def test_a_time_that_is_hardly_longer_is_no_loss() -> None:
+    for step, said in ((1.03e-3, False), (1.2e-3, True)):
+        found = recommend(SOFTMAX, BASELINE, [scored("better", spread(0.95, 2), step=step)], ACCURACY, 5)
+        assert ("time of a training step" in found.reason) == said
+
+
 def test_softmax_stays_where_nothing_differs() -> None:
     found = recommend(SOFTMAX, BASELINE, [scored("a", spread(0.901, 4)), scored("b", spread(0.899, 5))], ACCURACY, 5)
     assert (found.headline, found.pair) == ("Stay with softmax", SOFTMAX.pair)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: chromium, chromium-browser or google-chrome on the PATH")
 
 WIDTHS = (1280, 390)
+OPTIONS = 60  # of a command that takes several lines
 FIGURES = ("gain", "cost", "classes", "reliability", "support", "curves", "simplex")
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -136,7 +138,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    comparison = compare(read_table(), Settings(folds=2, epochs=1, rows=200))
+    comparison = replace(compare(read_table(), Settings(folds=2, epochs=1, rows=200)), command="softmaxima" + " --quick" * OPTIONS)
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(page(comparison), encoding="utf-8")
     return path
@@ -240,10 +242,10 @@ def test_the_check_of_the_console_sees_a_fault(browser: Browser, tmp_path: Path,
 
 SORTED = (
     "(column => {"
-    "  const heading = document.querySelectorAll('th')[column];"
+    "  const heading = document.querySelectorAll('#pairs thead th')[column];"
     "  heading.querySelector('button').click();"
-    "  const cells = [...document.querySelectorAll('tbody tr')].map(row => row.children[column]);"
-    "  const orders = [...document.querySelectorAll('th')].map(other => other.ariaSort);"
+    "  const cells = [...document.querySelectorAll('#pairs tbody tr')].map(row => row.children[column]);"
+    "  const orders = [...document.querySelectorAll('#pairs thead th')].map(other => other.ariaSort);"
     "  return [heading.ariaSort, orders.filter(order => order !== 'none').length, cells.map(cell => cell.dataset.value)];"
     "})"
 )
@@ -252,9 +254,9 @@ SORTED = (
 def test_a_heading_sorts_numbers_as_numbers_with_missing_ones_last(browser: Browser, report: Path) -> None:
     browser.open(report, WIDTHS[0])
     columns = browser.evaluate("document.querySelectorAll('th button').length")
-    assert columns == browser.evaluate("document.querySelectorAll('th').length") > 5
+    assert columns == browser.evaluate("document.querySelectorAll('#pairs thead th').length") > 5
     browser.evaluate(
-        "[...document.querySelectorAll('tbody tr')].forEach((row, i) => { row.children[1].dataset.value = "
+        "[...document.querySelectorAll('#pairs tbody tr')].forEach((row, i) => { row.children[1].dataset.value = "
         "  [9, 10, -2, 'nan', 1e-5][i % 5]; })"
     )
     for column in range(columns):
@@ -274,7 +276,7 @@ def test_a_heading_sorts_numbers_as_numbers_with_missing_ones_last(browser: Brow
 def test_the_time_of_what_takes_no_steps_is_missing(browser: Browser, report: Path) -> None:
     browser.open(report, WIDTHS[0])
     for _ in range(2):
-        *_, values = browser.evaluate(f"{SORTED}(document.querySelectorAll('th').length - 1)")
+        *_, values = browser.evaluate(f"{SORTED}(document.querySelectorAll('#pairs thead th').length - 1)")
         assert values[-1] == "nan"
 
 
@@ -306,9 +308,9 @@ def test_names_on_the_front_lie_on_no_point_and_on_no_other_name(
         "  const { left, right, top, bottom } = mark.getBoundingClientRect(); return [left, top, right, bottom]; }))"
     )
     names, points = (browser.evaluate(f"{boxes}('{selector}')") for selector in (".annotation-text", ".point"))
-    front = browser.evaluate("figures.cost.layout.meta.names.filter(({ text }) => text).length")
-    assert len(names) == front > 0
-    assert len(points) > front
+    named = browser.evaluate("figures.cost.layout.meta.names.filter(({ text }) => text).length")
+    assert len(names) == named > 0
+    assert len(points) > named
     near = [
         (a, b)
         for i, a in enumerate(names)
@@ -316,6 +318,14 @@ def test_names_on_the_front_lie_on_no_point_and_on_no_other_name(
         if all(a[k] < b[k + 2] and b[k] < a[k + 2] for k in (0, 1))
     ]
     assert near == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_option_is_on_one_line(browser: Browser, report: Path, width: int) -> None:
+    browser.open(report, width)
+    lines = browser.evaluate("[...document.querySelectorAll('.option')].map(option => option.getClientRects().length)")
+    assert len(lines) >= OPTIONS
+    assert set(lines) == {1}
 
 
 def test_every_figure_has_a_name_and_a_description(browser: Browser, report: Path) -> None:

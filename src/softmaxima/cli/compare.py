@@ -247,7 +247,7 @@ def duration(seconds: float) -> str:
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
-    from softmaxima.report.compare import CAPTION, COLUMNS, twins
+    from softmaxima.report.compare import CAPTION, COLUMNS, reservations, twins
 
     console = console or Output()
     wide = console.width >= WIDE
@@ -269,7 +269,7 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
         console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
     console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))
     console.print()
-    console.print(Text.assemble((taken.headline, "bold"), f". {taken.reason}"))
+    console.print(Text.assemble((taken.headline, "bold"), " ".join((f". {taken.reason}", *reservations(comparison)))))
     if taken.pair is not None:
         console.print()
         for line in taken.pair.code.splitlines():

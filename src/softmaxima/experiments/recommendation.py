@@ -47,6 +47,10 @@ class Difference:
     def worse(self) -> bool:
         return self.high < 0
 
+    def beyond(self, least: float) -> bool:
+        """Whether all of the interval is further from 0 than that, on either side."""
+        return self.low > least or self.high < -least
+
 
 def difference(result: Result, reference: Result, metric: Metric, folds: int, comparisons: int) -> Difference:
     """The gain of a result over a reference of the same folds, of which so many (`folds`) make up the table each time.
@@ -170,11 +174,13 @@ def _stay(softmax: Result, found: Mapping[str, Difference], metric: Metric, besi
 
 
 def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparisons: int) -> str:
-    """What the pair is worse at than softmax."""
+    """What the pair is worse at than softmax, by more than is worth a word."""
     lost = [
         f"{other.words} ({_value(taken, other)} for {_value(softmax, other)})"
         for other in METRICS.values()
-        if other is not metric and difference(taken, softmax, other, folds, comparisons).worse
+        if other is not metric
+        and (by := difference(taken, softmax, other, folds, comparisons)).worse
+        and by.beyond(other.least_gain)
     ]
     return f" It is worse than softmax in {listed(lost)}." if lost else ""
 

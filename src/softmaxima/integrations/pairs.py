@@ -123,7 +123,7 @@ def _chosen_pairs(k: int) -> dict[str, tuple[Pair, ...]]:
         ),
         "entmax": (usual_pair(REGISTRY["entmax"], "entmax-1.25", alpha=1.25),),
         "entmax15": (usual_pair(REGISTRY["entmax15"], "entmax-1.5"),),
-        "topk_softmax": (usual_pair(REGISTRY["topk_softmax"], "top-k softmax", k=k),),
+        "topk_softmax": (usual_pair(REGISTRY["topk_softmax"], f"top-{k} softmax", k=k),),
         "topp_softmax": (usual_pair(REGISTRY["topp_softmax"], "top-p softmax", p=0.9),),
         "rectified_softmax": (_eps_pair("rectified softmax", "rectified_softmax", empty="uniform"),),
         "proportional": tuple(_eps_pair(f"normalised {name}", "proportional", f=f) for name, f in FUNCTIONS.items()),

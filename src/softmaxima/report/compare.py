@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,7 +20,9 @@ from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RAT
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import difference, interval, listed
 from softmaxima.experiments.saved import as_csv, as_text
-from softmaxima.report.compare_figures import Figure, figures
+from softmaxima.report.compare_figures import Figure, figures, gain_cell, rarest_first
+
+COST = METRICS["cost"]
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
@@ -53,18 +56,6 @@ def twins(comparison: Comparison) -> str:
     return f"One row for pairs that predicted the same: {found}." if found else ""
 
 
-def _gain(comparison: Comparison, result: Result) -> str:
-    """The difference to softmax and half its interval's width, with a mark where it is more than chance."""
-    if result is comparison.softmax:
-        return ""
-    gain, metric = comparison.gain(result), comparison.metric
-    if not math.isfinite(gain.mean):
-        return "–"
-    mark = " ▲" if gain.better else " ▼" if gain.worse else ""
-    half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
-    return f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f} ± {half}{mark}".replace("-", "−")
-
-
 def _step(comparison: Comparison, result: Result) -> str:
     return f"{1000 * result.step_seconds:.2f}" if result.pair else ""
 
@@ -75,7 +66,7 @@ COLUMNS = (
     Column(
         lambda comparison: f"{comparison.metric.words}, better than softmax by, {comparison.metric.unit}",
         "vs softmax",
-        _gain,
+        gain_cell,
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
     ),
     _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
@@ -95,8 +86,9 @@ COLUMNS = (
 )
 
 CAPTION = (
-    "Better than softmax by: mean difference over folds ± half of its interval; ▲ and ▼ are more than chance explains (about "
-    "95 % for all pairs together, in one metric: corrected resampled t of Nadeau and Bengio, Bonferroni). "
+    "Better than softmax by: the mean over folds of the difference to softmax on the same fold ± half of its interval, widened so "
+    "that the intervals of all pairs together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (corrected resampled t of "
+    "Nadeau and Bengio, Bonferroni). "
     f"Log loss, in nats: −log((p + ε)/(1 + nε)), ε = {EPS:.0e}, for the true class, so that an exact zero "
     f"counts {-math.log(EPS):.1f} nats instead of ∞. "
     "Brier score: squared error of the probabilities, 0 to 2. "
@@ -150,22 +142,58 @@ def sentence(comparison: Comparison, result: Result) -> str:
     else:
         words.append(f"cannot be told from softmax in {metric.words}: better by {interval(gain, metric)}")
     if result is not comparison.softmax:
-        besides = {other: difference(result, comparison.softmax, other, settings.folds, others) for other in METRICS.values()}
+        besides = {
+            other: difference(result, comparison.softmax, other, settings.folds, others)
+            for other in METRICS.values()
+            if other not in (metric, COST)
+        }
         for how in ("better", "worse"):
-            found = [
-                other.words
-                for other, by in besides.items()
-                if other is not metric and getattr(by, how) and abs(by.mean) > other.least_gain
-            ]
+            found = [other.words for other, by in besides.items() if getattr(by, how)]
             if found:
                 words.append(f"{how} in {listed(found)}")
-    if result.support < len(comparison.facts.classes) - 0.005:
+    if result.pair is not None and result.pair.params.get("k") == 1:
+        words.append("keeps the highest score alone, so that its probabilities are 0 and 1 and its class is the argmax")
+    elif result.support < len(comparison.facts.classes) - 0.005:
         kept = f"{result.support:.1f}" if round(result.support, 1) < len(comparison.facts.classes) else "nearly all"
         words.append(f"leaves {kept} of {len(comparison.facts.classes)} classes in the running on average")
     if result.zeros:
         words.append(f"rules the true class out in {100 * result.zeros:.2g} % of rows")
     text = "; ".join(words)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def times(comparison: Comparison) -> str:
+    """With which pairs a step takes another time than with softmax, for certain and by more than is worth a word."""
+    if comparison.metric is COST:
+        return ""
+    others = [result for result in comparison.others if result.pair is not None]
+    found = {
+        result.name: difference(result, comparison.softmax, COST, comparison.settings.folds, max(1, len(comparison.others)))
+        for result in others
+    }
+    told = [
+        f"{how} with {listed(names)}"
+        for how, sign in (("faster", 1), ("slower", -1))
+        if (names := [name for name, by in found.items() if sign * by.mean > 0 and by.beyond(COST.least_gain)])
+    ]
+    limit = 100 * math.expm1(COST.least_gain)
+    return f"By more than {limit:.0f} %, for certain, a step of training is {'; it is '.join(told)}." if told else ""
+
+
+def reservations(comparison: Comparison) -> tuple[str, ...]:
+    """Why the recommendation is a first one: not all rows, or not all folds."""
+    facts, settings = comparison.facts, comparison.settings
+    found = []
+    if comparison.partial:
+        found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
+    if settings.rows is not None:
+        part = "all" if facts.rows == facts.rows_in_table else f"{facts.rows} of"
+        repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
+        found.append(
+            f"Made with --quick: {part} {facts.rows_in_table} rows, {settings.epochs} epochs, folds {repeats}. It is a first look; "
+            "more rows, epochs and folds tell smaller differences."
+        )
+    return tuple(found)
 
 
 # The page -----------------------------------------------------------------------------------------------------------------
@@ -176,21 +204,24 @@ LONG = 70  # characters of a fact that has a line of its own
 def page(comparison: Comparison) -> str:
     """The page, complete in itself."""
     escape = html.escape
+    beside = {"classes": recall_table(comparison)}
     drawn = figures(comparison)
     taken = comparison.recommendation
     words = {name: value for name, value in settings_in_words(comparison).items() if value}
     facts = "".join(
-        f"<div{' class=long' * (name == 'Command' or len(value) > LONG)}><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        f"<div{' class=long' * (name == 'Command' or len(value) > LONG)}><dt>{escape(name)}</dt><dd>{_whole(value)}</dd></div>"
         for name, value in words.items()
     )
     heading = "".join(
         f"<th scope='col' aria-sort='none'><button>{escape(column.heading(comparison))}</button></th>" for column in COLUMNS
     )
+    kinds = ["th scope='row'", *["td"] * (len(COLUMNS) - 1)]
     rows = "".join(
         f"<tr{' class=taken' * (taken.pair is not None and result.pair == taken.pair)}>"
         + "".join(
-            f"<td data-value='{escape(str(column.value(comparison, result)))}'>{escape(column.cell(comparison, result))}</td>"
-            for column in COLUMNS
+            f"<{kind} data-value='{escape(str(column.value(comparison, result)))}'>{escape(column.cell(comparison, result))}"
+            f"</{kind.split()[0]}>"
+            for kind, column in zip(kinds, COLUMNS, strict=True)
         )
         + "</tr>"
         for result in comparison.results
@@ -202,35 +233,55 @@ def page(comparison: Comparison) -> str:
         f"<section><h2 id='{figure.id}-title'>{escape(figure.title)}</h2>"
         f"<p class='reading' id='{figure.id}-reading'>{escape(figure.reading)}</p>{_legend(figure)}"
         f"<div class='figure' id='{figure.id}' role='img' aria-labelledby='{figure.id}-title' "
-        f"aria-describedby='{figure.id}-reading'></div></section>"
+        f"aria-describedby='{figure.id}-reading'></div>{beside.get(figure.id, '')}</section>"
         for figure in drawn
     )
     plots = {figure.id: figure.plot.to_plotly_json() for figure in drawn}
     return Template(files("softmaxima.report").joinpath("compare.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"softmaxima compare: {comparison.facts.name}"),
         table_name=escape(comparison.facts.name),
-        partial=_partial(comparison),
+        reservations="".join(f"<p class='reservation'>{_whole(words)}</p>" for words in reservations(comparison)),
         headline=escape(taken.headline),
-        reason=escape(taken.reason),
+        reason=_whole(taken.reason),
         code=f"<pre><code>{escape(taken.pair.code)}</code></pre>" if taken.pair else "",
         facts=facts,
-        notes="".join(f"<li>{escape(note)}</li>" for note in comparison.facts.notes),
+        notes="".join(f"<li>{_whole(note)}</li>" for note in comparison.facts.notes),
         heading=heading,
         rows=rows,
         caption=escape(f"{CAPTION} {twins(comparison)}"),
         sentences=sentences,
+        times=escape(times(comparison)),
         sections=sections,
         figures=_script_json(finite(plots)),
         plotly=get_plotlyjs(),
     )
 
 
-def _partial(comparison: Comparison) -> str:
-    """A word on folds that are missing."""
-    if not comparison.partial:
-        return ""
-    done, asked = len(comparison.folds), comparison.settings.splits
-    return f"<p class='partial'>Partial: interrupted after {done} of {asked} folds. <code>--resume</code> goes on from there.</p>"
+def _whole(text: str) -> str:
+    """The text with options that no line breaks: a browser breaks after hyphens."""
+    return re.sub(r"(?<!\S)--[a-z][a-z-]*", r"<span class='option'>\g<0></span>", html.escape(text))
+
+
+def recall_table(comparison: Comparison) -> str:
+    """The recall of each class, in the figure's order: of softmax and the recommended pair, or of the best other."""
+    taken = [result for result in comparison.results if result.pair is not None and result.pair == comparison.recommendation.pair]
+    best = [result for result in comparison.results if result.pair is not None]
+    shown = [comparison.softmax, *[result for result in (*taken, *best) if result is not comparison.softmax][:1]]
+    heading = "".join(f"<th scope='col'>{html.escape(result.name)}</th>" for result in shown)
+
+    rows = "".join(
+        f"<tr><th scope='row'>{html.escape(comparison.facts.classes[index][0])}</th>"
+        f"<td>{comparison.softmax.classes[index].rows}</td>"
+        + "".join(f"<td>{100 * result.classes[index].recall:.1f}</td>" for result in shown)
+        + "</tr>"
+        for index in rarest_first(comparison)
+    )
+    return (
+        "<details open><summary>Recall in numbers, %, with the rows that were held out, in all folds together</summary>"
+        "<div class='scroll' role='region' aria-label='Recall of each class' tabindex='0'><table id='recall'>"
+        f"<thead><tr><th scope='col'>class</th><th scope='col'>rows</th>{heading}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div></details>"
+    )
 
 
 def _legend(figure: Figure) -> str:

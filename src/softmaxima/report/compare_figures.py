@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,26 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
-from softmaxima.experiments.measures import Result
+from softmaxima.experiments.measures import METRICS, Result
+from softmaxima.experiments.recommendation import Difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
 
-# Okabe and Ito's colours without yellow and black, which vanish on one of the two backgrounds.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8c8c8c")
-SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+# Okabe and Ito's colours without yellow and black; orange and sky blue are darker, for 3 : 1 against both backgrounds.
+COLOURS = ("#0072B2", "#B97F00", "#009E73", "#D55E00", "#CC79A7", "#3A93D0", "#8c8c8c")
+SYMBOLS = (
+    "circle",
+    "diamond",
+    "square",
+    "triangle-up",
+    "cross",
+    "star",
+    "triangle-down",
+    "pentagon",
+    "hexagram",
+    "hourglass",
+    "bowtie",
+)
 GREY = "#8c8c8c"
 
 PANEL = 170  # pixels that a small plot should at least be wide
@@ -50,21 +64,25 @@ def figures(comparison: Comparison) -> tuple[Figure, ...]:
     )
 
 
-def _style(result: Result) -> dict[str, Any]:
-    """The colour and symbol of a map, the same in every figure; the baseline has none."""
-    if result.pair is None:
-        return {"color": GREY, "symbol": "x"}
-    index = list(REGISTRY).index(result.pair.map)
-    return {"color": _colour(result.pair.map), "symbol": SYMBOLS[index // len(COLOURS) % len(SYMBOLS)]}
+def styles(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """A colour and a symbol for each name: a map has a colour, and a symbol tells what shares it apart."""
+    order = {map: number for number, map in enumerate(REGISTRY)}
+    found = {result.name: {"color": GREY, "symbol": "x"} for result in comparison.results if result.pair is None}
+    used: Counter[str] = Counter()
+    for result in sorted(_trained(comparison), key=lambda result: (order[_map(result)], result.name)):
+        colour = _colour(_map(result))
+        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)]}
+        used[colour] += 1
+    return found
 
 
 def _colour(map: str) -> str:
     return COLOURS[list(REGISTRY).index(map) % len(COLOURS)]
 
 
-def _styles(results: Sequence[Result]) -> dict[str, list[str]]:
-    styles = [_style(result) for result in results]
-    return {key: [style[key] for style in styles] for key in ("color", "symbol")}
+def _styles(comparison: Comparison, results: Sequence[Result]) -> dict[str, list[str]]:
+    found = styles(comparison)
+    return {key: [found[result.name][key] for result in results] for key in ("color", "symbol")}
 
 
 def _label(comparison: Comparison, result: Result) -> str:
@@ -82,6 +100,11 @@ def _trained(comparison: Comparison) -> list[Result]:
     return [result for result in comparison.results if result.pair is not None]
 
 
+def _map(result: Result) -> str:
+    """The name of the map of a pair's result."""
+    return result.pair.map if result.pair else ""
+
+
 def _rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
     """The layout of a figure with one row a pair, the best on top."""
     return {
@@ -93,6 +116,22 @@ def _rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
     }
 
 
+def gain_cell(comparison: Comparison, result: Result) -> str:
+    """The difference to softmax and half its interval's width, with a mark where it is more than chance."""
+    if result is comparison.softmax:
+        return ""
+    gain, metric = comparison.gain(result), comparison.metric
+    if not math.isfinite(gain.mean):
+        return "–"
+    half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
+    mean = f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f}"
+    return f"{mean} ± {half}{_mark(gain)}".replace("-", "−")
+
+
+def _mark(gain: Difference) -> str:
+    return " ▲" if gain.better else " ▼" if gain.worse else ""
+
+
 def gain_figure(comparison: Comparison) -> Figure:
     """Differences to softmax with their intervals, on an axis around the leaders."""
     metric = comparison.metric
@@ -100,55 +139,84 @@ def gain_figure(comparison: Comparison) -> Figure:
     gains = [comparison.gain(result) for result in results]
     scale, unit = metric.gain_scale, metric.unit
     means = [scale * gain.mean for gain in gains]
-    reach = [scale * (gain.high - gain.mean) if math.isfinite(gain.high) else 0.0 for gain in gains]
+    reach = [scale * (gain.high - gain.mean) for gain in gains]
     low, high = _around_leaders(means, reach)
+    rows = [_label(comparison, result) + _mark(gain) for result, gain in zip(results, gains, strict=True)]
+    cells = [gain_cell(comparison, result) for result in results]
     plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better by, {unit}", "range": [low, high]}))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
     near = [i for i, mean in enumerate(means) if low <= mean <= high]
+    ends = {i: (max(low, means[i] - reach[i]), min(high, means[i] + reach[i])) for i in near}
     plot.add_scatter(
         x=[means[i] for i in near],
-        y=[_label(comparison, results[i]) for i in near],
-        error_x={"array": [reach[i] for i in near], "thickness": 1.5, "width": 4, "color": GREY},
+        y=[rows[i] for i in near],
+        error_x={
+            "array": [ends[i][1] - means[i] for i in near],
+            "arrayminus": [means[i] - ends[i][0] for i in near],
+            "thickness": 1.5,
+            "width": 4,
+            "color": GREY,
+        },
         mode="markers",
-        marker={"size": 10, **_styles([results[i] for i in near])},
-        hovertemplate="%{y}: %{x:.3g} ± %{error_x.array:.3g}<extra></extra>",
+        marker={"size": 10, **_styles(comparison, [results[i] for i in near])},
+        customdata=[cells[i] for i in near],
+        hovertemplate="%{y}: %{customdata}<extra></extra>",
     )
+    for edge, symbol, beyond in (
+        (low, "triangle-left", [i for i in near if means[i] - reach[i] < low]),
+        (high, "triangle-right", [i for i in near if means[i] + reach[i] > high]),
+    ):
+        plot.add_scatter(
+            x=[edge] * len(beyond),
+            y=[rows[i] for i in beyond],
+            mode="markers",
+            marker={"size": 10, "symbol": symbol, "color": GREY},
+            cliponaxis=False,
+            hoverinfo="skip",
+        )
     far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
     plot.add_scatter(
         x=[low] * len(far),
-        y=[_label(comparison, results[i]) for i in far],
-        mode="text",
-        text=[f" ◂ {means[i]:.3g}".replace("-", "−") for i in far],
+        y=[rows[i] for i in far],
+        mode="markers+text",
+        marker={"size": 10, **_styles(comparison, [results[i] for i in far])},
+        text=[f" ◂ {cells[i]}" for i in far],
         textposition="middle right",
+        cliponaxis=False,
         hoverinfo="skip",
     )
-    plot.update_yaxes(categoryorder="array", categoryarray=[_label(comparison, result) for result in results])
+    plot.update_yaxes(categoryorder="array", categoryarray=rows, ticklabelstandoff=12)
+    plot.update_layout(margin_r=24)
     return Figure(
         "gain",
         f"Differences to softmax: {metric.words}",
-        "Each dot is the mean difference over folds, to the right for the better; each bar its interval, which allows for the "
-        "number of pairs. A bar that crosses the dotted line may be chance. An arrow stands for a pair that is far to the left.",
+        "Each symbol is the mean difference over folds, to the right for the better; each bar its interval, wide enough for all "
+        "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
+        "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
+        "written beside it ± half of its interval.",
         plot,
     )
 
 
 def _around_leaders(means: Sequence[float], reach: Sequence[float]) -> tuple[float, float]:
-    """The range that shows the better half of the intervals, and zero."""
-    finite = sorted(((mean, r) for mean, r in zip(means, reach, strict=True) if math.isfinite(mean)), reverse=True)
-    half = finite[: max(1, (len(finite) + 1) // 2)] or [(0.0, 1.0)]
+    """The range that shows the better half of the intervals, and zero; of one without end its mean."""
+    known = [(mean, r if math.isfinite(r) else 0.0) for mean, r in zip(means, reach, strict=True) if math.isfinite(mean)]
+    half = sorted(known, reverse=True)[: max(1, (len(known) + 1) // 2)] or [(0.0, 1.0)]
     low, high = min(0.0, *(mean - r for mean, r in half)), max(0.0, *(mean + r for mean, r in half))
     margin = 0.06 * (high - low) or 1.0
     return low - margin, high + margin
 
 
 def cost_figure(comparison: Comparison) -> Figure:
-    """The Brier score against the time of a step; names on the Pareto front."""
+    """The Brier score against the time of a step; names of softmax and of those on the Pareto front."""
     results = [result for result in _trained(comparison) if math.isfinite(result.brier)]
-    front = pareto_front([(result.step_seconds, result.brier) for result in results])
+    steadiness = math.exp(METRICS["cost"].least_gain)
+    front = pareto_front([(result.step_seconds, result.brier) for result in results], steadiness)
+    named = {i for i, result in enumerate(results) if i in front or result is comparison.softmax}
     steps, briers = [1000 * result.step_seconds for result in results], [result.brier for result in results]
     low, high = _span(briers, 1.25)
     names = [
-        {"x": step, "y": brier, "text": _label(comparison, result) if i in front and min(step, brier) > 0 else ""}
+        {"x": step, "y": brier, "text": _label(comparison, result) if i in named and min(step, brier) > 0 else ""}
         for i, (step, brier, result) in enumerate(zip(steps, briers, results, strict=True))
     ]
     plot = go.Figure(
@@ -164,11 +232,13 @@ def cost_figure(comparison: Comparison) -> Figure:
     ordered = sorted(front, key=lambda i: steps[i])
     line = {"color": GREY, "width": 1, "dash": "dot", "shape": "hv"}
     plot.add_scatter(x=[steps[i] for i in ordered], y=[briers[i] for i in ordered], mode="lines", line=line, hoverinfo="skip")
+    marks = _styles(comparison, results)
+    marks["symbol"] = [symbol if i in front else f"{symbol}-open" for i, symbol in enumerate(marks["symbol"])]
     plot.add_scatter(
         x=steps,
         y=briers,
         mode="markers",
-        marker={"size": 11, "opacity": [1.0 if i in front else 0.45 for i in range(len(results))], **_styles(results)},
+        marker={"size": 10, "line": {"width": [0 if i in front else 2 for i in range(len(results))]}, **marks},
         customdata=[html.escape(result.name) for result in results],
         cliponaxis=False,
         hovertemplate="%{customdata}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
@@ -177,17 +247,19 @@ def cost_figure(comparison: Comparison) -> Figure:
         "cost",
         "Cost against quality",
         "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
-        "Named are the pairs that no other beats in both; the dotted line leads along them.",
+        f"Filled and named are the pairs on the dotted front, to which no other is preferable in both, times within "
+        f"{100 * (steadiness - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
+        "those of the figure above.",
         plot,
     )
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """The points that no other one is below in one coordinate without being above it in the other."""
+def pareto_front(points: Sequence[tuple[float, float]], steadiness: float = 1.0) -> set[int]:
+    """The points (x, y) that no (a, b) replaces, by b < y and a ≤ x·steadiness, or b = y and a < x; of equal ones the first."""
     return {
         i
         for i, (x, y) in enumerate(points)
-        if not any((a <= x and b <= y and (a, b) != (x, y)) or ((a, b) == (x, y) and j < i) for j, (a, b) in enumerate(points))
+        if not any((b < y and a <= x * steadiness) or (b == y and (a, j) < (x, i)) for j, (a, b) in enumerate(points))
     }
 
 
@@ -195,9 +267,14 @@ CLASSES_SHOWN = 30
 NAME_SHOWN = 18  # characters of a class's name
 
 
+def rarest_first(comparison: Comparison) -> list[int]:
+    """The classes that are shown, by index."""
+    return sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
+
+
 def class_figure(comparison: Comparison) -> Figure:
     """The recall of each class, the rarest first."""
-    counted = sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
+    counted = rarest_first(comparison)
     classes = [comparison.facts.classes[index] for index in counted]
     names, short = (
         [f"{html.escape(shown(name))} ({rows})" for name, rows in classes]
@@ -214,14 +291,21 @@ def class_figure(comparison: Comparison) -> Figure:
             zmin=0,
             zmax=100,
             colorscale=[[0, "#D55E00"], [0.5, "#f0e0c8"], [1, "#0072B2"]],
-            colorbar={"orientation": "h", "thickness": 10, "y": 1, "yanchor": "bottom", "ticksuffix": " %"},
+            colorbar={
+                "title": {"text": "recall", "side": "top"},
+                "orientation": "h",
+                "thickness": 10,
+                "y": 1,
+                "yanchor": "bottom",
+                "ticksuffix": " %",
+            },
             xgap=1 if len(names) <= 15 else 0,  # gaps would hide narrow columns
             ygap=1,
             hovertemplate="%{y}, class %{x}: recall %{z:.1f} %, precision %{customdata:.1f} %<extra></extra>",
         ),
         _rows_layout(len(comparison.results), xaxis={"type": "category", "automargin": True, "tickvals": names, "ticktext": short}),
     )
-    plot.update_layout(height=plot.layout.height + 130, margin_t=48)
+    plot.update_layout(height=plot.layout.height + 150, margin_t=68)
     rest = (
         f" The {CLASSES_SHOWN} rarest of {len(comparison.facts.classes)}." if len(comparison.facts.classes) > CLASSES_SHOWN else ""
     )
@@ -316,19 +400,22 @@ def reliability_figure(comparison: Comparison) -> Figure:
     results = _trained(comparison)
     plot = _panels([_label(comparison, result) for result in results], xaxis=shares, yaxis=shares)
     for number, result in enumerate(results, 1):
-        where, colour = _panel(number), _style(result)["color"]
+        where, colour = _panel(number), _colour(_map(result))
         filled = [bin for bin in result.bins if bin.rows]
-        rows = sum(bin.rows for bin in filled)
+        rows, most = (reduced(bin.rows for bin in filled) for reduced in (sum, max))
         plot.add_scatter(
             x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "width": 1, "dash": "dot"}, hoverinfo="skip", **where
         )
         plot.add_scatter(
             x=[bin.confidence / bin.rows for bin in filled],
             y=[bin.hits / bin.rows for bin in filled],
-            mode="lines+markers",
-            line={"width": 1},
-            marker={"size": 5, "color": colour},
-            line_color=colour,
+            mode="markers",
+            marker={
+                "size": [max(3.0, 9 * math.sqrt(bin.rows / most)) for bin in filled],
+                "color": colour,
+                "opacity": 1,
+                "line": {"width": 0},
+            },
             text=[f"{bin.rows} rows" for bin in filled],
             cliponaxis=False,
             hovertemplate="confidence %{x:.2f}, accuracy %{y:.2f}, %{text}<extra></extra>",
@@ -338,7 +425,7 @@ def reliability_figure(comparison: Comparison) -> Figure:
             x=[bin.confidence / bin.rows for bin in filled],
             y=[0.3 * bin.rows / rows for bin in filled],
             width=0.9 / len(result.bins),
-            marker={"color": colour, "opacity": 0.35, "line": {"width": 0}},
+            marker={"color": "rgba(0, 0, 0, 0)", "line": {"color": colour, "width": 1}},
             hoverinfo="skip",
             **where,
         )
@@ -346,7 +433,8 @@ def reliability_figure(comparison: Comparison) -> Figure:
         "reliability",
         "Reliability",
         "Across: the top probability; up: how often it was right. On the dotted diagonal probabilities mean what they say, below "
-        "it they are too sure, above it not sure enough. The bars below say how many rows a dot stands for.",
+        "it they are too sure, above it not sure enough. The area of a dot, and the bar below it, say how many rows it stands for; "
+        "the smallest dots are of few rows, and say little. A bin without rows has no dot.",
         plot,
     )
 
@@ -375,7 +463,7 @@ def support_figure(comparison: Comparison) -> Figure:
                 x=shares,
                 y=[_label(comparison, result) for result in results],
                 orientation="h",
-                marker={"color": colour, "line": {"width": 0}},
+                marker={"color": colour, "line": {"color": GREY, "width": 1}},  # of the palest, too, the outline shows
                 hovertemplate="%{y}: %{x:.1f} % of rows<extra>" + name + "</extra>",
             )
     return Figure(
@@ -403,9 +491,9 @@ def drawn_maps(pairs: Sequence[Pair]) -> dict[str, Pair]:
     for pair in sorted(pairs, key=lambda pair: list(REGISTRY).index(pair.map)):
         label = pair.name.split(" · ")[0]
         params = dict(pair.params)
-        if "k" in params:  # all three of three classes would be softmax
-            params["k"] = min(params["k"], 2)
-            label = f"{label}, k = {params['k']}"
+        if params.get("k", 0) > 2:  # all three of three classes would be softmax
+            label = label.replace(str(params["k"]), "2")
+            params["k"] = 2
         found.setdefault(label, Pair(label, pair.map, pair.loss, params))
     return found
 
@@ -437,7 +525,8 @@ def curve_figure(comparison: Comparison) -> Figure:
     return Figure(
         "curves",
         "The maps: one score moves",
-        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax.",
+        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax. Top-k keeps two here "
+        "at the most, for all three would be softmax.",
         plot,
     )
 
@@ -446,11 +535,11 @@ CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(0.75)]], dtype=t
 MASSES = {"mass below 0.7": (0.0, 0.7), "mass 0.7 to 0.9": (0.7, 0.9), "mass above 0.9": (0.9, math.inf)}
 LEGEND = {
     "support 1": "#D55E00",
-    "support 2": "#E69F00",
-    "support 3": "#56B4E9",
-    "mass below 0.7": "#e3a5c6",
-    "mass 0.7 to 0.9": "#cc79a7",
-    "mass above 0.9": "#a34a83",
+    "support 2": "#B97F00",
+    "support 3": "#3A93D0",
+    "mass below 0.7": "#D0609A",
+    "mass 0.7 to 0.9": "#9B62C8",
+    "mass above 0.9": "#5A72D8",
 }
 
 
