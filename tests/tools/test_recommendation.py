@@ -183,6 +183,7 @@ def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) ->
     mean, low, high = numbers[2]
     assert low < mean < 0 < high
     assert not {"+", "−"} & {*better, *worse}
+    assert not re.search(r"−0(\.0*)?(?![\d.])", metric.show_gain(-1e-9))
 
 
 def test_names_that_differ_in_the_middle_are_cut_so_that_they_differ() -> None:

@@ -233,8 +233,8 @@ class Metric:
 
     def show_gain(self, gain: float) -> str:
         """A gain without its unit, positive where it is one; of a ratio in per cent of the reference."""
-        shown = f"{-100 * math.expm1(-gain):+.0f}" if self.by_ratio else f"{self.scale * gain:+.{self.decimals}f}"
-        return shown.replace("-", "−")
+        value, decimals = (-100 * math.expm1(-gain), 0) if self.by_ratio else (self.scale * gain, self.decimals)
+        return f"{round(value, decimals) + 0.0:+.{decimals}f}".replace("-", "−")  # zero has no minus
 
     @property
     def gain_unit(self) -> str:

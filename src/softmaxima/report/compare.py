@@ -56,6 +56,12 @@ def twins(comparison: Comparison) -> str:
     return f"One row for pairs that predicted the same: {found}." if found else ""
 
 
+def _gain_heading(comparison: Comparison) -> str:
+    metric = comparison.metric
+    twice = " (−0.69 is twice the time)" if metric.by_ratio else ""
+    return f"{metric.words}, better than softmax by, {metric.unit}{twice}"
+
+
 def _step(comparison: Comparison, result: Result) -> str:
     return f"{1000 * result.step_seconds:.2f}" if result.pair else ""
 
@@ -64,7 +70,7 @@ COLUMNS = (
     Column(lambda _: "pair", "pair", _name, _name),
     _measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
     Column(
-        lambda comparison: f"{comparison.metric.words}, better than softmax by, {comparison.metric.unit}",
+        _gain_heading,
         "vs softmax",
         gain_cell,
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
