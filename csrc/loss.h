@@ -425,7 +425,8 @@ bool short_losses(const SoftmaximaLoss* call, T*, double nanoseconds) {
             share_of_labels(kernel.conjugate, group.top, scores, call->fenchel != 0, values);
             for (int64_t j = 0; j < width; ++j) {
                 values[j] = labels[j] < 0 ? 0.0 : values[j];
-                weight[j] = factor[j] = labels[j] < 0 ? 0.0 : call->scale;
+                const bool pulls = labels[j] >= 0 && (call->fenchel || double(scores[j]) != NOTHING);  // a masked label does not
+                weight[j] = factor[j] = pulls ? call->scale : 0.0;
             }
         } else {
             for (int64_t j = 0; j < width; ++j) {

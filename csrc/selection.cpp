@@ -108,11 +108,12 @@ struct TopK : Selection<T> {
         kept.lowest = *std::min_element(best, best + count);
         kept.origin = Origin<C>::at(C(top - row.anchor));
         kept.ties = 0;
-        kept.mass = 0;
+        Sum mass;
         for (int64_t i = 0; i < count; ++i) {
             kept.ties += best[i] == kept.lowest;
-            kept.mass += weigh(row, best[i], kept.origin);
+            mass.add(weigh(row, best[i], kept.origin));
         }
+        kept.mass = mass.value();
         this->emit(row, kept, scratch);
         return true;
     }

@@ -638,9 +638,9 @@ struct ThresholdMap {
                 for_each_bit(found, [&](int64_t k) { positions[count++] = int32_t(j + k); });
             } else if (std::is_same_v<Family, Sparsemax> && sizeof(C) < sizeof(double) && row.tau == 1.0) {
                 // The difference of two numbers of C is rounded once, and what the threshold has beyond C is taken off after.
-                const C high = C(threshold.edge), low = C(threshold.edge - double(high)), factor = C(weight), maximum = part.maximum;
+                const C high = C(top + threshold.edge), low = C((top - double(high)) + threshold.edge), factor = C(weight);
                 for (int64_t k = j; k < j + look; ++k) {
-                    const C excess = ((values[k] - maximum) - high) - low;
+                    const C excess = (values[k] - high) - low;
                     to[k] = excess > 0 ? excess * factor : C(0);
                 }
             } else {

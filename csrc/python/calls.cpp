@@ -388,7 +388,8 @@ PyObject* loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
             if (scale != 0 && values[i] < -DBL_MAX) return false;  // a cosine is beyond the margin's limit
             sum += values[i];
         }
-        made.reset(Py_BuildValue("dO", sum * share, gradient ? slope.get() : Py_None));
+        const double reduced = scores.dtype == 0 ? sum * share : double(float(sum * share));  // ±∞ where a float has no such number
+        made.reset(Py_BuildValue("dO", reduced, gradient ? slope.get() : Py_None));
         return bool(made);
     };
     return done(compute(), made);

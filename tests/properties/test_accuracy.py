@@ -371,9 +371,11 @@ def exact_entmax(z: np.ndarray, alpha: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
-@pytest.mark.parametrize("alpha", [2.0, 1.5, 1.25, 1.75, 1.9, 1.99])
-def test_thresholds_are_exact_to_the_rounding_of_the_scores(kind: torch.dtype, alpha: float):
-    limit, temperature = LIMIT.get(kind, 2.0), 0.3
+@pytest.mark.parametrize(
+    ("alpha", "temperature"), [(2.0, 1.0), (1.5, 1.0), *((alpha, 0.3) for alpha in (2.0, 1.5, 1.25, 1.75, 1.9, 1.99))]
+)
+def test_thresholds_are_exact_to_the_rounding_of_the_scores(kind: torch.dtype, alpha: float, temperature: float):
+    limit = LIMIT.get(kind, 2.0)
     names = {2.0: ("sparsemax", "entmax"), 1.5: ("entmax15", "entmax")}.get(alpha, ("entmax",))
     cases = [
         normal(rows, n, seed=n, scale=scale)
@@ -471,6 +473,11 @@ def test_no_probability_is_above_1(distance: float, temperature: float):
     for batch in (x, x.T.contiguous().T, *x[:800].split(8)):
         assert float(sm.softmax(batch, temperature=temperature).max()) <= 1
         assert float(sm.elastic_softmax(batch, temperature=temperature, beta=-300.0).max()) <= 1
+
+
+def test_topk_softmax_of_many_scores_sums_to_1():
+    x = torch.tensor([0.1, -0.3] * 1000, dtype=torch.float64).expand(8, 2000)
+    torch.testing.assert_close(sm.topk_softmax(x, k=1999).sum(-1), torch.ones(8, dtype=torch.float64), atol=1e-15, rtol=0)
 
 
 @pytest.mark.exhaustive

@@ -180,17 +180,22 @@ def test_loss_with_masked_classes_is_never_nan(loss: LossCase, dtype: torch.dtyp
         assert bool((rows[[1, 2]] == INF).all())
 
 
-def test_loss_gradient_is_finite_where_the_target_is_masked(loss: LossCase):
+@pytest.mark.parametrize("shape", [(3, 4), (20, 4), (8, 40)], ids=str)
+def test_loss_gradient_is_finite_where_the_target_is_masked(loss: LossCase, shape: tuple[int, int]):
     if loss.loss.on_cosines:
         pytest.skip("a cosine cannot be −∞")
-    x = loss.scores(3, 4)
+    x = loss.scores(*shape)
     x[0, 1] = -INF
     x[1] = -INF
     x.requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(x, torch.tensor([1, 0, 2]), reduction="sum"), x)
+    target = torch.tensor([1, 0] + [2] * (shape[0] - 2))
+    (gradient,) = torch.autograd.grad(loss(x, target, reduction="sum"), x)
     assert bool(gradient.isfinite().all())
     assert float(gradient[0, 1]) == 0
     assert bool((gradient[1] == 0).all())
+    one_hot = torch.nn.functional.one_hot(target, shape[1]).to(x.dtype)
+    (same,) = torch.autograd.grad(loss(x, one_hot, reduction="sum"), x)
+    torch.testing.assert_close(gradient, same)
 
 
 def test_masked_target_that_does_not_count_costs_nothing(loss: LossCase):

@@ -241,6 +241,14 @@ def test_cross_entropy_keeps_its_digits_near_zero():
     assert float(sm.sparse_softmax_loss(x, torch.tensor([0]), k=2)) == pytest.approx(4.248354255e-18, rel=1e-6)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_beyond_the_dtype_is_infinite(reduction: str):
+    x, target = torch.tensor([[3e38, -3e38]] * 2, requires_grad=True), torch.tensor([1, 1])
+    for options in ({}, {"weight": torch.ones(2)}):
+        value = sm.cross_entropy(x, target, reduction=reduction, **options)
+        assert bool((value == math.inf).all())
+
+
 def test_half_precision_losses_compute_wide(loss: LossCase):
     for dtype in (torch.float16, torch.bfloat16):
         x, target = loss.scores(64, 7, dtype=dtype), labels((64,), 7)

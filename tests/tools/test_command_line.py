@@ -40,7 +40,7 @@ FAST = ("--folds=2", "--epochs=1", "--maps=softmax,sparsemax")
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     path = tmp_path / "flowers.csv"
-    rows = [f"{i % 2}.{i},{'red' if i % 3 else 'blue'},{'ab'[i % 2]}" for i in range(12)]
+    rows = [f"{i % 2}.{i:02},{'red' if i % 3 else 'blue'},{'ab'[i % 2]}" for i in range(12)]
     path.write_text("\n".join(["length,colour,species", *rows]))
     return str(path)
 

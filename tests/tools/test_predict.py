@@ -27,7 +27,7 @@ from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.model import Model, load, predict, save
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import read_table
-from softmaxima.experiments.values import Known
+from softmaxima.experiments.values import Known, KnownColumn
 from softmaxima.integrations.classifier import Classifier
 
 FAST = ("--model=linear", "--folds=3", "--epochs=200", "--maps=softmax,sparsemax", "--metric=log-loss")
@@ -248,7 +248,7 @@ def test_what_can_be_read_in_two_ways_is_read_as_it_was_learnt(
     (column,) = Encoder.from_dict(json.loads(json.dumps(encoder.as_dict()))).columns
     for other in ",;":
         (tmp_path / "new.csv").write_text(f'x{other}z\n"{asked}"{other}1\n')
-        frame = read_frame(tmp_path / "new.csv", Known(written={"x": column.written})).frame
+        frame = read_frame(tmp_path / "new.csv", Known({"x": KnownColumn(written=column.written)})).frame
         assert column.values(frame["x"]).tolist() == [read_as]
 
 
@@ -286,6 +286,9 @@ def test_names_that_are_known_are_no_row_whatever_is_below(tmp_path: Path):
         (["5 kg", "7 kg"], "6 g", "'x' is in 'g', not in 'kg', which was learnt from"),
         (["5", "unknown"], "unknown", None),
         (["2021-01", "2021-02"], "1970-02", 31.0),
+        (["1 year", "2 years"], "1 year", 1.0),
+        (["3 years", "2 years"], "1 year", 1.0),
+        (["1 year", "1 year"], "3 years", 3.0),
     ],
 )
 def test_units_and_words_are_those_that_were_learnt(learnt_from: list[str], asked: str, value: Any, tmp_path: Path):
@@ -323,6 +326,30 @@ def test_numbers_that_are_written_otherwise_than_learnt_are_refused(learnt_from:
         read_frame(tmp_path / "new.csv", encoder.known)
 
 
+@pytest.mark.parametrize(
+    ("learnt_from", "asked", "words"),
+    [
+        (["1.5", "2"], ["wide", "3"], "numbers, .*'wide' in row 1"),
+        (["1,5", "2"], ["1,5", "2.5"], "numbers, .*'2.5' in row 2"),
+        (["5 kg", "7 kg"], ["6 kg", "8", "300 g"], "numbers in 'kg', .*'300 g' in row 3"),
+        (["5 years", "7 years"], ["1 year", "2 years", "old"], "numbers in 'years', .*'old' in row 3"),
+        (["5%", "7%"], ["6%", "0", "0.07"], "numbers in '%', .*'0.07' in row 3"),
+        (["2021-01-03", "2021-02-04"], ["2021-03-04", "2021-02-30"], "dates, .*'2021-02-30' in row 2"),
+        (["2021-01", "2021-02"], ["spring", "2021-03"], "dates, .*'spring' in row 1"),
+        (["2021-01", "2021-03"], ["20210405", "20210406"], "dates, .*'20210405' in row 1"),
+    ],
+)
+def test_the_value_that_is_none_of_what_was_learnt_is_named_with_its_row(
+    learnt_from: list[str], asked: list[str], words: str, tmp_path: Path
+):
+    (tmp_path / "t.csv").write_text("x;y\n" + "".join(f"{cell};{'ab'[i % 2]}\n" for i, cell in enumerate(learnt_from * 9)))
+    table = read_table(tmp_path / "t.csv")
+    model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    (tmp_path / "new.csv").write_text("x;z\n" + "".join(f"{cell};1\n" for cell in asked))
+    with pytest.raises(InputError, match=words):
+        predict(model, tmp_path / "new.csv")
+
+
 @pytest.mark.parametrize("written", ["%d/%m/%Y", "%d/%m/%y", "%d/%m/%Y %H:%M"])
 def test_days_stay_before_months_where_they_were_learnt_so(written: str, tmp_path: Path):
     days = [datetime.date(2021, 1, 25), datetime.date(2021, 2, 26)]
@@ -335,17 +362,31 @@ def test_days_stay_before_months_where_they_were_learnt_so(written: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "names", [("2021-03", "2021-04"), ("10:20", "11:30"), ("5G", "4G"), ("5%", "10%"), ("2021Q3", "2021Q4"), ("1.234,5", "2.345,6")]
+    "names",
+    [
+        *(("2021-03", "2021-04"), ("10:20", "11:30"), ("5G", "4G"), ("5%", "10%"), ("2021Q3", "2021Q4"), ("1.234,5", "2.345,6")),
+        *(("1.1", "1.10"), ("01", "1"), ("2", "1E5"), ("1.0", "2.0"), ("1.234", "2.345"), ("0,5", "1,5")),
+    ],
 )
-def test_classes_keep_their_names(names: tuple[str, str], tmp_path: Path):
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_classes_keep_their_names(names: tuple[str, str], separator: str, tmp_path: Path):
     quoted = [f'"{name}"' for name in names]
-    text = "x,y\n" + "".join(f"{i % 2},{quoted[i % 2]}\n" for i in range(40))
+    text = f"x{separator}y\n" + "".join(f'"{i % 2},5"{separator}{quoted[i % 2]}\n' for i in range(40))
     (tmp_path / "t.csv").write_text(text)
     table = read_table(tmp_path / "t.csv")
-    assert table.classes == tuple(sorted(names))
+    assert sorted(table.classes) == sorted(names)
     assert table.encoder is not None
     model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder)
     assert predict(model, tmp_path / "t.csv").scored == 40
+
+
+def test_a_class_is_the_same_with_and_without_a_point(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "1,10.0\n2,2\n3,2.0\n4,1.5\n" * 9)
+    table = read_table(tmp_path / "t.csv")
+    assert table.classes == ("1.5", "2", "10.0")
+    assert table.encoder is not None
+    for classes in ([10, 2, 3], [10.0, 2.0, 3.0], ["10", "2.0", "3"]):
+        assert table.encoder.labels(pl.DataFrame({"y": classes})).tolist() == [2, 1, -1]
 
 
 def test_words_for_a_missing_value_are_texts_in_columns_of_categories(tmp_path: Path):
@@ -381,7 +422,7 @@ def test_rows_of_an_unknown_class_are_not_scored(tmp_path: Path):
         ("length,width,code\n1,2,001\n,2,001\n", "row 2 has no value in 'length'"),
         ("length,width,code\n1,2,\n1,2,001\n", "row 1 has no value in 'code'"),
         ("length,width,code\n1,2,001\n1,inf,001\n", "row 2 is infinite in 'width'"),
-        ("length,width,code\n1,wide,001\n1,2,001\n", "'width' must hold numbers"),
+        ("length,width,code\n1,2,001\n\n1,wide,001\n", "'width' must hold numbers, as where it was learnt, got 'wide' in row 3"),
     ],
 )
 def test_what_a_model_cannot_take_is_named(text: str, words: str, tmp_path: Path):

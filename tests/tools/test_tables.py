@@ -27,7 +27,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments.encoding import Encoder
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import Table, read_table
-from softmaxima.experiments.values import Known
+from softmaxima.experiments.values import Known, KnownColumn
 
 Read = Callable[..., Table]
 
@@ -93,8 +93,10 @@ def test_every_format_of_one_table_gives_the_same_table(tmp_path: Path) -> None:
             archive.write(tmp_path / name, f"folder/{name}")
             archive.writestr("__MACOSX/folder/t.csv", "")
             archive.writestr("readme.md", "")
+    for name, packed in (("gzip.csv", "t.csv.gz"), ("zip.csv", "t.csv.zip"), ("unpacked.csv.gz", "t.csv")):  # by their first bytes
+        (tmp_path / name).write_bytes((tmp_path / packed).read_bytes())
     found = {path.name: read_table(path) for path in sorted(tmp_path.iterdir())}
-    assert len(found) == 17
+    assert len(found) == 20
     assert {name for name, table in found.items() if table.digest != found["t.csv"].digest} == set()
     assert {table.classes for table in found.values()} == {("iris", "lily", "rose")}
     assert found["t.csv"].notes == found["t.csv.gz"].notes == ()
@@ -114,7 +116,7 @@ def test_quoted_texts_hold_separators_quotes_and_line_breaks(cells: list, separa
     path = tmp_path_factory.mktemp("t") / "t.csv"
     frame = pl.DataFrame(cells, schema=["number", "text", "y"], orient="row")
     frame.write_csv(path, separator=separator, quote_style="always")
-    found = read_frame(path, Known(texts=["text", "y"])).frame
+    found = read_frame(path, Known(dict.fromkeys(["text", "y"], KnownColumn(is_text=True)))).frame
     assert found.columns == frame.columns
     assert found["number"].cast(pl.Float64).to_list() == frame["number"].to_list()
     # a blank between a separator and a quote may be lost within a text, where a file has them before quoted texts
@@ -268,6 +270,8 @@ def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
         (["5 €", "1.000,50 €", "7 EUR"], [5, 1000.5, 7], ";"),
         (["0.2 kg", "-1.5kg", "0"], [0.2, -1.5, 0], ","),
         (["36 months", "1,200 months", "6"], [36, 1200, 6], "\t"),
+        (["1 year", "2 years", "1 year"], [1, 2, 1], ","),
+        (["1 box", "2 boxes", "0"], [1, 2, 0], ","),
         (["5 km/h", "7,5 km/h", "-1 km/h"], [5, 7.5, -1], ";"),
         (["20 °C", "-3.5 °C", "0 °C"], [20, -3.5, 0], ","),
         (["1e5", "+2", " 3 "], [1e5, 2, 3], ","),
@@ -278,6 +282,8 @@ def test_names_without_a_text_or_twice_are_made_and_said(read: Read) -> None:
         (["1970-01-02T12:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T06:00:00Z"], [1.5, 0, 0.25], ","),
         (["1970-01-02 12:00", "1970-01-01 00:00", "1970-01-01 06:00"], [1.5, 0, 0.25], ","),
         (["12:00", "06:00", "00:00"], [0.5, 0.25, 0], ","),
+        (["12pm", "12am", "6pm"], [0.5, 0, 0.75], ","),
+        (["12 P.M.", "6 a.m.", "12 a.m."], [0.5, 0.25, 0], ","),
         (["2 Jan 1970", "31 Dec 1970", "01 Feb 1970"], [1, 364, 31], ","),
         (["1970-03", "1970-01", "1970-2"], [59, 0, 31], ","),
         (["1970/03", "1970/01", "1970/02"], [59, 0, 31], ","),
@@ -304,8 +310,20 @@ def test_numbers_and_dates_are_read_as_they_are_written(
     )
 
 
-@pytest.mark.parametrize("cells", [("1234-05", "2020-01"), ("2021-13", "2021-01"), ("Max 2021", "Mar 2021"), ("2021Q5", "2021Q1")])
-def test_what_is_like_a_month_but_is_none_stays_text(read: Read, cells: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("1234-05", "2020-01"),
+        ("2021-13", "2021-01"),
+        ("Max 2021", "Mar 2021"),
+        ("2021Q5", "2021Q1"),
+        ("1.9.1", "2.10.3"),
+        ("2021.1.3", "9.1.3"),
+        ("2XL", "3xl"),
+        ("13pm", "1pm"),
+    ],
+)
+def test_what_is_like_a_date_or_a_number_but_is_none_stays_text(read: Read, cells: tuple[str, str]) -> None:
     table = read("a,b,y\n" + "".join(f"{i},{cells[i % 2]},{'uv'[i % 2]}\n" for i in range(6)))
     assert table.encoder.columns[1].kind == "category"  # type: ignore[union-attr]
 
@@ -317,6 +335,7 @@ def test_what_is_like_a_month_but_is_none_stays_text(read: Read, cells: tuple[st
         (("$5", "7 €"), "'$', '€'"),
         (("5%", "0.05"), "'%', none"),
         (("2 h", "30 min"), "'h', 'min'"),
+        (("1 m", "2 ms"), "'m', 'ms'"),
         (("$5k", "3 $"), None),
         (("3a", "4b"), None),
     ],
@@ -345,7 +364,7 @@ def test_zeros_before_numbers_are_named_and_kept_where_columns_are_categories(re
     content = "zip,code,a,y\n00123,7,0.5,u\n10115,8,0.25,v\n00123,8,0,u\n10115,7,1,v\n"
     table = read(content)
     assert table.notes == (
-        "read as numbers, though zeros are before them: 'zip' ('00123' is 123); --categories takes columns of codes as texts",
+        "read as numbers, though they may be codes: 'zip' ('00123' is 123); --categories takes columns of codes as texts",
     )
     table = read(content, categories=["zip, code"])
     assert [column.categories for column in table.encoder.columns] == [("00123", "10115"), ("7", "8"), ()]  # type: ignore[union-attr]
@@ -353,18 +372,74 @@ def test_zeros_before_numbers_are_named_and_kept_where_columns_are_categories(re
         read(content, categories=["b"])
 
 
+@pytest.mark.parametrize(
+    ("cells", "code"),
+    [
+        (("1.9", "1.10", "1.11"), "'1.10' is 1.1"),
+        (("12", "1E5"), "'1E5' is 100000"),
+        (("12345678901234567891", "5"), "'12345678901234567891' is 12345678901234567168"),
+        (("1.10", "2.25"), None),
+        (("5", "7.50"), None),
+        (("1e5", "0.25"), None),
+    ],
+)
+def test_numbers_that_may_be_codes_are_named(read: Read, cells: tuple[str, ...], code: str | None) -> None:
+    notes = read("x,y\n" + "".join(f"{cell},{'uv'[i % 2]}\n" for i, cell in enumerate(cells * 2))).notes
+    said = [note for note in notes if "may be codes" in note]
+    hint = "; --categories takes columns of codes as texts"
+    assert said == ([f"read as numbers, though they may be codes: 'x' ({code}){hint}"] if code else [])
+
+
+@given(
+    versions=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 120)), min_size=2, max_size=8, unique=True),
+    separator=st.sampled_from([",", ";"]),
+)
+def test_versions_that_become_one_number_are_named(versions: list, separator: str, tmp_path_factory: Any) -> None:
+    sign = "." if separator == "," else ","
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_text("\n".join([f"x{separator}y", *(f"{one}{sign}{two}{separator}u" for one, two in versions)]))
+    reading = read_frame(path)
+    assert reading.frame["x"].dtype == pl.Float64
+    assert reading.frame["x"].n_unique() == len(versions) or "--categories" in " ".join(reading.notes)
+
+
+def test_pairs_of_years_are_categories_and_named(read: Read) -> None:
+    table = read("x,y\n" + "2008-09,u\n2009-10,v\n2013-14,u\n" * 2)
+    assert table.encoder.columns[0].categories == ("2008-09", "2009-10", "2013-14")  # type: ignore[union-attr]
+    assert table.notes[0] == "taken for texts, being pairs of years: 'x' ('2008-09'); if they are months, write them as 2008-09-01"
+    table = read("x,y\n" + "2008-09,u\n2008-10,v\n" * 2)
+    assert table.encoder.columns[0].kind == "date"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (("5 kg", "6 kg", "heavy"), "numbers: 'x' ('heavy' in row 4)"),
+        (("1,5", "2,5", "3.5.1"), "numbers: 'x' ('3.5.1' in row 4)"),
+        (("2021-01", "spring", "2021-02"), "dates: 'x' ('spring' in row 3)"),
+        (("spring", "2021-01", "2021-02"), "dates: 'x' ('spring' in row 1)"),
+        (("9am", "12pm", "noon"), "dates: 'x' ('noon' in row 4)"),
+    ],
+)
+def test_a_text_among_others_is_named_with_its_row(read: Read, cells: tuple[str, ...], said: str) -> None:
+    rows = [f"{i}|{cell}|{'uv'[i % 2]}" for i, cell in enumerate(cells * 2)]
+    notes = read("\n".join(["a|x|y", rows[0], "||", *rows[1:]])).notes
+    assert f"taken for texts, though most are {said}; if those stand for nothing, leave them empty" in notes
+
+
 def test_categories_that_differ_in_capitals_or_blanks_alone_are_named(read: Read) -> None:
     rows = [("Paris", "yes"), ("paris ", "No"), ("PARIS", "no"), ("New  York", "yes"), ("New York", "No"), ("Rome", "no")]
     notes = read("a,city,y\n" + "".join(f"{i},{city},{label}\n" for i, (city, label) in enumerate(rows))).notes
     assert notes[-1] == (
-        "texts that differ in capitals or blanks alone count as different: 'city' ('New  York' and 'New York'), "
+        "texts that differ in capitals, blanks or zeros alone count as different: 'city' ('New  York' and 'New York'), "
         "'y' ('No' and 'no'); write them in one way if they are one"
     )
 
 
 def test_a_text_among_numbers_is_named(read: Read) -> None:
     notes = read("a,y\n1,u\n2,v\nmuch,u\n4,v\n").notes
-    assert notes[-1] == "taken for texts, though most are numbers: 'a' ('much'); if those stand for nothing, leave them empty"
+    said = "taken for texts, though most are numbers: 'a' ('much' in row 3); if those stand for nothing, leave them empty"
+    assert notes[-1] == said
 
 
 def test_a_quote_may_follow_a_blank(read: Read) -> None:
@@ -627,7 +702,7 @@ def test_new_rows_are_encoded_as_those_that_were_learnt_from(read: Read) -> None
 def test_categories_stay_text_where_a_column_is_asked_for_as_text(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("code,a,y\n01,1,u\n02,2,v\n")
     assert read_frame(tmp_path / "t.csv").frame["code"].to_list() == [1, 2]
-    assert read_frame(tmp_path / "t.csv", Known(texts=["code"])).frame["code"].to_list() == ["01", "02"]
+    assert read_frame(tmp_path / "t.csv", Known({"code": KnownColumn(is_text=True)})).frame["code"].to_list() == ["01", "02"]
 
 
 # What cannot be used ------------------------------------------------------------------------------------------------------
@@ -694,6 +769,13 @@ UNUSABLE = [
     ("t.csv", raw(b"a,b,y\n1,2,0\n2,3,1\n"), {"target": ""}, ["no column ''", "'a', 'b', 'y'"]),
     ("t.zip", packed("a.csv", "b.tsv"), {}, ["one table", "'a.csv', 'b.tsv'"]),
     ("t.zip", packed("a.doc"), {}, ["one table", "'a.doc'"]),
+    ("t.csv", packed("[Content_Types].xml", "xl/workbook.xml"), {}, ["is a workbook of Excel; save its sheet as CSV"]),
+    (
+        "t.csv",
+        raw(b"a,y\n" + b"".join(b"%d %s,%d\n" % (i, (b"kg", b"g")[i % 3 > 0], i % 2) for i in range(1, 40))),
+        {},
+        ["numbers of several units, 'g', 'kg': write them in one", "--without 'a'"],
+    ),
     ("t.zip", raw(b"PK\x03\x04 cut short"), {}, ["cannot be read as an archive"]),
     (
         "t.csv.gz",

@@ -11,10 +11,9 @@ import numpy as np
 import polars as pl
 
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.values import Known, among_dates, among_numbers, as_float
+from softmaxima.experiments.values import Known, KnownColumn, as_float, misfit
 from softmaxima.experiments.wording import named, rows
 
-MOST_CATEGORIES = 1000  # indicator columns that one column may become
 DAY = {"ns": 86400e9, "us": 86400e6, "ms": 86400e3}
 
 
@@ -33,15 +32,21 @@ class Column:
         """Columns of the matrix."""
         return len(self.categories) if self.kind == "category" else 1
 
-    def values(self, series: pl.Series) -> np.ndarray:
-        """[rows] float64: numbers, days, or the index of the category, -1 for one that is not known; NaN where it is missing."""
+    def values(self, series: pl.Series, numbers: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """[rows] float64: numbers, days, or the index of the category, -1 for one that is not known; NaN where it is missing.
+
+        The rows have `numbers` in their file, or 1, 2, ….
+        """
         if self.kind == "category":
             return _indices(series.cast(pl.String), self.categories)
         if series.null_count() == len(series):
             return np.full(len(series), np.nan)  # the type of a column without values tells nothing
         if kind_of(series.dtype) != self.kind:
-            example = series.drop_nulls().head(1).cast(pl.String).to_list()
-            raise InputError(f"column {self.name!r} must hold {self.kind}s, as where it was learnt, got {example}; repair it")
+            texts = series.cast(pl.String)
+            place = misfit(texts, self.kind, self.written, self.unit)
+            found = f"{texts[place]!r} in row {place + 1 if numbers is None else numbers[place]}"
+            unit = f" in {self.unit!r}" if self.unit else ""
+            raise InputError(f"column {self.name!r} must hold {self.kind}s{unit}, as where it was learnt, got {found}; repair it")
         return (_days(series) if self.kind == "date" else series.cast(pl.Float64)).to_numpy()
 
 
@@ -66,7 +71,7 @@ class Encoder:
         """That of all columns but the target, which were `written` so in their file.
 
         Raises:
-            InputError: where a text column has too many texts, or a column is of another type.
+            InputError: where a column is of another type.
         """
         unusable = [
             f"{series.name!r} ({series.dtype})" for series in frame if series.name != target and kind_of(series.dtype) is None
@@ -79,8 +84,11 @@ class Encoder:
         columns = tuple(_column(series, written.get(series.name), units.get(series.name)) for series in frame.drop(target))
         return cls(target, _classes(frame[target]), columns, tuple(words))
 
-    def matrix(self, frame: pl.DataFrame) -> np.ndarray:
-        """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator."""
+    def matrix(self, frame: pl.DataFrame, numbers: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator.
+
+        The rows have `numbers` in their file, or 1, 2, ….
+        """
         given = set(frame.columns)
         if absent := [column.name for column in self.columns if column.name not in given]:
             raise InputError(
@@ -88,13 +96,14 @@ class Encoder:
             )
         parts = []
         for column in self.columns:
-            values = column.values(frame[column.name])[:, None]
+            values = column.values(frame[column.name], numbers)[:, None]
             parts.append(values == np.arange(column.width) if column.kind == "category" else values)
         return np.hstack([np.empty((frame.height, 0)), *parts])
 
     def labels(self, frame: pl.DataFrame) -> np.ndarray:
-        """[rows] int64, the indices of the classes, -1 for one that is not known."""
-        return _indices(_class_names(frame[self.target]), self.classes).astype(np.int64)
+        """[rows] int64, the indices of the classes, -1 for one that is not known; 1.0 is the class 1."""
+        classes = _without_point(pl.Series(self.classes, dtype=pl.String)).to_list()
+        return _indices(_without_point(_class_names(frame[self.target])), tuple(classes)).astype(np.int64)
 
     def unknown(self, frame: pl.DataFrame) -> tuple[str, ...]:
         """A line for each column with categories that were not learnt from."""
@@ -111,16 +120,11 @@ class Encoder:
     @property
     def known(self) -> Known:
         """What is known of other files with these columns."""
-        written = {column.name: column.written for column in self.columns if column.written is not None}
-        units = {column.name: column.unit for column in self.columns if column.unit is not None}
-        texts = {column.name for column in self.columns if column.kind == "category"}  # "001" is one, though a number elsewhere
-        names = [column.name for column in self.columns]
-        quantities = set(names) - texts
-        if any(as_float(name) is None for name in self.classes):
-            texts.add(self.target)
-        known_texts = {column.name: column.categories for column in self.columns if column.categories} | {self.target: self.classes}
-        kept = {name: [text for text in categories if text is not None] for name, categories in known_texts.items()}
-        return Known(texts, kept, quantities, written, units, self.words, names, self.target)
+        columns = {self.target: KnownColumn(kept=self.classes)}
+        for column in self.columns:
+            kept = [text for text in column.categories if text is not None]
+            columns[column.name] = KnownColumn(column.kind == "category", kept or (), column.written, column.unit)
+        return Known(columns, self.words, [column.name for column in self.columns], self.target)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -151,19 +155,6 @@ def _categories(series: pl.Series) -> tuple[str | None, ...]:
     """In alphabetical order, None last."""
     texts = series.cast(pl.String)
     categories = texts.drop_nulls().unique().sort().to_list()
-    if len(categories) > min(MOST_CATEGORIES, max(20, len(texts) // 2)):
-        odd, kind = among_numbers(texts), "numbers"
-        if odd is None:
-            odd, kind = among_dates(texts), "dates"
-        raise InputError(
-            f"column {series.name!r} has {len(categories)} texts in {len(texts)} rows, too many to one-hot encode; "
-            + (
-                "group its texts, or if it names rows "
-                if odd is None
-                else f"repair its texts that are no {kind}, such as {odd!r}, or "
-            )
-            + f"leave it out with --without {series.name!r}"
-        )
     return (*categories, None) if texts.has_nulls() else tuple(categories)
 
 
@@ -176,10 +167,14 @@ def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:
 
 
 def _classes(series: pl.Series) -> tuple[str, ...]:
-    """Numbers in their order, texts in that of the alphabet."""
-    order = series.drop_nulls().unique()
-    order = order.cast(pl.String) if kind_of(order.dtype) == "category" else order
-    return tuple(dict.fromkeys(_class_names(order.sort())))
+    """Numbers in their order, texts in that of the alphabet, as they are written where 1 or 1.0 comes first."""
+    order = series.drop_nulls().unique().sort()
+    names = _class_names(order).to_list()
+    if kind_of(order.dtype) == "category":
+        numbers = [as_float(name) for name in names]
+        names = sorted(names) if None in numbers else [name for _, name in sorted(zip(numbers, names, strict=True))]
+    found = pl.Series(names, dtype=pl.String)
+    return tuple(found.filter(_without_point(found).is_first_distinct()))
 
 
 def _class_names(series: pl.Series) -> pl.Series:
@@ -190,6 +185,11 @@ def _class_names(series: pl.Series) -> pl.Series:
             [None if n is None else str(int(n)) if n.is_integer() and abs(n) < 2**53 else str(n) for n in numbers], dtype=pl.String
         )
     return series.cast(pl.String)
+
+
+def _without_point(names: pl.Series) -> pl.Series:
+    """1 for 1.0."""
+    return names.str.replace(r"^([+-]?[0-9]+)\.0$", "${1}")
 
 
 def _days(series: pl.Series) -> pl.Series:

@@ -75,8 +75,8 @@ def predict(model: Model, path: Path) -> Predictions:
         reading = read_frame(path, encoder.known)
         if not reading.frame.height:
             raise InputError("has no rows; add some")
-        features = encoder.matrix(reading.frame)
-        places = np.arange(1, len(features) + 1) if reading.places is None else reading.places
+        places = reading.numbers
+        features = encoder.matrix(reading.frame, places)
         _refuse_gaps(reading.frame, places, model)
         notes = [*reading.notes, *encoder.unknown(reading.frame)]
         labels = np.full(len(features), -1)

@@ -27,6 +27,7 @@ from softmaxima.experiments.values import NUMBER_LIKE, Known, as_float, is_missi
 from softmaxima.experiments.wording import named, rows
 
 ARCHIVES = (".gz", ".zip")
+GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 SEPARATORS = ("\t", ";", "|", ",")  # the first of those that fit equally well: a comma may be a decimal one
 SAMPLE = 200_000  # characters by which the separator is recognised
 FIRST_ROWS = 200  # by which the header is
@@ -45,8 +46,13 @@ class Reading:
     units: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None  # where the format says which column it is
     separator: str | None = None  # of text
-    places: np.ndarray | None = None  # the number of each row in the file, from 1, where some may have been left out
+    places: np.ndarray | None = None  # the numbers of the rows in the file, from 1, where some may have been left out
     untrainable: str | None = None  # of rows that a model may predict, but that have no target beside features: what to say
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The number of each row in the file, from 1."""
+        return np.arange(1, self.frame.height + 1) if self.places is None else self.places
 
 
 def read_frame(path: Path, known: Known = NEW) -> Reading:
@@ -59,9 +65,11 @@ def read_frame(path: Path, known: Known = NEW) -> Reading:
         raise InputError(f"is a directory; give a file: {suffixes()}")
     if not path.exists():
         raise InputError(f"there is no such file; give a path to an existing file: {suffixes()}")
-    kind, content = "an archive" if path.suffix.lower() in ARCHIVES else "a file", b""
+    kind, content = "a file", b""
     try:
-        name, content = _unpacked(path)
+        content = path.read_bytes()
+        kind = "an archive"
+        name, content = _unpacked(path.name, content)
         suffix = PurePosixPath(name).suffix.lower()
         if suffix not in READERS:
             raise InputError(f"unknown suffix {suffix!r}; convert the table to one of: {suffixes()}")
@@ -105,20 +113,25 @@ def _reason(kind: str, content: bytes, error: Exception) -> str:
     return "it is damaged, cut short or encrypted"
 
 
-def _unpacked(path: Path) -> tuple[str, bytes]:
-    """The name and the bytes of the table, out of its archive."""
-    if path.suffix.lower() == ".gz":
-        return path.stem, gzip.decompress(path.read_bytes())
-    if path.suffix.lower() != ".zip":
-        return path.name, path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
+def _unpacked(name: str, content: bytes) -> tuple[str, bytes]:
+    """The name and the bytes of the table, out of archives, which go by their first bytes where their name says something else."""
+    suffix = PurePosixPath(name).suffix.lower()
+    if content.startswith(GZIP):
+        return _unpacked(name[:-3] if suffix == ".gz" else name, gzip.decompress(content))
+    if suffix == ".gz":  # unpacked already, as browsers do
+        return name[:-3], content
+    if suffix != ".zip" and not (content.startswith(ZIP) and READERS.get(suffix, ("",))[0] == "CSV"):
+        return name, content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = [member for member in archive.namelist() if not member.startswith("__MACOSX/")]
-        tables = [member for member in members if PurePosixPath(member).suffix.lower() in READERS]
+        if "xl/workbook.xml" in members:
+            raise InputError("is a workbook of Excel; save its sheet as CSV")
+        tables = [member for member in members if PurePosixPath(member.removesuffix(".gz")).suffix.lower() in READERS]
         if len(tables) != 1:
             raise InputError(
                 f"needs one table in it, got {named(map(repr, tables or members)) or 'none'}; take out the one to train on"
             )
-        return tables[0], archive.read(tables[0])
+        return _unpacked(tables[0], archive.read(tables[0]))
 
 
 def suffixes() -> str:

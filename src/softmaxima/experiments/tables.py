@@ -20,8 +20,10 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments.encoding import Encoder, kind_of
 from softmaxima.experiments.reading import Reading, of_arrays, read_frame
 from softmaxima.experiments.suspicions import suspicions
-from softmaxima.experiments.values import Known, among_numbers, maybe_missing
+from softmaxima.experiments.values import Known, KnownColumn, as_float, is_quantity, maybe_missing, several_units, stray
 from softmaxima.experiments.wording import named, rows
+
+MOST_CATEGORIES = 1000  # indicator columns that one column may become
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ def read_table(
         pixels, digits = load_digits(return_X_y=True)
         return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, categories, watched=False)
     texts, left_out = ([name for given in option for name in (given, *_listed(given))] for option in (categories, without))
-    known = Known(texts, dict.fromkeys(texts), words=missing_words, target=target, left_out=left_out)
+    known = Known(dict.fromkeys(texts, KnownColumn(True, None)), missing_words, target=target, left_out=left_out)
     try:
         return _table(path.name, read_frame(path, known), target, without, missing, categories, missing_words)
     except InputError as error:
@@ -101,14 +103,15 @@ def _table(
     chosen = (reading.target or frame.columns[-1]) if target is None else target
     if chosen not in frame.columns:
         raise InputError(f"there is no column {chosen!r}; choose a --target among: {named(map(repr, frame.columns))}")
-    kept = set(frame.columns)
+    numbers, kept = reading.numbers, set(frame.columns)
     if without := [column for column in reading.frame.columns if column not in kept]:
         notes.append(f"left out as --without says: {named(map(repr, without))}")
     if frame.height and (untold := frame[chosen].null_count()):
         if untold == frame.height:
             raise InputError(f"the target {chosen!r} has no values; choose another column with --target")
         notes.append(f"left out, having no {chosen!r}: {rows(untold)}{_words(reading.words, chosen)}")
-        frame = frame.filter(frame[chosen].is_not_null())
+        told = frame[chosen].is_not_null()
+        frame, numbers = frame.filter(told), numbers[told.to_numpy()]
     if empty := [column.name for column in frame if frame.height and column.null_count() == frame.height]:
         notes.append(f"left out, having no values: {named(map(repr, empty))}")
         frame = frame.drop(empty)
@@ -122,6 +125,8 @@ def _table(
     y = frame[chosen]
     if kind_of(y.dtype) is None:
         raise InputError(f"the target {chosen!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
+    strays = _strays(frame.drop(chosen, *declared, strict=False), numbers)
+    _refuse_many_texts(frame.drop(chosen), strays)
     encoder = Encoder.fit(frame, chosen, reading.written, reading.units, words)
     if len(encoder.classes) < 2:
         raise InputError(
@@ -130,15 +135,42 @@ def _table(
     labels = encoder.labels(frame)
     if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
         notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
-        odd = {column.name: among_numbers(frame[column.name]) for column in encoder.columns if column.kind == "category"}
-        if found := [f"{column!r} ({text!r})" for column, text in odd.items() if text is not None and column not in declared]:
-            notes.append(f"taken for texts, though most are numbers: {named(found)}; if those stand for nothing, leave them empty")
-    notes += _doubtful(frame)
+    for kind in ("numbers", "dates"):
+        if found := [f"{column!r} ({text})" for column, (others, text) in strays.items() if others == kind]:
+            notes.append(f"taken for texts, though most are {kind}: {named(found)}; if those stand for nothing, leave them empty")
+    notes += _doubtful([*frame.drop(chosen), pl.Series(chosen, encoder.classes)])
     if watched:
         notes += suspicions(encoder.columns, [column.values(frame[column.name]) for column in encoder.columns], labels)
     by_default = target is None and reading.target is None
-    numeric = y.dtype.is_numeric()
+    numeric = y.dtype.is_numeric() or (y.dtype == pl.String and is_quantity(y))
     return Table(name, chosen, by_default, encoder.matrix(frame), labels, encoder.classes, numeric, tuple(notes), encoder)
+
+
+def _strays(frame: pl.DataFrame, numbers: np.ndarray) -> dict[str, tuple[str, str]]:
+    """Of columns of texts most of which are something else: what that is, and a text that is not, with the number of its row."""
+    found = {}
+    for series in frame:
+        if kind_of(series.dtype) == "category" and (odd := stray(series)) is not None:
+            text, kind = odd
+            found[series.name] = kind, f"{text!r} in row {numbers[(series.cast(pl.String) == text).arg_max()]}"  # type: ignore[index]
+    return found
+
+
+def _refuse_many_texts(frame: pl.DataFrame, strays: Mapping[str, tuple[str, str]]) -> None:
+    """Raise `InputError` for a column that would become too many indicator columns, and say what its texts look like."""
+    most = min(MOST_CATEGORIES, max(20, frame.height // 2))
+    for series in frame:
+        if kind_of(series.dtype) != "category" or (count := series.drop_nulls().n_unique()) <= most:
+            continue
+        repair = "group its texts, or if it names rows"
+        if series.name in strays:
+            repair = "repair its texts that are no {}, such as {}, or".format(*strays[series.name])
+        elif (several := several_units(series)) is not None:
+            repair = f"they are numbers of several units, {several}: write them in one, or"
+        raise InputError(
+            f"column {series.name!r} has {count} texts in {frame.height} rows, too many to one-hot encode; {repair} leave it out "
+            f"with --without {series.name!r}"
+        )
 
 
 def _columns(frame: pl.DataFrame, option: str, given: Sequence[str]) -> list[str]:
@@ -155,11 +187,11 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _doubtful(frame: pl.DataFrame) -> list[str]:
-    """A line for texts that may stand for a missing value, and one for those that differ in capitals and blanks alone."""
+def _doubtful(texts: Sequence[pl.Series]) -> list[str]:
+    """A line for texts that may stand for a missing value, and one for those that differ in capitals, blanks and zeros alone."""
     columns = {
         series.name: series.drop_nulls().unique().cast(pl.String).sort()
-        for series in frame
+        for series in texts
         if series.dtype in (pl.String, pl.Categorical, pl.Enum)
     }
     lines = []
@@ -172,16 +204,18 @@ def _doubtful(frame: pl.DataFrame) -> list[str]:
     if alike := {name: found for name, texts in columns.items() if (found := _alike(texts.to_list()))}:
         pairs = named(f"{name!r} ({one!r} and {other!r})" for name, (one, other) in alike.items())
         lines.append(
-            f"texts that differ in capitals or blanks alone count as different: {pairs}; write them in one way if they are one"
+            f"texts that differ in capitals, blanks or zeros alone count as different: {pairs}; write them in one way if they are "
+            "one"
         )
     return lines
 
 
 def _alike(texts: Sequence[str]) -> tuple[str, str] | None:
-    """The first two that differ in capitals and blanks alone."""
-    first: dict[str, str] = {}
+    """The first two that differ in capitals, blanks and the zeros of a number alone."""
+    first: dict[str | float, str] = {}
     for text in texts:
-        if (other := first.setdefault("".join(text.casefold().split()), text)) != text:
+        number = as_float(bare := "".join(text.casefold().split()))
+        if (other := first.setdefault(bare if number is None else number, text)) != text:
             return other, text
     return None
 

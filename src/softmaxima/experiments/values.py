@@ -27,8 +27,11 @@ POINT = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[, '\x{a0}\x{202f}][0-9]{3})+)(?:
 COMMA = r"^[+-]?(?:(?:[0-9]+|[1-9][0-9]{0,2}(?:[. '\x{a0}\x{202f}][0-9]{3})+)(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 BEFORE = r"^([+-]?)\s*([$€£¥]|USD|EUR|GBP|CHF)\s*"
 AFTER = r"\s*([%‰°$€£¥\p{L}][^\s\d]{0,11})$"
+NO_UNIT = r"(?i)^(?:[ap]\.?m\.?|x+[ls])$"  # of times and sizes
 ZERO = r"^[+-]?[0.,]+$"
-PADDED = r"^[+-]?0[0-9]+$"
+CODES = (r"^[+-]?0[0-9]+$", r"^[0-9]{17,}$")  # 007, and numbers of which float64 has not all digits
+EXPONENT = r"^[0-9]+[eE][0-9]+$"
+DECIMALS = r"^[+-]?[0-9]*[.,]([0-9]+)$"
 SCALES = ("%", "‰", "k", "K", "M", "G")  # beside which a number without a unit is in none
 CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£"}
 UNITS = re.compile(  # of which a column that has several is named; other endings make categories, such as 3a and 3b
@@ -40,39 +43,53 @@ NUMBER_LIKE = re.compile(r"[-+$€£¥\s.,]*\d[-\d.,:/\s'%$€£¥eE+TZ]*")  # d
 DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y")
 DATES += ("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y")
 TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
+HOURS = "%I %p"  # of which polars wants minutes too
 MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%m-%Y", "%b %Y", "%B %Y", "%b-%Y", "%B-%Y", "%Y %b", "%Y %B", "%Y-%b")
 QUARTERS = {  # the year, the quarter
     "%YQ%q": r"^(?<year>\d{4})[ -]?[qQ](?<quarter>[1-4])$",
     "Q%q%Y": r"^[qQ](?<quarter>[1-4])[ /-]?(?<year>\d{4})$",
 }
 YEARS = range(1800, 2200)  # of months and quarters: other numbers beside one of two digits are codes
-DATE_LIKE = re.compile(
-    r"\d{1,4}[-/.:]\d{1,2}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}|[A-Za-z]{3,9} \d{1,2}, \d{4}"
-    r"|[A-Za-z]{3,9}[ -]\d{4}$|\d{4}[ -][A-Za-z]{3,9}$|\d{4}[ -]?[qQ][1-4]$|[qQ][1-4][ /-]?\d{4}$"
+DIGITS = {"%Y": r"(?:^|\D)\d{4}(?:\D|$)", "%y": r"[^\d:]\d{2}(?:[ T]\d.*)?$"}  # of years, without which 1.9.3 is a version
+PAIRED = r"^(?<year>\d{4})[-/](?<next>\d{2})$"  # two years, or a month
+DATE_LIKE = (
+    r"^(?:\d{1,4}[-/.:]\d{1,2}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}|[A-Za-z]{3,9} \d{1,2}, \d{4}|\d{1,2} ?[aApP]\.?[mM]\.?$"
+    r"|[A-Za-z]{3,9}[ -]\d{4}$|\d{4}[ -][A-Za-z]{3,9}$|\d{4}[ -]?[qQ][1-4]$|[qQ][1-4][ /-]?\d{4}$)"
 )
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of a file's columns before it is read, as by a model that learnt from another file."""
+class KnownColumn:
+    """What is known of a column before it is read."""
 
-    texts: Collection[str] = ()  # columns that stay text, whatever they look like
-    categories: Mapping[str, Collection[str] | None] = field(
-        default_factory=dict
-    )  # their texts that are no missing value; None: all
-    quantities: Collection[str] = ()  # columns of numbers or dates
-    written: Mapping[str, str] = field(default_factory=dict)  # this and the next as in `Values`
-    units: Mapping[str, str] = field(default_factory=dict)
+    is_text: bool | None = None  # it stays text, whatever it looks like; False: it holds numbers or dates
+    kept: Collection[str] | None = ()  # its texts that are no missing value; None: all
+    written: str | None = None  # this and the next as in `Values`
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a file before it is read, as by a model that learnt from another one."""
+
+    columns: Mapping[str, KnownColumn] = field(default_factory=dict)
     words: Collection[str] = ()  # that stand for a missing value besides those that always do
     names: Sequence[str] = ()  # of columns that there must be
     target: str | None = None  # the name of one that there may be; without it and `names`, the last that is not left out
     left_out: Collection[str] = ()
+
+    def of(self, name: str) -> KnownColumn:
+        """What is known of a column."""
+        return self.columns.get(name, NOTHING)
 
     def target_of(self, columns: Sequence[str]) -> str | None:
         """Which of them is the target, whose texts are names of classes, whatever they look like."""
         if self.target is not None or self.names:
             return self.target
         return next((name for name in reversed(columns) if name not in self.left_out), None)
+
+
+NOTHING = KnownColumn()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,41 +105,44 @@ class Values:
 
 def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool = False) -> Values:
     """Missing values are null, and where all is written as text, numbers and dates are what they stand for."""
-    columns, padded, words, strings = {}, [], {}, {}
+    columns, padded, words, strings, plain = {}, [], {}, {}, {}
     target = known.target_of(frame.columns)
     for column in frame:
-        if column.dtype.is_float():
-            column = column.fill_nan(None)
-        elif column.dtype == pl.String:
-            column = _stripped(column, is_text and column.name not in known.texts, known, padded, words)
-            if column.dtype == pl.String and is_text and column.name not in known.texts and column.name != target:
-                strings[column.name] = column
-        columns[column.name] = column
+        name = column.name
+        columns[name] = column.fill_nan(None) if column.dtype.is_float() else column
+        if column.dtype != pl.String:
+            continue
+        is_open = is_text and not known.of(name).is_text
+        read = _stripped(column, is_open, known, padded, words)
+        texts = column.str.strip_chars().set(read.is_null(), None)
+        columns[name] = texts if name == target else read
+        if name != target and is_open:
+            (plain if read.dtype.is_numeric() else strings)[name] = texts
     numbers, dates, units, notes = {}, {}, {}, []
-    plain = {
-        name: frame[name].str.strip_chars().set(column.is_null(), None)
-        for name, column in columns.items()
-        if column.dtype.is_numeric() and frame[name].dtype == pl.String
-    }
     floats = {name: texts for name, texts in plain.items() if columns[name].dtype == pl.Float64}
-    written = dict(known.written)
-    for name, (column, example, kind, unit) in _written_numbers(strings, floats, semicolons, known.written).items():
+    learnt = {name: column.written for name, column in known.columns.items() if column.written is not None}
+    written = dict(learnt)
+    for name, (column, example, kind, unit) in _written_numbers(strings, floats, semicolons, learnt).items():
         columns[name], numbers[name], written[name] = column, example, kind
         if unit:
             units[name] = unit
     for name in strings.keys() - numbers.keys():
-        if (found := _written_dates(strings[name], known.written.get(name))) is not None:
+        if (found := _written_dates(strings[name], learnt.get(name))) is not None:
             columns[name], dates[name], written[name] = found
     written = dict.fromkeys(floats, "point") | {name: how for name, how in written.items() if name in columns}
     for what, found in (("numbers", numbers), ("dates, which features have in days", dates)):
         if found:
             ordered = (f"{name!r} ({found[name]})" for name in columns if name in found)
-            codes = "; --categories takes columns of codes as texts" if found is dates or units else ""
+            may_be_codes = found is dates or units or any(_code(texts) for name, texts in strings.items() if name in found)
+            codes = "; --categories takes columns of codes as texts" if may_be_codes else ""
             notes.append(f"read as {what}: {named(ordered)}{codes}")
     notes += _of_units(strings, columns, units, known)
-    if zeros := {name: found[0] for name, texts in plain.items() if len(found := texts.filter(texts.str.contains(PADDED)))}:
-        examples = named(f"{name!r} ({text!r} is {int(text)})" for name, text in zeros.items())
-        notes.append(f"read as numbers, though zeros are before them: {examples}; --categories takes columns of codes as texts")
+    if paired := [name for name, texts in strings.items() if columns[name].dtype == pl.String and _are_pairs(texts)]:
+        examples = named(f"{name!r} ({strings[name].drop_nulls()[0]!r})" for name in paired)
+        notes.append(f"taken for texts, being pairs of years: {examples}; if they are months, write them as 2008-09-01")
+    if coded := {name: text for name, texts in plain.items() if name not in numbers and (text := _code(texts))}:
+        examples = named(f"{name!r} ({text!r} is {_shortest(float(text))})" for name, text in coded.items())
+        notes.append(f"read as numbers, though they may be codes: {examples}; --categories takes columns of codes as texts")
     if padded:
         notes.append(f"blanks around texts are left out in {named(map(repr, padded))}")
     return Values(pl.DataFrame(list(columns.values())), tuple(notes), words, written, units)
@@ -149,15 +169,15 @@ def _stripped(column: pl.Series, written: bool, known: Known, padded: list[str],
     if written and not asked and (number := _plain(column)) is not None:
         return number
     texts = every if not written else _not_plain(bare)
-    kept = known.categories.get(column.name, ())
+    kept = known.of(column.name).kept
     found = texts.filter(texts.str.to_lowercase().is_in(MISSING)).to_list() if kept is not None else []
     found = sorted({*asked, *found}.difference(kept or ()))
     others = bare.filter(~bare.is_in(found)).drop_nulls() if found else bare
     if len(others) and not others.str.contains(r"[\p{L}\p{N}]").any():
         found = [word for word in found if word.isalnum()]  # a column of signs, such as + and -
-    if written and (maybe := maybe_missing(texts)) and column.name not in known.categories:
+    if written and (maybe := maybe_missing(texts)) and kept == ():
         certain = bare.set(bare.is_in([*found, *maybe]), None)
-        if column.name in known.quantities or _is_quantity(certain):
+        if known.of(column.name).is_text is False or is_quantity(certain):
             found = sorted({*found, *maybe})
     if found:
         bare = bare.set(bare.is_in(found), None)
@@ -169,7 +189,7 @@ def _stripped(column: pl.Series, written: bool, known: Known, padded: list[str],
     return bare
 
 
-def _is_quantity(column: pl.Series) -> bool:
+def is_quantity(column: pl.Series) -> bool:
     """Whether all are numbers, or all dates."""
     values = column.drop_nulls().unique(maintain_order=True)
     return _plain(column) is not None or bool(_fitting(values)) or _dated(values) is not None
@@ -186,11 +206,20 @@ def as_float(text: str) -> float | None:
         return None
 
 
-def among_numbers(column: pl.Series) -> str | None:
-    """A text in a column whose other texts, more than half, are numbers."""
-    texts = column.cast(pl.String).drop_nulls()
-    odd = texts.filter(texts.cast(pl.Float64, strict=False).is_null())
-    return odd[0] if 0 < len(odd) < len(texts) / 2 else None
+def _shortest(number: float) -> float:
+    """An int where it is whole."""
+    return int(number) if number.is_integer() else number
+
+
+def _code(texts: pl.Series) -> str | None:
+    """A text of a column of numbers that may be none: it has zeros or digits that its number has not, or an exponent."""
+    decimals = texts.str.extract(DECIMALS)
+    digits = decimals.str.len_chars()
+    found = [texts.str.contains(pattern) for pattern in CODES]
+    found.append(decimals.str.ends_with("0") & (digits > (digits.min() or 0)))  # 1.10 beside 1.9
+    if not texts.str.contains(".", literal=True).any():
+        found.append(texts.str.contains(EXPONENT))
+    return next((texts[coded.arg_max()] for coded in found if coded.any()), None)  # type: ignore[index]
 
 
 def _plain(column: pl.Series) -> pl.Series | None:
@@ -245,7 +274,7 @@ def _written_numbers(
         numbers, unit = _read_numbers(bare[name], kind)
         read = list(zip(bare[name], numbers, strict=True))
         text, number = next((pair for pair in read if as_float(pair[0]) != pair[1]), read[0])
-        example = f"{text!r} is {int(number) if number.is_integer() else number}"
+        example = f"{text!r} is {_shortest(number)}"
         column = strings[name] if name in strings else plain[name]
         found[name] = column.replace_strict(bare[name], numbers, return_dtype=pl.Float64), example, kind, unit
     return found
@@ -270,7 +299,7 @@ def _parted(values: pl.Series) -> tuple[pl.Series, pl.Series]:
 def _fitting(values: pl.Series) -> set[str]:
     """Before which sign the decimals of all may be: a point, a comma, or either; none where they are no numbers of one unit."""
     bare, units = _parted(values)
-    return _signs(bare) if len(_different(bare, units)) < 2 else set()
+    return _signs(bare) if len(_different(bare, units)) < 2 and not units.str.contains(NO_UNIT).any() else set()
 
 
 def _signs(bare: pl.Series) -> set[str]:
@@ -280,8 +309,18 @@ def _signs(bare: pl.Series) -> set[str]:
 
 def _different(bare: pl.Series, units: pl.Series) -> list[str]:
     """The units of numbers, of which 0 needs none; others without one are taken to be in that of the rest, but beside `SCALES`."""
-    found = units.filter(~bare.str.contains(ZERO) | (units != "")).unique(maintain_order=True).to_list()
+    given = units.filter(~bare.str.contains(ZERO) | (units != "")).unique(maintain_order=True)
+    found = [unit for unit in given if _plurals(unit).isdisjoint(given)]
     return [unit for unit in found if unit or not set(SCALES).isdisjoint(found)]
+
+
+def _are_one_word(one: str, other: str) -> bool:
+    return one == other or one in _plurals(other) or other in _plurals(one)
+
+
+def _plurals(unit: str) -> set[str]:
+    """Of a word; a letter is a sign, such as m, which ms is no plural of."""
+    return {f"{unit}s", f"{unit}es", re.sub("y$", "ies", unit)} - {unit} if len(unit) > 1 else set()
 
 
 def _read_numbers(values: pl.Series, kind: str) -> tuple[pl.Series, str]:
@@ -303,27 +342,25 @@ def _of_units(
         bare, found = _parted(column.drop_nulls().unique(maintain_order=True))
         if name in units and len(without := bare.filter((found == "") & ~bare.str.contains(ZERO))):
             bared[name] = without[0]
-        if columns[name].dtype == pl.String:
-            several = _different(bare, found)
-            if len(several) > 1 and all(map(UNITS.fullmatch, filter(None, several))) and _signs(bare):
-                mixed[name] = named((repr(unit) if unit else "none" for unit in several), 3)
+        if columns[name].dtype == pl.String and (several := several_units(column)):
+            mixed[name] = several
     if mixed:
         several = named(f"{name!r} ({found})" for name, found in mixed.items())
         lines.append(f"taken for texts, being numbers of several units: {several}; write them in one")
     if bared:
         examples = named(f"{name!r} ({text!r} is in {units[name]!r})" for name, text in bared.items())
         lines.append(f"numbers without a unit are taken to be in that of the others: {examples}")
-    learnt = {name: known.units.get(name) for name in known.quantities}
+    learnt = {name: column.unit for name, column in known.columns.items() if column.is_text is False}
     if other := [
         f"{name!r} is in {units[name]!r}, not in {unit!r}" if unit else f"{name!r} is in {units[name]!r}, not in a plain number"
         for name, unit in learnt.items()
-        if units.get(name, unit) != unit
+        if not _are_one_word(units.get(name, unit or ""), unit or "")
     ]:
         raise InputError(f"{named(other)}, which was learnt from; convert it")
     if without := [
         f"{name!r} ({'5% was 0.05' if unit == '%' else repr(unit)})"
-        for name, unit in known.units.items()
-        if name in columns and name not in units
+        for name, unit in learnt.items()
+        if unit is not None and name in columns and name not in units
     ]:
         lines.append(f"without the unit that was learnt from, and taken as they are: {named(without)}")
     return lines
@@ -332,38 +369,39 @@ def _of_units(
 # Dates --------------------------------------------------------------------------------------------------------------------
 
 
-def among_dates(texts: pl.Series) -> str | None:
-    """A text in a column whose other texts, more than half, are dates or times that are written in one way."""
-    values = texts.drop_nulls().unique(maintain_order=True)
-    found = _dated(values, odd=0.5)
-    return None if found is None else next(iter(values.filter(found[0].is_null())), None)
-
-
 def _written_dates(column: pl.Series, known: str | None) -> tuple[pl.Series, str, str] | None:
     """Dates or times, if all are written in one way, an example, and the pattern: the known one where it fits."""
     values = column.drop_nulls().unique(maintain_order=True)
     if (found := _dated(values, known)) is None:
         return None
     dates, pattern = found
-    example = f"{values[0]!r} is {dates[0]:{'%d %B %Y'}}" if dates.dtype != pl.Time else f"{values[0]!r}"
+    form = " is %d %B %Y" if dates.dtype != pl.Time else " is %H:%M" if "%p" in pattern else ""
+    example = f"{values[0]!r}{dates[0].strftime(form)}"
     return column.replace_strict(values, dates, return_dtype=dates.dtype), example, pattern
 
 
 def _dated(values: pl.Series, known: str | None = None, odd: float = 0.0) -> tuple[pl.Series, str] | None:
     """What the values are by a pattern that all but a share of them fit, the known one before others, and the pattern."""
-    if not len(values) or not DATE_LIKE.match(values[0]):
+    alike = values.filter(values.str.contains(DATE_LIKE))
+    if not len(alike) or len(alike) < (1 - odd) * len(values):
         return None
     days_first = known is not None and _days_first(known)
     for dtype, pattern in sorted(
-        _patterns(values[0]), key=lambda found: (found[1] != known, days_first and not _days_first(found[1]))
+        _patterns(alike[0]), key=lambda found: (found[1] != known, days_first and not _days_first(found[1]))
     ):
         for some in (values.head(20), values):
             dates = _parsed(some, dtype, pattern)
             if dates.null_count() > odd * len(some):
                 break
         else:
-            return dates, pattern
+            return None if known is None and _are_pairs(values.filter(dates.is_not_null())) else (dates, pattern)
     return None
+
+
+def _are_pairs(texts: pl.Series) -> bool:
+    """Whether all are two years that follow one another, such as 2008-09: several, for one may be a month."""
+    parts = texts.drop_nulls().unique().str.extract_groups(PAIRED).struct.unnest().cast(pl.Int32)
+    return len(parts) > 1 and parts.select((pl.col("year") + 1) % 100 == pl.col("next")).to_series().fill_null(False).all()
 
 
 def _days_first(pattern: str) -> bool:
@@ -377,7 +415,7 @@ def _patterns(example: str) -> Iterator[tuple[Any, str]]:
         yield pl.Date, date
         for between, time, zone in product((" ", "T"), TIMES, ("", "Z", "%#z")):
             yield pl.Datetime("us"), f"{date}{between}{time}{zone}"
-    for time in TIMES:
+    for time in (*TIMES, HOURS):
         yield pl.Time, time
     for month in (*MONTHS, *QUARTERS) if long else ():
         yield pl.Date, month
@@ -391,5 +429,58 @@ def _parsed(values: pl.Series, dtype: Any, pattern: str) -> pl.Series:
     elif pattern in MONTHS:
         dates = (values + " 1").str.strptime(pl.Date, f"{pattern} %d", strict=False)
     else:
+        values = values.str.replace(r"\s*([aApP])\.?[mM]\.?$", " ${1}m") if "%p" in pattern else values
+        values, pattern = ("0 " + values, f"%M {HOURS}") if pattern == HOURS else (values, pattern)
+        for digits in (DIGITS[year] for year in DIGITS if year in pattern):
+            values = values.set(~values.str.contains(digits), None)
         return values.str.strptime(dtype, pattern, strict=False)
     return dates.set(~dates.dt.year().is_between(YEARS.start, YEARS.stop - 1), None)
+
+
+# Texts among others ---------------------------------------------------------------------------------------------------------
+
+
+def stray(column: pl.Series) -> tuple[str, str] | None:
+    """A text in a column whose others, more than half, are numbers of one unit or dates, and which of the two these are."""
+    texts = column.cast(pl.String).drop_nulls()
+    values, counts = texts.unique(maintain_order=True), texts.unique_counts()
+    for kind, fits in (("numbers", _are_numbers(values, counts)), ("dates", _are_dates(values, None, 0.5))):
+        if 0 < counts.filter(~fits).sum() < counts.sum() / 2:
+            return values.filter(~fits)[0], kind
+    return None
+
+
+def several_units(column: pl.Series) -> str | None:
+    """The units in a column most of whose texts are numbers of several units."""
+    bare, units = _parted(column.cast(pl.String).drop_nulls().unique(maintain_order=True))
+    numbers = max((bare.str.contains(pattern) for pattern in (POINT, COMMA)), key=pl.Series.sum)
+    several = _different(bare.filter(numbers), units.filter(numbers))
+    if len(several) < 2 or numbers.sum() <= len(bare) / 2 or not all(map(UNITS.fullmatch, filter(None, several))):
+        return None
+    return named((repr(unit) if unit else "none" for unit in several), 3)
+
+
+def misfit(column: pl.Series, kind: str, written: str | None, unit: str | None) -> int:
+    """The place of the first text that is no number or date as the column was learnt with, or of the first where all are."""
+    if kind == "date":
+        fits = _are_dates(column, written, 1.0)
+    else:
+        bare, units = _parted(column)
+        bared = [] if unit in SCALES else [""]
+        allowed = [*bared, *(given for given in units.unique() if _are_one_word(given or "", unit or ""))]
+        fits = bare.str.contains(COMMA if written == "comma" else POINT) & (units.is_in(allowed) | bare.str.contains(ZERO))
+    odd = column.is_not_null() & ~fits
+    return int((odd if odd.any() else column.is_not_null()).arg_max())  # type: ignore[arg-type]
+
+
+def _are_numbers(values: pl.Series, counts: pl.Series) -> pl.Series:
+    """Of each value, whether it is a number, with decimals and the unit as most have them; plain ones where units differ."""
+    bare, units = _parted(values)
+    found = [bare.str.contains(pattern) & ~units.str.contains(NO_UNIT) for pattern in (POINT, COMMA)]
+    fits = max(found, key=lambda fits: counts.filter(fits).sum())
+    return fits & (units == "") if len(_different(bare.filter(fits), units.filter(fits))) > 1 else fits
+
+
+def _are_dates(values: pl.Series, known: str | None, odd: float) -> pl.Series:
+    found = _dated(values, known, odd)
+    return pl.repeat(False, len(values), eager=True) if found is None else found[0].is_not_null()

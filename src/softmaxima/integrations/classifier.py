@@ -20,7 +20,7 @@ from torch import Tensor
 
 from softmaxima import losses
 from softmaxima.integrations.pairs import FUNCTIONS, Pair, usual_pair
-from softmaxima.integrations.training import Training, Weights, predict, scores
+from softmaxima.integrations.training import Training, Weights, probabilities, scores
 from softmaxima.maps import find_map
 
 DTYPES = (np.float64, np.float32)
@@ -230,7 +230,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             ValueError: for a parameter that is none of these, such as a function without a name or a generator.
         """
         check_is_fitted(self, "network_")
-        params = {name: _plain(name, value) for name, value in self.get_params(deep=False).items()}
+        params = {name: _stored(name, value) for name, value in self.get_params(deep=False).items()}
         learnt = {name: value for name, value in vars(self).items() if name in (*SCALE, *TRAINED)}
         lists = {name: learnt[name].tolist() for name in ("classes_", "feature_names_in_") if name in learnt}
         return {"params": params, "learnt": learnt | lists}
@@ -244,7 +244,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """
         if sorted(record["params"]) != sorted(cls._get_param_names()):
             raise ValueError(f"a Classifier has the parameters {', '.join(cls._get_param_names())}, got {sorted(record['params'])}")
-        classifier = cls(**{name: _plain(name, value) for name, value in record["params"].items()})
+        classifier = cls(**{name: _stored(name, value) for name, value in record["params"].items()})
         classifier._check()
         learnt = dict(record["learnt"])
         learnt["classes_"] = np.array(learnt["classes_"])
@@ -285,7 +285,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Probabilities [rows, classes] float64 of features as `prepare` gives them."""
-        p = predict(self.pair, self._weights, x).double()
+        p = probabilities(self.pair, self._weights, x).double()
         return p / p.sum(-1, keepdim=True) if find_map(self.map).properties.mass == "one" else p  # one to the precision of float64
 
     @property
@@ -455,16 +455,16 @@ def _name(value: Any) -> str | None:
     return next((name for name, function in FUNCTIONS.items() if function is value), None)
 
 
-def _plain(name: str, value: Any) -> Any:
+def _stored(name: str, value: Any) -> Any:
     """A parameter in Python's own types."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {key: _plain(f"{name}[{key!r}]", entry) for key, entry in value.items()}
+        return {key: _stored(f"{name}[{key!r}]", entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(_plain(name, entry) for entry in value)
+        return tuple(_stored(name, entry) for entry in value)
     if (function := _name(value)) is None:
         raise ValueError(
             f"{name} is a {type(value).__name__}, which a file does not hold; give a number or a text, or of a function one of "

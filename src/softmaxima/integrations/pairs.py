@@ -137,13 +137,13 @@ def choose(offered: Sequence[Pair], names: Sequence[str]) -> tuple[Pair, ...]:
     """
     wanted: set[str] = set()
     for name in names:
-        found = [pair for pair in offered if _plain(pair.name) == _plain(name)]
-        found = found or [pair for pair in offered if _plain(pair.map) == _plain(name)]
+        found = [pair for pair in offered if _letters(pair.name) == _letters(name)]
+        found = found or [pair for pair in offered if _letters(pair.map) == _letters(name)]
         if not found:
             raise InputError(f"--maps: there is no pair or map {name!r}; choose among: {', '.join(pair.name for pair in offered)}")
         wanted.update(pair.name for pair in found)
     return tuple(pair for pair in offered if pair.name in wanted or not names)
 
 
-def _plain(name: str) -> str:
+def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())

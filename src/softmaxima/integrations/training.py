@@ -128,6 +128,6 @@ def scores(head: Head, network: Weights, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict(pair: Pair, network: Weights, x: Tensor) -> Tensor:
+def probabilities(pair: Pair, network: Weights, x: Tensor) -> Tensor:
     """Probabilities [rows, classes] in the dtype of the features."""
     return torch.cat([pair.probabilities(scores(pair.head, network, part)) for part in x.split(EVALUATED_ROWS)])

@@ -161,7 +161,7 @@ class Batch:
             elif self.reduction == "none":
                 value = values.to(dtype)
             elif is_concrete(x):
-                value = torch.full((), float(values.sum()) * float(scale), dtype=dtype, device=x.device)
+                value = torch.tensor(float(values.sum()) * float(scale), dtype=dtype, device=x.device)
             else:
                 value = (values.sum() * scale).to(dtype)
             in_place = slope is not None and not compiling and not is_concrete(x)
