@@ -158,7 +158,8 @@ def test_narrow_weighted_sums_and_their_gradients_are_those_of_float64(x: torch.
     torch.testing.assert_close(value.double(), expected, rtol=2**-23, atol=1e-15)
     (slope,) = torch.autograd.grad(value.sum(), x)
     (its_slope,) = torch.autograd.grad(expected.sum(), wide)
-    torch.testing.assert_close(slope.double(), its_slope, rtol=2**-21, atol=2**-120)
+    cancelled = (sm.logsumexp(wide, weights=b.double().abs()) - expected).detach().nan_to_num(0.0).exp().max()
+    torch.testing.assert_close(slope.double(), its_slope, rtol=2**-21, atol=2**-120 * max(1.0, float(cancelled)))
 
 
 def test_a_weight_of_zero_has_a_gradient():
