@@ -297,27 +297,59 @@ def test_the_keyboard_reaches_and_sorts_by_a_heading(browser: Browser, report: P
 # Figures --------------------------------------------------------------------------------------------------------------------
 
 
+# The boxes of what a selector finds in the figure of cost.
+BOXES = (
+    "selector => [...document.querySelectorAll('#cost ' + selector)].map(mark => {"
+    "  const { left, right, top, bottom } = mark.getBoundingClientRect(); return [left, top, right, bottom]; })"
+)
+
+
+def overlaps(names: Sequence[Sequence[float]], points: Sequence[Sequence[float]]) -> list[tuple[Sequence[float], Sequence[float]]]:
+    """The boxes of names that lie on a point or on another name."""
+    return [
+        (a, b)
+        for i, a in enumerate(names)
+        for b in (*names[:i], *points)
+        if all(a[k] < b[k + 2] and b[k] < a[k + 2] for k in (0, 1))
+    ]
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("which", ["report", "long_names"])
 def test_names_on_the_front_lie_on_no_point_and_on_no_other_name(
     browser: Browser, which: str, width: int, request: pytest.FixtureRequest
 ) -> None:
     browser.open(request.getfixturevalue(which), width)
-    boxes = (
-        "(selector => [...document.querySelectorAll('#cost ' + selector)].map(mark => {"
-        "  const { left, right, top, bottom } = mark.getBoundingClientRect(); return [left, top, right, bottom]; }))"
-    )
-    names, points = (browser.evaluate(f"{boxes}('{selector}')") for selector in (".annotation-text", ".point"))
+    names, points = browser.evaluate(f"['.annotation-text', '.point'].map({BOXES})")
     named = browser.evaluate("figures.cost.layout.meta.names.filter(({ text }) => text).length")
     assert len(names) == named > 0
     assert len(points) > named
-    near = [
-        (a, b)
-        for i, a in enumerate(names)
-        for b in (*names[:i], *points)
-        if all(a[k] < b[k + 2] and b[k] < a[k + 2] for k in (0, 1))
-    ]
-    assert near == []
+    assert overlaps(names, points) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_have_room_wherever_the_points_are(browser: Browser, long_names: Path, width: int) -> None:
+    """Points at random, most of them unnamed, as one crowd or in one column, and the boxes that their names get."""
+    browser.open(long_names, width)
+    texts = browser.evaluate("figures.cost.layout.meta.names.map(({ text }) => text).filter(text => text)")
+    rng = np.random.default_rng(width)
+    for _ in range(40):
+        count, spread = int(rng.integers(2, 60)), rng.choice([0.0, 0.02, 0.3, 1.0], 2)
+        points = 0.5 + spread * rng.uniform(-0.5, 0.5, (count, 2))
+        names = [{"x": 10**x, "y": 10**y, "text": texts[i] if i < len(texts) else ""} for i, (x, y) in enumerate(points)]
+        found = browser.evaluate(
+            f"(names => {{ const {{ layout }} = figures.cost, {{ meta, margin, height, yaxis }} = layout, {{ row }} = meta;"
+            "  const room = 10 + row * names.filter(({ text }) => text).length, share = room / (height - margin.t - margin.b);"
+            "  const over = { ...layout, xaxis: { ...layout.xaxis, range: [0, 1] },"
+            "    yaxis: { ...yaxis, range: [-share / (1 - share), 1] }, meta: { names, row } };"
+            "  const div = document.getElementById('cost'), line = div.data.length - 1;"
+            "  figures.cost = { data: [{ ...div.data[line], x: names.map(({ x }) => x), y: names.map(({ y }) => y) }],"
+            "    layout: over };"
+            f"  return draw(div).then(() => ['.annotation-text', '.point'].map({BOXES})); }})"
+            f"({json.dumps(names)})"
+        )
+        assert overlaps(*found) == []
+        assert [len(boxes) for boxes in found] == [min(count, len(texts)), count]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -146,7 +146,7 @@ def sentence(comparison: Comparison, result: Result) -> str:
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
-        words.append(f"cannot be told from softmax in {metric.words}: better by {interval(gain, metric)}")
+        words.append(f"cannot be told from softmax in {metric.words}: a difference of {interval(gain, metric)}")
     if result is not comparison.softmax:
         besides = {
             other: difference(result, comparison.softmax, other, settings.folds, others)

@@ -108,8 +108,8 @@ def _map(result: Result) -> str:
 def _rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
     """The layout of a figure with one row a pair, the best on top."""
     return {
-        "height": 24 * rows + 90,
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 48},
+        "height": 24 * rows + 106,
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 64},
         "yaxis": {"autorange": "reversed", "automargin": True, "ticklabelstandoff": 6},
         "showlegend": False,
         **layout,
@@ -143,7 +143,7 @@ def gain_figure(comparison: Comparison) -> Figure:
     low, high = _around_leaders(means, reach)
     rows = [_label(comparison, result) + _mark(gain) for result, gain in zip(results, gains, strict=True)]
     cells = [gain_cell(comparison, result) for result in results]
-    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better by, {unit}", "range": [low, high]}))
+    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better by,<br>{unit}", "range": [low, high]}))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
     near = [i for i, mean in enumerate(means) if low <= mean <= high]
     ends = {i: (max(low, means[i] - reach[i]), min(high, means[i] + reach[i])) for i in near}
@@ -219,14 +219,17 @@ def cost_figure(comparison: Comparison) -> Figure:
         {"x": step, "y": brier, "text": _label(comparison, result) if i in named and min(step, brier) > 0 else ""}
         for i, (step, brier, result) in enumerate(zip(steps, briers, results, strict=True))
     ]
+    margin = {"l": 56, "r": 24, "t": 24, "b": 48}
+    row, height = 17, 260  # of a name, and of the points above a row for each name
+    room = 10 + row * sum(bool(name["text"]) for name in names)
     plot = go.Figure(
         layout={
-            "height": 420,
-            "margin": {"l": 56, "r": 24, "t": 24, "b": 48},
+            "height": margin["t"] + height + room + margin["b"],
+            "margin": margin,
             "xaxis": {"title": "step, ms", **_logarithmic(*_span(steps, 1.6))},
-            "yaxis": {"title": "Brier score", **_logarithmic(low / (high / low) ** 0.35, high)},  # below there is room for names
+            "yaxis": {"title": "Brier score", **_logarithmic(low / (high / low) ** (room / height), high)},
             "showlegend": False,
-            "meta": {"names": names},
+            "meta": {"names": names, "row": row},
         }
     )
     ordered = sorted(front, key=lambda i: steps[i])
