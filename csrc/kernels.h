@@ -125,6 +125,49 @@ struct SoftmaximaQuantized {
     void* out;             // [outer, n, inner]: softmax, null where it is not wanted
 };
 
+// o_i = Σ_j p_ij v_j, p_i = map(x_i/τ), x_ij = scale ⟨q_i, k_j⟩ + bias_ij, of queries and keys that lie `distance` apart, each matrix
+// at its own offset, in elements. Numbers of a query are [matrices, queries].
+struct SoftmaximaMatrices {
+    const void* data;
+    int64_t distance;        // from one row to the next; 0 for the same
+    const int64_t* offsets;  // [matrices]
+};
+
+struct SoftmaximaAttention {
+    SoftmaximaMatrices q, k, v;
+    SoftmaximaMatrices mask;  // bytes, 0 leaves a score out; null where there is none
+    SoftmaximaMatrices bias;  // of the dtype that is computed in; likewise
+    int64_t dtype;            // of queries, keys, values and out
+    int64_t matrices, queries, keys, size, value_size;
+    int64_t threads;
+    int64_t parts;           // that the queries of a matrix are shared out in
+    const int64_t* lengths;  // [matrices]: how many keys there are; null for all
+    int64_t left, right;     // how many keys before and after its own place a query sees
+    double scale;
+    double tau;           // τ of all, or
+    const double* taus;   // τ of each query
+    const double* theta;  // of the map, as in SoftmaximaRows
+    int64_t distance;     // from that of one query to the next
+    const double* sinks;  // the score of one key more, whose value is 0, of each query; null where there is none
+    int64_t sparse;       // whether many p may be 0
+    const void* map;      // a kernel of SoftmaximaForward
+    void* out;            // [matrices, queries, value_size]
+    void* lse;            // [matrices, queries], of the dtype that is computed in: LSE_j(x_ij/τ) without the sink; may be null
+};
+
+// The gradients of ⟨g, o⟩ + ⟨g_lse, lse⟩, of the dtype that is computed in.
+struct SoftmaximaAttentionBackward {
+    SoftmaximaAttention attention;
+    const void* derivative;  // a kernel of SoftmaximaBackward
+    int64_t uses_scores;     // whether it needs x
+    int64_t on_support;      // whether it is 0 where p is 0, and the same of the others alone
+    const void* g;           // [matrices, queries, value_size], of the dtype of values
+    const void* g_lse;       // [matrices, queries], of the dtype that is computed in; may be null
+    void* dq;                // [matrices, queries, size]
+    void* dk;                // [parts, matrices, keys, size]
+    void* dv;                // [parts, matrices, keys, value_size]
+};
+
 // log(e^x + e^y) over n pairs, or, where g is given, its gradients.
 struct SoftmaximaPairs {
     int64_t dtype, n, threads;
@@ -143,7 +186,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 8
+#define SOFTMAXIMA_INTERFACE 9
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

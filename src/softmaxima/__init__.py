@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from softmaxima import attn as attn
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
     from softmaxima import streams as streams
+    from softmaxima.attn import *
     from softmaxima.derivatives import *
     from softmaxima.integrations import *
     from softmaxima.losses import *
@@ -53,6 +55,7 @@ else:
             entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
         """,
+        "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
         "integrations": "Classifier",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}

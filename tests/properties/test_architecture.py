@@ -31,6 +31,7 @@ STOREYS = (
     "core.jacobian",
     "kernels.interface",
     "kernels.native",
+    "kernels.attention",
     "kernels.triton",
     "kernels.devices",
     "kernels.operations",

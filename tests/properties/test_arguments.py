@@ -47,6 +47,13 @@ REQUIRED: dict[Any, Any] = {
     "eps": 0.1,
     "loss": torch.sum,
     "scores": [X, X],
+    "query": X,
+    "key": X,
+    "value": X,
+    "outputs": [X],
+    "lses": [X[:, 0]],
+    "embed_dim": 6,
+    "num_heads": 2,
     ("median_of_means_logsumexp", "blocks"): 2,
 }
 # What makes a call whole; an argument under test takes the place of what is beside it.
@@ -63,6 +70,9 @@ ELSEWHERE = {  # who says it
     "scipy_logsumexp": "logsumexp",
     "jacobian": "entmax",
     "streaming_logsumexp": "LogSumExpState.update",
+    "MultiheadAttention": "attention",
+    "attention_in_parts": "attention",
+    "linear_attention": "attention",
 }
 # Values of arguments whose default is None.
 EXAMPLES = {
@@ -76,6 +86,11 @@ EXAMPLES = {
     "axis": 0,
     "around": 1.0,
     "size": 3,
+    "scale": 0.5,
+    "sink": 0.5,
+    "window": 1,
+    "kdim": 6,
+    "vdim": 6,
 }
 CALLED = {"axis": "dim", "temperatures": "temperature"}  # as what
 NO_NUMBER = {"file_logsumexp", "inner_product_index", "find_map", "register"}  # files and indices have tests of their own
@@ -165,6 +180,8 @@ def beyond(name: str, what: str, whole: bool) -> tuple[float, ...]:
     if what in ("dim", "axis"):
         return () if name[0].isupper() else (7, -9)
     if what in ("beta",) and "lastic" in name:
+        return math.inf, math.nan
+    if what == "sink" or (what == "scale" and "attention" in name):
         return math.inf, math.nan
     return {
         "ignore_index": (),

@@ -41,7 +41,7 @@ def remember(map: Map) -> str:
     return key
 
 
-def _keyed(key: str) -> Map:
+def find_keyed(key: str) -> Map:
     """The map, also in a new process that has loaded a graph."""
     if key not in BY_KEY:
         with contextlib.suppress(ImportError):
@@ -55,11 +55,11 @@ def record(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, param
     """p as an operation that a recorder keeps; by torch's own for ONNX, and where a parameter is no number and no word."""
     if is_exporting_to_onnx():
         return compose(map, x, tau, where, params)
-    coded = _encode(map, tau, params)
+    coded = encode(map, tau, params)
     return lying_like(x, compose(map, x, tau, where, params)) if coded is None else _recorded(map.key, x, where, *coded)
 
 
-def _encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[Tensor], list[float]] | None:
+def encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[Tensor], list[float]] | None:
     """(tensors, numbers); a word is its place among the examples."""
     tensors: list[Tensor] = []
     numbers: list[float] = []
@@ -76,7 +76,7 @@ def _encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[
     return tensors, numbers
 
 
-def _decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
+def decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
     """[τ, parameters…]."""
     values = join(tensors, numbers)
     for i, parameter in enumerate(map.params, 1):
@@ -89,8 +89,8 @@ def _decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> li
 
 @operation("map")
 def _recorded(key: str, x: Tensor, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]) -> Tensor:
-    map = _keyed(key)
-    tau, *params = _decode(map, tensors, numbers)
+    map = find_keyed(key)
+    tau, *params = decode(map, tensors, numbers)
     return lying_like(x, compute(map, x, tau, where, params))
 
 
@@ -110,8 +110,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
 def _recorded_pull(
     key: str, p: Tensor, g: Tensor, x: Tensor | None, where: Tensor | None, tensors: Sequence[Tensor], numbers: Sequence[float]
 ) -> Tensor:
-    map = _keyed(key)
-    tau, *params = _decode(map, tensors, numbers)
+    map = find_keyed(key)
+    tau, *params = decode(map, tensors, numbers)
     return lying_like(p, pull(map, p, g, x, tau, where, params))
 
 
@@ -166,7 +166,7 @@ def gradients(
     if not (tau_needs or any(params_need) or torch.is_grad_enabled()):
         p, x, where, *tensors = saved
         tau, *params = (n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True))
-        coded = _encode(map, tau, params) if is_recorded(g) else None
+        coded = encode(map, tau, params) if is_recorded(g) else None
         x = x if map.uses_scores else None
         pulled = pull(map, p, g, x, tau, where, params) if coded is None else _recorded_pull(map.key, p, g, x, where, *coded)
         return [pulled, *[None] * (1 + len(params))]
@@ -190,8 +190,8 @@ def _to_shape(gradient: Tensor, value: Tensor) -> Tensor:
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     key, x, where, tensors, numbers = inputs
-    map = _keyed(key)
-    tau, *params = _decode(map, tensors, numbers)
+    map = find_keyed(key)
+    tau, *params = decode(map, tensors, numbers)
     save(ctx, (map, x, tau, where, *params), output)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 8  # the version that csrc/kernels.h states
+INTERFACE = 9  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -133,6 +133,47 @@ class Quantized(NamedTuple):
     out: int
 
 
+class Matrices(NamedTuple):
+    data: int
+    distance: int
+    offsets: int
+
+
+class Attention(NamedTuple):
+    dtype: int
+    matrices: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    threads: int
+    parts: int
+    lengths: int
+    left: int
+    right: int
+    scale: float
+    tau: float
+    taus: int
+    theta: int
+    distance: int
+    sinks: int
+    sparse: int
+    map: int
+    out: int
+    lse: int
+
+
+class AttentionBackward(NamedTuple):
+    derivative: int
+    uses_scores: int
+    on_support: int
+    g: int
+    g_lse: int
+    dq: int
+    dk: int
+    dv: int
+
+
 class Pairs(NamedTuple):
     dtype: int
     n: int
@@ -161,6 +202,7 @@ FORWARD, BACKWARD, STATE = _packer(Rows, Forward), _packer(Rows, Backward), _pac
 LOSS, GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, GivenLoss)
 WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
+ATTENTION, ATTENTION_BACKWARD = _packer(*[Matrices] * 5, Attention), _packer(*[Matrices] * 5, Attention, AttentionBackward)
 
 
 Function = Callable[[bytes], int]  # of the bytes of a structure

@@ -1,0 +1,272 @@
+"""What attention is asked for, checked before any work: shapes that broadcast, which keys a query may see, numbers a head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_scores, as_tensor, broadcasts, check_value
+from softmaxima.core.contract import Map, find_map
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number
+from softmaxima.core.tracing import is_concrete
+
+NAME = "attention"
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys each query may see, of what is known without a mask.
+
+    Query i and key j stand at the places i and j, as in `F.scaled_dot_product_attention`.
+    """
+
+    queries: int
+    keys: int
+    left: int | None = None  # how many keys before its own place a query sees; None: all
+    right: int | None = None  # and after it; 0 where it is causal
+    lengths: Tensor | None = None  # how many keys there are, [..., 1, 1]
+    first: int = 0  # the place of the first query
+
+    def mask(self, device: torch.device) -> Tensor | None:
+        """Which keys are seen, broadcasting to [..., queries, keys]; None where nothing is hidden."""
+        mask, place = None, torch.arange(self.keys, device=device)
+        if self.left is not None or self.right is not None:
+            distance = place - torch.arange(self.first, self.first + self.queries, device=device)[:, None]
+            if self.right is not None:
+                mask = distance <= self.right
+            if self.left is not None:
+                near = distance >= -self.left
+                mask = near if mask is None else mask & near
+        if self.lengths is not None:
+            there = place < self.lengths
+            mask = there if mask is None else mask & there
+        return mask
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `attention`, complete and checked."""
+
+    map: Map
+    query: Tensor  # [..., heads, L, E]
+    key: Tensor  # [..., heads / groups, S, E]
+    value: Tensor  # [..., heads / groups, S, Ev]
+    groups: int  # how many heads of queries share one of keys and values
+    scale: float
+    mask: Tensor | None  # broadcasts to [..., L, S]
+    bias: Tensor | None  # likewise
+    visible: Visible
+    temperature: float | Tensor  # a number, or what broadcasts to [..., L, 1]
+    sink: float | Tensor | None  # likewise
+    params: Mapping[str, Any]  # of the map; tensors likewise
+    dropout: float
+
+    def repeated(self, x: Tensor) -> Tensor:
+        """Keys or values, one for each head of the queries."""
+        return x if self.groups == 1 else x.repeat_interleave(self.groups, -3)
+
+    def check_lse(self) -> None:
+        """That the outputs of such a map can be merged by one number a query."""
+        if self.map.name not in ("softmax", "elastic_softmax"):
+            raise ValueError(
+                f"{NAME}: return_lse=True needs softmax or elastic_softmax, got map={self.map.name!r}, whose outputs over parts of "
+                "the keys do not merge by one number a query"
+            )
+
+    def allowed(self) -> Tensor | None:
+        """Which scores count, of all queries and keys."""
+        known = self.visible.mask(self.query.device)
+        return known if self.mask is None else self.mask if known is None else known & self.mask
+
+
+def check_request(
+    query: Any,
+    key: Any,
+    value: Any,
+    map: Any,
+    attn_mask: Any,
+    is_causal: Any,
+    scale: Any,
+    bias: Any,
+    temperature: Any,
+    sink: Any,
+    dropout_p: Any,
+    enable_gqa: Any,
+    window: Any,
+    key_lengths: Any,
+    params: Mapping[str, Any],
+) -> Request:
+    """The request, or an error that says what was wrong, what arrived and what to do."""
+    found = find_map(map, NAME)
+    if found.properties.logarithmic:
+        raise ValueError(f"{NAME}: map must give probabilities, got {found.name!r}, which gives their logarithms")
+    query, key, value = (_check_projection(what, x) for what, x in (("query", query), ("key", key), ("value", value)))
+    _check_alike(query, key, value)
+    groups = _check_heads(query, key, value, check_flag(NAME, "enable_gqa", enable_gqa))
+    shape = (*query.shape[:-1], key.shape[-2])
+    if sink is not None:
+        sink = _per_row("sink", sink, shape, lambda level: level < math.inf, "a number below +∞")
+    found, sink, params = _with_sink(found, sink, params)
+    params = found.complete(params)
+    mask, additive = _check_mask(attn_mask, shape)
+    bias = _check_bias("bias", bias, shape)
+    if additive is not None:
+        bias = additive if bias is None else bias + additive
+    left, right = check_window(window)
+    if check_flag(NAME, "is_causal", is_causal):
+        right = 0
+    visible = Visible(shape[-2], shape[-1], left, right, _check_lengths(key_lengths, shape))
+    per_row = {}
+    for parameter in found.params:
+        own = params[parameter.name]
+        if parameter.gradient is not None:
+            per_row[parameter.name] = _per_row(parameter.name, own, shape, parameter.valid, parameter.domain)
+        else:
+            per_row[parameter.name] = parameter.check(NAME, own)
+    return Request(
+        map=found,
+        query=query,
+        key=key,
+        value=value,
+        groups=groups,
+        scale=_check_scale(scale, query.shape[-1]),
+        mask=mask,
+        bias=bias,
+        visible=visible,
+        temperature=_per_row("temperature", temperature, shape, *TEMPERATURE),
+        sink=sink,
+        params=per_row,
+        dropout=check_number(NAME, "dropout_p", dropout_p, lambda p: 0 <= p < 1, "at least 0 and below 1"),
+    )
+
+
+def _check_scale(scale: Any, size: int) -> float:
+    if scale is None:
+        return 1 / math.sqrt(max(size, 1))
+    return check_number(NAME, "scale", scale, math.isfinite, "a finite number")
+
+
+def _with_sink(map: Map, sink: Any, params: Mapping[str, Any]) -> tuple[Map, Any, Mapping[str, Any]]:
+    """(the map, its sink, its parameters): softmax beside a sink is elastic softmax."""
+    if sink is None or map.name not in ("softmax", "elastic_softmax"):
+        return map, sink, params
+    if "beta" in params:
+        raise ValueError(f"{NAME}: sink and beta are the same number for {map.name}; give one of them")
+    return find_map("elastic_softmax"), None, {**params, "beta": sink}
+
+
+def _check_projection(what: str, x: Any) -> Tensor:
+    x = as_scores(NAME, x, what)
+    if x.ndim < 2:
+        raise ValueError(f"{NAME}: {what} must have a shape [..., length, size], got {tuple(x.shape)}")
+    return x
+
+
+def _check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
+    kinds = {(x.dtype, x.device) for x in (query, key, value)}
+    if len(kinds) > 1:
+        arrived = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
+        raise ValueError(f"{NAME}: query, key and value must have one dtype and device, got {arrived}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"{NAME}: query and key must be of one size, got {query.shape[-1]} and {key.shape[-1]}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"{NAME}: there must be a value for each key, got {key.shape[-2]} keys and {value.shape[-2]} values")
+
+
+def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> int:
+    """How many heads of queries share one of keys and values."""
+    groups = 1
+    if grouped:
+        if min(query.ndim, key.ndim, value.ndim) < 3:
+            raise ValueError(f"{NAME}: enable_gqa needs an axis of heads, [..., heads, length, size], got {tuple(query.shape)}")
+        heads, own = query.shape[-3], key.shape[-3]
+        if own == 0 or heads % own or value.shape[-3] != own:
+            raise ValueError(
+                f"{NAME}: with enable_gqa the heads of keys and values must divide those of queries, got {heads} of queries, "
+                f"{own} of keys and {value.shape[-3]} of values"
+            )
+        groups = heads // own
+    for what, x in (("key", key), ("value", value)):
+        heads = tuple(groups * size for size in x.shape[-3:-2])
+        batch, whole = (*x.shape[:-3], *heads), query.shape[:-2]
+        if len(batch) > len(whole) or any(a not in (1, b) for a, b in zip(reversed(batch), reversed(whole), strict=False)):
+            hint = "; enable_gqa=True shares them among heads" if x.ndim > 2 and query.ndim > 2 else ""
+            raise ValueError(
+                f"{NAME}: {what} of shape {tuple(x.shape)} must broadcast to query of shape {tuple(query.shape)} "
+                f"but for the last two axes{hint}"
+            )
+    return groups
+
+
+def _check_mask(attn_mask: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """(a mask, a bias), of which one is None."""
+    if attn_mask is None:
+        return None, None
+    attn_mask = as_tensor(NAME, "attn_mask", attn_mask)
+    if attn_mask.is_floating_point():
+        return None, _check_bias("attn_mask", attn_mask, shape)
+    if attn_mask.dtype != torch.bool:
+        raise TypeError(
+            f"{NAME}: attn_mask must be boolean (True keeps a score) or floating point (added to the scores), got "
+            f"{attn_mask.dtype}; call attn_mask.bool()"
+        )
+    if not broadcasts(attn_mask, shape):
+        raise ValueError(f"{NAME}: attn_mask must broadcast to the scores' shape {shape}, got {tuple(attn_mask.shape)}")
+    return attn_mask, None
+
+
+def _check_bias(what: str, bias: Any, shape: tuple[int, ...]) -> Tensor | None:
+    if bias is None:
+        return None
+    bias = as_tensor(NAME, what, bias)
+    if not bias.is_floating_point():
+        raise TypeError(f"{NAME}: {what} must be of floating point, got {bias.dtype}; call {what}.float()")
+    if not broadcasts(bias, shape):
+        raise ValueError(f"{NAME}: {what} must broadcast to the scores' shape {shape}, got {tuple(bias.shape)}")
+    return bias
+
+
+def check_window(window: Any) -> tuple[int | None, int | None]:
+    """(how many keys before a query's place it sees, how many after)."""
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"{NAME}: window must be an int or (left, right), got {window!r}")
+    left, right = (None if side is None else check_count(NAME, "window", side, 0) for side in sides)
+    return left, right
+
+
+def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> Tensor | None:
+    if lengths is None:
+        return None
+    lengths = as_tensor(NAME, "key_lengths", lengths)
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise TypeError(f"{NAME}: key_lengths must be integers, one a batch, got {lengths.dtype}")
+    keys, trailing = shape[-1], 3 if len(shape) > 3 else 2
+    batch = shape[:-trailing]
+    if not broadcasts(lengths, batch):
+        raise ValueError(f"{NAME}: key_lengths must broadcast to the batch, {batch}, got {tuple(lengths.shape)}")
+    lengths = lengths.reshape(*lengths.shape, *[1] * trailing)
+    if lengths.numel() and is_concrete(lengths):
+        least, most = int(lengths.min()), int(lengths.max())
+        if not 0 <= least <= most <= keys:
+            raise ValueError(f"{NAME}: key_lengths must lie in [0, {keys}], the number of keys, got {least} to {most}")
+    return lengths
+
+
+def _per_row(what: str, value: Any, shape: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:
+    """A number, or a tensor that broadcasts to [..., L, 1]; one of [heads] has one for each head."""
+    checked = check_value(NAME, what, value, valid, domain)
+    if not isinstance(checked, Tensor):
+        return checked
+    rows = (*shape[:-1], 1)
+    if len(shape) > 2 and checked.ndim == 1 and checked.shape[0] == shape[-3]:
+        return checked[:, None, None]
+    if not broadcasts(checked, rows):
+        heads = f"[{shape[-3]}], one a head, or " if len(shape) > 2 else ""
+        raise ValueError(f"{NAME}: {what} must have the shape {heads}one that broadcasts to {rows}, got {tuple(checked.shape)}")
+    return checked

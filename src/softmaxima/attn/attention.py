@@ -1,0 +1,113 @@
+"""attention: o_i = Σ_j p_ij v_j, p_i = map(x_i/τ), x_ij = scale ⟨q_i, k_j⟩ + bias_ij."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from softmaxima.attn import blocks, fused, naive
+from softmaxima.attn.arguments import NAME, check_request
+from softmaxima.core.arguments import Array, like_input
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_flag
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    map: AnyMap = "softmax",
+    bias: Array | None = None,
+    temperature: float | Array = 1.0,
+    sink: float | Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    key_lengths: Array | None = None,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    **params: Any,
+) -> Any:
+    r"""Attention with any map from scores to probabilities.
+
+    o_i = Σ_j p_ij v_j,    p_i = map(x_i/τ),    x_ij = scale ⟨q_i, k_j⟩ + bias_ij    over the keys j that query i may see.
+
+    The names and shapes are those of `torch.nn.functional.scaled_dot_product_attention`, which it equals with `map="softmax"`. A
+    query that may see nothing gives 0. All is differentiable, twice too: by query, key, value, bias, τ, sink and parameters.
+
+    Args:
+        query: [..., L, E]; with heads [batch, heads, L, E].
+        key: [..., S, E], and
+        value: [..., S, Ev]; their axes before the last two broadcast to those of query.
+        attn_mask: of booleans, True where a query may see a key, or of floating point, which is added to the scores; it
+            broadcasts to [..., L, S].
+        dropout_p: The share of probabilities that are set to 0, the others scaled by 1/(1 − dropout_p). As in torch's function, it
+            applies whenever it is given.
+        is_causal: Query i sees the keys 0 to i, together with whatever else is masked.
+        scale: A factor of ⟨q, k⟩; without it 1/√E.
+        enable_gqa: Heads of queries share those of keys and values, whose number divides theirs, in groups.
+        map: The name or the function of a registered map, or a `Map`; `params` are its parameters. One that may be a tensor, such
+            as α of entmax, may be one a head, [heads], or broadcast to [..., L, 1].
+        bias: Added to the scores, and differentiable; broadcasts to [..., L, S].
+        temperature: τ > 0, a number, one a head or one a query.
+        sink: The score of one more key with the value 0, not divided by τ: a number, one a head or one a query. With softmax this
+            is elastic softmax, whose probabilities may add up to less than 1.
+        window: How many keys to either side of its own place a query sees: a number, or (before, after), None for all.
+        key_lengths: Integers [batch]: how many keys there are; those behind are padding.
+        return_lse: Also LSE_j(x_ij/τ), the sink included, [..., L], of softmax and elastic_softmax, by which `merge_attention`
+            merges outputs over different keys; −∞ where a query may see nothing.
+        return_weights: Also p, [..., L, S].
+
+    Returns:
+        o [..., L, Ev] in value's dtype; a tuple (o, LSE, p) of what was asked for otherwise.
+
+    Raises:
+        TypeError, ValueError: Before any work, for shapes that do not broadcast, dtypes that do not fit, numbers outside their
+            domain, and a map that gives logarithms.
+
+    Cost: 2·L·S·(E + Ev) operations; holds [..., L, S].
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762; with sparse maps Correia et al. (2019), arXiv:1909.00015.
+
+    >>> import torch, softmaxima as sm
+    >>> q, k = torch.tensor([[4.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
+    >>> v = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> o, p = sm.attention(q, k, v, map="sparsemax", return_weights=True)
+    >>> p
+    tensor([[0.7828, 0.2172, 0.0000]])
+    >>> o
+    tensor([[1.2172]])
+    """
+    wants_lse = check_flag(NAME, "return_lse", return_lse)
+    wants_weights = check_flag(NAME, "return_weights", return_weights)
+    request = check_request(
+        query=query,
+        key=key,
+        value=value,
+        map=map,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        bias=bias,
+        temperature=temperature,
+        sink=sink,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+        window=window,
+        key_lengths=key_lengths,
+        params=params,
+    )
+    if wants_lse:
+        request.check_lse()
+    if wants_weights:
+        output, p = naive.attend(request)
+        mass = naive.log_mass(request) if wants_lse else None
+    else:
+        output, mass = (fused if fused.fits(request) else blocks).attend(request, wants_lse)
+        p = None
+    found = [output, *([mass] if wants_lse else []), *([p] if wants_weights else [])]
+    found = [like_input(x, query) for x in found]
+    return tuple(found) if len(found) > 1 else found[0]

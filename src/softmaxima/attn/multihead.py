@@ -1,0 +1,205 @@
+"""MultiheadAttention: torch's module, with any map in softmax's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from softmaxima.attn.arguments import check_window
+from softmaxima.attn.attention import attention
+from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.numbers import check_count, check_flag, check_number
+
+NAME = "MultiheadAttention"
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    r"""`torch.nn.MultiheadAttention` with any map from scores to probabilities.
+
+    MultiHead(Q, K, V) = concat(head_1, …, head_H) W^O,    head_h = attention(Q W_h^Q, K W_h^K, V W_h^V)
+
+    Arguments, shapes, masks and state dict are those of torch's module, of which this is one; with `map="softmax"` its outputs too,
+    but where a query may see nothing: it gets the bias of the output projection, not NaN. `is_causal=True` is enough for a causal
+    mask. The weights that are returned are those before dropout.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as of
+            `torch.nn.MultiheadAttention`.
+        map, temperature, sink, window, params: as of `sm.attention`. A tensor is a buffer, and an `nn.Parameter` a parameter that
+            learns, of a shape [num_heads] for one a head; both are in the state dict.
+
+    Raises:
+        TypeError, ValueError: As `sm.attention` does, for its arguments when the module is made where they can be told.
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762.
+
+    >>> import torch, softmaxima as sm
+    >>> alpha = torch.nn.Parameter(torch.full((4,), 1.5))
+    >>> layer = sm.MultiheadAttention(16, 4, batch_first=True, map="entmax", alpha=alpha)
+    >>> x = torch.ones(2, 5, 16)
+    >>> output, weights = layer(x, x, x)
+    >>> output.shape, weights.sum(-1).allclose(torch.ones(2, 5))
+    (torch.Size([2, 5, 16]), True)
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        map: AnyMap = "softmax",
+        temperature: float | Tensor = 1.0,
+        sink: float | Tensor | None = None,
+        window: int | tuple[int | None, int | None] | None = None,
+        **params: Any,
+    ) -> None:
+        for what, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
+            if value is not None:
+                check_count(NAME, what, value, 1)
+        dropout = check_number(NAME, "dropout", dropout, lambda p: 0 <= p < 1, "at least 0 and below 1")
+        if embed_dim % num_heads:
+            raise ValueError(f"{NAME}: num_heads must divide embed_dim, got {num_heads} and {embed_dim}")
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )  # fmt: skip
+        self._use(map, temperature=temperature, sink=sink, window=None if window is None else check_window(window), **params)
+
+    def _use(self, map: AnyMap, **options: Any) -> None:
+        """Take this map; torch's own layers ask `_qkv_same_embed_dim` before they go around `forward`."""
+        self.map = find_map(map, NAME).name
+        self._qkv_same_embed_dim = False
+        self._options = tuple(name for name, value in options.items() if value is not None)
+        for name in self._options:
+            value = options[name]
+            if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
+                value = value.item()
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+        row = torch.zeros(self.num_heads, 1, 1, dtype=self.out_proj.weight.dtype, device="cpu")
+        told: dict[str, Any] = {
+            name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in self.options.items()
+        }
+        attention(row, row, row, map=self.map, **told)  # says what is wrong with them
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `sm.attention` is given beside the map."""
+        return {name: getattr(self, name) for name in self._options}
+
+    def extra_repr(self) -> str:
+        return ", ".join([f"map={self.map!r}", *(f"{name}={_brief(value)}" for name, value in self.options.items())])
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(output, weights or None), as torch's module: True in a mask of booleans leaves a key out."""
+        check_flag(NAME, "is_causal", is_causal)
+        self._check(query, key, value)
+        batched = query.ndim == 3
+        if not batched:
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = self._heads(query, key, value)
+        allowed, bias = self._masks(key_padding_mask, attn_mask, (*q.shape[:-1], key.shape[1]), batched, k.shape[-2])
+        found = attention(
+            q,
+            k,
+            v,
+            allowed,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal,
+            map=self.map,
+            bias=bias,
+            return_weights=need_weights,
+            **self.options,
+        )
+        output, weights = found if need_weights else (found, None)
+        output = self.out_proj(output.transpose(1, 2).flatten(-2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.is_nested:
+            raise TypeError(f"{NAME}: query must not be nested; make the nn.TransformerEncoder with enable_nested_tensor=False")
+        sizes = (self.embed_dim, self.kdim, self.vdim)
+        for what, x, size in zip(("query", "key", "value"), (query, key, value), sizes, strict=True):
+            if x.ndim != query.ndim or x.ndim not in (2, 3) or x.shape[-1] != size:
+                shape = "[batch, length, size]" if self.batch_first else "[length, batch, size]"
+                raise ValueError(f"{NAME}: {what} must be {shape} or [length, size] with the size {size}, got {tuple(x.shape)}")
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head, [batch, heads, length, size]."""
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (torch.cat((x, b.expand(x.shape[0], 1, -1)), 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+        if self.add_zero_attn:
+            k, v = (torch.cat((x, x.new_zeros(x.shape[0], 1, x.shape[-1])), 1) for x in (k, v))
+        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        return q, k, v
+
+    def _masks(
+        self, padding: Tensor | None, mask: Tensor | None, shape: tuple[int, ...], batched: bool, keys: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(True where a query sees a key, what is added to scores), with the keys that the module itself adds, which all see."""
+        batch, heads, queries, given = shape
+        found = []
+        if padding is not None:
+            expected = (batch, given) if batched else (given,)
+            found.append(_checked("key_padding_mask", padding, [expected]).reshape(batch, 1, 1, given))
+        if mask is not None:
+            mask = _checked("attn_mask", mask, [(queries, given), (batch * heads, queries, given)])
+            found.append(mask if mask.ndim == 2 else mask.unflatten(0, (batch, heads)))
+        allowed = bias = None
+        for x in found:
+            if keys > given:
+                x = nn.functional.pad(x, (0, keys - given))
+            if x.dtype == torch.bool:
+                allowed = ~x if allowed is None else allowed & ~x
+            else:
+                bias = x if bias is None else bias + x
+        return allowed, bias
+
+
+def _checked(what: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> Tensor:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{NAME}: {what} must be boolean (True leaves a key out) or floating point, got {mask.dtype}")
+    if tuple(mask.shape) not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise ValueError(f"{NAME}: {what} must have the shape {expected}, got {tuple(mask.shape)}")
+    return mask
+
+
+def _brief(value: Any) -> str:
+    return f"{type(value).__name__}{tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,46 @@
+"""Attention by its definition, with every derivative: the scores of all queries and keys are held at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from softmaxima.attn.arguments import Request
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.lse.logaddexp import logaddexp
+from softmaxima.lse.logsumexp import logsumexp
+
+
+def attend(request: Request) -> tuple[Tensor, Tensor]:
+    """(Σ p v, p), in the dtypes of the values and of the scores."""
+    p = weights(request)
+    kept = torch.nn.functional.dropout(p, request.dropout) if request.dropout else p
+    return (kept @ request.repeated(request.value).to(p.dtype)).to(request.value.dtype), p
+
+
+def scores(request: Request) -> Tensor:
+    """x = scale ⟨query, key⟩ + bias, [..., L, S], in the dtype that maps compute in."""
+    wide = COMPUTE_DTYPE[request.query.dtype]
+    x = (request.query.to(wide) * request.scale) @ request.repeated(request.key).to(wide).transpose(-2, -1)
+    return x if request.bias is None else x + request.bias.to(wide)
+
+
+def weights(request: Request) -> Tensor:
+    """The map of each query's scores. A sink is one score more, whose value is 0."""
+    x, allowed = scores(request), request.allowed()
+    if request.sink is not None:
+        level = torch.as_tensor(request.sink * request.temperature, dtype=x.dtype, device=x.device)
+        x = torch.cat((x, level.expand(*x.shape[:-1], 1)), -1)
+        if allowed is not None:
+            allowed = torch.nn.functional.pad(allowed.expand(*x.shape[:-1], request.visible.keys), (0, 1), value=True)
+    p = request.map(x, -1, temperature=request.temperature, where=allowed, **request.params)
+    return p if request.sink is None else p[..., :-1]
+
+
+def log_mass(request: Request) -> Tensor:
+    """The logarithm of softmax's divisor, [..., L], for elastic softmax with that of the sink."""
+    x = scores(request)
+    whole = logsumexp(x, -1, temperature=request.temperature, where=request.allowed(), keepdim=True)
+    if (level := request.params.get("beta")) is not None:
+        whole = logaddexp(whole, torch.as_tensor(level, dtype=whole.dtype, device=whole.device).expand_as(whole))
+    return whole.squeeze(-1)

@@ -1,0 +1,165 @@
+"""What the native library does of attention: tensors as matrices that lie in memory, and the structures of its two kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima.kernels.interface import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    Attention,
+    AttentionBackward,
+    Matrices,
+    find_function,
+    run,
+    threads,
+)
+from softmaxima.kernels.native import DTYPES, Kernel, Theta, _numbers, _per_row, in_memory
+
+ALL = 2**62  # how far a query sees that sees all
+COMPUTED = {torch.float64: torch.float64}  # what is computed in; float32 for others
+
+
+@dataclass(frozen=True)
+class Options:
+    """What attention is of, beside queries, keys and values.
+
+    kernel, tau, theta: the map's. sparse: whether many p may be 0.
+    groups: how many matrices of queries share one of keys and values, along the last axis of the batch.
+    mask, bias: [..., L or 1, S or 1]. lengths: [..., 1, 1]. left, right: how many keys before
+    and after its place a query sees, None for all.
+    sinks: one more score a query with the value 0, divided by τ, that broadcasts to [..., L, 1].
+    """
+
+    kernel: Kernel
+    tau: float | Tensor
+    theta: Theta
+    sparse: bool
+    scale: float
+    groups: int
+    mask: Tensor | None
+    bias: Tensor | None
+    lengths: Tensor | None
+    left: int | None
+    right: int | None
+    sinks: float | Tensor | None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, options: Options, lse: bool) -> tuple[Tensor, Tensor]:
+    """(o, LSE of the scores that a query sees, or nothing)."""
+    wide = COMPUTED.get(q.dtype, torch.float32)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    sums = q.new_empty(q.shape[:-1] if lse else 0, dtype=wide)
+    matrices = q.shape[:-2].numel()
+    parts = max(1, -(-4 * threads() // matrices)) if matrices % threads() else 1
+    call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None)
+    run(find_function("attention"), ATTENTION(*call))
+    return out, sums
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, g_lse: Tensor | None, options: Options, *, uses_scores: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in."""
+    wide = COMPUTED.get(q.dtype, torch.float32)
+    matrices = q.shape[:-2].numel()
+    parts = -(-threads() // matrices)
+    call, _kept = _describe(q, k, v, options, parts, None, None)
+    g = in_memory(g)
+    g_lse = None if g_lse is None else in_memory(g_lse.to(wide))
+    dq = q.new_empty(q.shape, dtype=wide)
+    dk, dv = (q.new_empty((parts, *q.shape[:-2], *x.shape[-2:]), dtype=wide) for x in (k, v))
+    own = AttentionBackward(
+        derivative=options.kernel.addresses.backward,
+        uses_scores=int(uses_scores),
+        on_support=int(options.sparse and not uses_scores),
+        g=g.data_ptr(),
+        g_lse=0 if g_lse is None else g_lse.data_ptr(),
+        dq=dq.data_ptr(),
+        dk=dk.data_ptr(),
+        dv=dv.data_ptr(),
+    )
+    run(find_function("attention_backward"), ATTENTION_BACKWARD(*call, *own))
+    return dq, _shared(dk, k, options.groups), _shared(dv, v, options.groups)
+
+
+def _shared(gradient: Tensor, x: Tensor, groups: int) -> Tensor:
+    """A gradient [parts, ..., S, size] of each head of the queries, summed to what x had."""
+    gradient = gradient.squeeze(0) if gradient.shape[0] == 1 else gradient.sum(0)
+    if groups > 1:
+        gradient = gradient.unflatten(-3, (-1, groups)).sum(-3)
+    return gradient.sum_to_size(x.shape)
+
+
+def _describe(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, parts: int, out: Tensor | None, lse: Tensor | None
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(the fields of `Attention` with its matrices, what they point into)."""
+    batch, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
+    wide = COMPUTED.get(q.dtype, torch.float32)
+    tau, taus = _per_row(options.tau, q)
+    numbers, theta, distance = _numbers(options.theta, q)
+    mask = None if options.mask is None else _of_scores(options.mask.view(torch.uint8), keys)
+    bias = None if options.bias is None else _of_scores(options.bias.to(wide), keys)
+    lengths = None if options.lengths is None else options.lengths.long().expand(*batch, 1, 1).contiguous()
+    sinks = None if options.sinks is None else torch.as_tensor(options.sinks, dtype=torch.float64) * options.tau
+    sinks = None if sinks is None else in_memory(sinks.detach().double().expand(*q.shape[:-1], 1))
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    lie = [_lie(x, batch, groups) for x, groups in ((q, 1), (k, options.groups), (v, options.groups), (mask, 1), (bias, 1))]
+    call = Attention(
+        dtype=DTYPES[q.dtype],
+        matrices=batch.numel(),
+        queries=queries,
+        keys=keys,
+        size=q.shape[-1],
+        value_size=v.shape[-1],
+        threads=threads(),
+        parts=parts,
+        lengths=0 if lengths is None else lengths.data_ptr(),
+        left=ALL if options.left is None else options.left,
+        right=ALL if options.right is None else options.right,
+        scale=options.scale,
+        tau=tau,
+        taus=0 if taus is None else taus.data_ptr(),
+        theta=theta,
+        distance=distance,
+        sinks=0 if sinks is None else sinks.data_ptr(),
+        sparse=int(options.sparse),
+        map=options.kernel.addresses.forward,
+        out=0 if out is None else out.data_ptr(),
+        lse=0 if lse is None else lse.data_ptr(),
+    )
+    fields = (*(field for matrices, _ in lie for field in matrices), *call)
+    return fields, (q, k, v, mask, bias, lie, taus, numbers, lengths, sinks)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with contiguous rows."""
+    plain = x.stride(-1) == 1 and not x.is_neg() and not x._is_zerotensor()
+    return x if plain else in_memory(x)
+
+
+def _of_scores(x: Tensor, keys: int) -> Tensor:
+    """A mask or a bias [..., L or 1, S]."""
+    x = x[(None,) * max(0, 2 - x.ndim)]
+    return _rows(x.expand(*x.shape[:-1], keys))
+
+
+def _lie(x: Tensor | None, batch: torch.Size, groups: int) -> tuple[Matrices, np.ndarray | None]:
+    """(where the matrices are, what that points into)."""
+    if x is None:
+        return Matrices(0, 0, 0), None
+    offsets = np.zeros((), np.int64)
+    for size, stride in zip(x.shape[:-2], x.stride()[:-2], strict=True):
+        offsets = np.add.outer(offsets, np.arange(0, size * stride, stride) if stride else np.zeros(size, np.int64))
+    if groups > 1:
+        offsets = offsets.repeat(groups, -1)
+    if offsets.shape != batch:
+        offsets = np.ascontiguousarray(np.broadcast_to(offsets, batch))
+    distance = 0 if x.shape[-2] == 1 else x.stride(-2)
+    return Matrices(x.data_ptr(), distance, offsets.__array_interface__["data"][0]), offsets

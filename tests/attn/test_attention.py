@@ -1,0 +1,328 @@
+"""Attention against its definition, one query at a time in float64: every map, every option, every path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import softmaxima as sm
+from softmaxima.attn import blocks, fused, naive
+from softmaxima.attn.arguments import Request, check_request
+from softmaxima.maps import REGISTRY
+
+MAPS = [name for name, map in REGISTRY.items() if not map.properties.logarithmic]
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+def definition(request: Request) -> Tensor:
+    """Σ p v of each query, with the map's reference over the keys that it may see."""
+    query, key, value = (x.detach().double() for x in (request.query, *map(request.repeated, (request.key, request.value))))
+    key, value = (x.expand(*query.shape[:-2], *x.shape[-2:]) for x in (key, value))
+    rows = query.shape[:-1]
+    allowed = torch.ones(*rows, key.shape[-2], dtype=torch.bool)
+    if request.mask is not None:
+        allowed &= request.mask
+    visible = request.visible
+    if visible.lengths is not None:
+        allowed &= torch.arange(key.shape[-2]) < visible.lengths
+    bias = torch.zeros(()) if request.bias is None else request.bias.detach().double()
+    bias = bias.expand(allowed.shape)
+    of_row = {
+        name: x.detach().double().expand(*rows, 1) if isinstance(x, Tensor) else x
+        for name, x in {"τ": request.temperature, "sink": request.sink, **request.params}.items()
+    }
+    output = torch.zeros(*rows, value.shape[-1], dtype=torch.float64)
+    for row in itertools.product(*map(range, rows)):
+        *matrix, i = row
+        matrix = tuple(matrix)
+        seen = [
+            j
+            for j in range(key.shape[-2])
+            if allowed[row][j]
+            and (visible.left is None or j >= i - visible.left)
+            and (visible.right is None or j <= i + visible.right)
+        ]
+        tau, sink, *params = (float(x[row]) if isinstance(x, Tensor) else x for x in of_row.values())
+        z = (request.scale * (key[matrix][seen] @ query[row]) + bias[row][seen]) / tau
+        if sink is not None:
+            z = torch.cat((z, torch.tensor([sink], dtype=torch.float64)))
+        if seen:
+            p = request.map.reference(z[None], **dict(zip(request.params, params, strict=True)))[0]
+            output[row] = p[: len(seen)] @ value[matrix][seen]
+    return output
+
+
+@st.composite
+def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
+    """(a request of small matrices, whether the logarithm of the divisor is wanted)."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
+
+    def one_of(*options: Any) -> Any:
+        return draw(st.sampled_from(options))
+
+    name = draw(st.sampled_from(MAPS))
+    params = {parameter.name: one_of(*parameter.examples) for parameter in REGISTRY[name].params}
+    dtype = one_of(torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    batch, (heads, groups) = one_of(1, 2), one_of((1, 1), (2, 1), (4, 2), (3, 3))
+    queries, keys = one_of(1, 2, 5, most), one_of(1, 3, 7, most, 70)
+    size, value_size = one_of(1, 3, 16), one_of(1, 5, 16, 20)
+    q = one_of(0.3, 1.0, 4.0) * normal(batch, heads, queries, size, dtype=dtype)
+    k = normal(batch, heads // groups, keys, size, dtype=dtype)
+    v = normal(batch, heads // groups, keys, value_size, dtype=dtype)
+    if draw(st.booleans()):  # as a projection of [batch, length, heads, size]
+        q, k, v = (x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in (q, k, v))
+    if draw(st.booleans()):
+        v = v.transpose(-2, -1).contiguous().transpose(-2, -1)
+    shapes = ((queries, keys), (batch, 1, 1, keys), (heads, queries, 1), (batch, heads, queries, keys), (keys,))
+    masks = [None, *(torch.rand(shape, generator=rng) > 0.4 for shape in shapes), normal(*one_of(*shapes))]
+    per_row = (1,), (heads,), (queries, 1), (batch, 1, 1, 1)
+    per_row = tuple(shape for shape in per_row if len(shape) != 1 or shape[0] in (1, heads))
+    if name == "elastic_softmax" and draw(st.booleans()):
+        params["beta"] = normal(*one_of(*per_row))
+    if "alpha" in params and REGISTRY[name].params[0].gradient is not None and draw(st.booleans()):
+        params["alpha"] = 1 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)
+    sinks = [None, None, 0.3, normal(*one_of(*per_row))] if name != "elastic_softmax" else [None]
+    request = check_request(
+        query=q,
+        key=k,
+        value=v,
+        map=name,
+        attn_mask=one_of(None, *masks) if draw(st.booleans()) else None,
+        is_causal=draw(st.booleans()),
+        scale=one_of(None, 0.5),
+        bias=normal(*one_of(*shapes)) if draw(st.booleans()) else None,
+        temperature=one_of(1.0, 0.6, 0.5 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)),
+        sink=one_of(*sinks),
+        dropout_p=0.0,
+        enable_gqa=groups > 1,
+        window=one_of(None, 2, (4, None), (0, 1)),
+        key_lengths=torch.randint(0, keys + 1, (batch,), generator=rng) if draw(st.booleans()) else None,
+        params=params,
+    )
+    return request, draw(st.booleans()) and request.map.name in ("softmax", "elastic_softmax")
+
+
+def agree(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
+    found, expected = found.detach().double(), expected.detach().double()
+    same = found == expected  # infinities among them
+    off = torch.where(same, 0.0, found - expected).abs().max() if found.numel() else torch.tensor(0.0)
+    size = expected[expected.isfinite()].abs().max() if expected.isfinite().any() else torch.tensor(0.0)
+    assert off <= TOLERANCE[dtype] * max(1.0, float(size)), (what, float(off), float(size))
+
+
+def paths(request: Request) -> list[Any]:
+    return [naive, blocks, *([fused] if fused.fits(request) else [])]
+
+
+@given(requests())
+@settings(max_examples=150)
+def test_every_path_equals_the_definition(case: tuple[Request, bool]) -> None:
+    request, _ = case
+    expected = definition(request)
+    for path in paths(request):
+        output = naive.attend(request)[0] if path is naive else path.attend(request, False)[0]
+        assert output.dtype == request.value.dtype
+        agree(output, expected, output.dtype, path.__name__)
+
+
+def learning(request: Request, dtype: torch.dtype | None = None) -> tuple[Request, list[Tensor]]:
+    """(the request of tensors that learn, those that a kernel has gradients of)."""
+    q, k, v = (x.detach().to(dtype or x.dtype).requires_grad_() for x in (request.query, request.key, request.value))
+    numbers = {"temperature": request.temperature, "beta": request.params.get("beta")}
+    learns = {
+        name: x.detach().clone().requires_grad_()
+        for name, x in numbers.items()
+        if isinstance(x, Tensor) and (name == "beta" or (request.bias is None and request.sink is None))
+    }
+    params = {name: learns.get("beta", x) if name == "beta" else x for name, x in request.params.items()}
+    tau = learns.get("temperature", request.temperature)
+    return replace(request, query=q, key=k, value=v, temperature=tau, params=params), [q, k, v, *learns.values()]
+
+
+@given(requests(most=40))
+@settings(max_examples=150)
+def test_gradients_of_the_kernel_are_those_of_the_definition(case: tuple[Request, bool]) -> None:
+    request, wants_lse = case
+    own, inputs = learning(request)
+    if not fused.fits(own):
+        return
+    wide, wide_inputs = learning(request, torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    output, mass = fused.attend(own, wants_lse)
+    outputs, expected = [output], [naive.attend(wide)[0]]
+    if wants_lse:
+        outputs, expected = [output, mass], [*expected, naive.log_mass(wide)]
+    slopes = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(y.dtype) for y in outputs]
+    if wants_lse:
+        slopes[1] = torch.where(outputs[1] == -math.inf, 0.0, slopes[1])
+    found = torch.autograd.grad(outputs, inputs, slopes)
+    right = torch.autograd.grad(expected, wide_inputs, [slope.double() for slope in slopes])
+    for what, a, b in zip(("o", "lse"), outputs, expected, strict=False):
+        agree(a, b, request.query.dtype, what)
+    for what, a, b in zip(("q", "k", "v", "number", "number"), found, right, strict=False):
+        agree(a, b, request.query.dtype, what)
+
+
+@given(requests(), st.integers(1, 200))
+@settings(max_examples=60)
+def test_blocks_of_queries_change_nothing(case: tuple[Request, bool], held: int) -> None:
+    request, wants_lse = case
+    own, inputs = learning(request)
+    whole = blocks.attend(own, wants_lse)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "HELD", held)
+        parts = blocks.attend(own, wants_lse)
+        gradients = [torch.autograd.grad(y[0].float().square().sum(), inputs, allow_unused=True) for y in (whole, parts)]
+    agree(parts[0], whole[0], request.value.dtype, "o")
+    for a, b in zip(*gradients, strict=True):
+        agree(a, b, request.query.dtype, "gradient")
+
+
+def small(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax", "taylor_softmax", "topk_softmax"])
+def test_first_and_second_derivatives(name: str) -> None:
+    q, k, v = small(1, 2, 3, 4), small(1, 2, 5, 4), small(1, 2, 5, 2)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sm.attention(q, k, v, map=name)
+
+    assert torch.autograd.gradcheck(attend, (q, k, v))
+    assert torch.autograd.gradgradcheck(attend, (q, k, v))
+
+
+def test_derivatives_by_numbers() -> None:
+    q, k, v, bias, tau, sink = small(2, 3, 4), small(2, 5, 4), small(2, 5, 2), small(3, 5), small(2), small(3, 1)
+
+    def attend(*args: Tensor) -> Any:
+        *rows, tau, sink = args
+        bias = {"bias": rows.pop()} if len(rows) > 3 else {}
+        return sm.attention(*rows, temperature=tau.square() + 0.5, sink=sink, return_lse=True, **bias)
+
+    for inputs in ((q, k, v, tau, sink), (q, k, v, bias, tau, sink)):
+        assert torch.autograd.gradcheck(attend, inputs)
+        assert torch.autograd.gradgradcheck(attend, inputs)
+
+    def learned(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
+        return sm.attention(q, k, v, map="entmax", alpha=alpha.square() + 1.2)
+
+    assert torch.autograd.gradcheck(learned, (q, k, v, tau))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_softmax_is_what_torch_computes(is_causal: bool) -> None:
+    q, k, v = (torch.randn(2, 4, 50, 24, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    mask = None if is_causal else torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(3)) > 0.3
+    found = sm.attention(q, k, v, mask, is_causal=is_causal)
+    torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal))
+    grouped = sm.attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+    torch.testing.assert_close(grouped, scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
+
+
+def test_a_query_that_may_see_nothing_gives_zero_and_no_gradient() -> None:
+    q, k, v = small(1, 2, 3, 4), small(1, 2, 5, 4), small(1, 2, 5, 2)
+    mask = torch.tensor([True, False, True])[:, None]
+    for name in MAPS:
+        output = sm.attention(q, k, v, mask, map=name)
+        assert (output[:, :, 1] == 0).all(), name
+        (gradient,) = torch.autograd.grad(output.sum(), q)
+        assert (gradient[:, :, 1] == 0).all(), name
+
+
+def test_keys_that_nobody_sees_may_hold_anything() -> None:
+    q, k, v = (x.detach().clone() for x in (small(1, 1, 8, 4), small(1, 1, 300, 4), small(1, 1, 300, 3)))
+    expected = sm.attention(q, k[:, :, :100], v[:, :, :100])
+    k[:, :, 100:] = math.nan
+    torch.testing.assert_close(
+        sm.attention(
+            q, k, v[:, :, :100].new_zeros(v.shape).index_copy(2, torch.arange(100), v[:, :, :100]), key_lengths=torch.tensor([100])
+        ),
+        expected,
+    )
+
+
+def test_weights_and_masses() -> None:
+    q, k, v = small(2, 3, 4), small(2, 5, 4), small(2, 5, 2)
+    output, mass, p = sm.attention(q, k, v, sink=0.3, return_lse=True, return_weights=True)
+    torch.testing.assert_close(p @ v, output)
+    torch.testing.assert_close(p.sum(-1) + torch.exp(0.3 - mass), torch.ones(2, 3, dtype=torch.float64))
+    np.testing.assert_allclose(sm.attention(*(x.detach().numpy() for x in (q, k, v)), sink=0.3), output.detach().numpy())
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax15", "entmax"])
+def test_dropout_keeps_the_mean(name: str) -> None:
+    q, k = torch.zeros(1, 1, 2000, 1), torch.zeros(1, 1, 64, 1)
+    torch.manual_seed(0)
+    output = sm.attention(q, k, torch.ones(1, 1, 64, 1), dropout_p=0.25, map=name)
+    assert 0.02 < output.std() < 0.2
+    assert abs(output.mean() - 1) < 0.01
+
+
+@pytest.mark.parametrize("params", [{"map": "softmax", "is_causal": True}, {"map": "sparsemax"}, {"map": "elastic_softmax"}])
+def test_compiled_without_a_break(params: dict[str, Any]) -> None:
+    q, k, v = small(1, 2, 3, 4), small(1, 2, 5, 4), small(1, 2, 5, 2)
+    plain = sm.attention(q, k, v, **params)
+    compiled = torch.compile(lambda *x: sm.attention(*x, **params), fullgraph=True, backend="aot_eager")(q, k, v)
+    torch.testing.assert_close(compiled, plain)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (compiled, plain)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_transforms() -> None:
+    q, k, v = small(3, 2, 3, 4), small(2, 5, 4), small(2, 5, 2)
+    mapped = torch.func.vmap(lambda q: sm.attention(q, k, v, map="sparsemax"))(q)
+    torch.testing.assert_close(mapped, torch.stack([sm.attention(one, k, v, map="sparsemax") for one in q]))
+    tangent = torch.func.jvp(lambda q: sm.attention(q, k, v), (q[0],), (q[1],))[1]
+    step = 1e-6 * q[1]
+    torch.testing.assert_close(
+        tangent, (sm.attention(q[0] + step, k, v) - sm.attention(q[0] - step, k, v)) / 2e-6, rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"query": torch.ones(4)}, "query must have a shape"),
+        ({"key": torch.ones(2, 5, 3)}, "query and key must be of one size, got 4 and 3"),
+        ({"value": torch.ones(2, 6, 2)}, "a value for each key, got 5 keys and 6 values"),
+        ({"key": torch.ones(2, 5, 4).double()}, "one dtype and device"),
+        ({"key": torch.ones(4, 5, 4)}, "must broadcast to query"),
+        ({"attn_mask": torch.ones(3, 5, dtype=torch.int64)}, "attn_mask must be boolean"),
+        ({"attn_mask": torch.ones(3, 6) > 0}, "attn_mask must broadcast"),
+        ({"bias": torch.ones(3, 6)}, "bias must broadcast"),
+        ({"bias": torch.ones(3, 5, dtype=torch.int64)}, "bias must be of floating point"),
+        ({"map": "log_softmax"}, "map must give probabilities"),
+        ({"map": "softmx"}, "unknown map"),
+        ({"map": "sparsemax", "return_lse": True}, "return_lse=True needs softmax"),
+        ({"map": "elastic_softmax", "beta": 0.0, "sink": 1.0}, "give one of them"),
+        ({"map": "entmax", "alpha": 0.5}, "alpha must be"),
+        ({"temperature": 0.0}, "temperature must be"),
+        ({"window": (1, 2, 3)}, "window must be"),
+        ({"window": -1}, "window must be"),
+        ({"key_lengths": torch.tensor([6])}, "key_lengths"),
+        ({"dropout_p": 1.0}, "dropout_p must be"),
+        ({"scale": math.inf}, "scale must be"),
+        ({"enable_gqa": True, "key": torch.ones(3, 5, 4)}, "must divide those of queries"),
+        ({"typo": 1}, "unknown parameter typo"),
+    ],
+)
+def test_errors_come_before_any_work(change: dict[str, Any], words: str) -> None:
+    good = {"query": torch.ones(2, 3, 4), "key": torch.ones(2, 5, 4), "value": torch.ones(2, 5, 2)}
+    with pytest.raises((TypeError, ValueError), match=words):
+        sm.attention(**{**good, **change})
