@@ -4,6 +4,7 @@ maps         the table of the maps, from what each states of itself             
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
+attention    what `softmaxima bench-attention` left in benchmarks/attention-cpu.json; its tables         make bench-attention
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
@@ -30,6 +31,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
+from softmaxima.bench.attention import read as read_attention
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
@@ -40,6 +42,7 @@ from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
+from softmaxima.report import attention as attention_report
 from softmaxima.report import bench as bench_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
@@ -127,6 +130,11 @@ def bench_blocks() -> Blocks:
     return {"bench": f"{table}\n\n{picture}\n\n{note}", "speed": f"{sums}\n\n*`make bench`, {made_with}.*"}
 
 
+def attention_blocks() -> Blocks:
+    """The tables of the last benchmark of attention."""
+    return {"bench-attention": attention_report.markdown(read_attention(ROOT / "benchmarks" / "attention-cpu.json"))}
+
+
 def precision_blocks() -> Blocks:
     """The errors of every method on every hard row."""
     note = caption("make logsumexp", precision_report.CAPTION)
@@ -167,6 +175,7 @@ COMMANDS = {
     "compare": compare_blocks,
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,
+    "attention": attention_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,
     "estimators": estimators_blocks,

@@ -13,6 +13,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from softmaxima.cli.bench import bench
+from softmaxima.cli.bench_attention import bench_attention
 from softmaxima.cli.compare import compare
 from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
@@ -30,7 +31,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
-for command in (compare, predict, bench, lse):
+for command in (compare, predict, bench, bench_attention, lse):
     app.command(command)
 app.command(version, name="--version")
 

@@ -1,0 +1,218 @@
+"""Attention beside `torch.nn.functional.scaled_dot_product_attention`: times, exactness, and the memory that it takes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import softmaxima as sm
+from softmaxima.bench.clocks import clock_of, measure
+from softmaxima.bench.machine import commit, machine, versions
+from softmaxima.bench.subjects import DIRECTIONS, Direction
+from softmaxima.core.writing import finite, write_text
+
+HEADS, SIZE = 8, 64
+LENGTHS = (1024, 4096, 16384)
+QUICK_LENGTHS = (256,)
+MANY_KEYS = 100_000  # that one query looks at
+MAPS = ("softmax", "elastic_softmax", "sparsemax", "entmax15")
+CHECKED = 1024  # queries and keys on which a result is checked, of the first head
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float64: 1e-9}
+SPREAD = 4.0  # of the scores of a trained model: sparse maps keep few of them
+OURS, TORCH = "softmaxima", "torch"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Matrices of `heads` heads, in one direction."""
+
+    map: str
+    queries: int
+    keys: int
+    causal: bool
+    direction: Direction
+
+    @property
+    def shape(self) -> str:
+        return f"{self.queries}x{self.keys}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.map}{', causal' if self.causal else ''}{'' if self.direction == 'forward' else ', + backward'}"
+
+    def __str__(self) -> str:
+        return f"{self.shape}: {self.title}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of ours and of torch's softmax, in turns; and what share of the probabilities is not 0."""
+
+    case: Case
+    seconds: float | None = None
+    torch_seconds: float | None = None
+    ratio: tuple[float, float, float] | None = None  # torch's / ours: the median over turns, and an interval that holds half
+    support: float | None = None
+    deviation: float | None = None  # from float64, of the largest value, in units of the tolerance
+    problem: str = ""
+
+    @property
+    def operations(self) -> float:
+        """Of the two products of the forward pass, and the five of both."""
+        case = self.case
+        products = 2 if case.direction == "forward" else 7
+        return products * 2.0 * HEADS * case.queries * case.keys * SIZE * (0.5 if case.causal else 1.0)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    results: list[Result]
+    memory: dict[str, float]  # bytes beyond what tensors and their gradients take, by whose and how many queries and keys
+    date: str
+    commit: str | None
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    dtype: str
+
+
+def cases(lengths: Sequence[int], maps: Sequence[str], many_keys: int | None) -> list[Case]:
+    """What is measured."""
+    found = [
+        Case(map, length, length, causal, direction)
+        for length in lengths
+        for map in maps
+        for causal in ((False, True) if map == "softmax" else (False,))
+        for direction in DIRECTIONS
+    ]
+    return found + [Case(map, 1, many_keys, False, "forward") for map in maps if many_keys]
+
+
+def bench(
+    chosen: Sequence[Case], dtype: torch.dtype, device: str, seconds: float, starting: Callable[[str], None], memory: Sequence[int]
+) -> Benchmark:
+    """Measure the cases, and the peak memory at lengths."""
+    results = []
+    for case in chosen:
+        starting(str(case))
+        results.append(_measure(case, dtype, device, seconds))
+    found: dict[str, float] = {}
+    for length in memory:
+        for name in (OURS, TORCH):
+            starting(f"memory of {name} at {length}")
+            found[f"{name} {length}"] = _memory(name, length)
+    return Benchmark(
+        results, found, date.today().isoformat(), commit(), machine(device), versions(device), str(dtype).removeprefix("torch.")
+    )
+
+
+def problem(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(queries, keys, values, a gradient of the output)."""
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(length: int) -> Tensor:
+        return torch.randn(1, HEADS, length, SIZE, generator=rng).to(device, dtype)
+
+    query, key, value, g = normal(case.queries) * SPREAD, normal(case.keys), normal(case.keys), normal(case.queries)
+    learns = case.direction != "forward"
+    return query.requires_grad_(learns), key.requires_grad_(learns), value.requires_grad_(learns), g
+
+
+def _run(attend: Callable[..., Tensor], given: tuple[Tensor, ...], case: Case) -> tuple[Tensor, ...]:
+    query, key, value, g = given
+    with torch.set_grad_enabled(case.direction != "forward"):
+        output = attend(query, key, value, is_causal=case.causal)
+        if case.direction == "forward":
+            return (output,)
+        return output, *torch.autograd.grad(output, (query, key, value), g)
+
+
+def _attend(map: str) -> Callable[..., Tensor]:
+    return functools.partial(sm.attention, map=map)
+
+
+def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Result:
+    support, deviation = _check(case, dtype, device)
+    if not deviation <= 1:
+        return Result(case, deviation=deviation, problem=f"{deviation:.3g} times the tolerance away from float64")
+    given = problem(case, dtype, device)
+    calls = {
+        OURS: [lambda: _run(_attend(case.map), given, case)],
+        TORCH: [lambda: _run(scaled_dot_product_attention, given, case)],
+    }
+    found = measure(clock_of(device), calls, seconds)
+    quotient = found.quotients.get(TORCH)
+    times = {name: None if timing is None else timing.called for name, timing in ((n, found.times.get(n)) for n in calls)}
+    return Result(
+        case,
+        times[OURS],
+        times[TORCH],
+        None if quotient is None else (quotient.median, quotient.low, quotient.high),
+        support,
+        deviation,
+        "; ".join(f"{name}: {why}" for name, why in found.failed.items()),
+    )
+
+
+def _check(case: Case, dtype: torch.dtype, device: str) -> tuple[float, float]:
+    """(the share of probabilities that are not 0, how far ours is from the definition in float64) on a problem cut short."""
+    short = Case(case.map, min(case.queries, CHECKED), min(case.keys, CHECKED), case.causal, case.direction)
+    given = problem(short, dtype, device)
+    found = _run(_attend(case.map), given, short)
+    query, key, value, g = (x.detach()[:, :1].double().requires_grad_() for x in given)
+    scores = query @ key.transpose(-2, -1) * SIZE**-0.5
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=device).tril() if case.causal else None
+    p = sm.find_map(case.map)(scores, where=allowed)
+    output = p @ value
+    expected = [output]
+    if case.direction != "forward":
+        expected += torch.autograd.grad(output, (query, key, value), g.detach())
+    pairs = [(a.detach()[:, :1].double(), b.detach()) for a, b in zip(found, expected, strict=True)]
+    far = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return float((p.detach() != 0).double().mean()), far / TOLERANCE[dtype]
+
+
+def _memory(name: str, length: int) -> float:
+    """Bytes at the peak of a forward and a backward pass in a process of its own, less those before."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_peak, (name, length))
+
+
+def _peak(name: str, length: int) -> float:
+    case = Case("softmax", length, length, False, "forward+backward")
+    given = problem(case, torch.float32, "cpu")
+    attend = _attend("softmax") if name == OURS else scaled_dot_product_attention
+    small = Case("softmax", 16, 16, False, "forward+backward")
+    _run(attend, problem(small, torch.float32, "cpu"), small)  # what is loaded at the first call
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    before = _resident("VmRSS")
+    _run(attend, given, case)
+    return _resident("VmHWM") - before
+
+
+def _resident(what: str) -> float:
+    """Bytes of this process in memory, now (VmRSS) or at the most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def write(benchmark: Benchmark, path: Path) -> None:
+    """Write the JSON. The file appears complete or not at all."""
+    write_text(path, json.dumps(finite(asdict(benchmark)), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read(path: Path) -> Benchmark:
+    """The benchmark in a file."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    results = [Result(**{**entry, "case": Case(**entry["case"])}) for entry in record["results"]]
+    return Benchmark(**{**record, "results": results})

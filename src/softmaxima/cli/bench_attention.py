@@ -1,0 +1,96 @@
+"""`softmaxima bench-attention`: measures attention beside torch's, and the memory that it takes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+from rich.markup import escape
+from rich.text import Text
+
+from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, check_writable, fail, names, plain_table, progress_bar, say
+
+if TYPE_CHECKING:
+    from softmaxima.bench.attention import Benchmark
+
+
+def bench_attention(
+    *,
+    lengths: Annotated[
+        list[str] | None, Parameter(help="Of queries and keys. Without it: 1024,4096,16384; 256 with --quick.", negative=())
+    ] = None,
+    maps: Annotated[
+        list[str] | None,
+        Parameter(help="Without it: softmax, elastic_softmax, sparsemax and entmax15.", negative=()),
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to measure.")] = "cpu",
+    dtype: Annotated[
+        Literal["float32", "float64", "bfloat16", "float16"], Parameter(help="Of queries, keys and values.")
+    ] = "float32",
+    threads: Annotated[int | None, Parameter(help="Threads of torch and softmaxima. Without it: torch's own choice.")] = None,
+    json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
+    quick: Annotated[bool, Parameter(help="A first look: a small length and few repetitions.", negative=())] = False,
+) -> None:
+    """Measure attention with several maps beside torch's, forward and backward: 8 heads of size 64.
+
+    Scores are spread as those of a trained model, so that sparse maps keep few. On the CPU also one query that looks at 100 000
+    keys, and the memory that a forward and a backward pass take.
+    """
+    import torch
+
+    from softmaxima.bench.attention import LENGTHS, MANY_KEYS, MAPS, QUICK_LENGTHS, bench, cases, write
+    from softmaxima.core.contract import find_map
+    from softmaxima.core.numbers import InputError, check_count
+
+    if device == "cuda" and not torch.cuda.is_available():
+        fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
+    try:
+        sizes = tuple(check_count("bench-attention", "lengths", _number(name), 1) for name in names(lengths))
+        chosen = tuple(find_map(name, "bench-attention").name for name in names(maps)) or MAPS
+        if threads is not None:
+            torch.set_num_threads(check_count("bench-attention", "threads", threads, 1))
+    except (InputError, TypeError, ValueError) as error:
+        fail(error)
+    if json is not None:
+        check_writable("--json", json)
+    sizes = sizes or (QUICK_LENGTHS if quick else LENGTHS)
+    planned = cases(sizes, chosen, MANY_KEYS if device == "cpu" and not quick else None)
+    remembered = sizes if device == "cpu" and not quick else ()
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(planned) + 2 * len(remembered))
+        done = itertools.count()
+
+        def starting(what: str) -> None:
+            progress.update(task, completed=next(done), description=escape(what))
+
+        benchmark = bench(planned, getattr(torch, dtype), device, 0.03 if quick else 2.0, starting, remembered)
+    _show(benchmark)
+    if json is not None:
+        write(benchmark, json)
+        say(f"\nwritten: {json}")
+    wrong = [f"{result.case}: {result.problem}" for result in benchmark.results if result.problem]
+    if wrong:
+        fail(f"{len(wrong)} of {len(benchmark.results)} results are wrong: {'; '.join(wrong)}", WRONG_RESULT)
+
+
+def _number(name: str) -> int | str:
+    return int(name) if name.isdecimal() else name
+
+
+def _show(benchmark: Benchmark) -> None:
+    from softmaxima.report.attention import CAPTION, HEADINGS, cells, made_with, memory, shapes
+
+    console = Output()
+    for shape in shapes(benchmark):
+        table = plain_table([shape, *HEADINGS], console.width >= WIDE)
+        for result in benchmark.results:
+            if result.case.shape == shape:
+                table.add_row(*map(Text, cells(result)))
+        console.print()
+        console.print(table)
+    console.print()
+    if benchmark.memory:
+        console.print(Text(memory(benchmark)))
+    console.print(Text(f"{CAPTION} {made_with(benchmark)}.", style="dim"))
