@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t ROWS = 48;         // of a tile: with more of them the gradients of keys and values are read and written less often
 constexpr int64_t CACHED = 3 << 20;  // bytes of the scores and probabilities of few queries
 constexpr int64_t KEYS = 128;        // whose values are added at a time, from the first-level cache
+constexpr int64_t SPLIT = 512;       // keys of few queries that a thread takes at a time, whatever the number of threads
 constexpr int64_t FEW = TILE_ROWS;   // queries for which reading the keys is all the work
 constexpr int64_t SELDOM = 8;        // one p in so many that is not 0 makes it worth to look for them
 
@@ -284,7 +285,7 @@ template <class T>
 struct Few {
     using C = compute_t<T>;
     const SoftmaximaAttention& call;
-    const int64_t size_whole, whole, width, blocks, splits, length;
+    const int64_t size_whole, whole, width, splits;
     int64_t first = 0, count = 0;  // the matrices that are worked on
     C *x, *p, *sums;               // [count, queries, width], and [count, splits, queries, whole]
 
@@ -293,9 +294,7 @@ struct Few {
           size_whole(round_up(call.size, LANES<C>)),
           whole(round_up(call.value_size, LANES<C>)),
           width(round_up(call.keys + (call.sinks != nullptr), LINE / sizeof(C))),
-          blocks((call.keys + KEYS - 1) / KEYS),
-          splits(minimum(blocks, (4 * call.threads + call.matrices - 1) / call.matrices)),
-          length((blocks + splits - 1) / splits * KEYS) {}
+          splits((call.keys + SPLIT - 1) / SPLIT) {}
 
     // The keys of a split that some query sees.
     struct Span {
@@ -303,7 +302,7 @@ struct Few {
     };
 
     Span span(const Matrix<T>& matrix, int64_t split) const {
-        const int64_t from = minimum(split * length, call.keys), to = minimum(from + length, call.keys), own = matrix.begin(0);
+        const int64_t from = split * SPLIT, to = minimum(from + SPLIT, call.keys), own = matrix.begin(0);
         const int64_t begin = own > from ? minimum(own, to) : from, end = minimum(to, matrix.end(call.queries - 1));
         return {from, to, begin, end > begin ? end : begin};
     }

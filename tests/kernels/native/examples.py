@@ -33,14 +33,17 @@ def points(map: Map) -> Iterator[str]:
 
 
 def lines() -> Iterator[str]:
-    """{kernel, whether θ may be one a row, whether map(x + c) = map(x), {a point, …}}, of every kernel of the package."""
+    """The fields of `Example`, of every kernel of the package."""
     for map in REGISTRY.values():
         if map.kernel is not None and map.kernel.library is None:
             learns = any(parameter.gradient is not None for parameter in map.params)
-            claims = (str(learns).lower(), str(map.properties.shift_invariant).lower(), in_braces(points(map)))
+            claims = (map.properties.sparse, map.uses_scores, learns, map.properties.shift_invariant)
+            shared = (*(str(claim).lower() for claim in claims), in_braces(points(map)))
+            attends = map.kernel.backward is not None and not map.properties.logarithmic
             for name in (map.kernel.forward, map.kernel.backward, map.kernel.loss):
                 if name is not None:
-                    yield in_braces([f'"{name}"', *claims]) + ",\n"
+                    own = map.kernel.backward if attends and name == map.kernel.forward else ""
+                    yield in_braces([f'"{name}"', f'"{own}"', *shared]) + ",\n"
 
 
 sys.stdout.writelines(lines())

@@ -40,8 +40,10 @@ struct Point {
 
 struct Example {
     std::string kernel;
-    bool learns;  // θ may be one a row
-    bool shift_invariant;
+    std::string backward;      // the map's, where this is its forward kernel and it gives probabilities, else empty
+    bool sparse, uses_scores;  // whether many p may be 0, and whether the derivative needs x
+    bool learns;               // whether θ may be one a row
+    bool shift_invariant;      // whether map(x + c) = map(x)
     std::vector<Point> points;
 };
 
@@ -67,6 +69,8 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaKept>> kept;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
+    std::vector<Kernel<SoftmaximaAttention>> attention;
+    std::vector<Kernel<SoftmaximaAttentionBackward>> attention_backward;
 
     void add(const char* name, int (*run)(const SoftmaximaForward*)) { forward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaBackward*)) { backward.push_back({name, run}); }
@@ -79,6 +83,8 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaKept*)) { kept.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaAttention*)) { attention.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaAttentionBackward*)) { attention_backward.push_back({name, run}); }
 };
 
 #define SOFTMAXIMA_KERNEL(name, kind) kernels.add(#name, variant::name);
@@ -205,8 +211,11 @@ struct Problem {
         for (const Example& example : EXAMPLES)
             if (example.kernel == kernel) found.push_back(&example);
         masses.assign(size_t(rows_count()), INFINITY);
-        if (found.empty()) return;
-        const Example& example = *found[size_t(below(int64_t(found.size())))];
+        if (!found.empty()) choose_theta(*found[size_t(below(int64_t(found.size())))]);
+    }
+
+    void choose_theta(const Example& example) {
+        masses.assign(size_t(rows_count()), INFINITY);
         const auto point = [&] { return example.points[size_t(below(int64_t(example.points.size())))]; };
         const Point shared = point();
         const bool one_a_row = example.learns && chance(0.5);
@@ -494,6 +503,153 @@ void call_elementwise(const Kernel<SoftmaximaElementwise>& kernel) {
     });
 }
 
+// Rows of a number of matrices, at any distance, each matrix its own or one of a group's.
+struct Matrices {
+    Bytes data;
+    int64_t distance;
+    std::vector<int64_t> offsets;
+
+    template <class Put>
+    Matrices(int64_t matrices, int64_t rows, int64_t size, int64_t bytes, bool one_row, const Put& put)
+        : distance(one_row ? 0 : size + choose<int64_t>({0, 0, 5})) {
+        const int64_t groups = choose<int64_t>({1, 1, 2, matrices}), own = (matrices + groups - 1) / groups, step = one_row ? size : rows * distance;
+        const int64_t count = (own - 1) * step + (one_row ? 0 : (rows - 1) * distance) + size;
+        data.resize(size_t(count * bytes));
+        for (int64_t i = 0; i < count; ++i) put(data, i);
+        for (int64_t i = 0; i < matrices; ++i) offsets.push_back(i / groups * step);
+    }
+
+    SoftmaximaMatrices describe() const { return {data.data(), distance, offsets.data()}; }
+};
+
+// Attention with a map that has a derivative.
+struct AttentionProblem {
+    static int64_t length() { return choose<int64_t>({1, 2, 5, 6, 7, 17, 47, 48, 49, 100}); }
+    static int64_t width() { return choose<int64_t>({1, 3, 15, 16, 17, 33, 64}); }
+
+    const Example& example;
+    Problem rows;  // of scores
+    int64_t matrices = 1 + below(4), queries = length(), keys = chance(0.2) ? 700 : length(), size = width(), value_size = width();
+    Matrices q, k, v, mask, bias;
+    std::vector<int64_t> lengths;
+    std::vector<double> sinks;
+    bool masked = chance(0.3), biased = chance(0.3);
+    int64_t left = choose<int64_t>({ALL, ALL, 0, 3, 60}), right = choose<int64_t>({ALL, ALL, 0, 3, 60});
+    static constexpr int64_t ALL = int64_t(1) << 62;
+
+    AttentionProblem()
+        : example(choose_example()),
+          rows(false),
+          q(vectors(queries, size)),
+          k(vectors(keys, size)),
+          v(vectors(keys, value_size)),
+          mask(matrices, queries, keys, 1, chance(0.3), [](Bytes& bytes, int64_t i) { bytes[size_t(i)] = chance(0.7); }),
+          bias(matrices, queries, keys, SIZE[computed()], chance(0.3),
+               [&](Bytes& bytes, int64_t i) { put(bytes, computed(), i, chance(0.1) ? -INFINITY : normal()); }) {
+        rows.outer = matrices * queries;
+        rows.n = keys;
+        rows.inner = 1;
+        if (!rows.taus.empty()) rows.taus.resize(size_t(rows.outer), 0.5);
+        if (chance(0.3)) lengths.resize(size_t(matrices));
+        for (int64_t& each : lengths) each = below(keys + 1);
+        if (chance(0.3)) sinks.resize(size_t(rows.outer));
+        for (double& each : sinks) each = chance(0.1) ? -INFINITY : normal();
+        rows.choose_theta(example);
+    }
+
+    static const Example& choose_example() {
+        while (true) {
+            const Example& example = EXAMPLES[size_t(below(int64_t(EXAMPLES.size())))];
+            if (!example.backward.empty()) return example;
+        }
+    }
+
+    int64_t computed() const { return rows.dtype == 0 ? 0 : 1; }
+
+    Matrices vectors(int64_t count, int64_t length) const {
+        const auto number = [this](Bytes& bytes, int64_t i) {
+            put(bytes, rows.dtype, i, normal());
+            if (!rows.hard || chance(0.99)) return;
+            const uint64_t bits = hard_bits(rows.dtype);
+            std::memcpy(&bytes[size_t(i * SIZE[rows.dtype])], &bits, size_t(SIZE[rows.dtype]));
+        };
+        return Matrices(matrices, count, length, SIZE[rows.dtype], false, number);
+    }
+
+    SoftmaximaAttention call(const Kernels& kernels, int64_t threads, int64_t parts) const {
+        SoftmaximaAttention call{};
+        call.q = q.describe(), call.k = k.describe(), call.v = v.describe();
+        if (masked) call.mask = mask.describe();
+        if (biased) call.bias = bias.describe();
+        call.dtype = rows.dtype;
+        call.matrices = matrices, call.queries = queries, call.keys = keys, call.size = size, call.value_size = value_size;
+        call.threads = threads;
+        call.parts = parts;
+        call.lengths = lengths.empty() ? nullptr : lengths.data();
+        call.left = left, call.right = right;
+        call.scale = 0.5;
+        call.tau = rows.tau;
+        call.taus = rows.taus.empty() ? nullptr : rows.taus.data();
+        call.theta = rows.theta.empty() ? nullptr : rows.theta.data();
+        call.distance = rows.distance;
+        call.sinks = sinks.empty() ? nullptr : sinks.data();
+        call.sparse = example.sparse;
+        call.map = address(kernels.forward, example.kernel);
+        return call;
+    }
+
+    template <class Call>
+    static const void* address(const std::vector<Kernel<Call>>& kernels, const std::string& name) {
+        for (const auto& kernel : kernels)
+            if (kernel.name == name) return reinterpret_cast<const void*>(kernel.run);
+        std::fprintf(stderr, "there is no kernel %s\n", name.c_str());
+        std::exit(1);
+    }
+};
+
+void call_attention(const Kernels& kernels, const Kernel<SoftmaximaAttention>& kernel) {
+    const AttentionProblem problem;
+    const std::string name = kernel.name + " of " + problem.example.kernel;
+    const bool with_lse = chance(0.5);
+    const int64_t count = problem.rows.outer;
+    std::vector<Bytes> outputs(2);
+    outputs[0].resize(size_t(count * problem.value_size * SIZE[problem.rows.dtype]));
+    outputs[1].resize(size_t(with_lse ? count * SIZE[problem.computed()] : 0));
+    twice(name, problem.rows, outputs, [&](int64_t threads) {
+        SoftmaximaAttention call = problem.call(kernels, threads, 1 + below(3));
+        call.out = outputs[0].data();
+        call.lse = with_lse ? outputs[1].data() : nullptr;
+        return kernel.run(&call);
+    });
+    if (!problem.rows.has_numbers()) return;
+    for (int64_t i = 0; i < count * problem.value_size; ++i)
+        if (std::isnan(get(outputs[0], problem.rows.dtype, i))) fail(name, problem.rows, "is NaN");
+}
+
+void call_attention_backward(const Kernels& kernels, const Kernel<SoftmaximaAttentionBackward>& kernel) {
+    const AttentionProblem problem;
+    const std::string name = kernel.name + " of " + problem.example.kernel;
+    const int64_t wide = problem.computed(), count = problem.rows.outer, parts = 1 + below(3);
+    const Bytes g = problem.rows.random_numbers(count * problem.value_size, 1.0);
+    Bytes g_lse(size_t(problem.example.kernel == "softmax" && chance(0.5) ? count * SIZE[wide] : 0));
+    for (int64_t i = 0; !g_lse.empty() && i < count; ++i) put(g_lse, wide, i, normal());
+    std::vector<Bytes> outputs;
+    for (const int64_t numbers :
+         {count * problem.size, parts * problem.matrices * problem.keys * problem.size, parts * problem.matrices * problem.keys * problem.value_size})
+        outputs.emplace_back(size_t(numbers * SIZE[wide]));
+    twice(name, problem.rows, outputs, [&](int64_t threads) {
+        SoftmaximaAttentionBackward call{};
+        call.attention = problem.call(kernels, threads, parts);
+        call.derivative = AttentionProblem::address(kernels.backward, problem.example.backward);
+        call.uses_scores = problem.example.uses_scores;
+        call.on_support = problem.example.sparse && !problem.example.uses_scores;
+        call.g = g.data();
+        call.g_lse = g_lse.empty() ? nullptr : g_lse.data();
+        call.dq = outputs[0].data(), call.dk = outputs[1].data(), call.dv = outputs[2].data();
+        return kernel.run(&call);
+    });
+}
+
 void fuzz(const Kernels& kernels, int64_t rounds) {
     for (int64_t round = 0; round < rounds; ++round) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
@@ -509,6 +665,8 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.kept) call_kept(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
+        for (const auto& kernel : kernels.attention) call_attention(kernels, kernel);
+        for (const auto& kernel : kernels.attention_backward) call_attention_backward(kernels, kernel);
     }
 }
 
