@@ -17,6 +17,7 @@ struct Threshold {
     double share = 0;              // with a share, p is the mixture with the one at the next Λ: see Entmax
     double next_level = 0, next_growth = 1;
     double weight = 1;  // a factor of the probabilities
+    double rest = 0;    // what the threshold is above the edge by, less than its rounding: see Sparsemax
 };
 
 // Each family has
@@ -53,6 +54,11 @@ C below(double value) {
     return C(value - (std::fabs(value) * epsilon * 2 + double(std::numeric_limits<C>::min())));
 }
 
+// Adds a term, in double with what the rounding lost: a sum of masses counts once for every score of the support.
+inline void add_mass(float term, float& sum, float&) { sum += term; }
+
+inline void add_mass(double term, double& sum, double& lost) { add_exactly(term, sum, lost); }
+
 // Several rows, whose thresholds are found one after the other.
 template <class Family, int64_t WIDTH>
 struct OneByOne {
@@ -82,34 +88,77 @@ struct Sparsemax {
 
     explicit Sparsemax(const double*) {}
 
-    // Michelot: the mean of the candidates says which cannot be in the support, until all can.
+    // Of the gaps above an edge: Σ (gap − edge) − 1, how many they are, and the least.
     template <class V>
-    static V michelot(const V* gaps, int64_t count, V lowest) {
-        V lambda = lowest, before = 0;
-        for (bool first = true;; first = false) {
-            V sum = 0, kept = 0;
-#pragma omp simd reduction(+ : sum, kept)
+    struct Sums {
+        V excess = 0, kept = 0, least = 0;
+
+        Sums(const V* gaps, int64_t count, V edge) {
+            V sum = 0, lost = 0, inside = 0, lowest = 0;
+#pragma omp simd reduction(+ : sum, lost, inside) reduction(min : lowest)
             for (int64_t i = 0; i < count; ++i) {
-                sum += gaps[i] > lambda ? gaps[i] : V(0);
-                kept += gaps[i] > lambda ? V(1) : V(0);
+                const bool above = gaps[i] > edge;
+                const V gap = above ? gaps[i] : V(0);
+                add_mass(above ? gaps[i] - edge : V(0), sum, lost);
+                inside += above ? V(1) : V(0);
+                lowest = gap < lowest ? gap : lowest;
             }
-            if (kept >= before && !first) return lambda;  // more only by rounding, of scores at the very threshold
-            lambda = (sum - 1) / kept;
-            before = kept;
+            excess = sum - 1 + lost;
+            kept = inside;
+            least = lowest;
+        }
+    };
+
+    // Newton's from an edge that is not above the threshold, nor is the next then. Where it leaves no score behind that was above the edge,
+    // edge + move is the threshold, of whose many digits each counts once for every score of the support: so it remains a sum of two, the
+    // excess small beside the 1 that it was told apart from. A step that rounding would take back ends at the edge.
+    template <class V>
+    struct Step {
+        V move, next, settled;
+
+        Step(V edge, V excess, V kept, V least) {
+            constexpr bool exact = sizeof(V) == sizeof(double);
+            const V newton = excess / kept;
+            const bool back = !(newton > 0), all = least - edge > newton, small = !exact || excess < 1;
+            const V sure = edge + newton + 8 * std::numeric_limits<V>::epsilon() * edge;  // whatever rounding has done
+            move = back ? V(0) : newton;
+            next = !all && least > sure ? least : sure;
+            settled = back || (all && small) ? V(1) : V(0);
+        }
+    };
+
+    float lower_bound(const float* gaps, int64_t count, float lowest, bool) const {
+        for (float edge = lowest;;) {
+            const Sums<float> sums(gaps, count, edge);
+            const Step<float> step(edge, sums.excess, sums.kept, sums.least);
+            if (step.settled > 0) return edge + step.move - slack<float>(count);
+            edge = step.next;
         }
     }
 
-    float lower_bound(const float* gaps, int64_t count, float lowest, bool) const { return michelot(gaps, count, lowest) - slack<float>(count); }
+    Threshold solve(const double* gaps, int64_t count, double lowest, double) const {
+        for (double edge = lowest;;) {
+            const Sums<double> sums(gaps, count, edge);
+            const Step<double> step(edge, sums.excess, sums.kept, sums.least);
+            if (step.settled > 0) {
+                Threshold threshold{edge};
+                add_exactly(step.move, threshold.edge, threshold.rest);
+                return threshold;
+            }
+            edge = step.next;
+        }
+    }
 
-    Threshold solve(const double* gaps, int64_t count, double lowest, double) const { return {michelot(gaps, count, lowest)}; }
+    double offset(const Threshold& threshold) const { return -threshold.rest - threshold.edge - 1; }
 
-    double offset(const Threshold& threshold) const { return -threshold.edge - 1; }
-
-    static inline double share(double gap, double edge) { return gap > edge ? gap - edge : 0.0; }
+    static inline double share(double gap, double edge, double rest) {
+        const double p = gap - edge - rest;
+        return p > 0 ? p : 0.0;
+    }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
-        const double edge = threshold.edge;
-        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge);
+        const double edge = threshold.edge, rest = threshold.rest;
+        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge, rest);
     }
 };
 
@@ -130,18 +179,18 @@ struct Entmax15 {
         V roots = 0, mass = 0, kept = 0, least = 0;
 
         Sums(const V* gaps, int64_t count, V edge) {
-            V sum = 0, squares = 0, inside = 0, lowest = 0;
-#pragma omp simd reduction(+ : sum, squares, inside) reduction(min : lowest)
+            V sum = 0, squares = 0, lost = 0, inside = 0, lowest = 0;
+#pragma omp simd reduction(+ : sum, squares, lost, inside) reduction(min : lowest)
             for (int64_t i = 0; i < count; ++i) {
                 const bool above = gaps[i] > edge;
                 const V root = above ? (gaps[i] - edge) / 2 : V(0), gap = above ? gaps[i] : V(0);
                 sum += root;
-                squares += root * root;
+                add_mass(root * root, squares, lost);
                 inside += above ? V(1) : V(0);
                 lowest = gap < lowest ? gap : lowest;
             }
             roots = sum;
-            mass = squares;
+            mass = squares + lost;
             kept = inside;
             least = lowest;
         }
@@ -179,14 +228,14 @@ struct Entmax15 {
 
     double offset(const Threshold& threshold) const { return -threshold.edge - 2; }
 
-    static inline double share(double gap, double edge) {
+    static inline double share(double gap, double edge, double) {
         const double root = gap > above_rounding(edge) ? (gap - edge) / 2 : 0.0;
         return root * root;
     }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
         const double edge = threshold.edge;
-        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge);
+        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge, 0);
     }
 };
 
@@ -586,9 +635,10 @@ struct ThresholdMap {
                 double* p = gaps + filled;
                 std::memcpy(p, gaps, size_t(filled) * sizeof(double));
                 family.probabilities(p, filled, threshold);
-                double mean = 0;  // Σ p z
-                for (int64_t k = 0; k < filled; ++k) mean += p[k] > 0 ? p[k] * gaps[k] : 0.0;
-                conjugate = (family.beta * mean - family.offset(threshold)) / (1 + family.beta);
+                double mean = 0, rounded = 0;  // Σ p z
+#pragma omp simd reduction(+ : mean, rounded)
+                for (int64_t k = 0; k < filled; ++k) add_exactly(p[k] > 0 ? p[k] * gaps[k] : 0.0, mean, rounded);
+                conjugate = (family.beta * (mean + rounded) - family.offset(threshold)) / (1 + family.beta);
             }
         }
         for (int i = 0; i < count; ++i) {
@@ -638,7 +688,7 @@ struct ThresholdMap {
                 for_each_bit(found, [&](int64_t k) { positions[count++] = int32_t(j + k); });
             } else if (std::is_same_v<Family, Sparsemax> && sizeof(C) < sizeof(double) && row.tau == 1.0) {
                 // The difference of two numbers of C is rounded once, and what the threshold has beyond C is taken off after.
-                const C high = C(top + threshold.edge), low = C((top - double(high)) + threshold.edge), factor = C(weight);
+                const C high = C(top + threshold.edge), low = C((top - double(high)) + threshold.edge + threshold.rest), factor = C(weight);
                 for (int64_t k = j; k < j + look; ++k) {
                     const C excess = (values[k] - high) - low;
                     to[k] = excess > 0 ? excess * factor : C(0);

@@ -8,8 +8,8 @@ namespace SOFTMAXIMA_ISA {
 
 // Each family has, for WIDTH rows whose gaps [n, WIDTH] lie beside one another, all finite, and edges at or below their thresholds,
 // n a multiple of LINES,
-//   raise(gaps, n, edges)   raises the edges, by arithmetic in float, to where rounding might put them above,
-//   solve(gaps, n, edges)   raises them to the thresholds.
+//   raise(gaps, n, edges)          raises the edges, by arithmetic in float, to where rounding might put them above,
+//   solve(gaps, n, edges, rests)   raises them to the thresholds, which they lack their rests of.
 constexpr int64_t LINES = 4;
 
 template <class Family, int64_t WIDTH>
@@ -17,44 +17,61 @@ struct Edges;
 
 template <int64_t WIDTH>
 struct Edges<Sparsemax, WIDTH> {
+    // The threshold is edge + rest, of those that are settled.
     template <class V>
-    static void michelot(const V* gaps, int64_t n, V* edges) {
-        alignas(LINE) V sum[WIDTH], kept[WIDTH], before[WIDTH];
-        for (int64_t j = 0; j < WIDTH; ++j) before[j] = std::numeric_limits<V>::max();
-        for (bool moved = true; moved;) {
-            for (int64_t j = 0; j < WIDTH; ++j) sum[j] = kept[j] = 0;
+    static void step(const V* gaps, int64_t n, V* edges, V* rests) {
+        alignas(LINE) V excess[WIDTH], lost[WIDTH], kept[WIDTH], least[WIDTH], open[WIDTH];
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            open[j] = 1;
+            rests[j] = 0;
+        }
+        for (V left = 1; left > 0;) {
+            for (int64_t j = 0; j < WIDTH; ++j) excess[j] = lost[j] = kept[j] = least[j] = 0;
             for (int64_t i = 0; i < n; i += LINES) {
                 const V* lines = gaps + i * WIDTH;
 #pragma omp simd
                 for (int64_t j = 0; j < WIDTH; ++j) {
-                    V total = sum[j], count = kept[j];
+                    const V edge = edges[j];
+                    V sum = excess[j], rounded = lost[j], count = kept[j], lowest = least[j];
                     for (int64_t k = 0; k < LINES; ++k) {
-                        const V gap = lines[k * WIDTH + j], above = gap > edges[j] ? V(1) : V(0);
-                        total += above * gap;
+                        const V own = lines[k * WIDTH + j], above = own > edge ? V(1) : V(0), gap = above * own;
+                        add_mass(above * (own - edge), sum, rounded);
                         count += above;
+                        lowest = gap < lowest ? gap : lowest;
                     }
-                    sum[j] = total;
+                    excess[j] = sum;
+                    lost[j] = rounded;
                     kept[j] = count;
+                    least[j] = lowest;
                 }
             }
-            V moves = 0;
-#pragma omp simd reduction(+ : moves)
+            left = 0;
+#pragma omp simd reduction(+ : left)
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const bool move = kept[j] < before[j] && kept[j] > 0;
-                edges[j] = move ? (sum[j] - 1) / kept[j] : edges[j];
-                before[j] = move ? kept[j] : before[j];
-                moves += move ? V(1) : V(0);
+                const Sparsemax::Step<V> step(edges[j], excess[j] - 1 + lost[j], kept[j], least[j]);
+                const V still = step.settled > 0 ? V(0) : open[j], settles = open[j] - still;
+                rests[j] = settles > 0 ? step.move : rests[j];
+                edges[j] = still > 0 ? step.next : edges[j];
+                open[j] = still;
+                left += still;
             }
-            moved = moves > 0;
         }
     }
 
     static void raise(const float* gaps, int64_t n, float* edges) {
-        michelot(gaps, n, edges);
-        for (int64_t j = 0; j < WIDTH; ++j) edges[j] -= slack<float>(n);
+        alignas(LINE) float moves[WIDTH];
+        step(gaps, n, edges, moves);
+        for (int64_t j = 0; j < WIDTH; ++j) edges[j] += moves[j] - slack<float>(n);
     }
 
-    static void solve(const double* gaps, int64_t n, double* edges) { michelot(gaps, n, edges); }
+    static void solve(const double* gaps, int64_t n, double* edges, double* rests) {
+        alignas(LINE) double moves[WIDTH];
+        step(gaps, n, edges, moves);
+        for (int64_t j = 0; j < WIDTH; ++j) {
+            rests[j] = 0;
+            add_exactly(moves[j], edges[j], rests[j]);
+        }
+    }
 };
 
 template <int64_t WIDTH>
@@ -105,8 +122,9 @@ struct Edges<Entmax15, WIDTH> {
         for (int64_t j = 0; j < WIDTH; ++j) edges[j] -= 2 * slack<float>(n);
     }
 
-    static void solve(const double* gaps, int64_t n, double* edges) {
+    static void solve(const double* gaps, int64_t n, double* edges, double* rests) {
         alignas(LINE) double open[WIDTH];  // 1 for a row that is not solved
+        for (int64_t j = 0; j < WIDTH; ++j) rests[j] = 0;
         for (int64_t j = 0; j < WIDTH; ++j) open[j] = 1;
         double left = 1;
         for (int step = 0; step < Entmax15::MOST_STEPS && left > 0; ++step) {
@@ -132,7 +150,7 @@ struct alignas(LINE) ThresholdColumns {
     static constexpr int64_t WIDTH = Columns<C>::WIDTH;
 
     Columns<C>& columns;
-    alignas(LINE) double edge[WIDTH];
+    alignas(LINE) double edge[WIDTH], rest[WIDTH];
     double conjugate[WIDTH];  // Ω*(z) less the largest z
 
     static bool suit(const SoftmaximaRows& rows) { return are_short(rows); }
@@ -152,7 +170,7 @@ struct alignas(LINE) ThresholdColumns {
         for (int64_t j = 0; j < WIDTH; ++j) near[j] = float(lowest);
         Edges<Family, WIDTH>::raise(rough, n, near);
         for (int64_t j = 0; j < WIDTH; ++j) edge[j] = double(near[j]) > lowest ? double(near[j]) : lowest;
-        Edges<Family, WIDTH>::solve(gaps_, n, edge);
+        Edges<Family, WIDTH>::solve(gaps_, n, edge, rest);
         return true;
     }
 
@@ -163,11 +181,13 @@ struct alignas(LINE) ThresholdColumns {
         for (int64_t i = 0; i < columns.n(); ++i) {
             const double* line = gaps_ + i * WIDTH;
 #pragma omp simd
-            for (int64_t j = 0; j < WIDTH; ++j) mean[j] += Family::share(line[j], edge[j]) * line[j];
+            for (int64_t j = 0; j < WIDTH; ++j) mean[j] += Family::share(line[j], edge[j], rest[j]) * line[j];
         }
         for (int64_t j = 0; j < WIDTH; ++j) {
             const bool empty = columns.top[j] == Columns<C>::nothing;
-            const double value = (Family::beta * mean[j] - Family(nullptr).offset({edge[j]})) / (1 + Family::beta);
+            Threshold threshold{edge[j]};
+            threshold.rest = rest[j];
+            const double value = (Family::beta * mean[j] - Family(nullptr).offset(threshold)) / (1 + Family::beta);
             conjugate[j] = (empty ? 0.0 : value) + nan_[j];
         }
         return true;
@@ -181,13 +201,13 @@ struct alignas(LINE) ThresholdColumns {
             const double* line = gaps_ + i * WIDTH;
             C* to = out + i * step;
 #pragma omp simd
-            for (int64_t j = 0; j < WIDTH; ++j) to[j] = C(Family::share(line[j], edge[j]) * factor[j]);
+            for (int64_t j = 0; j < WIDTH; ++j) to[j] = C(Family::share(line[j], edge[j], rest[j]) * factor[j]);
         }
     }
 
     // p of a score in each row, from its distance to the largest z.
     void probabilities(const double* distances, double* p) const {
-        for (int64_t j = 0; j < WIDTH; ++j) p[j] = Family::share(distances[j], edge[j]) + nan_[j];
+        for (int64_t j = 0; j < WIDTH; ++j) p[j] = Family::share(distances[j], edge[j], rest[j]) + nan_[j];
     }
 
    private:

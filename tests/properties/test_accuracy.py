@@ -418,6 +418,63 @@ def exact_log_sum(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return top, np.log(count) + np.log1p(rest / count)
 
 
+def exact_sparsemax(x: Tensor) -> tuple[Fraction, dict[float, Fraction]]:
+    """(λ below the largest score, the probability of each different score)."""
+    largest = Fraction(float(x.max()))
+    values, counts = np.unique(-x.double().numpy(), return_counts=True)
+    total, kept, level = Fraction(0), 0, Fraction(-1)
+    for value, count in zip(-values, counts, strict=True):
+        gap = Fraction(float(value)) - largest
+        if kept and gap <= level:
+            break
+        total, kept = total + gap * int(count), kept + int(count)
+        level = (total - 1) / kept
+    return level, {float(v): max(Fraction(float(v)) - largest - level, Fraction(0)) for v in -values}
+
+
+def beside_one(crowd: Tensor) -> Tensor:
+    """Many scores, and one of 0."""
+    return torch.cat((torch.zeros(1, dtype=torch.float64), crowd.double()))
+
+
+NEAR = 38801 * 2.0**-53  # above the lowest threshold there is, and yet no more than its last digits
+CROWDS = {
+    "far above the lowest threshold": lambda n: beside_one(torch.full((n,), -0.9)),
+    "at the threshold": lambda n: beside_one(torch.full((n,), -1.0 + NEAR, dtype=torch.float64)),
+    "at an offset": lambda n: 64.512988123675974 + beside_one(torch.full((n,), -1.0)),
+    "of many values": lambda n: normal(n, scale=1e-3),
+    "within the rounding of the threshold": lambda n: beside_one(-1 + (torch.arange(n) % 9).double() * 2.0**-53),
+}
+
+
+@pytest.mark.parametrize("n", [19, 64, 127, 500, 1025, 40_000])
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_sparsemax_shares_out_the_mass_exactly_among_a_crowd(crowd: str, n: int):
+    x = CROWDS[crowd](n)
+    _, exact = exact_sparsemax(x)
+    expected = torch.tensor([float(exact[float(value)]) for value in x.tolist()], dtype=torch.float64)
+    for p in (sm.sparsemax(x), sm.sparsemax(x.expand(17, -1))[5], sm.sparsemax(x.expand(17, -1).T, 0)[:, 5]):
+        assert abs(math.fsum(p.tolist()) - 1) <= 8 * 2.0**-52
+        assert (p - expected).abs().sum() <= 4 * 2.0**-52
+    loss = sm.sparsemax_loss(x, torch.tensor(1))
+    gaps = {v: Fraction(v) - Fraction(float(x.max())) for v in exact}
+    right = sum((exact[v] * (gaps[v] - exact[v] / 2) for v in x.tolist()), Fraction(1, 2)) - gaps[float(x[1])]
+    assert abs(float(loss) - float(right)) <= 1e-13 * max(1.0, float(right))
+
+
+@pytest.mark.parametrize("n", [500, 128_255])
+def test_sparsemax_of_narrow_scores_keeps_small_probabilities_at_any_temperature(n: int):
+    x = torch.cat((torch.zeros(1), torch.full((n,), -0.99 * 0.7)))
+    z = float(x[1]) / 0.7
+    exact = Wide(1 + z) / Wide(n + 1)  # z − λ, λ = (n z − 1)/(n + 1)
+    assert_within(2, sm.sparsemax(x, temperature=0.7)[1:2], np.array([exact]))
+
+
+def test_entmax15_shares_out_the_mass_among_many_equal_scores():
+    x = CROWDS["far above the lowest threshold"](100_000)
+    assert abs(math.fsum(sm.entmax15(x).tolist()) - 1) <= 2e-13
+
+
 @pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 7.0])
 def test_logarithms_of_sums_are_within_1_ulp_and_log_probabilities_within_2(kind: torch.dtype, temperature: float):

@@ -249,6 +249,28 @@ def test_a_loss_beyond_the_dtype_is_infinite(reduction: str):
         assert bool((value == math.inf).all())
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target", [torch.tensor([0]), torch.tensor([[1.0, 0.0]])], ids=["label", "soft"])
+def test_eps_cross_entropy_without_an_eps_has_its_gradient_where_its_slope_is_beyond_float32(kind, target):
+    x = torch.tensor([[0.0, 85.0]], dtype=kind, requires_grad=True)
+    weight = torch.tensor([100.0, 100.0])
+    value = sm.eps_cross_entropy(x, target, weight, map="softmax", eps=0.0, reduction="sum")
+    value.backward()
+    assert value.dtype == x.dtype
+    torch.testing.assert_close(x.grad, torch.tensor([[-100.0, 100.0]], dtype=kind))
+
+
+def test_a_mean_over_weights_whose_sum_is_beyond_float32():
+    x, target = normal(2, 3, dtype=torch.float32), labels((2,), 3)
+    heavy = sm.cross_entropy(x, target, torch.full((3,), 3e38))
+    torch.testing.assert_close(heavy, sm.cross_entropy(x, target))
+
+
+def test_a_weight_that_the_dtype_of_the_scores_does_not_have_is_refused():
+    with pytest.raises(ValueError, match=r"got 1e\+39, beyond torch.float32, for class 1"):
+        sm.cross_entropy(torch.zeros(1, 2), torch.tensor([0]), torch.tensor([1.0, 1e39], dtype=torch.float64))
+
+
 def test_half_precision_losses_compute_wide(loss: LossCase):
     for dtype in (torch.float16, torch.bfloat16):
         x, target = loss.scores(64, 7, dtype=dtype), labels((64,), 7)

@@ -50,7 +50,13 @@ class Batch:
     class_weight: Tensor | None  # [classes]
     smoothing: float
     reduction: str
-    given: Any = field(repr=False)  # the scores as they came, whose kind and dtype the result has
+    given: Any = field(repr=False)  # the scores as they came, whose kind the result has
+    dtype: torch.dtype  # of the result
+
+    def in_double(self) -> Batch:
+        """The same, computed in float64."""
+        soft, class_weight = (None if x is None else x.double() for x in (self.soft, self.class_weight))
+        return replace(self, rows=self.rows.double(), soft=soft, class_weight=class_weight)
 
     @property
     def scores(self) -> Tensor:
@@ -116,7 +122,7 @@ class Batch:
         if self.reduction == "mean":
             weight = self._normaliser()
             rows = rows / (weight.where(weight != 0, math.nan) if isinstance(weight, Tensor) else weight)
-        return rows.to(self.rows.dtype)
+        return rows.to(self.dtype)
 
     def result(self, loss: Tensor) -> Any:
         """The loss as the kind of array that the scores are."""
@@ -136,7 +142,7 @@ class Batch:
         target: Tensor = self.soft if self.labels is None else self.labels  # type: ignore[assignment]
         if losses is None or not is_fusible(self.rows, target, self.class_weight, *others):
             return self.result(composite(self))
-        compiling, dtype = is_compiling(), self.rows.dtype
+        compiling, dtype = is_compiling(), self.dtype
         # A compiler has no number to scale the gradient by, and reduces the rows itself.
         normaliser = self._normaliser() if self.reduction == "mean" and not compiling else 1.0
         if is_concrete(self.rows):
@@ -181,7 +187,7 @@ class Batch:
             if self.class_weight is not None
             else torch.ones(self.labels.shape, device=self.labels.device)
         )
-        return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum()
+        return (weights if self.ignored is None else weights.masked_fill(self.ignored, 0.0)).sum(dtype=torch.float64)
 
 
 def reduced(
@@ -374,11 +380,11 @@ def prepare(
     rows = scores if class_axis == scores.ndim - 1 else scores.movedim(class_axis, -1)
     class_weight = None
     if weight is not None:
-        class_weight = check_class_weight(name, weight, classes).to(_wide(scores).dtype)
+        class_weight = check_class_weight(name, weight, classes, _wide(scores).dtype)
     ignored = None
     if labels is not None:
         labels, ignored = _check_labels(name, labels, classes, ignore_index)
-    return Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x)
+    return Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
 
 
 def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: Any) -> tuple[int, str, float]:
@@ -390,8 +396,8 @@ def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: 
     )
 
 
-def check_class_weight(name: str, weight: Any, classes: int | None) -> Tensor:
-    """Finite floating-point numbers [classes], none of them negative; any number of them where that is not known."""
+def check_class_weight(name: str, weight: Any, classes: int | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Floating-point numbers [classes], finite in a dtype and not negative; any number of them where that is not known."""
     if isinstance(weight, (str, Real)):
         raise TypeError(f"{name}: weight must hold one number for each class, got {weight!r}; pass other options by name")
     values = as_tensor(name, "weight", weight)
@@ -400,11 +406,14 @@ def check_class_weight(name: str, weight: Any, classes: int | None) -> Tensor:
         raise ValueError(
             f"{name}: weight must hold one floating-point number for each {of}, got {values.dtype} of shape {tuple(values.shape)}"
         )
+    given, values = values, values if dtype is None else values.to(dtype)
     if is_concrete(values):
         wrong = ~((values >= 0) & (values < math.inf))  # True for NaN
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
-            raise ValueError(f"{name}: weight must be finite and not negative, got {float(values[place])} for class {place}")
+            got = float(given[place])
+            beyond = f", beyond {values.dtype}," if math.isfinite(got) and got > 0 else ""
+            raise ValueError(f"{name}: weight must be finite and not negative, got {got}{beyond} for class {place}")
     return values
 
 

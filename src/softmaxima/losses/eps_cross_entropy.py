@@ -17,6 +17,8 @@ from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare,
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
+STEEP = 1e-20  # with an ε below it the slope 1/(p + ε) may be larger than the numbers of float32, of which p is one
+
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, eps: float, **params: Any) -> Tensor:
     found, values = with_params("eps_cross_entropy", map, params)
@@ -52,6 +54,8 @@ def eps_cross_entropy(
     """
     batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
     eps = _check_eps(batch.name, eps)
+    if eps < STEEP:
+        batch = batch.in_double()
     found = probability_map(batch.name, map)
     values = class_params(batch, found, params)
 
