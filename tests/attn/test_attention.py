@@ -257,6 +257,50 @@ def test_keys_that_nobody_sees_may_hold_anything() -> None:
     )
 
 
+def test_values_behind_the_lengths_may_hold_anything_on_every_path() -> None:
+    q, k, v, bias = small(1, 2, 3, 4), small(1, 2, 9, 4).detach(), small(1, 2, 9, 3).detach(), small(3, 9)
+    k[:, :, 7:], v[:, :, 7:] = math.nan, math.inf
+    lengths = torch.tensor([7])
+    expected = sm.attention(q, k[:, :, :7], v[:, :, :7], map="entmax15")
+    for options in ({}, {"return_weights": True}, {"bias": 0 * bias}, {"dropout_p": 1e-12}):
+        found = sm.attention(q, k, v, map="entmax15", key_lengths=lengths, **options)
+        found = found[0] if isinstance(found, tuple) else found
+        torch.testing.assert_close(found, expected)
+        assert torch.autograd.grad(found.sum(), q)[0].isfinite().all()
+
+
+def test_half_precision_biases_are_added_in_float32() -> None:
+    q, k, v = torch.zeros(1, 4).bfloat16(), torch.zeros(2, 4).bfloat16(), torch.eye(2).bfloat16()
+    mask, bias = torch.tensor([[0.9, 0.0]]).bfloat16(), torch.full((1, 2), 256.0).bfloat16()
+    torch.testing.assert_close(sm.attention(q, k, v, mask, bias=bias), sm.attention(q, k, v, mask))
+
+
+@pytest.mark.parametrize("name", [name for name in MAPS if name != "elastic_softmax"])
+def test_a_sink_of_minus_infinity_is_none(name: str) -> None:
+    q, k, v = small(3, 4), small(5, 4), small(5, 2)
+    found = []
+    for options in ({}, {"sink": -math.inf}, {"sink": torch.tensor(-math.inf)}):
+        tau = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        output = sm.attention(q, k, v, map=name, temperature=tau, **options)
+        found.append((output, *torch.autograd.grad(output.square().sum(), (q, tau))))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_a_sink_that_no_score_can_reach_takes_all() -> None:
+    q, k, v = torch.ones(9, 4), torch.ones(3, 4), torch.ones(3, 2)
+    for queries in (q, q[:1]):
+        assert (sm.attention(queries, k, v, map="sparsemax", sink=1e9, temperature=1e30) == 0).all()
+    assert (sm.attention(q, k, v, map="sparsemax", sink=1e9, temperature=1e30, return_weights=True)[0] == 0).all()
+
+
+def test_under_autocast_the_output_has_the_dtype_of_the_values() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sm.attention(q, k, v).dtype == sm.linear_attention(q, k, v).dtype == torch.bfloat16
+
+
 def test_weights_and_masses() -> None:
     q, k, v = small(2, 3, 4), small(2, 5, 4), small(2, 5, 2)
     output, mass, p = sm.attention(q, k, v, sink=0.3, return_lse=True, return_weights=True)
@@ -320,6 +364,11 @@ def test_transforms() -> None:
         ({"scale": math.inf}, "scale must be"),
         ({"enable_gqa": True, "key": torch.ones(3, 5, 4)}, "must divide those of queries"),
         ({"typo": 1}, "unknown parameter typo"),
+        ({"sink": torch.ones(2, device="meta")}, "sink must be on the device of the scores"),
+        ({"bias": torch.ones(3, 5, device="meta")}, "bias must be on the device"),
+        ({"attn_mask": torch.ones(3, 5, device="meta") > 0}, "attn_mask must be on the device"),
+        ({"key_lengths": torch.ones(2, dtype=torch.int64, device="meta")}, "key_lengths must be on the device"),
+        ({"map": "entmax", "alpha": torch.ones(2, device="meta")}, "alpha must be on the device"),
     ],
 )
 def test_errors_come_before_any_work(change: dict[str, Any], words: str) -> None:

@@ -166,3 +166,17 @@ def test_what_is_wrong_is_said_before_any_work(change: dict[str, Any], words: st
     x = torch.ones(2, 5, 8)
     with pytest.raises((TypeError, ValueError), match=words):
         sm.MultiheadAttention(8, 2, batch_first=True)(**{"query": x, "key": x, "value": x, **change})
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}])
+def test_every_query_sees_the_keys_that_the_module_adds(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    ours, x = sm.MultiheadAttention(8, 2, **options), torch.randn(5, 2, 8)
+    theirs = torch.nn.MultiheadAttention(8, 2, **options)
+    theirs.load_state_dict(ours.state_dict())
+    mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    found, weights = ours(x, x, x, is_causal=True)
+    torch.testing.assert_close(found, theirs(x, x, x, attn_mask=mask, is_causal=True)[0])
+    assert (weights[:, :, 5:] > 0).all()
+    narrow = sm.MultiheadAttention(8, 2, window=1, **options)
+    assert (narrow(x, x, x)[1][:, :, 5:] > 0).all()

@@ -487,3 +487,25 @@ def test_torch_s_own_seed_is_the_default():
         first = float(DRAWING[name](None))
         torch.manual_seed(3)
         assert first == float(DRAWING[name](None))
+
+
+def test_what_goes_with_the_scores_must_lie_where_they_do(case: Case):
+    x, elsewhere, map = normal(4, 5), {"device": "meta", "dtype": torch.float64}, case.map
+    options = {"temperature": torch.ones(4, 1, **elsewhere), "where": torch.ones(4, 5, dtype=torch.bool, device="meta")}
+    options |= {each.name: torch.ones(4, 1, **elsewhere) for each in map.params if each.gradient is not None}
+    for name, value in options.items():
+        with pytest.raises(
+            ValueError, match=rf"{name} must be on the device of the scores, cpu, got meta; call {name}.to\('cpu'\)"
+        ):
+            map(x, **{name: value})
+
+
+def test_targets_weights_and_second_operands_must_lie_where_the_scores_do(loss: LossCase):
+    x, target, weight = loss.scores(4, 5), torch.zeros(4, dtype=torch.int64), torch.ones(5, dtype=torch.float64)
+    soft = torch.ones(4, 5, dtype=torch.float64)
+    for wrong in ({"target": target.to("meta")}, {"target": soft.to("meta")}, {"target": target, "weight": weight.to("meta")}):
+        with pytest.raises(ValueError, match="must be on the device of the scores"):
+            loss(x, **wrong)
+    for call in (lambda: sm.logsumexp(x, weights=x.to("meta")), lambda: sm.logaddexp(x, x.to("meta"))):
+        with pytest.raises(ValueError, match="must be on the device of the scores"):
+            call()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, broadcasts, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import Map, find_map
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number
 from softmaxima.core.tracing import is_concrete
@@ -67,8 +67,12 @@ class Request:
     dropout: float
 
     def repeated(self, x: Tensor) -> Tensor:
-        """Keys or values, one for each head of the queries."""
-        return x if self.groups == 1 else x.repeat_interleave(self.groups, -3)
+        """Keys or values, one for each head of the queries, 0 behind the lengths."""
+        x = x if self.groups == 1 else x.repeat_interleave(self.groups, -3)
+        if self.visible.lengths is None:
+            return x
+        there = torch.arange(x.shape[-2], device=x.device) < self.visible.lengths
+        return x.masked_fill(~there.transpose(-2, -1), 0.0)
 
     def check_lse(self) -> None:
         """That the outputs of such a map can be merged by one number a query."""
@@ -110,22 +114,23 @@ def check_request(
     groups = _check_heads(query, key, value, check_flag(NAME, "enable_gqa", enable_gqa))
     shape = (*query.shape[:-1], key.shape[-2])
     if sink is not None:
-        sink = _per_row("sink", sink, shape, lambda level: level < math.inf, "a number below +∞")
+        sink = _per_row("sink", sink, query, shape, lambda level: level < math.inf, "a number below +∞")
     found, sink, params = _with_sink(found, sink, params)
     params = found.complete(params)
-    mask, additive = _check_mask(attn_mask, shape)
-    bias = _check_bias("bias", bias, shape)
+    mask, additive = _check_mask(attn_mask, query, shape)
+    bias = _check_bias("bias", bias, query, shape)
     if additive is not None:
-        bias = additive if bias is None else bias + additive
+        wide = COMPUTE_DTYPE[query.dtype]
+        bias = additive if bias is None else bias.to(wide) + additive.to(wide)
     left, right = check_window(window)
     if check_flag(NAME, "is_causal", is_causal):
         right = 0
-    visible = Visible(shape[-2], shape[-1], left, right, _check_lengths(key_lengths, shape))
+    visible = Visible(shape[-2], shape[-1], left, right, _check_lengths(key_lengths, query, shape))
     per_row = {}
     for parameter in found.params:
         own = params[parameter.name]
         if parameter.gradient is not None:
-            per_row[parameter.name] = _per_row(parameter.name, own, shape, parameter.valid, parameter.domain)
+            per_row[parameter.name] = _per_row(parameter.name, own, query, shape, parameter.valid, parameter.domain)
         else:
             per_row[parameter.name] = parameter.check(NAME, own)
     return Request(
@@ -138,7 +143,7 @@ def check_request(
         mask=mask,
         bias=bias,
         visible=visible,
-        temperature=_per_row("temperature", temperature, shape, *TEMPERATURE),
+        temperature=_per_row("temperature", temperature, query, shape, *TEMPERATURE),
         sink=sink,
         params=per_row,
         dropout=check_number(NAME, "dropout_p", dropout_p, lambda p: 0 <= p < 1, "at least 0 and below 1"),
@@ -195,7 +200,8 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> in
         heads = tuple(groups * size for size in x.shape[-3:-2])
         batch, whole = (*x.shape[:-3], *heads), query.shape[:-2]
         if len(batch) > len(whole) or any(a not in (1, b) for a, b in zip(reversed(batch), reversed(whole), strict=False)):
-            hint = "; enable_gqa=True shares them among heads" if x.ndim > 2 and query.ndim > 2 else ""
+            heads_differ = not grouped and x.ndim > 2 and query.ndim > 2 and x.shape[-3] not in (1, query.shape[-3])
+            hint = "; enable_gqa=True shares them among heads" if heads_differ else ""
             raise ValueError(
                 f"{NAME}: {what} of shape {tuple(x.shape)} must broadcast to query of shape {tuple(query.shape)} "
                 f"but for the last two axes{hint}"
@@ -203,13 +209,13 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> in
     return groups
 
 
-def _check_mask(attn_mask: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+def _check_mask(attn_mask: Any, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
     """(a mask, a bias), of which one is None."""
     if attn_mask is None:
         return None, None
-    attn_mask = as_tensor(NAME, "attn_mask", attn_mask)
+    attn_mask = check_device(NAME, "attn_mask", as_tensor(NAME, "attn_mask", attn_mask), query)
     if attn_mask.is_floating_point():
-        return None, _check_bias("attn_mask", attn_mask, shape)
+        return None, _check_bias("attn_mask", attn_mask, query, shape)
     if attn_mask.dtype != torch.bool:
         raise TypeError(
             f"{NAME}: attn_mask must be boolean (True keeps a score) or floating point (added to the scores), got "
@@ -220,10 +226,10 @@ def _check_mask(attn_mask: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, 
     return attn_mask, None
 
 
-def _check_bias(what: str, bias: Any, shape: tuple[int, ...]) -> Tensor | None:
+def _check_bias(what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if bias is None:
         return None
-    bias = as_tensor(NAME, what, bias)
+    bias = check_device(NAME, what, as_tensor(NAME, what, bias), query)
     if not bias.is_floating_point():
         raise TypeError(f"{NAME}: {what} must be of floating point, got {bias.dtype}; call {what}.float()")
     if not broadcasts(bias, shape):
@@ -240,10 +246,10 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> Tensor | None:
+def _check_lengths(lengths: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if lengths is None:
         return None
-    lengths = as_tensor(NAME, "key_lengths", lengths)
+    lengths = check_device(NAME, "key_lengths", as_tensor(NAME, "key_lengths", lengths), query)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise TypeError(f"{NAME}: key_lengths must be integers, one a batch, got {lengths.dtype}")
     keys, trailing = shape[-1], 3 if len(shape) > 3 else 2
@@ -258,11 +264,12 @@ def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> Tensor | None:
     return lengths
 
 
-def _per_row(what: str, value: Any, shape: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:
+def _per_row(what: str, value: Any, query: Tensor, shape: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:
     """A number, or a tensor that broadcasts to [..., L, 1]; one of [heads] has one for each head."""
     checked = check_value(NAME, what, value, valid, domain)
     if not isinstance(checked, Tensor):
         return checked
+    check_device(NAME, what, checked, query)
     rows = (*shape[:-1], 1)
     if len(shape) > 2 and checked.ndim == 1 and checked.shape[0] == shape[-3]:
         return checked[:, None, None]

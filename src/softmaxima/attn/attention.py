@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from softmaxima.attn import blocks, fused, naive
 from softmaxima.attn.arguments import NAME, check_request
 from softmaxima.core.arguments import Array, like_input
@@ -108,6 +110,8 @@ def attention(
     else:
         output, mass = (fused if fused.fits(request) else blocks).attend(request, wants_lse)
         p = None
+    if isinstance(value, Tensor):
+        output = output.to(value.dtype)  # under autocast half precision came as float32
     found = [output, *([mass] if wants_lse else []), *([p] if wants_weights else [])]
     found = [like_input(x, query) for x in found]
     return tuple(found) if len(found) > 1 else found[0]

@@ -96,7 +96,7 @@ def linear_attention(
         raise ValueError(f"{NAME}: is_causal=True needs as many queries as keys, got {shapes}; give earlier keys as a state")
     sums, q, k, v = _prepared(request, state)
     output, sums = (_causal if causal else _whole)(sums, q, k, v)
-    output = like_input(output.to(request.value.dtype), query)
+    output = like_input(output.to(value.dtype if isinstance(value, Tensor) else request.value.dtype), query)
     return (output, like_input(sums, query)) if wants_state else output
 
 

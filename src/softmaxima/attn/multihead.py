@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from softmaxima.attn.arguments import check_window
+from softmaxima.attn.arguments import Visible, check_window
 from softmaxima.attn.attention import attention
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_count, check_flag, check_number
@@ -124,18 +124,23 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._heads(query, key, value)
-        allowed, bias = self._masks(key_padding_mask, attn_mask, (*q.shape[:-1], key.shape[1]), batched, k.shape[-2])
+        options = {"is_causal": is_causal, **self.options}
+        if k.shape[-2] > key.shape[1]:  # what hides keys by their places does not know those that the module adds
+            left, right = check_window(options.pop("window", None))
+            places = Visible(query.shape[1], key.shape[1], left, 0 if options.pop("is_causal") else right).mask(query.device)
+        else:
+            places = None
+        allowed, bias = self._masks(key_padding_mask, attn_mask, places, (*q.shape[:-1], key.shape[1]), batched, k.shape[-2])
         found = attention(
             q,
             k,
             v,
             allowed,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
             map=self.map,
             bias=bias,
             return_weights=need_weights,
-            **self.options,
+            **options,
         )
         output, weights = found if need_weights else (found, None)
         output = self.out_proj(output.transpose(1, 2).flatten(-2))
@@ -170,11 +175,21 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _masks(
-        self, padding: Tensor | None, mask: Tensor | None, shape: tuple[int, ...], batched: bool, keys: int
+        self,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        places: Tensor | None,
+        shape: tuple[int, ...],
+        batched: bool,
+        keys: int,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(True where a query sees a key, what is added to scores), with the keys that the module itself adds, which all see."""
+        """(True where a query sees a key, what is added to scores), with the keys that the module itself adds, which all see.
+
+        Two masks as of torch's module, True leaving out, and `places`, True where a query sees a key.
+        """
         batch, heads, queries, given = shape
-        found = []
+        found = [] if places is None else [~places]
+        wide = torch.promote_types(self.out_proj.weight.dtype, torch.float32)
         if padding is not None:
             expected = (batch, given) if batched else (given,)
             found.append(_checked("key_padding_mask", padding, [expected]).reshape(batch, 1, 1, given))
@@ -188,7 +203,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if x.dtype == torch.bool:
                 allowed = ~x if allowed is None else allowed & ~x
             else:
-                bias = x if bias is None else bias + x
+                bias = x if bias is None else bias.to(wide) + x.to(wide)
         return allowed, bias
 
 

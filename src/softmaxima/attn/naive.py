@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,12 +31,20 @@ def weights(request: Request) -> Tensor:
     """The map of each query's scores. A sink is one score more, whose value is 0."""
     x, allowed = scores(request), request.allowed()
     if request.sink is not None:
-        level = torch.as_tensor(request.sink * request.temperature, dtype=x.dtype, device=x.device)
-        x = torch.cat((x, level.expand(*x.shape[:-1], 1)), -1)
+        x = torch.cat((x, _level(request, x).expand(*x.shape[:-1], 1)), -1)
         if allowed is not None:
             allowed = torch.nn.functional.pad(allowed.expand(*x.shape[:-1], request.visible.keys), (0, 1), value=True)
     p = request.map(x, -1, temperature=request.temperature, where=allowed, **request.params)
     return p if request.sink is None else p[..., :-1]
+
+
+def _level(request: Request, x: Tensor) -> Tensor:
+    """The sink as a score, which is divided by τ with the others: none where it is −∞, and no larger than a score can be."""
+    sink = torch.as_tensor(request.sink, dtype=torch.float64, device=x.device)
+    none = sink == -math.inf
+    level = sink.masked_fill(none, 0.0) * request.temperature
+    most = torch.finfo(x.dtype).max
+    return level.clamp(-most, most).masked_fill(none, -math.inf).to(x.dtype)
 
 
 def log_mass(request: Request) -> Tensor:

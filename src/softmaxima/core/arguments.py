@@ -139,6 +139,7 @@ def check_per_row(
     tensor = check_value(name, what, value, valid, domain)
     if not isinstance(tensor, Tensor):
         return tensor
+    check_device(name, what, tensor, x)
     shape = sizes(x)
     rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(shape))
     if not broadcasts(tensor, rows_shape):
@@ -157,6 +158,14 @@ def _reshaping(what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
     if axis is None:
         return f"give it a shape that broadcasts to {shape}"
     return f"one value for each index of axis {axis} needs {what}.reshape{own + (1,) * (len(shape) - axis - 1)}"
+
+
+def check_device(name: str, what: str, tensor: Tensor, x: Tensor) -> Tensor:
+    """What goes with the scores x lies where they do; a CPU tensor of no axes is a number everywhere."""
+    if tensor.device != x.device and (tensor.ndim or not tensor.is_cpu):
+        wanted, got = str(x.device), str(tensor.device)
+        raise ValueError(f"{name}: {what} must be on the device of the scores, {wanted}, got {got}; call {what}.to({wanted!r})")
+    return tensor
 
 
 def broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
@@ -196,4 +205,4 @@ def check_where(name: str, where: Any, x: Tensor) -> Tensor | None:
         raise TypeError(f"{name}: where must be boolean (True keeps a score), got {mask.dtype}; call where.bool()")
     if not broadcasts(mask, sizes(x)):
         raise ValueError(f"{name}: where must broadcast to the scores' shape {sizes(x)}, got {sizes(mask)}")
-    return _of_rank(mask, x.ndim)
+    return _of_rank(check_device(name, "where", mask, x), x.ndim)

@@ -108,7 +108,8 @@ def _describe(
     bias = None if options.bias is None else _of_scores(options.bias.to(wide), keys)
     lengths = None if options.lengths is None else options.lengths.long().expand(*batch, 1, 1).contiguous()
     sinks = None if options.sinks is None else torch.as_tensor(options.sinks, dtype=torch.float64) * options.tau
-    sinks = None if sinks is None else in_memory(sinks.detach().double().expand(*q.shape[:-1], 1))
+    if sinks is not None:  # as scores, none of which is +∞
+        sinks = in_memory(sinks.detach().double().clamp_max(torch.finfo(wide).max).expand(*q.shape[:-1], 1))
     q, k, v = _rows(q), _rows(k), _rows(v)
     lie = [_lie(x, batch, groups) for x, groups in ((q, 1), (k, options.groups), (v, options.groups), (mask, 1), (bias, 1))]
     call = Attention(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from softmaxima.core.arguments import as_scores, as_tensor, like_input
+from softmaxima.core.arguments import as_scores, as_tensor, check_device, like_input
 from softmaxima.core.blocks import Part, places
 from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
@@ -362,7 +362,7 @@ def prepare(
     class_axis = 0 if scores.ndim == 1 else 1
     shape = sizes(scores)
     classes = shape[class_axis]
-    targets = as_tensor(name, "target", target)
+    targets = check_device(name, "target", as_tensor(name, "target", target), scores)
     hard_shape = shape[:class_axis] + shape[class_axis + 1 :]
     if targets.dtype.is_floating_point:
         _check_soft(name, scores, targets, ignore_index)
@@ -380,7 +380,7 @@ def prepare(
     rows = scores if class_axis == scores.ndim - 1 else scores.movedim(class_axis, -1)
     class_weight = None
     if weight is not None:
-        class_weight = check_class_weight(name, weight, classes, _wide(scores).dtype)
+        class_weight = check_device(name, "weight", check_class_weight(name, weight, classes, _wide(scores).dtype), scores)
     ignored = None
     if labels is not None:
         labels, ignored = _check_labels(name, labels, classes, ignore_index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.arguments import Array, as_scores, check_device, like_input
 from softmaxima.core.fused import Pull, fused, is_readable
 from softmaxima.core.routing import is_plain
 from softmaxima.kernels import native
@@ -38,6 +38,7 @@ def logaddexp(x: Array, y: Array) -> Array:
     if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
     first, second = (as_scores(name, v, what) for what, v in (("x", x), ("y", y)))
+    check_device(name, "y", second, first)
     try:
         pair = torch.broadcast_tensors(first, second)
     except RuntimeError:

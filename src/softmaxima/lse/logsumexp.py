@@ -20,6 +20,7 @@ from softmaxima.core.arguments import (
     as_floating,
     as_tensor,
     broadcasts,
+    check_device,
     check_dim,
     check_scores,
     check_temperature,
@@ -171,7 +172,7 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor:
         raise TypeError(f"{name}: weights must be numbers, got {factors.dtype}; leave scores out by where")
     if not broadcasts(factors, sizes(x) if x.ndim else (1,)):
         raise ValueError(f"{name}: weights must broadcast to the scores' shape {tuple(x.shape)}, got {tuple(factors.shape)}")
-    return factors
+    return check_device(name, "weights", factors, x)
 
 
 def _promoted(name: str, scores: Tensor, weights: Tensor | None) -> Tensor:
