@@ -74,12 +74,9 @@ def register() -> tuple[str, ...]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "transformers":
             raise
-        raise ModuleNotFoundError(
-            'register needs transformers 5 or later, which is not installed: pip install "softmaxima[transformers]"',
-            name=error.name,
-        ) from None
+        raise ModuleNotFoundError(f"register needs transformers, which is not installed: {INSTALL}", name=error.name) from None
     if int(__version__.partition(".")[0]) < 5:
-        raise ImportError(f'register needs transformers 5 or later, got {__version__}: pip install "softmaxima[transformers]"')
+        raise ImportError(f"register needs transformers 5 or later, got {__version__}: {INSTALL}")
     maps = [name for name, map in REGISTRY.items() if not map.properties.logarithmic]
     for name in maps:
         AttentionInterface.register(PREFIX + name, partial(_attention_forward, name))
