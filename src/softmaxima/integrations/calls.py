@@ -10,21 +10,26 @@ from torch import Tensor
 from softmaxima.attn import attention
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Any:
-    """`sm.attention` of what `F.scaled_dot_product_attention` takes."""
-    query, key, value = (_autocast(x) for x in (query, key, value))
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """(o, p where it is wanted) by `sm.attention`, of what `F.scaled_dot_product_attention` takes."""
     if attn_mask is not None and attn_mask.is_floating_point():
-        attn_mask, bias = _parted(attn_mask)
-        options["bias"] = bias if options.get("bias") is None else options["bias"] + bias
-    return attention(query, key, value, attn_mask, **options)
-
-
-def _autocast(x: Tensor) -> Tensor:
-    """In the dtype of the region, where there is one, as torch's function has it."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+        attn_mask, added = _parted(attn_mask)
+        bias = added if bias is None else bias + added
+    found = attention(query, key, value, attn_mask, bias=bias, return_weights=return_weights, **options)
+    output, weights = found if return_weights else (found, None)
+    kind = output.device.type
+    if torch.is_autocast_enabled(kind) and output.dtype != torch.float64:
+        output = output.to(torch.get_autocast_dtype(kind))  # as of torch's function
+    return output, weights
 
 
 def _parted(mask: Tensor) -> tuple[Tensor, Tensor]:

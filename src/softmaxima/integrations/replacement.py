@@ -210,7 +210,7 @@ class _Mode(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             self.seen.append(FUNCTION)
             given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | (kwargs or {})
-            return attend(**given, map=self.asked.map, **self.asked.options)
+            return attend(**given, map=self.asked.map, **self.asked.options)[0]
         if getattr(func, "__name__", None) in SOFTMAXES:
             self.seen.append(func.__name__)
         return func(*args, **(kwargs or {}))

@@ -124,8 +124,7 @@ def _attention_forward(
         query, key = query[..., :0], key[..., :0]  # ⟨q, k⟩ of no size is 0: the bias has the scores
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         attention_mask = _within_sequences(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k)
-    wants_weights = bool(output_attentions) or _collects_attentions()
-    output = attend(
+    output, weights = attend(
         query,
         key,
         value,
@@ -136,10 +135,9 @@ def _attention_forward(
         enable_gqa=key.shape[1] != query.shape[1],
         map=found,
         bias=position_bias,
-        return_weights=wants_weights,
+        return_weights=bool(output_attentions) or _collects_attentions(),
         **options,
     )
-    output, weights = output if wants_weights else (output, None)
     return output.transpose(1, 2).contiguous(), weights
 
 
