@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
+    AttentionMaskInterface,
     BertConfig,
     BertModel,
+    BloomConfig,
+    BloomModel,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -252,6 +255,23 @@ def test_it_compiles_in_one_graph():
     torch.testing.assert_close(compiled(IDS, use_cache=False).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_layer_compiles_by_itself():
+    model = LLAMA.build("softmaxima_sparsemax", num_hidden_layers=1)
+    expected = model(IDS).logits
+    model.model.layers[0].self_attn.compile(backend="eager")
+    torch.testing.assert_close(model(IDS).logits, expected)
+
+
+def test_inference_mode_has_the_same_outputs():
+    for name in ("softmaxima_softmax", "softmaxima_sparsemax"):
+        model = LLAMA.build(name)
+        for padded in (False, True):
+            with torch.inference_mode():
+                found = LLAMA.outputs(model, padded)
+            torch.testing.assert_close(found, LLAMA.outputs(model, padded))
+
+
 def test_checkpoints_have_the_same_gradients():
     gradients = []
     for again in (False, True):
@@ -403,13 +423,36 @@ def test_a_model_with_sinks_takes_no_other():
         model(IDS)
 
 
-def test_a_module_without_a_mask_says_whether_it_is_causal():
-    model = BERT.build("softmaxima_softmax")
-    for layer in model.encoder.layer:
-        del layer.attention.self.is_causal
-    with pytest.raises(ValueError, match="BertSelfAttention gives no mask, nor says whether it is causal; set its attribute"):
+def test_a_model_that_computes_its_own_softmax_is_refused():
+    config = BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=1, n_head=4)
+    model = BloomModel._from_config(config, attn_implementation="softmaxima_sparsemax")
+    with pytest.raises(ValueError, match="softmaxima_sparsemax: BloomAttention does not ask transformers' registry, and"):
         model(IDS)
-    model(IDS, attention_mask=RIGHT)
+
+
+@torch.no_grad()
+def test_the_mask_decides_and_not_what_a_module_says_of_itself():
+    model = LLAMA.build("softmaxima_sparsemax")
+    expected = model(IDS).logits
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    assert torch.equal(model(IDS).logits, expected)
+    for layer in model.model.layers:
+        del layer.self_attn.is_causal
+    assert torch.equal(model(IDS).logits, expected)
+
+
+@torch.no_grad()
+def test_a_causal_mask_that_a_model_writes_to_is_read():
+    mask = AttentionMaskInterface()["softmaxima_softmax"](batch_size=1, q_length=4, kv_length=4).clone()
+    q, module = torch.randn(1, 2, 4, 8), nn.Module()
+    attend = partial(AttentionInterface()["softmaxima_softmax"], module, q, q, q)
+    made = AttentionMaskInterface()["softmaxima_softmax"](batch_size=1, q_length=4, kv_length=4)
+    torch.testing.assert_close(attend(made)[0], attend(mask)[0])
+    assert not torch.allclose(attend(made, is_causal=False)[0], attend(mask)[0])
+    made[..., 0] = False
+    mask[..., 0] = False
+    assert torch.equal(attend(made)[0], attend(mask)[0])
 
 
 def test_learnt_queries_of_one_batch_serve_all():

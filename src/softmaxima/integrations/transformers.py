@@ -6,7 +6,8 @@ A model computes o = p v with p = map(x/τ), x = scaling ⟨q, k⟩ + bias, in t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -53,6 +54,8 @@ def register() -> tuple[str, ...]:
 
     A model raises a TypeError or a ValueError in its first layer, before any attention, for a parameter that the map does not have,
     and for a keyword of a model that would change the weights and is not known here, such as the chosen keys of DeepSeek 3.2.
+    A model that computes its own softmax, as BLOOM does, raises one where transformers makes its mask; a few that make their masks
+    themselves too, as DeBERTa, ask for nothing that is registered, and `sm.replace_attention` names them.
 
     Cost: that of `sm.attention`. With a soft cap and with `output_attentions` the scores of a layer are held, [batch, heads, L, S].
 
@@ -80,8 +83,45 @@ def register() -> tuple[str, ...]:
     maps = [name for name, map in REGISTRY.items() if not map.properties.logarithmic]
     for name in maps:
         AttentionInterface.register(PREFIX + name, partial(_attention_forward, name))
-        AttentionMaskInterface.register(PREFIX + name, sdpa_mask)
+        AttentionMaskInterface.register(PREFIX + name, partial(_attention_mask, name, sdpa_mask))
     return tuple(PREFIX + name for name in maps)
+
+
+def _attention_mask(
+    map: str,
+    sdpa_mask: Callable[..., Tensor | None],
+    *args: Any,
+    config: Any = None,
+    allow_is_causal_skip: bool = True,
+    **asked: Any,
+) -> Tensor | None:
+    """The mask of a model, True where a query sees a key; None where it sees all.
+
+    Where torch's function would be told `is_causal` in the place of a mask, there is a mask that says so, for it alone says what
+    eager attention does: the modules of some models are not as causal as they say, or more.
+    """
+    if torch.compiler.is_compiling():
+        return sdpa_mask(*args, allow_is_causal_skip=False, **asked)
+    _check_registry(map, config)
+    mask = sdpa_mask(*args, allow_is_causal_skip=allow_is_causal_skip, **asked)
+    if mask is None and allow_is_causal_skip:
+        mask = sdpa_mask(*args, allow_is_causal_skip=False, **asked)
+        if not mask.is_inference():
+            mask._causal = mask._version  # as long as nobody writes to it
+    return mask
+
+
+def _check_registry(map: str, config: Any) -> None:
+    """That the attention of a model comes from the registry, told as transformers tells it: by the model's file."""
+    file = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
+    if file is None or hasattr(file, "ALL_ATTENTION_FUNCTIONS"):
+        return
+    own = [x for x in vars(file).values() if isinstance(x, type) and x.__module__ == file.__name__ and "Attention" in x.__name__]
+    if own:
+        raise ValueError(
+            f"{PREFIX}{map}: {own[0].__name__} does not ask transformers' registry, and computes its own softmax; take "
+            'attn_implementation="eager" for this model'
+        )
 
 
 def _attention_forward(
@@ -117,7 +157,11 @@ def _attention_forward(
         options["sink"] = s_aux
     if query.shape[0] == 1:
         query = query.expand(key.shape[0], -1, -1, -1)  # learnt queries, the same for all
-    causal = attention_mask is None and query.shape[2] > 1 and _is_causal(map, module, is_causal)
+    made = getattr(attention_mask, "_causal", None)  # which version of it was causal
+    causal = query.shape[2] > 1 and made is not None and made == attention_mask._version
+    if causal:
+        attention_mask = None
+        causal = is_causal is None or is_causal or is_causal == getattr(module, "is_causal", None)  # else the caller's own word
     if softcap is not None:
         scores, scaling = _capped(query, key, scaling, softcap), None
         position_bias = scores if position_bias is None else position_bias + scores
@@ -166,16 +210,6 @@ def _value(name: str, value: Any, query: Tensor) -> Any:
     if len(value) != query.shape[1] or not all(isinstance(x, Real) and not isinstance(x, bool) for x in value):
         raise ValueError(f"config.softmaxima: {name} must be a number or a list of {query.shape[1]}, one a head, got {value!r}")
     return torch.tensor(value, dtype=torch.promote_types(query.dtype, torch.float32), device=query.device)
-
-
-def _is_causal(map: str, module: torch.nn.Module, told: bool | None) -> bool:
-    """What a mask that was left out stands for."""
-    causal = getattr(module, "is_causal", None) if told is None else told
-    if causal is None:
-        raise ValueError(
-            f"{PREFIX}{map}: {type(module).__name__} gives no mask, nor says whether it is causal; set its attribute is_causal"
-        )
-    return bool(causal)
 
 
 def _capped(query: Tensor, key: Tensor, scaling: float | None, softcap: float) -> Tensor:
