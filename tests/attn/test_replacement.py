@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.utils.checkpoint import checkpoint
 
 import softmaxima as sm
 
@@ -64,6 +66,29 @@ class ByHelpers(nn.Module):
 
     def mix(self, x: Tensor) -> Tensor:
         return attend(x / 4, x, x, self.mask)
+
+
+def by_closure() -> nn.Module:
+    mine = functional.scaled_dot_product_attention
+
+    class ByClosure(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return mine(x / 4, x, x) if x.ndim else late
+
+    model = ByClosure()
+    assert sm.replace_attention(copy.deepcopy(model), "sparsemax").replaced
+    late = 0
+    return model
+
+
+class ByAnotherName(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return sdpa(x / 4, x, x)
+
+
+class ByCheckpoint(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(attend, x, x, x, None, use_reentrant=False)
 
 
 class ByHand(nn.Module):
@@ -221,6 +246,24 @@ def test_a_caller_gets_the_attention_of_its_own_arguments():
         torch.testing.assert_close(model(X), sm.attention(X / 4, X, X, mask, is_causal=mask is None, **options))
 
 
+@pytest.mark.parametrize("build", [by_closure, ByAnotherName])
+def test_a_caller_is_found_by_what_it_calls(build: Callable[[], nn.Module]):
+    model = build()
+    assert sm.replace_attention(model, "sparsemax").replaced == {"": "scaled_dot_product_attention, with sparsemax"}
+    torch.testing.assert_close(model(X), sm.attention(X / 4, X, X, map="sparsemax"))
+
+
+def test_a_block_that_is_checkpointed_has_the_same_gradients():
+    gradients = []
+    for again in (False, True):
+        model = vit()
+        sm.replace_attention(model, "entmax15")
+        y = checkpoint(model, X, use_reentrant=False) if again else model(X)
+        y.square().sum().backward()
+        gradients.append(model[0].attn.qkv.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
 @torch.no_grad()
 def test_no_other_caller_is_touched():
     sm.replace_attention(vit(), "sparsemax")
@@ -308,6 +351,7 @@ def test_the_report_says_what_it_could_not_replace():
             "function": ByTorchsFunction(),
             "scripted": scripted,
             "set": by_hand,
+            "checkpoint": ByCheckpoint(),
             "ours": sm.MultiheadAttention(16, 2, map="sparsemax"),
             "linear": nn.Linear(2, 2),
         }
@@ -321,6 +365,7 @@ def test_the_report_says_what_it_could_not_replace():
         "function": "it calls multi_head_attention_forward itself, which may be attention",
         "scripted": "it is compiled by TorchScript",
         "set": "its forward was set on the object, around which no other can be put",
+        "checkpoint": "it checkpoints itself, and would be another in the second pass",
         "ours": "it has sparsemax already; undo that replacement first",
     }
     assert str(report).splitlines()[1] == "hand: not replaced; it calls softmax itself, which may be attention"

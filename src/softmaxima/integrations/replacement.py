@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -157,8 +158,10 @@ def _reason(module: nn.Module) -> str | None:
     names = _names(type(module))
     if "ALL_ATTENTION_FUNCTIONS" in names:
         return "it asks transformers' registry; softmaxima.integrations.transformers.register() adds the map there"
+    if FUNCTION in names and "forward" in vars(module):
+        return "its forward was set on the object, around which no other can be put"
     if FUNCTION in names:
-        return "its forward was set on the object, around which no other can be put" if "forward" in vars(module) else None
+        return "it checkpoints itself, and would be another in the second pass" if "checkpoint" in names else None
     if found := [name for name in OTHERS if name in names]:
         return f"it calls {found[0]}"
     if found := [name for name in SOFTMAXES if name in names]:
@@ -277,9 +280,12 @@ def _names(owner: type[nn.Module]) -> frozenset[str]:
         seen.add(target.__code__)
         found = set(_named(target.__code__))
         names.update(found)
-        inside = [target.__globals__[name] for name in found if isinstance(target.__globals__.get(name), types.ModuleType)]
+        there = {**target.__globals__, **_closed_over(target)}
+        files = [there[name] for name in found if isinstance(there.get(name), types.ModuleType)]
         for name in found:
-            for callee in (getattr_static(owner, name, None), target.__globals__.get(name), *(vars(x).get(name) for x in inside)):
+            for callee in (getattr_static(owner, name, None), there.get(name), *(vars(file).get(name) for file in files)):
+                if callable(callee):
+                    names.add(getattr(callee, "__name__", name))  # by another name too
                 visit(callee, depth + 1)
 
     visit(owner.forward, 0)
@@ -288,6 +294,16 @@ def _names(owner: type[nn.Module]) -> frozenset[str]:
 
 def _named(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
+    yield from code.co_freevars
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _named(constant)
+
+
+def _closed_over(function: types.FunctionType) -> dict[str, Any]:
+    """The values of the names of functions around it, but for those that have none yet."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found

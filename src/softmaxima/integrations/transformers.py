@@ -41,8 +41,9 @@ def register() -> tuple[str, ...]:
     `output_attentions=True` returns p, without dropout.
 
     The parameters of the map, `temperature` and `sink` are a dictionary in the config, `config.softmaxima = {"alpha": 1.3}`, which
-    is saved and loaded with it; a list has one number a head, and `f` of `proportional` is given by its name. The config is that
-    of the attention module: in a model of several parts, such as text and vision, that of the part.
+    is saved and loaded with it; a list has one number a head, and `f` of `proportional` is given by its name. It is the attention
+    module's own config that counts: in a model of several parts, such as text and vision, that of the part. Set it before the model
+    is made, for some, as T5, copy it.
 
     Maps that are registered later need another call, which is harmless to the rest.
 
