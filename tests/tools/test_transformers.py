@@ -300,6 +300,15 @@ def test_generation_with_a_cache_is_generation_without(kind: Kind, map: str):
         assert torch.equal(found.sequences, eager.sequences)
 
 
+@decoders
+@torch.no_grad()
+def test_a_text_in_two_parts_is_the_text_in_one(kind: Kind):
+    model = kind.build("softmaxima_sparsemax")
+    first = model(IDS[:, :4], use_cache=True)
+    rest = model(IDS[:, 4:], cache=first.past_key_values).logits
+    torch.testing.assert_close(rest, model(IDS).logits[:, 4:], rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_static_caches_and_beams_generate_the_same():
     model = LLAMA.build("softmaxima_entmax15")

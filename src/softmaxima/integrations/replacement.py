@@ -143,14 +143,15 @@ def _replace(model: nn.Module, map: str, options: dict[str, Any]) -> AttentionRe
         else:
             continue
         changed.add(module)
-    return AttentionReplacement(map, *(dict(reversed(found.items())) for found in (replaced, kept)), tuple(steps))
+    in_order, left = (dict(reversed(found.items())) for found in (replaced, kept))
+    return AttentionReplacement(map, in_order, left, tuple(steps))
 
 
 def _reason(module: nn.Module) -> str | None:
     """Why a module stays as it is, if it may be attention."""
-    if isinstance(module, MultiheadAttention) or hasattr(module, "_asked"):
-        map = module.map if isinstance(module, MultiheadAttention) else module._asked.map
-        return f"it has {map} already; undo that replacement first"
+    there: Any = module if isinstance(module, MultiheadAttention) else getattr(module, "_asked", None)
+    if there is not None:
+        return f"it has {there.map} already; undo that replacement first"
     if isinstance(module, nn.MultiheadAttention):
         return f"{type(module).__name__} is made of MultiheadAttention with a forward of its own"
     if isinstance(module, torch.jit.ScriptModule):
@@ -179,7 +180,7 @@ def _become(module: nn.MultiheadAttention, map: str, options: dict[str, Any]) ->
     before = set(vars(module))
     of_one_size = module._qkv_same_embed_dim
     module.__class__ = MultiheadAttention
-    module._use(map, **options)
+    MultiheadAttention._use(module, map, **options)  # type: ignore[arg-type]
 
     def back() -> None:
         for name in set(vars(module)) - before:
@@ -252,12 +253,11 @@ def _calling(base: type[nn.Module]) -> type[nn.Module]:
         return _made_again, (base,), self.__getstate__()
 
     own = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(base)(base.__name__, (base,), {**own, "forward": forward, "__reduce_ex__": reduce})
+    return types.new_class(base.__name__, (base,), exec_body=lambda names: names.update(own, forward=forward, __reduce_ex__=reduce))
 
 
 def _made_again(base: type[nn.Module]) -> nn.Module:
-    found = _calling(base)
-    return found.__new__(found)
+    return object.__new__(_calling(base))
 
 
 # What a forward reaches ----------------------------------------------------------------------------------------------------------

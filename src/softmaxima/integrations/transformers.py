@@ -90,7 +90,7 @@ def register() -> tuple[str, ...]:
 
 def _attention_mask(
     map: str,
-    sdpa_mask: Callable[..., Tensor | None],
+    sdpa_mask: Callable[..., Any],
     *args: Any,
     config: Any = None,
     allow_is_causal_skip: bool = True,
@@ -158,8 +158,7 @@ def _attention_forward(
         options["sink"] = s_aux
     if query.shape[0] == 1:
         query = query.expand(key.shape[0], -1, -1, -1)  # learnt queries, the same for all
-    made = getattr(attention_mask, "_causal", None)  # which version of it was causal
-    causal = query.shape[2] > 1 and made is not None and made == attention_mask._version
+    causal = _is_causal(attention_mask, query.shape[2], key.shape[2])
     if causal:
         attention_mask = None
         causal = is_causal is None or is_causal or is_causal == getattr(module, "is_causal", None)  # else the caller's own word
@@ -184,6 +183,12 @@ def _attention_forward(
         **options,
     )
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _is_causal(mask: Any, queries: int, keys: int) -> bool:
+    """Whether it is a causal mask as it was made, which attention does without."""
+    version = getattr(mask, "_causal", None)
+    return version is not None and version == mask._version and queries > 1 and tuple(mask.shape[2:]) == (queries, keys)
 
 
 def _options(module: torch.nn.Module, map: Map, query: Tensor) -> dict[str, Any]:
