@@ -56,7 +56,7 @@ else:
             surrogate_loss
         """,
         "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
-        "integrations": "Classifier",
+        "integrations": "AttentionReplacement Classifier replace_attention",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}

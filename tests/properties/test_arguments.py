@@ -55,6 +55,7 @@ REQUIRED: dict[Any, Any] = {
     "embed_dim": 6,
     "num_heads": 2,
     ("median_of_means_logsumexp", "blocks"): 2,
+    "model": torch.nn.Identity(),
 }
 # What makes a call whole; an argument under test takes the place of what is beside it.
 COMPLETED = {
@@ -73,6 +74,7 @@ ELSEWHERE = {  # who says it
     "MultiheadAttention": "attention",
     "attention_in_parts": "attention",
     "linear_attention": "attention",
+    "replace_attention": "attention",
 }
 # Values of arguments whose default is None.
 EXAMPLES = {
