@@ -34,7 +34,7 @@ from softmaxima.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from softmaxima.experiments.attention import Finding, Study
+    from softmaxima.experiments.attention import Study
     from softmaxima.experiments.attention_plan import Settings, Variant
     from softmaxima.experiments.attention_tasks import Task
 
@@ -52,7 +52,7 @@ def compare_attention(
     seeds: Annotated[
         int | None, Parameter(help="Trainings of each map: 3, or 2 with --quick; more tell smaller differences.")
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Of each training: 400 on a text and 300 on digits, or 30 with --quick.")] = None,
+    steps: Annotated[int | None, Parameter(help="Of each training: 200, or 40 with --quick.")] = None,
     seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
         "softmaxima-compare-attention"
@@ -72,12 +72,13 @@ def compare_attention(
             fail("--text: no text is read with --task digits; leave one of them out")
         check_file(text, ", a text in UTF-8")
     from softmaxima.core.numbers import InputError, choose
-    from softmaxima.experiments.attention_plan import Settings, check_names
+    from softmaxima.experiments.attention_plan import QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
     from softmaxima.experiments.texts import read_text
 
     try:
         check_names(names(maps))
-        settings = Settings((2 if quick else 3) if seeds is None else seeds, steps, seed, quick)
+        usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
+        settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)
         content = read_text(text) if task != "digits" else None
         check_writable("--out", out, is_directory=True)
         from softmaxima.experiments.attention import offered
@@ -103,7 +104,7 @@ def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], ou
             say(line)
 
     for task in tasks:
-        tell("; ".join(f"{name}: {words}" if name != task.name.capitalize() else words for name, words in task.facts.items()))
+        tell(f"{task.name}: {task.title}; {'; '.join(task.notes)}")
     done: list = []
     study: Study | None = None
     interrupted: KeyboardInterrupt | None = None
@@ -143,7 +144,7 @@ def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], ou
 
 
 def show(study: Study, console: Console | None = None) -> None:
-    """A table a task, the caption, and what to take."""
+    """A table and what to take for each task, and the caption."""
     from softmaxima.report.compare_attention import CAPTION, columns, reservations
 
     console = console or Output()
@@ -154,11 +155,7 @@ def show(study: Study, console: Console | None = None) -> None:
         headings = [column.short for column in shown]
         headings[0] = finding.task.name
         show_table(console, headings, cells, spare, [result is finding.taken for result in finding.results])
-        verdict(console, finding, reservations(study, finding))
+        words = " ".join((f". {finding.reason}", *reservations(study, finding)))
+        console.print(Text.assemble((finding.headline, "bold"), words))
     console.print()
     console.print(Text(CAPTION, style="dim"))
-
-
-def verdict(console: Console, finding: Finding, reserved: Sequence[str]) -> None:
-    """What to take, and why."""
-    console.print(Text.assemble((finding.headline, "bold"), " ".join((f". {finding.reason}", *reserved))))

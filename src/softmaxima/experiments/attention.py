@@ -34,7 +34,6 @@ from softmaxima.experiments.recommendation import STAY, Difference, Words, best_
 from softmaxima.experiments.transformer import Transformer
 from softmaxima.maps import REGISTRY
 
-LEARNING_RATE = 1e-2
 WARMING = 0.1  # of the steps, in which the rate rises; then it falls to 0
 BETAS = (0.9, 0.99)
 TURN = 5  # steps of one map before it is the next one's turn
@@ -122,7 +121,6 @@ class Finding:
     """What one task found, the best map first."""
 
     task: Task
-    steps: int  # of a training
     results: tuple[Result, ...]
     taken: Result | None  # the map to take, softmax where none is better, None where nothing was learnt
     headline: str
@@ -214,10 +212,10 @@ def _trained(
     task: Task, settings: Settings, chosen: Sequence[Variant], seed: int, is_first: bool, advanced: Callable[[int], None]
 ) -> Trained:
     """What every map reached with that seed, some steps of each in turn, so that a machine that is busy for a while slows all."""
-    trainings = [Training(task, variant, seed, settings.steps_of(task.name)) for variant in chosen]
-    for first in range(0, settings.steps_of(task.name), TURN):
+    trainings = [Training(task, variant, seed, settings.steps) for variant in chosen]
+    for first in range(0, settings.steps, TURN):
         for training in trainings:
-            advanced(training.advance(min(TURN, settings.steps_of(task.name) - first)))
+            advanced(training.advance(min(TURN, settings.steps - first)))
     return {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
 
 
@@ -230,7 +228,7 @@ class Training:
             torch.manual_seed(seed)
             self.model = task.model(variant)
         self.batches = torch.randint(len(task.x), (steps, task.batch), generator=torch.Generator().manual_seed(seed))
-        self.optimizer = torch.optim.Adam(self.model.parameters(), LEARNING_RATE, betas=BETAS)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), task.rate, betas=BETAS, fused=True)
         self.seconds: list[float] = []
         self.diverged: int | None = None
         with torch.enable_grad():
@@ -241,7 +239,7 @@ class Training:
         for _ in range(steps if self.diverged is None else 0):
             start, number = time.perf_counter(), len(self.seconds)
             done = (number + 1) / self.steps
-            self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(done / WARMING, (1 - done) / (1 - WARMING) + 1 / self.steps)
+            self.optimizer.param_groups[0]["lr"] = self.task.rate * min(done / WARMING, (1 - done) / (1 - WARMING) + 1 / self.steps)
             x, y = self._batch(number)
             with torch.enable_grad():
                 loss = functional.cross_entropy(self.model(x).flatten(0, -2), y.flatten())
@@ -320,7 +318,7 @@ def heads(p: Tensor, causal: bool, learnt: list[list[float]] | None) -> tuple[tu
 
 def total_steps(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> int:
     """Of all trainings together."""
-    return settings.seeds * len(compared(chosen)) * sum(settings.steps_of(task.name) for task in tasks)
+    return settings.seeds * settings.steps * len(compared(chosen)) * len(tasks)
 
 
 def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> float:
@@ -331,7 +329,7 @@ def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[V
             trainings = [Training(task, variant, settings.seed, 3) for variant in compared(chosen)]
             for training in trainings:
                 training.advance(3)
-            total += settings.seeds * settings.steps_of(task.name) * sum(min(training.seconds) for training in trainings)
+            total += settings.seeds * settings.steps * sum(min(training.seconds) for training in trainings)
     return total
 
 
@@ -356,21 +354,19 @@ def summary(
 ) -> Study:
     """What the trainings that are done say, which may be fewer than the settings ask for."""
     versions = installed("softmaxima", "torch", "numpy", "scikit-learn") | {"python": platform.python_version()}
-    findings = [
-        _finding(task, settings, chosen, runs) for task in tasks if (runs := [found for name, found in done if name == task.name])
-    ]
+    findings = [_finding(task, chosen, runs) for task in tasks if (runs := [found for name, found in done if name == task.name])]
     wanted = settings.seeds * len(tasks)
     return Study(settings, tuple(findings), versions, len(done), wanted, datetime.date.today().isoformat(), command)
 
 
-def _finding(task: Task, settings: Settings, chosen: Sequence[Variant], runs: Sequence[Trained]) -> Finding:
+def _finding(task: Task, chosen: Sequence[Variant], runs: Sequence[Trained]) -> Finding:
     rows = tuple(task.baseline().tolist())
     counted = Run(fmean(rows), math.nan, rows, (), 0.0, 0)
     baseline = Result(BASELINE, None, (counted,) * len(runs))
     results = [Result(variant.name, variant, tuple(run[variant.name] for run in runs)) for variant in compared(chosen)]
     taken, headline, reason = _recommend(task, results, baseline)
     ordered = sorted([*results, baseline], key=lambda result: _rank(result, task.metric))
-    return Finding(task, settings.steps_of(task.name), tuple(ordered), taken, headline, reason)
+    return Finding(task, tuple(ordered), taken, headline, reason)
 
 
 def _rank(result: Result, metric: Metric) -> tuple[bool, float, str]:

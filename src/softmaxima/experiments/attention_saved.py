@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from softmaxima.core.writing import finite
-from softmaxima.experiments.attention import BETAS, LEARNING_RATE, WARMING, Finding, Result, Run, Study
+from softmaxima.experiments.attention import BETAS, WARMING, Finding, Result, Run, Study
 from softmaxima.experiments.attention_plan import LEFT_OUT
 
 MEASURES = ("quality", "log_loss", "step_seconds", "kept_bytes")
@@ -20,7 +20,7 @@ def as_json(study: Study) -> dict[str, Any]:
     """Everything but what each held-out row adds; a number that is not finite becomes null."""
     record = {
         "versions": dict(study.versions),
-        "settings": {**asdict(study.settings), "learning_rate": LEARNING_RATE, "warming": WARMING, "betas": BETAS},
+        "settings": {**asdict(study.settings), "warming": WARMING, "betas": BETAS},
         "left_out": LEFT_OUT,
         "date": study.date,
         "command": study.command,
@@ -36,10 +36,10 @@ def _task(finding: Finding) -> dict[str, Any]:
     return {
         "task": task.name,
         "title": task.title,
-        "facts": task.facts,
+        "notes": task.notes,
         "model": {**asdict(task.shape), "length": task.length, "classes": task.classes, "causal": task.causal},
         "batch": task.batch,
-        "steps": finding.steps,
+        "learning_rate": task.rate,
         "metric": task.metric.words,
         "unit": task.metric.unit,
         "recommendation": {

@@ -44,12 +44,13 @@ class Task:
     held_x: Tensor
     held_y: Tensor
     batch: int
+    rate: float  # of learning
     length: int  # tokens of a row
     classes: int
     causal: bool
     bits: float  # what a nat of a prediction adds to the quality of a text
     embedding: Callable[[int], nn.Module]
-    facts: dict[str, str]
+    notes: tuple[str, ...]  # what it is made of
     shape: Shape
 
     def model(self, variant: Variant) -> Transformer:
@@ -89,15 +90,17 @@ def text_task(text: Text) -> Task:
         held_x=blocks[:, :-1],
         held_y=blocks[:, 1:],
         batch=TEXT_BATCH,
+        rate=1e-2,
         length=CONTEXT,
         classes=BYTES,
         causal=True,
         bits=len(held) / max(1, characters(held)) / math.log(2),
         embedding=lambda size: nn.Embedding(BYTES, size),
-        facts={
-            "Text": f"{text.name}: {text.characters} characters, of which the last tenth is held out",
-            "Scored": f"{len(blocks)} blocks of {CONTEXT} bytes, each read by itself",
-        },
+        notes=(
+            *text.notes,
+            f"{text.characters} characters, of which the last tenth is held out",
+            f"{len(blocks)} blocks of {CONTEXT} bytes are scored, each read by itself",
+        ),
         shape=SHAPE,
     )
 
@@ -117,11 +120,12 @@ def digits_task() -> Task:
         held_x=x[held],
         held_y=y[held],
         batch=DIGITS_BATCH,
+        rate=5e-3,
         length=16,
         classes=10,
         causal=False,
         bits=0.0,
         embedding=lambda size: nn.Linear(4, size),
-        facts={"Digits": f"{len(labels)} pictures of 8×8, of which {len(held)} are held out, in 16 patches and a token of its own"},
+        notes=(f"{len(labels)} pictures of 8×8, of which {len(held)} are held out", "16 patches of 2×2 and a token of its own"),
         shape=SHAPE,
     )

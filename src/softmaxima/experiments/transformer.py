@@ -15,6 +15,8 @@ from softmaxima.attn import MultiheadAttention
 from softmaxima.experiments.attention_plan import Variant
 from softmaxima.integrations.pairs import FUNCTIONS
 
+PLACES = 0.3  # how far apart positions begin: as much smaller, attention takes hundreds of steps to tell them
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -75,7 +77,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.causal, self.embedding = causal, embedding
         self.own = None if causal else nn.Parameter(torch.zeros(shape.size))
-        self.places = nn.Parameter(0.02 * torch.randn(length + (not causal), shape.size))
+        self.places = nn.Parameter(PLACES * torch.randn(length + (not causal), shape.size))
         self.layers = nn.ModuleList(Layer(variant, shape) for _ in range(shape.layers))
         self.out = nn.Sequential(nn.LayerNorm(shape.size), nn.Linear(shape.size, classes))
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softmaxima.core.writing import write_text
-from softmaxima.experiments.attention import BASELINE, COST, LEARNING_RATE, LOOKED_AT, Finding, Result, Study, difference
+from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
 from softmaxima.experiments.attention_plan import LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
 from softmaxima.experiments.recommendation import interval, listed
 from softmaxima.report.compare_attention_figures import figures
-from softmaxima.report.figures import gain_cell
+from softmaxima.report.figures import Figure, gain_cell
 from softmaxima.report.page import Row, choice, document, facts, figure, sentences, sorted_table
 
 # The table ----------------------------------------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
         found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
     if study.settings.quick:
         found.append(
-            f"Made with --quick: {finding.steps} steps with {wanted} seeds. It is a first look; more steps learn what attention is "
-            "for, and more seeds tell smaller differences."
+            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look; more steps learn what attention "
+            "is for, and more seeds tell smaller differences."
         )
     return tuple(found)
 
@@ -122,9 +122,9 @@ def sentence(finding: Finding, result: Result) -> str:
         words.append(f"gives keys {100 * mass:.0f} % of its mass and nothing the rest")
     if result.variant.learnt:
         what = {"alpha": "α", "sink": "sinks"}[result.variant.learnt]
-        layers = [", ".join(f"{head.learnt:.2f}" for head in layer) for layer in result.heads]
+        layers = [", ".join(f"{head.learnt:.2f}".replace("-", "−") for head in layer) for layer in result.heads]
         words.append(f"its {what}, which learn, are {listed([f'{own} in layer {n}' for n, own in enumerate(layers, 1)])}")
-    text = "; ".join(words).replace("-", "−") if result.variant.learnt else "; ".join(words)
+    text = "; ".join(words)
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -143,14 +143,12 @@ def times(finding: Finding) -> str:
 def settings_in_words(study: Study) -> dict[str, str]:
     """What was trained, on what, and with what."""
     settings, tasks = study.settings, [finding.task for finding in study.findings]
-    found: dict[str, str] = {}
-    for task in tasks:
-        found |= task.facts
     left = f"; {study.done} of {study.wanted} trainings of all maps done, interrupted" if study.partial else ""
-    steps = listed([f"{finding.steps} steps of {finding.task.batch} rows for {finding.task.name}" for finding in study.findings])
-    return found | {
+    batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {task.name}" for task in tasks])
+    return {
+        **{task.name.capitalize(): f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
         "Model": f"Transformer of {tasks[0].shape.words}, pre-norm",
-        "Training": f"{steps}; Adam, learning rate up to {LEARNING_RATE:g}, which then falls to 0",
+        "Training": f"{settings.steps} steps of Adam, in batches of {batches}; the rate rises and falls to 0",
         "Seeds": f"{settings.seeds}, from {settings.seed} on{left}",
         "Left out": "; ".join(f"{name}, for {why}" for name, why in LEFT_OUT.items()),
         "Date": study.date,
@@ -168,7 +166,9 @@ def page(study: Study) -> str:
         choice(finding.headline, finding.reason, reservations(study, finding), label=f"{finding.task.name}: {finding.task.title}")
         for finding in study.findings
     ]
-    drawn = {finding.task.name: figures(finding) for finding in study.findings}
+    drawn = [figures(finding) for finding in study.findings]
+    captions = (CAPTION, *["The columns are those of the table above."] * (len(drawn) - 1))
+    tasks = zip(study.findings, drawn, captions, strict=True)
     return document(
         "softmaxima compare-attention",
         "Which map for attention?",
@@ -176,13 +176,13 @@ def page(study: Study) -> str:
         (
             *choices,
             facts("What was trained", settings_in_words(study)),
-            *(section for finding in study.findings for section in _sections(finding, drawn[finding.task.name])),
+            *(section for finding, own, caption in tasks for section in _sections(finding, own, caption)),
         ),
-        [shown for own in drawn.values() for shown in own],
+        [shown for own in drawn for shown in own],
     )
 
 
-def _sections(finding: Finding, drawn: Sequence) -> list[str]:
+def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
     name, shown = finding.task.name, columns(finding)
     rows = [
         Row([column.cell(result) for column in shown], [column.value(result) for column in shown], result is finding.taken)
@@ -191,7 +191,7 @@ def _sections(finding: Finding, drawn: Sequence) -> list[str]:
     said = {result.name: sentence(finding, result) for result in finding.results}
     return [
         sorted_table(
-            f"{name}-maps", f"{name.capitalize()}: all maps, the best first", [column.heading for column in shown], rows, CAPTION
+            f"{name}-maps", f"{name.capitalize()}: all maps, the best first", [column.heading for column in shown], rows, caption
         ),
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
         *(figure(own) for own in drawn),

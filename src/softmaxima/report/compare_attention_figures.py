@@ -48,7 +48,7 @@ def gain_figure(finding: Finding) -> Figure:
     points = [Point(_label(finding, result), own[result.name], finding.gain(result)) for result in others]
     return Figure(
         f"{finding.task.name}-gain",
-        f"Differences to softmax: {finding.metric.words}",
+        f"{finding.task.name.capitalize()}: differences to softmax in {finding.metric.words}",
         "Each symbol is the mean difference over seeds, to the right for the better; each bar its interval, wide enough for all "
         "maps together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
@@ -88,19 +88,19 @@ def heads_figure(finding: Finding) -> Figure:
         rows_layout(
             len(results),
             xaxis={
-                "title": "layer.head",
                 "tickvals": list(range(len(places))),
                 "ticktext": [f"{layer + 1}.{head + 1}" for layer, head in places],
                 "tickfont": {"size": 11},
             },
         ),
     )
-    plot.update_layout(height=plot.layout.height + 60, margin_t=34)
+    plot.update_layout(height=plot.layout.height + 20, margin_t=24, margin_b=32)
     return Figure(
         f"{finding.task.name}-heads",
-        "Head by head: how many keys are looked at",
-        "The colour is the share of the keys that a query may see whose probability is not 0; the number is exp(H), as many equal "
-        "keys as would be spread as widely. Means over seeds and over queries of held-out rows.",
+        f"{finding.task.name.capitalize()}: how many keys each head looks at",
+        "A column for each layer and head: 2.1 is the first head of the second layer. The colour is the share of the keys that a "
+        "query may see whose probability is not 0; the number is exp(H), as many equal keys as would be spread as widely. Means "
+        "over seeds and over queries of held-out rows.",
         plot,
     )
 
@@ -125,7 +125,7 @@ def cost_figure(finding: Finding) -> Figure:
     ]
     return Figure(
         f"{finding.task.name}-cost",
-        "Time against quality",
+        f"{finding.task.name.capitalize()}: time against quality",
         "To the left trains faster, further down has a lower loss on held-out rows; both axes are logarithmic. Filled and named "
         "are the maps on the dotted front, to which no other is preferable in both, times within "
         f"{100 * (STEADINESS - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
@@ -148,14 +148,14 @@ def weights_figure(finding: Finding) -> Figure | None:
         begin = " ".join(letters.split())[:40]
         return Figure(
             "text-weights",
-            "What a head looks at",
+            "Text: what a head looks at",
             f"One held-out block, “{begin}…”, through {which}: a row for each byte that is read, a column for each that it may "
             "look at, itself and those before. Blank is exactly 0, and the darker the more.",
             _texts(labels, matrices),
         )
     return Figure(
         "digits-weights",
-        "What a head looks at",
+        "Digits: what a head looks at",
         f"One held-out picture, and how the token that decides looks at its 16 patches through {which} of that layer. Blank is "
         "exactly 0, and the darker the more. What it gives to itself is not shown.",
         _pictures(labels, matrices, finding.task.held_x[0]),

@@ -240,16 +240,25 @@ def pareto_front(points: Sequence[tuple[float, float]], steadiness: float = 1.0)
 # Axes and small plots -----------------------------------------------------------------------------------------------------
 
 
+FEWEST_TICKS = 3
+
+
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """The range of positive values on a logarithmic axis."""
+    """The range of positive values on a logarithmic axis, with that margin, or less where all are much alike."""
     positive = [value for value in values if value > 0] or [1.0]
-    return min(positive) / margin, max(positive) * margin
+    least, most = min(positive), max(positive)
+    margin = min(margin, 1.002 * (most / least) ** 0.25) if most > least else margin
+    return least / margin, most * margin
 
 
 def logarithmic(low: float, high: float) -> dict[str, Any]:
-    """An axis over that range, with ticks at 1, 2, 3 and 5 times a power of ten."""
+    """An axis over that range, with ticks at 1, 2, 3 and 5 times a power of ten, or at round numbers where it has few of these."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
     ticks = [tick for power in powers for digit in (1, 2, 3, 5) if low <= (tick := digit * 10.0**power) <= high]
+    if len(ticks) < FEWEST_TICKS:
+        power = 10.0 ** math.floor(math.log10((high - low) / FEWEST_TICKS))
+        step = next(size * power for size in (5, 2, 1) if (high - low) / (size * power) >= FEWEST_TICKS)
+        ticks = [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return {
         "type": "log",
         "range": [math.log10(low), math.log10(high)],
