@@ -35,7 +35,6 @@ from softmaxima.experiments.attention import (
     heads,
     kept_bytes,
     offered,
-    summary,
     total_steps,
     trained,
 )
@@ -61,6 +60,22 @@ def text() -> Task:
 @pytest.fixture(scope="module")
 def digits() -> Task:
     return digits_task()
+
+
+@pytest.fixture(scope="module")
+def easy(digits: Task) -> Task:
+    """Zeros and ones alone, which a few steps tell apart."""
+    own, held = digits.y < 2, digits.held_y < 2
+    two = {"x": digits.x[own], "y": digits.y[own], "held_x": digits.held_x[held], "held_y": digits.held_y[held]}
+    return replace(digits, classes=2, batch=16, **two)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +111,10 @@ def test_a_newly_registered_map_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_names_are_known_without_torch() -> None:
     check_names(["Entmax α", "softmax", "normalised square", "proportional", "topk_softmax"])
-    for name, words in (
-        ("hardmax", "there is no map 'hardmax'; choose among: softmax, "),
-        ("log_softmax", "is left out, for it gives"),
-    ):
-        with pytest.raises(InputError, match=words):
-            check_names([name])
+    with pytest.raises(InputError, match="there is no map 'hardmax'; choose among: softmax, "):
+        check_names(["hardmax"])
+    with pytest.raises(InputError, match="is left out, for it gives"):
+        check_names(["log_softmax"])
 
 
 # What is learnt from --------------------------------------------------------------------------------------------------------
@@ -170,14 +183,14 @@ def test_what_is_no_text_is_refused(content: bytes, words: str, tmp_path: Path) 
 
 
 def test_all_maps_begin_with_the_same_weights_and_see_the_same_batches(digits: Task) -> None:
-    first, *others = [Training(digits, variant, 3, 5) for variant in VARIANTS]
+    first, *others = [Training(digits, variant, 3, 1) for variant in VARIANTS]
     state = first.model.state_dict()
     for other in others:
         assert torch.equal(first.batches, other.batches)
         for name, value in other.model.state_dict().items():
             if not name.rpartition(".")[2].startswith(("sink", "original")):
                 assert torch.equal(value, state[name]), name
-    assert not torch.equal(first.batches, Training(digits, VARIANTS[0], 4, 5).batches)
+    assert not torch.equal(first.batches, Training(digits, VARIANTS[0], 4, 1).batches)
 
 
 def test_seeds_give_one_result_whatever_the_callers_random_state(study: Study, digits: Task) -> None:
@@ -251,7 +264,7 @@ def test_the_interval_has_the_variance_over_seeds_and_over_rows(digits: Task) ->
 
 
 def test_a_map_twice_differs_by_nothing_and_is_not_recommended(digits: Task) -> None:
-    study = compare_attention([digits], Settings(seeds=2, steps=30), [*SOFTMAX_ALONE, Variant("softmax again", "softmax")])
+    study = compare_attention([digits], Settings(seeds=2, steps=8), [*SOFTMAX_ALONE, Variant("softmax again", "softmax")])
     finding = study.findings[0]
     gain = finding.gain(next(result for result in finding.results if result.name == "softmax again"))
     assert (gain.mean, gain.low, gain.high) == (0.0, 0.0, 0.0)
@@ -268,11 +281,11 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str, forward: Any) -> Variant
     return Variant(name, name)
 
 
-def test_maps_made_worse_on_purpose_are_told_apart(monkeypatch: pytest.MonkeyPatch, digits: Task) -> None:
+def test_maps_made_worse_on_purpose_are_told_apart(monkeypatch: pytest.MonkeyPatch, easy: Task) -> None:
     """One looks at nothing, so that the token that decides has seen nothing; one at all alike, which may do, but is not better."""
     blind = planted(monkeypatch, "blind", torch.zeros_like)
     even = planted(monkeypatch, "even", lambda z: torch.softmax(torch.zeros_like(z).masked_fill(z == -math.inf, -math.inf), -1))
-    finding = compare_attention([digits], Settings(seeds=3, steps=60), [*SOFTMAX_ALONE, blind, even]).findings[0]
+    finding = compare_attention([easy], Settings(seeds=4, steps=60), [*SOFTMAX_ALONE, blind, even]).findings[0]
     by_name = {result.name: result for result in finding.results}
     assert finding.taken is finding.softmax
     assert finding.gain(by_name["blind"]).worse
@@ -282,17 +295,14 @@ def test_maps_made_worse_on_purpose_are_told_apart(monkeypatch: pytest.MonkeyPat
     assert (by_name["blind"].mean("share"), by_name["even"].mean("keys")) == (0.0, pytest.approx(17.0))
 
 
-def test_where_labels_are_shuffled_nothing_is_recommended(digits: Task) -> None:
-    order = [
-        torch.from_numpy(np.random.default_rng(n).permutation(size)) for n, size in enumerate((len(digits.y), len(digits.held_y)))
-    ]
-    shuffled = replace(digits, y=digits.y[order[0]], held_y=digits.held_y[order[1]])
-    finding = compare_attention([shuffled], Settings(seeds=3, steps=30), SOME[:3:2]).findings[0]
-    assert all(abs(result.quality - 0.1) < 0.05 for result in finding.results)
+def test_where_labels_are_shuffled_nothing_is_recommended(easy: Task) -> None:
+    random = torch.Generator().manual_seed(0)
+    y, held_y = (labels[torch.randperm(len(labels), generator=random)] for labels in (easy.y, easy.held_y))
+    study = compare_attention([replace(easy, y=y, held_y=held_y)], Settings(seeds=3, steps=30), SOME[:3:2])
+    finding = study.findings[0]
+    assert all(abs(result.quality - 0.5) < 0.15 for result in finding.results)
     assert (finding.taken, finding.headline) == (None, "Nothing to choose")
-    assert "Nothing to choose" in page(
-        summary([shuffled], TINY, SOME[:3:2], [("digits", {r.name: r.runs[0] for r in finding.results})] * 2)
-    )
+    assert "Nothing to choose" in page(study)
 
 
 def test_what_diverges_is_reported_and_comes_last(monkeypatch: pytest.MonkeyPatch, digits: Task) -> None:
@@ -305,7 +315,7 @@ def test_what_diverges_is_reported_and_comes_last(monkeypatch: pytest.MonkeyPatc
     assert "diverged with 2 of 2 seeds, at step 0 and 0" in sentence(finding, result)
     assert "diverged" in [column.cell(result) for column in columns(finding)]
     record = as_json(study)["tasks"][0]["results"][-1]
-    assert (record["quality"], record["diverged"]) == (None, (0, 0))
+    assert (record["quality"], record["diverged"]) == (None, [0, 0])
     assert "broken" in page(study)
 
 
@@ -395,7 +405,8 @@ def test_what_is_done_when_it_is_interrupted_is_kept(
     assert run("--maps=sparsemax", "--steps=1", "--seeds=3", f"--out={tmp_path}") == 130
     assert "interrupted after 3 of 6 trainings of all maps, which are kept" in capsys.readouterr().out
     record = json.loads((tmp_path / "results.json").read_text())
-    assert (record["partial"], [len(task["results"][0]["runs"] or [1, 1]) for task in record["tasks"]]) == (True, [2, 1])
+    assert record["partial"] is True
+    assert [max(len(result["runs"]) for result in task["results"]) for task in record["tasks"]] == [2, 1]
     content = (tmp_path / "report.html").read_text()
     assert "Partial: interrupted after 2 of 3 seeds." in content
     assert "Partial: interrupted after 1 of 3 seeds." in content

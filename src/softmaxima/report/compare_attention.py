@@ -14,6 +14,7 @@ from softmaxima.experiments.attention_saved import as_csv, as_text
 from softmaxima.experiments.recommendation import interval, listed
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import Figure, gain_cell
+from softmaxima.report.markdown import table
 from softmaxima.report.page import Row, choice, document, facts, figure, sentences, sorted_table
 
 # The table ----------------------------------------------------------------------------------------------------------------
@@ -196,6 +197,20 @@ def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[s
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
         *(figure(own) for own in drawn),
     ]
+
+
+def markdown(study: Study) -> str:
+    """The tables and what they say, for a page."""
+    parts = []
+    for finding in study.findings:
+        shown = columns(finding)
+        rows = []
+        for result in finding.results:
+            cells = [column.cell(result) for column in shown]
+            rows.append([cell and f"**{cell}**" for cell in cells] if result is finding.taken else cells)
+        heading = [finding.task.name, *(column.heading for column in shown[1:])]
+        parts += [table(heading, rows), f"**{finding.headline}.** {finding.reason} {times(finding)}".rstrip()]
+    return "\n\n".join(parts)
 
 
 FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
