@@ -159,8 +159,10 @@ def compare_attention_blocks() -> Blocks:
 
 def study_blocks(study: Study) -> Blocks:
     """The numbers, pictures and tables of a comparison of attention."""
-    numbers = json.dumps(made_on() | attention_json(study), ensure_ascii=False, separators=(",", ":"))
-    (DOCS / "attention.json").write_text(numbers.replace('{"name":', '\n{"name":') + "\n")
+    numbers = made_on() | attention_json(study)
+    for task in numbers["tasks"]:
+        del task["picture"]  # which is drawn
+    (DOCS / "attention.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     pictures = []
     for finding in study.findings:
         name = finding.task.name

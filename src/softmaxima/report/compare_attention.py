@@ -54,7 +54,13 @@ def columns(finding: Finding) -> tuple[Column, ...]:
     step, kept = (lambda result: 1000 * result.step_seconds), (lambda result: result.kept_bytes / 2**20)
     found = [
         Column("map", "map", lambda result: result.name, lambda result: result.name),
-        Column(f"{metric.words}, {unit}", "bits" if finding.task.causal else "acc. %", quality, lambda result: result.quality, 1),
+        Column(
+            f"{'loss' if finding.task.causal else metric.words}, {unit}",
+            "bits" if finding.task.causal else "acc. %",
+            quality,
+            lambda result: result.quality,
+            1,
+        ),
         Column(
             f"better than softmax by, {metric.unit}",
             "vs softmax",
