@@ -50,7 +50,7 @@ LEFT_OUT = {
 
 
 SEEDS, STEPS = 5, 200  # trainings of each map, and their steps
-QUICK_SEEDS, QUICK_STEPS = 2, 40
+QUICK_SEEDS, QUICK_STEPS = 2, 30
 
 
 @dataclass(frozen=True)
