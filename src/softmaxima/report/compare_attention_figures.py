@@ -150,14 +150,14 @@ def weights_figure(finding: Finding) -> Figure | None:
             "text-weights",
             "Text: what a head looks at",
             f"One held-out block, “{begin}…”, through {which}: a row for each byte that is read, a column for each that it may "
-            "look at, itself and those before. Blank is exactly 0, and the darker the more.",
+            "look at, itself and those before. Blank is exactly 0, and the deeper the blue, the more.",
             _texts(labels, matrices),
         )
     return Figure(
         "digits-weights",
         "Digits: what a head looks at",
         f"One held-out picture, and how the token that decides looks at its 16 patches through {which} of that layer. Blank is "
-        "exactly 0, and the darker the more. What it gives to itself is not shown.",
+        "exactly 0, and the deeper the blue, the more. What it gives to itself is not shown.",
         _pictures(labels, matrices, finding.task.held_x[0]),
     )
 
