@@ -4,7 +4,8 @@ maps         the table of the maps, from what each states of itself             
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
-attention    what `softmaxima bench-attention` left in benchmarks/attention-cpu.json; its tables         make bench-attention
+attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
+compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
@@ -36,10 +37,15 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
 from softmaxima.experiments import confirmation, estimators, lse_bounds
+from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
+from softmaxima.experiments.attention_plan import Settings as AttentionSettings
+from softmaxima.experiments.attention_saved import as_json as attention_json
+from softmaxima.experiments.attention_tasks import digits_task, text_task
 from softmaxima.experiments.compare import Comparison, Settings, compare
 from softmaxima.experiments.precision import precision
 from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
+from softmaxima.experiments.texts import read_text
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 from softmaxima.report import attention as attention_report
@@ -48,7 +54,11 @@ from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
+from softmaxima.report.attention_figures import picture as attention_picture
 from softmaxima.report.compare import COLUMNS, twins
+from softmaxima.report.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
+from softmaxima.report.compare_attention import markdown as study_markdown
+from softmaxima.report.compare_attention_figures import figures as attention_figures
 from softmaxima.report.compare_figures import simplex_figure
 from softmaxima.report.markdown import table
 
@@ -131,8 +141,41 @@ def bench_blocks() -> Blocks:
 
 
 def attention_blocks() -> Blocks:
-    """The tables of the last benchmark of attention."""
-    return {"bench-attention": attention_report.markdown(read_attention(ROOT / "benchmarks" / "attention-cpu.json"))}
+    """Draw the times of the last benchmark of attention, and give its tables."""
+    benchmark = read_attention(ROOT / "benchmarks" / "attention-cpu.json")
+    draw(attention_picture(benchmark), DOCS / "attention-speed.png")
+    picture = "![Time of a forward and of both passes, and memory, against the length](attention-speed.png)"
+    return {"bench-attention": f"{picture}\n\n{attention_report.markdown(benchmark)}"}
+
+
+def compare_attention_blocks() -> Blocks:
+    """Train, write the numbers, draw what a head looks at, and give the tables."""
+    settings, tasks = AttentionSettings(), [text_task(read_text(None)), digits_task()]
+    with progress_bar() as progress:
+        bar = progress.add_task("steps", total=total_steps(tasks, settings, offered()))
+        study = compare_attention(tasks, settings, offered(), lambda steps: progress.advance(bar, steps))
+    return study_blocks(study)
+
+
+def study_blocks(study: Study) -> Blocks:
+    """The numbers, pictures and tables of a comparison of attention."""
+    numbers = made_on() | attention_json(study)
+    for task in numbers["tasks"]:
+        del task["picture"]  # which is drawn
+    (DOCS / "attention.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    pictures = []
+    for finding in study.findings:
+        name = finding.task.name
+        shown = next(figure for figure in attention_figures(finding) if figure.id == f"{name}-weights")
+        plot, columns = shown.plot, COLUMNS_OF_PICTURE
+        rows = -(-plot.layout.meta["panels"] // columns)
+        plot.update_layout(template="simple_white", grid={"rows": rows, "columns": columns}, width=1000, height=160 * rows)
+        plot.update_xaxes(visible=False)
+        plot.update_yaxes(visible=False)
+        draw(plot, DOCS / f"attention-{name}.png")
+        pictures.append(f"![{shown.title}, by map](attention-{name}.png)\n\n*{shown.reading}*")
+    note = caption("make compare-attention", COMPARE_ATTENTION_CAPTION, threads=1)
+    return {"compare-attention": "\n\n".join((*pictures, study_markdown(study), note))}
 
 
 def precision_blocks() -> Blocks:
@@ -176,6 +219,7 @@ COMMANDS = {
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,
     "attention": attention_blocks,
+    "compare-attention": compare_attention_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,
     "estimators": estimators_blocks,

@@ -9,7 +9,8 @@ import pytest
 
 from softmaxima.bench import attention
 from softmaxima.cli import main
-from softmaxima.report.attention import markdown
+from softmaxima.report.attention import cells, markdown
+from softmaxima.report.attention_figures import picture
 
 
 def run(*arguments: str) -> int:
@@ -28,6 +29,30 @@ def test_a_quick_look(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert all(result.deviation <= 1 and result.seconds > 0 for result in benchmark.results)
     assert json.loads(found.read_text())["versions"]["torch"] in shown
     assert markdown(benchmark).count("sparsemax") == 2
+
+
+def test_linear_attention_is_checked_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    found = tmp_path / "found.json"
+    assert run("--quick", "--lengths", "16,600", "--maps", "linear_attention", "--json", str(found)) == 0
+    results = attention.read(found).results
+    assert [(result.case.keys, result.case.causal) for result in results] == [(16, False), (16, True), (600, False), (600, True)]
+    assert all(result.deviation <= 1 and result.seconds > 0 and result.torch_seconds > 0 for result in results)
+    features = 1 + 64 + 64 * 65 // 2
+    assert results[2].operations == 8 * 2 * 1200 * features * 65
+    assert {case.keys for case in attention.cases((), (), None, attention.LINEAR_LENGTHS)} == {1024, 4096, 16384, 65536}
+
+
+def test_what_takes_minutes_is_measured_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(attention, "BESIDE", 20)
+    found = tmp_path / "found.json"
+    assert run("--quick", "--lengths", "16,24", "--maps", "linear_attention", "--json", str(found)) == 0
+    benchmark = attention.read(found)
+    assert [result.torch_seconds is None for result in benchmark.results] == [False, False, True, True]
+    assert [cells(result)[1:4:2] for result in benchmark.results][2][1] == ""
+    lines = {line.name: list(line.x) for line in picture(benchmark).data}
+    assert lines["linear attention"] == [16, 24]
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -41,17 +41,8 @@ from softmaxima.integrations.pairs import choose, pairs
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.report.compare import page, sentence, times, write
-from softmaxima.report.compare_figures import (
-    COLOURS,
-    GREY,
-    LEGEND,
-    drawn_maps,
-    figures,
-    gain_cell,
-    pareto_front,
-    styles,
-    support_groups,
-)
+from softmaxima.report.compare_figures import LEGEND, drawn_maps, figures, styles_of, support_groups
+from softmaxima.report.figures import COLOURS, GREY, gain_cell, pareto_front
 
 TINY = Settings(folds=2, repeats=1, epochs=2)
 SOME = choose(pairs(3), ["softmax", "sparsemax", "top-p softmax"])
@@ -450,7 +441,7 @@ def test_softmax_and_the_pairs_on_the_front_alone_are_named_and_these_are_filled
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_a_colour_and_a_symbol_belong_to_one_pair(comparison: Comparison, classes: int) -> None:
     results = tuple(replace(comparison.softmax, name=pair.name, pair=pair) for pair in pairs(classes))
-    found = styles(replace(comparison, results=(*results, comparison.baseline)))
+    found = styles_of(replace(comparison, results=(*results, comparison.baseline)))
     assert len({(style["color"], style["symbol"]) for style in found.values()}) == len(results) + 1
 
 
@@ -462,7 +453,7 @@ def test_marks_stand_out_from_both_backgrounds() -> None:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    template = files("softmaxima.report").joinpath("compare.html").read_text(encoding="utf-8")
+    template = files("softmaxima.report").joinpath("page.html").read_text(encoding="utf-8")
     backgrounds = re.findall(r"--card: (#[0-9a-f]{6})", template)
     assert len(backgrounds) == 2
     for colour in {*COLOURS, GREY, *LEGEND.values()}:
@@ -504,7 +495,11 @@ def test_the_axis_of_differences_is_around_the_leaders(comparison: Comparison) -
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_figure_of_differences_says_what_the_table_says(comparison: Comparison, metric: str) -> None:
     comparison = replace(comparison, settings=replace(comparison.settings, metric=metric))
-    cells = {result.name: gain_cell(comparison, result) for result in comparison.results if result is not comparison.softmax}
+    cells = {
+        result.name: gain_cell(comparison.gain(result), comparison.metric)
+        for result in comparison.results
+        if result is not comparison.softmax
+    }
     plot = plotted(comparison, "gain")
     dots, left, right, far = plot.data
     shown = dict(zip((*dots.y, *far.y), (*dots.customdata, *(text.lstrip(" ◂") for text in far.text)), strict=True))

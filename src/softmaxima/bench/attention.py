@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
+from softmaxima.attn.linear import CHUNK
 from softmaxima.bench.clocks import clock_of, measure
 from softmaxima.bench.machine import commit, machine, versions
 from softmaxima.bench.subjects import DIRECTIONS, Direction
@@ -25,6 +26,9 @@ HEADS, SIZE = 8, 64
 LENGTHS = (1024, 4096, 16384)
 QUICK_LENGTHS = (256,)
 MANY_KEYS = 100_000  # that one query looks at
+LINEAR = "linear_attention"  # measured too, as if it were a map
+LINEAR_LENGTHS = (1024, 4096, 16384, 65536)
+BESIDE = 16384  # queries up to which torch's softmax is measured in turns with it: beyond, a call takes minutes
 MAPS = ("softmax", "elastic_softmax", "sparsemax", "entmax15")
 CHECKED = 1024  # queries and keys on which a result is checked, of the first head
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float64: 1e-9}
@@ -36,7 +40,7 @@ OURS, TORCH = "softmaxima", "torch"
 class Case:
     """Matrices of `heads` heads, in one direction."""
 
-    map: str
+    map: str  # or LINEAR
     queries: int
     keys: int
     causal: bool
@@ -68,8 +72,13 @@ class Result:
 
     @property
     def operations(self) -> float:
-        """Of the two products of the forward pass, and the five of both."""
+        """Of the two products of the forward pass, and the five of both; of linear attention those with its features, and those
+        within chunks where it is causal."""
         case = self.case
+        if case.map == LINEAR:
+            features = 1 + SIZE + SIZE * (SIZE + 1) // 2
+            within = 2.0 * case.queries * CHUNK * (2 * SIZE + 1) if case.causal else 0.0
+            return HEADS * (2.0 * (case.queries + case.keys) * features * (SIZE + 1) + within)
         products = 2 if case.direction == "forward" else 7
         return products * 2.0 * HEADS * case.queries * case.keys * SIZE * (0.5 if case.causal else 1.0)
 
@@ -85,8 +94,8 @@ class Benchmark:
     dtype: str
 
 
-def cases(lengths: Sequence[int], maps: Sequence[str], many_keys: int | None) -> list[Case]:
-    """What is measured."""
+def cases(lengths: Sequence[int], maps: Sequence[str], many_keys: int | None, linear: Sequence[int] = ()) -> list[Case]:
+    """What is measured: maps at lengths, one query with many keys, and linear attention at lengths of its own."""
     found = [
         Case(map, length, length, causal, direction)
         for length in lengths
@@ -94,6 +103,7 @@ def cases(lengths: Sequence[int], maps: Sequence[str], many_keys: int | None) ->
         for causal in ((False, True) if map == "softmax" else (False,))
         for direction in DIRECTIONS
     ]
+    found += [Case(LINEAR, length, length, causal, "forward") for length in linear for causal in (False, True)]
     return found + [Case(map, 1, many_keys, False, "forward") for map in maps if many_keys]
 
 
@@ -107,7 +117,7 @@ def bench(
         results.append(_measure(case, dtype, device, seconds))
     found: dict[str, float] = {}
     for length in memory:
-        for name in (OURS, TORCH):
+        for name in (OURS, TORCH, LINEAR):
             starting(f"memory of {name} at {length}")
             found[f"{name} {length}"] = _memory(name, length)
     return Benchmark(
@@ -137,7 +147,7 @@ def _run(attend: Callable[..., Tensor], given: tuple[Tensor, ...], case: Case) -
 
 
 def _attend(map: str) -> Callable[..., Tensor]:
-    return functools.partial(sm.attention, map=map)
+    return sm.linear_attention if map == LINEAR else functools.partial(sm.attention, map=map)
 
 
 def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Result:
@@ -145,13 +155,12 @@ def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Res
     if not deviation <= 1:
         return Result(case, deviation=deviation, problem=f"{deviation:.3g} times the tolerance away from float64")
     given = problem(case, dtype, device)
-    calls = {
-        OURS: [lambda: _run(_attend(case.map), given, case)],
-        TORCH: [lambda: _run(scaled_dot_product_attention, given, case)],
-    }
+    calls = {OURS: [lambda: _run(_attend(case.map), given, case)]}
+    if case.map != LINEAR or case.queries <= BESIDE:
+        calls[TORCH] = [lambda: _run(scaled_dot_product_attention, given, case)]
     found = measure(clock_of(device), calls, seconds)
     quotient = found.quotients.get(TORCH)
-    times = {name: None if timing is None else timing.called for name, timing in ((n, found.times.get(n)) for n in calls)}
+    times = {name: None if timing is None else timing.called for name, timing in ((n, found.times.get(n)) for n in (OURS, TORCH))}
     return Result(
         case,
         times[OURS],
@@ -171,7 +180,7 @@ def _check(case: Case, dtype: torch.dtype, device: str) -> tuple[float, float]:
     query, key, value, g = (x.detach()[:, :1].double().requires_grad_() for x in given)
     scores = query @ key.transpose(-2, -1) * SIZE**-0.5
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=device).tril() if case.causal else None
-    p = sm.find_map(case.map)(scores, where=allowed)
+    p = sm.find_map("taylor_softmax" if case.map == LINEAR else case.map)(scores, where=allowed)
     output = p @ value
     expected = [output]
     if case.direction != "forward":
@@ -191,7 +200,7 @@ def _memory(name: str, length: int) -> float:
 def _peak(name: str, length: int) -> float:
     case = Case("softmax", length, length, False, "forward+backward")
     given = problem(case, torch.float32, "cpu")
-    attend = _attend("softmax") if name == OURS else scaled_dot_product_attention
+    attend = scaled_dot_product_attention if name == TORCH else _attend("softmax" if name == OURS else name)
     small = Case("softmax", 16, 16, False, "forward+backward")
     _run(attend, problem(small, torch.float32, "cpu"), small)  # what is loaded at the first call
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on

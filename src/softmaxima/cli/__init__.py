@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from softmaxima.cli.bench import bench
 from softmaxima.cli.bench_attention import bench_attention
 from softmaxima.cli.compare import compare
+from softmaxima.cli.compare_attention import compare_attention
 from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
 from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, short_warnings
@@ -31,7 +32,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
-for command in (compare, predict, bench, bench_attention, lse):
+for command in (compare, compare_attention, predict, bench, bench_attention, lse):
     app.command(command)
 app.command(version, name="--version")
 

@@ -23,7 +23,7 @@ def bench_attention(
     ] = None,
     maps: Annotated[
         list[str] | None,
-        Parameter(help="Without it: softmax, elastic_softmax, sparsemax and entmax15.", negative=()),
+        Parameter(help="Without it: softmax, elastic_softmax, sparsemax, entmax15 and linear_attention.", negative=()),
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to measure.")] = "cpu",
     dtype: Annotated[
@@ -35,12 +35,12 @@ def bench_attention(
 ) -> None:
     """Measure attention with several maps beside torch's, forward and backward: 8 heads of size 64.
 
-    Scores are spread as those of a trained model, so that sparse maps keep few. On the CPU also one query that looks at 100 000
-    keys, and the memory that a forward and a backward pass take.
+    Scores are spread as those of a trained model, so that sparse maps keep few. Also linear attention, forward, up to 65536; and on
+    the CPU one query that looks at 100 000 keys, and the memory that a forward and a backward pass take.
     """
     import torch
 
-    from softmaxima.bench.attention import LENGTHS, MANY_KEYS, MAPS, QUICK_LENGTHS, bench, cases, write
+    from softmaxima.bench.attention import LENGTHS, LINEAR, LINEAR_LENGTHS, MANY_KEYS, MAPS, QUICK_LENGTHS, bench, cases, write
     from softmaxima.core.contract import find_map
     from softmaxima.core.numbers import InputError, check_count
 
@@ -48,18 +48,20 @@ def bench_attention(
         fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     try:
         sizes = tuple(check_count("bench-attention", "lengths", _number(name), 1) for name in names(lengths))
-        chosen = tuple(find_map(name, "bench-attention").name for name in names(maps)) or MAPS
+        wanted = names(maps) or (*MAPS, LINEAR)
+        chosen = tuple(find_map(name, "bench-attention").name for name in wanted if name != LINEAR)
         if threads is not None:
             torch.set_num_threads(check_count("bench-attention", "threads", threads, 1))
     except (InputError, TypeError, ValueError) as error:
         fail(error)
     if json is not None:
         check_writable("--json", json)
+    linear = () if LINEAR not in wanted else sizes or (QUICK_LENGTHS if quick else LINEAR_LENGTHS)
     sizes = sizes or (QUICK_LENGTHS if quick else LENGTHS)
-    planned = cases(sizes, chosen, MANY_KEYS if device == "cpu" and not quick else None)
+    planned = cases(sizes, chosen, MANY_KEYS if device == "cpu" and not quick else None, linear)
     remembered = sizes if device == "cpu" and not quick else ()
     with progress_bar() as progress:
-        task = progress.add_task("", total=len(planned) + 2 * len(remembered))
+        task = progress.add_task("", total=len(planned) + 3 * len(remembered))
         done = itertools.count()
 
         def starting(what: str) -> None:

@@ -18,22 +18,20 @@ from softmaxima.cli.terminal import (
     INTERRUPTED,
     NOT_WRITTEN,
     TERMINATED,
-    WIDE,
     WRONG_RESULT,
     Output,
     Terminated,
     check_file,
     check_named,
     check_writable,
+    duration,
     fail,
-    fitting,
     in_the_table_alone,
     keeping,
     names,
-    padding,
-    plain_table,
     progress_bar,
     say,
+    show_table,
     terminable,
 )
 
@@ -238,35 +236,18 @@ def introduce(data: Table, settings: Settings) -> None:
         say(f"--quick: a sample of {data.rows} rows, {settings.folds} folds, {settings.epochs} epochs")
 
 
-def duration(seconds: float) -> str:
-    """In the unit that people would say."""
-    if seconds < 100:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
     from softmaxima.report.compare import CAPTION, COLUMNS, reservations, twins
 
     console = console or Output()
-    wide = console.width >= WIDE
     headings = [column.short for column in COLUMNS]
     cells = [[column.cell(comparison, result) for column in COLUMNS] for result in comparison.results]
     by_spare = sorted(range(len(COLUMNS)), key=lambda number: -COLUMNS[number].spare)
     spare = [n for n in by_spare if COLUMNS[n].spare and COLUMNS[n].attribute != comparison.metric.attribute]
-    kept = fitting(headings, cells, console.width, padding(wide), spare)
-    table = plain_table(list(kept.values()), wide)
     taken = comparison.recommendation
-    for result, row in zip(comparison.results, cells, strict=True):
-        style = "bold" if taken.pair is not None and result.pair == taken.pair else None
-        table.add_row(*(Text(row[number]) for number in kept), style=style)
-    console.print()
-    console.print(table)
-    console.print()
-    if len(kept) < len(COLUMNS):
-        without = ", ".join(heading for number, heading in enumerate(headings) if number not in kept)
-        console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
+    bold = [taken.pair is not None and result.pair == taken.pair for result in comparison.results]
+    show_table(console, headings, cells, spare, bold)
     console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))
     console.print()
     console.print(Text.assemble((taken.headline, "bold"), " ".join((f". {taken.reason}", *reservations(comparison)))))

@@ -148,6 +148,30 @@ def fitting(
     return kept
 
 
+def show_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int], bold: Sequence[bool]
+) -> None:
+    """The columns that fit, with those rows bold, and which columns are left out."""
+    wide = console.width >= WIDE
+    kept = fitting(headings, rows, console.width, padding(wide), spare)
+    table = plain_table(list(kept.values()), wide)
+    for row, is_bold in zip(rows, bold, strict=True):
+        table.add_row(*(Text(row[number]) for number in kept), style="bold" if is_bold else None)
+    console.print()
+    console.print(table)
+    console.print()
+    if len(kept) < len(headings):
+        without = ", ".join(heading for number, heading in enumerate(headings) if number not in kept)
+        console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
+
+
+def duration(seconds: float) -> str:
+    """In the unit that people would say."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 def in_the_table_alone() -> str:
     return "what was measured is in the table alone"
 

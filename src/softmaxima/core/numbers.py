@@ -11,7 +11,20 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+
+class Named(Protocol):
+    """What can be chosen by its name or by that of its map."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def map(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 
 
 class InputError(ValueError):
@@ -100,6 +113,26 @@ def check_choice(name: str, what: str, value: Any, choices: Sequence[str]) -> st
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: {what} must be one of {', '.join(choices)}, got {value!r}{nearest(value, choices)}")
     return value
+
+
+def choose(option: str, offered: Sequence[N], names: Sequence[str], what: str, told: Sequence[N] | None = None) -> tuple[N, ...]:
+    """Those of these names; a name that none has may be a map's, and stands for all of that map. No names: all.
+
+    Case, spaces and punctuation do not count. An error tells the names of all that is offered, or of those in `told`.
+    """
+    wanted: set[str] = set()
+    for name in names:
+        found = [one for one in offered if _letters(one.name) == _letters(name)]
+        found = found or [one for one in offered if _letters(one.map) == _letters(name)]
+        if not found:
+            known = ", ".join(one.name for one in told or offered)
+            raise InputError(f"{option}: there is no {what} {name!r}; choose among: {known}")
+        wanted.update(one.name for one in found)
+    return tuple(one for one in offered if one.name in wanted or not names)
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def nearest(name: Any, choices: Iterable[str]) -> str:

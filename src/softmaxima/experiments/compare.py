@@ -189,7 +189,7 @@ def trained_folds(
     """What every pair reached in each fold of a table as `sampled` gives it, from the fold of number `start` on."""
     features, labels = table.features, table.labels
     for number, (training, held_out) in enumerate(_splits(table, settings, start), start):
-        with _one_thread():
+        with one_thread():
             yield _fold(settings, compared(table, chosen), features, labels, training, held_out, _seed(settings, number), advanced)
 
 
@@ -283,7 +283,7 @@ def _tuned(
 def trained(table: Table, settings: Settings, pair: Pair, folds: Folds) -> Classifier:
     """A classifier of a pair that has learnt from all rows, at the median of the learning rates that its folds had."""
     rate = median_low(fold[pair.name].learning_rate for fold in folds)
-    with _one_thread():
+    with one_thread():
         return _classifier(settings, pair, settings.seed, rate).fit(table.features, table.labels)
 
 
@@ -300,7 +300,7 @@ def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None 
 
 def seconds_a_step(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, steps: int = 5) -> float:
     """What a step of training takes, by some of each pair: by the clock, so that it counts what else the machine does."""
-    with _one_thread():
+    with one_thread():
         classifiers = [_classifier(settings, pair, settings.seed) for pair in compared(table, chosen)]
         prepared = classifiers[0].prepare(table.features, table.labels)
         for classifier in classifiers:
@@ -406,7 +406,7 @@ def _seed(settings: Settings, number: int) -> int:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Batches are too small for several threads, and sums over several threads could differ between machines."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

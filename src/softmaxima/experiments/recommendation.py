@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, median, variance
+from typing import Protocol, TypeVar
 
 from scipy.stats import t as student
 
@@ -53,26 +54,38 @@ class Difference:
 
 
 def difference(result: Result, reference: Result, metric: Metric, folds: int, comparisons: int) -> Difference:
-    """The gain of a result over a reference of the same folds, of which so many (`folds`) make up the table each time.
-
-    One fold tells nothing of their spread: its interval is infinite. A difference that is not a number is too.
-    """
+    """The gain of a result over a reference of the same folds, of which so many (`folds`) make up the table each time."""
     gains = [
         metric.gain(getattr(fold, metric.attribute), getattr(other, metric.attribute))
         for fold, other in zip(result.folds, reference.folds, strict=True)
     ]
     if not all(map(math.isfinite, gains)):
+        return interval_of(gains, math.nan, comparisons)
+    spread = (1 / len(gains) + 1 / (folds - 1)) * spread_of(gains)
+    squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
+    if None not in squares:
+        rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
+        spread = max(spread, (fmean(squares) - fmean(gains) ** 2) / rows)  # type: ignore[type-var]
+    return interval_of(gains, spread, comparisons)
+
+
+def interval_of(gains: Sequence[float], spread: float, comparisons: int) -> Difference:
+    """Of paired gains with that variance of their mean, one of so many that are compared.
+
+    One gain tells nothing of their spread: its interval is infinite. A gain that is not a number makes all so.
+    """
+    if not all(map(math.isfinite, gains)):
         return Difference(math.nan, -math.inf, math.inf)
     mean = fmean(gains)
     if len(gains) < 2:
         return Difference(mean, -math.inf, math.inf)
-    spread = (1 / len(gains) + 1 / (folds - 1)) * variance(gains)
-    squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
-    if None not in squares:
-        rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
-        spread = max(spread, (fmean(squares) - mean**2) / rows)  # type: ignore[type-var]
     reach = _quantile(comparisons, len(gains) - 1) * math.sqrt(max(spread, 0.0))
     return Difference(mean, mean - reach, mean + reach)
+
+
+def spread_of(gains: Sequence[float]) -> float:
+    """The variance of gains; of a single one, which does not show it, 0."""
+    return variance(gains) if len(gains) > 1 else 0.0
 
 
 @cache
@@ -121,21 +134,55 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
 
 def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
-    better = [r for r in proven if found[r.name].better]
+    taken, reason = best_of(softmax, proven, found, metric, WORDS)
+    if taken is None:
+        return Recommendation(metric, softmax.pair, STAY, reason)
+    lost = _lost(taken, softmax, metric, folds, len(others))
+    return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + lost)
+
+
+class Named(Protocol):
+    """What is compared: it has a name, and the metric's attribute."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is compared, on what, and what was repeated."""
+
+    one: str
+    many: str
+    place: str
+    repeats: str
+
+
+WORDS = Words("pair", "pairs", "on this table", "these folds")
+STAY = "Stay with softmax"
+
+
+def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], metric: Metric, words: Words) -> tuple[N | None, str]:
+    """(the one of `proven` that is better than softmax by the most, None where nothing is; why), given all gains over softmax."""
+    better = [r for r in proven if gains[r.name].better]
     if not better:
-        return _stay(softmax, found, metric)
-    taken = max(better, key=lambda r: found[r.name].mean)
-    gain = found[taken.name]
+        return None, _stay(softmax, gains, metric, words)
+    taken = max(better, key=lambda r: gains[r.name].mean)
+    gain = gains[taken.name]
     reason = (
         f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: better by "
         f"{interval(gain, metric)}."
     )
-    if ahead := [r for r in proven if r not in better and found[r.name].mean > gain.mean]:
+    if ahead := [r for r in proven if r not in better and gains[r.name].mean > gain.mean]:
         reason += f" Of {listed([r.name for r in ahead])} the mean is better still, and too uncertain to tell from that of softmax."
     if len(better) > 1:
         shown = "is" if len(better) == 2 else "are"
-        reason += f" {len(better) - 1} more {shown} shown to be better than softmax: {_names(better, taken)}."
-    return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
+        rest = ", ".join(r.name for r in better if r is not taken)
+        reason += f" {len(better) - 1} more {shown} shown to be better than softmax: {rest}."
+    return taken, reason
 
 
 def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation:
@@ -147,7 +194,8 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
         if found[r.name].low > metric.least_gain and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
     ]
     if not cheaper:
-        return _stay(softmax, found, metric, " by 5 % or more, and as accurate to a point")
+        why = _stay(softmax, found, metric, WORDS, " by 5 % or more, and as accurate to a point")
+        return Recommendation(metric, softmax.pair, STAY, why)
     taken = max(cheaper, key=lambda r: found[r.name].mean)
     reason = (
         f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within "
@@ -156,21 +204,21 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
-def _stay(softmax: Result, found: Mapping[str, Difference], metric: Metric, besides: str = "") -> Recommendation:
-    if found:
-        counted = "The other pair is not" if len(found) == 1 else f"None of the {len(found)} other pairs is"
-        reason = (
-            f"{counted} shown to be better than softmax in {metric.words}{besides} on this table, where that of softmax is "
-            f"{_value(softmax, metric)}."
-        )
-        if any(gain.mean > 0 for gain in found.values()):
-            reason += " What looks better may be chance"
-            reach = median(gain.high - gain.mean for gain in found.values())
-            size = f"{metric.show_gain(reach).lstrip('+')}{metric.gain_unit}"
-            reason += f": of half of the pairs, these folds would not show a gain below {size}." if math.isfinite(reach) else "."
-    else:
-        reason = f"It is the only pair that was trained; its {metric.words} is {_value(softmax, metric)}."
-    return Recommendation(metric, softmax.pair, "Stay with softmax", reason)
+def _stay(softmax: Named, found: Mapping[str, Difference], metric: Metric, words: Words, besides: str = "") -> str:
+    if not found:
+        return f"It is the only {words.one} that was trained; its {metric.words} is {_value(softmax, metric)}."
+    counted = f"The other {words.one} is not" if len(found) == 1 else f"None of the {len(found)} other {words.many} is"
+    reason = (
+        f"{counted} shown to be better than softmax in {metric.words}{besides} {words.place}, where that of softmax is "
+        f"{_value(softmax, metric)}."
+    )
+    if any(gain.mean > 0 for gain in found.values()):
+        reason += " What looks better may be chance"
+        reach = median(gain.high - gain.mean for gain in found.values())
+        size = f"{metric.show_gain(reach).lstrip('+')}{metric.gain_unit}"
+        half = f": of half of the {words.many}, {words.repeats} would not show a gain below {size}."
+        reason += half if math.isfinite(reach) else "."
+    return reason
 
 
 def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparisons: int) -> str:
@@ -201,9 +249,5 @@ def interval(gain: Difference, metric: Metric) -> str:
     return f"{mean}{metric.gain_unit} ({least} to {most})"
 
 
-def _value(result: Result, metric: Metric) -> str:
+def _value(result: Named, metric: Metric) -> str:
     return metric.show(getattr(result, metric.attribute))
-
-
-def _names(results: Sequence[Result], but: Result) -> str:
-    return ", ".join(result.name for result in results if result is not but)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import softmaxima as sm
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import choose as core_choose
 from softmaxima.maps import REGISTRY, Map, find_map
 
 FUNCTIONS = {f.__name__: f for f in (torch.sigmoid, functional.softplus, torch.square)}  # that a parameter can name
@@ -135,15 +135,4 @@ def choose(offered: Sequence[Pair], names: Sequence[str]) -> tuple[Pair, ...]:
 
     Case, spaces and punctuation do not count: "sparsemax eps ce" is "sparsemax · eps CE".
     """
-    wanted: set[str] = set()
-    for name in names:
-        found = [pair for pair in offered if _letters(pair.name) == _letters(name)]
-        found = found or [pair for pair in offered if _letters(pair.map) == _letters(name)]
-        if not found:
-            raise InputError(f"--maps: there is no pair or map {name!r}; choose among: {', '.join(pair.name for pair in offered)}")
-        wanted.update(pair.name for pair in found)
-    return tuple(pair for pair in offered if pair.name in wanted or not names)
-
-
-def _letters(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return core_choose("--maps", offered, names, "pair or map")

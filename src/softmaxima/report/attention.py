@@ -20,12 +20,12 @@ def shapes(benchmark: Benchmark) -> list[str]:
 
 def cells(result: Result) -> list[str]:
     """A row of a table."""
-    if result.seconds is None or result.torch_seconds is None:
+    if result.seconds is None:
         return [result.case.title, result.problem or "not measured", "", "", "", ""]
     return [
         result.case.title,
         f"{1e3 * result.seconds:#.3g}".rstrip("."),
-        f"{1e3 * result.torch_seconds:#.3g}".rstrip("."),
+        "" if result.torch_seconds is None else f"{1e3 * result.torch_seconds:#.3g}".rstrip("."),
         "" if result.ratio is None else "{:.2f} ({:.2f}–{:.2f})".format(*result.ratio),
         f"{result.operations / result.seconds / 1e9:.0f}",
         "" if result.support is None else f"{100 * result.support:.3g} %",

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import html
-import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from string import Template
-from typing import Any
 
-from plotly.offline import get_plotlyjs
-
-from softmaxima.core.writing import finite, write_text
+from softmaxima.core.writing import write_text
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import difference, interval, listed
 from softmaxima.experiments.saved import as_csv, as_text
-from softmaxima.report.compare_figures import Figure, figures, gain_cell, rarest_first
+from softmaxima.report.compare_figures import figures, rarest_first
+from softmaxima.report.figures import gain_cell
+from softmaxima.report.page import Row, choice, document, facts, figure, sentences, sorted_table
 
 COST = METRICS["cost"]
 
@@ -62,6 +57,10 @@ def _gain_heading(comparison: Comparison) -> str:
     return f"{metric.words}, better than softmax by, {metric.unit}{twice}"
 
 
+def _gain(comparison: Comparison, result: Result) -> str:
+    return "" if result is comparison.softmax else gain_cell(comparison.gain(result), comparison.metric)
+
+
 def _step(comparison: Comparison, result: Result) -> str:
     return f"{1000 * result.step_seconds:.2f}" if result.pair else ""
 
@@ -72,7 +71,7 @@ COLUMNS = (
     Column(
         _gain_heading,
         "vs softmax",
-        gain_cell,
+        _gain,
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
     ),
     _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
@@ -108,18 +107,18 @@ CAPTION = (
 
 def settings_in_words(comparison: Comparison) -> dict[str, str]:
     """What was trained, on what, and with what."""
-    facts, settings = comparison.facts, comparison.settings
-    sampled = "" if facts.rows == facts.rows_in_table else f" of {facts.rows_in_table}, sampled"
+    table, settings = comparison.facts, comparison.settings
+    sampled = "" if table.rows == table.rows_in_table else f" of {table.rows_in_table}, sampled"
     hidden = f"one hidden layer of {HIDDEN} ReLU units" if settings.model == "mlp" else "one affine layer"
     rate = f"best of {', '.join(f'{rate:g}' for rate in RATES)} for each pair and fold" if settings.tune else f"{LEARNING_RATE:g}"
     done = f"; {len(comparison.folds)} done, interrupted" if comparison.partial else ""
     repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
     return {
-        "Table": facts.name,
-        "Rows": f"{facts.rows}{sampled}",
-        "Features": str(facts.features),
-        "Target": repr(facts.target) + (", the last column" if facts.target_by_default else ""),
-        "Classes": str(len(facts.classes)),
+        "Table": table.name,
+        "Rows": f"{table.rows}{sampled}",
+        "Features": str(table.features),
+        "Target": repr(table.target) + (", the last column" if table.target_by_default else ""),
+        "Classes": str(len(table.classes)),
         "Recommendation by": comparison.metric.words,
         "Model": f"{settings.model}: {hidden}",
         "Training": f"{settings.epochs} epochs, batches of {BATCH}, Adam, learning rate {rate}",
@@ -188,15 +187,15 @@ def times(comparison: Comparison) -> str:
 
 def reservations(comparison: Comparison) -> tuple[str, ...]:
     """Why the recommendation is a first one: not all rows, or not all folds."""
-    facts, settings = comparison.facts, comparison.settings
+    table, settings = comparison.facts, comparison.settings
     found = []
     if comparison.partial:
         found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
     if settings.rows is not None:
-        part = "all" if facts.rows == facts.rows_in_table else f"{facts.rows} of"
+        part = "all" if table.rows == table.rows_in_table else f"{table.rows} of"
         repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
         found.append(
-            f"Made with --quick: {part} {facts.rows_in_table} rows, {settings.epochs} epochs, folds {repeats}. It is a first look; "
+            f"Made with --quick: {part} {table.rows_in_table} rows, {settings.epochs} epochs, folds {repeats}. It is a first look; "
             "more rows, epochs and folds tell smaller differences."
         )
     return tuple(found)
@@ -204,68 +203,40 @@ def reservations(comparison: Comparison) -> tuple[str, ...]:
 
 # The page -----------------------------------------------------------------------------------------------------------------
 
-LONG = 70  # characters of a fact that has a line of its own
-
 
 def page(comparison: Comparison) -> str:
     """The page, complete in itself."""
-    escape = html.escape
+    drawn, taken = figures(comparison), comparison.recommendation
     beside = {"classes": recall_table(comparison)}
-    drawn = figures(comparison)
-    taken = comparison.recommendation
-    words = {name: value for name, value in settings_in_words(comparison).items() if value}
-    facts = "".join(
-        f"<div{' class=long' * (name == 'Command' or len(value) > LONG)}><dt>{escape(name)}</dt><dd>{_whole(value)}</dd></div>"
-        for name, value in words.items()
-    )
-    heading = "".join(
-        f"<th scope='col' aria-sort='none'><button>{escape(column.heading(comparison))}</button></th>" for column in COLUMNS
-    )
-    kinds = ["th scope='row'", *["td"] * (len(COLUMNS) - 1)]
-    rows = "".join(
-        f"<tr{' class=taken' * (taken.pair is not None and result.pair == taken.pair)}>"
-        + "".join(
-            f"<{kind} data-value='{escape(str(column.value(comparison, result)))}'>{escape(column.cell(comparison, result))}"
-            f"</{kind.split()[0]}>"
-            for kind, column in zip(kinds, COLUMNS, strict=True)
+    rows = [
+        Row(
+            [column.cell(comparison, result) for column in COLUMNS],
+            [column.value(comparison, result) for column in COLUMNS],
+            taken.pair is not None and result.pair == taken.pair,
         )
-        + "</tr>"
         for result in comparison.results
+    ]
+    return document(
+        f"softmaxima compare: {comparison.facts.name}",
+        f"Which map and which loss for {comparison.facts.name}?",
+        "One classifier, trained with every pair on the same folds, from the same weights, on the same batches.",
+        (
+            choice(taken.headline, taken.reason, reservations(comparison), taken.pair.code if taken.pair else ""),
+            facts("What was trained", settings_in_words(comparison), comparison.facts.notes),
+            sorted_table(
+                "pairs",
+                "All pairs, the best first",
+                [column.heading(comparison) for column in COLUMNS],
+                rows,
+                f"{CAPTION} {twins(comparison)}",
+            ),
+            sentences(
+                "Pair by pair", {result.name: sentence(comparison, result) for result in comparison.results}, times(comparison)
+            ),
+            *(figure(shown, beside.get(shown.id, "")) for shown in drawn),
+        ),
+        drawn,
     )
-    sentences = "".join(
-        f"<li><b>{escape(result.name)}</b> {escape(sentence(comparison, result))}</li>" for result in comparison.results
-    )
-    sections = "".join(
-        f"<section><h2 id='{figure.id}-title'>{escape(figure.title)}</h2>"
-        f"<p class='reading' id='{figure.id}-reading'>{escape(figure.reading)}</p>{_legend(figure)}"
-        f"<div class='figure' id='{figure.id}' role='img' aria-labelledby='{figure.id}-title' "
-        f"aria-describedby='{figure.id}-reading'></div>{beside.get(figure.id, '')}</section>"
-        for figure in drawn
-    )
-    plots = {figure.id: figure.plot.to_plotly_json() for figure in drawn}
-    return Template(files("softmaxima.report").joinpath("compare.html").read_text(encoding="utf-8")).substitute(
-        title=escape(f"softmaxima compare: {comparison.facts.name}"),
-        table_name=escape(comparison.facts.name),
-        reservations="".join(f"<p class='reservation'>{_whole(words)}</p>" for words in reservations(comparison)),
-        headline=escape(taken.headline),
-        reason=_whole(taken.reason),
-        code=f"<pre><code>{escape(taken.pair.code)}</code></pre>" if taken.pair else "",
-        facts=facts,
-        notes="".join(f"<li>{_whole(note)}</li>" for note in comparison.facts.notes),
-        heading=heading,
-        rows=rows,
-        caption=escape(f"{CAPTION} {twins(comparison)}"),
-        sentences=sentences,
-        times=escape(times(comparison)),
-        sections=sections,
-        figures=_script_json(finite(plots)),
-        plotly=get_plotlyjs(),
-    )
-
-
-def _whole(text: str) -> str:
-    """The text with options that no line breaks: a browser breaks after hyphens."""
-    return re.sub(r"(?<!\S)--[a-z][a-z-]*", r"<span class='option'>\g<0></span>", html.escape(text))
 
 
 def recall_table(comparison: Comparison) -> str:
@@ -288,16 +259,6 @@ def recall_table(comparison: Comparison) -> str:
         f"<thead><tr><th scope='col'>class</th><th scope='col'>rows</th>{heading}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div></details>"
     )
-
-
-def _legend(figure: Figure) -> str:
-    swatches = "".join(f"<li><i style='background:{colour}'></i>{html.escape(name)}</li>" for name, colour in figure.legend.items())
-    return f"<ul class='legend'>{swatches}</ul>" if swatches else ""
-
-
-def _script_json(value: Any) -> str:
-    """JSON that cannot end the script element that holds it."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 import torch
@@ -15,40 +12,23 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
-from softmaxima.experiments.measures import METRICS, Result
-from softmaxima.experiments.recommendation import Difference
+from softmaxima.experiments.measures import Result
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
-
-# Okabe and Ito's colours without yellow and black; orange and sky blue are darker, for 3 : 1 against both backgrounds.
-COLOURS = ("#0072B2", "#B97F00", "#009E73", "#D55E00", "#CC79A7", "#3A93D0", "#8c8c8c")
-SYMBOLS = (
-    "circle",
-    "diamond",
-    "square",
-    "triangle-up",
-    "cross",
-    "star",
-    "triangle-down",
-    "pentagon",
-    "hexagram",
-    "hourglass",
-    "bowtie",
+from softmaxima.report.figures import (
+    GREY,
+    STEADINESS,
+    Figure,
+    Point,
+    Priced,
+    colour_of,
+    cost_plot,
+    gain_plot,
+    panel,
+    panels,
+    rows_layout,
+    styles,
 )
-GREY = "#8c8c8c"
-
-PANEL = 170  # pixels that a small plot should at least be wide
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of the page and how to read it. The page gives it its width, its colours of text and lines, and its fonts."""
-
-    id: str
-    title: str
-    reading: str
-    plot: go.Figure
-    legend: Mapping[str, str] = field(default_factory=dict)  # what each colour stands for
 
 
 def figures(comparison: Comparison) -> tuple[Figure, ...]:
@@ -62,27 +42,6 @@ def figures(comparison: Comparison) -> tuple[Figure, ...]:
         curve_figure(comparison),
         simplex_figure(comparison),
     )
-
-
-def styles(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """A colour and a symbol for each name: a map has a colour, and a symbol tells what shares it apart."""
-    order = {map: number for number, map in enumerate(REGISTRY)}
-    found = {result.name: {"color": GREY, "symbol": "x"} for result in comparison.results if result.pair is None}
-    used: Counter[str] = Counter()
-    for result in sorted(_trained(comparison), key=lambda result: (order[_map(result)], result.name)):
-        colour = _colour(_map(result))
-        found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)]}
-        used[colour] += 1
-    return found
-
-
-def _colour(map: str) -> str:
-    return COLOURS[list(REGISTRY).index(map) % len(COLOURS)]
-
-
-def _styles(comparison: Comparison, results: Sequence[Result]) -> dict[str, list[str]]:
-    found = styles(comparison)
-    return {key: [found[result.name][key] for result in results] for key in ("color", "symbol")}
 
 
 def _label(comparison: Comparison, result: Result) -> str:
@@ -105,88 +64,19 @@ def _map(result: Result) -> str:
     return result.pair.map if result.pair else ""
 
 
-def _rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
-    """The layout of a figure with one row a pair, the best on top."""
-    return {
-        "height": 24 * rows + 106,
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 64},
-        "yaxis": {"autorange": "reversed", "automargin": True, "ticklabelstandoff": 6},
-        "showlegend": False,
-        **layout,
-    }
-
-
-def gain_cell(comparison: Comparison, result: Result) -> str:
-    """The difference to softmax and half its interval's width, with a mark where it is more than chance."""
-    if result is comparison.softmax:
-        return ""
-    gain, metric = comparison.gain(result), comparison.metric
-    if not math.isfinite(gain.mean):
-        return "–"
-    half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
-    mean = f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f}"
-    return f"{mean} ± {half}{_mark(gain)}".replace("-", "−")
-
-
-def _mark(gain: Difference) -> str:
-    return " ▲" if gain.better else " ▼" if gain.worse else ""
+def styles_of(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """A colour and a symbol for each result."""
+    return styles({result.name: result.pair and result.pair.map for result in comparison.results})
 
 
 def gain_figure(comparison: Comparison) -> Figure:
-    """Differences to softmax with their intervals, on an axis around the leaders."""
-    metric = comparison.metric
-    results = [result for result in comparison.results if result is not comparison.softmax]
-    gains = [comparison.gain(result) for result in results]
-    scale, unit = metric.gain_scale, metric.unit
-    means = [scale * gain.mean for gain in gains]
-    reach = [scale * (gain.high - gain.mean) for gain in gains]
-    low, high = _around_leaders(means, reach)
-    rows = [_label(comparison, result) + _mark(gain) for result, gain in zip(results, gains, strict=True)]
-    cells = [gain_cell(comparison, result) for result in results]
-    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better by,<br>{unit}", "range": [low, high]}))
-    plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
-    near = [i for i, mean in enumerate(means) if low <= mean <= high]
-    ends = {i: (max(low, means[i] - reach[i]), min(high, means[i] + reach[i])) for i in near}
-    plot.add_scatter(
-        x=[means[i] for i in near],
-        y=[rows[i] for i in near],
-        error_x={
-            "array": [ends[i][1] - means[i] for i in near],
-            "arrayminus": [means[i] - ends[i][0] for i in near],
-            "thickness": 1.5,
-            "width": 4,
-            "color": GREY,
-        },
-        mode="markers",
-        marker={"size": 10, **_styles(comparison, [results[i] for i in near])},
-        customdata=[cells[i] for i in near],
-        hovertemplate="%{y}: %{customdata}<extra></extra>",
-    )
-    for edge, symbol, beyond in (
-        (low, "triangle-left", [i for i in near if means[i] - reach[i] < low]),
-        (high, "triangle-right", [i for i in near if means[i] + reach[i] > high]),
-    ):
-        plot.add_scatter(
-            x=[edge] * len(beyond),
-            y=[rows[i] for i in beyond],
-            mode="markers",
-            marker={"size": 10, "symbol": symbol, "color": GREY},
-            cliponaxis=False,
-            hoverinfo="skip",
-        )
-    far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
-    plot.add_scatter(
-        x=[low] * len(far),
-        y=[rows[i] for i in far],
-        mode="markers+text",
-        marker={"size": 10, **_styles(comparison, [results[i] for i in far])},
-        text=[f" ◂ {cells[i]}" for i in far],
-        textposition="middle right",
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
-    plot.update_yaxes(categoryorder="array", categoryarray=rows, ticklabelstandoff=12)
-    plot.update_layout(margin_r=24)
+    """Differences to softmax with their intervals."""
+    metric, marks = comparison.metric, styles_of(comparison)
+    points = [
+        Point(_label(comparison, result), marks[result.name], comparison.gain(result))
+        for result in comparison.results
+        if result is not comparison.softmax
+    ]
     return Figure(
         "gain",
         f"Differences to softmax: {metric.words}",
@@ -194,76 +84,34 @@ def gain_figure(comparison: Comparison) -> Figure:
         "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
         "written beside it ± half of its interval.",
-        plot,
+        gain_plot(points, metric),
     )
-
-
-def _around_leaders(means: Sequence[float], reach: Sequence[float]) -> tuple[float, float]:
-    """The range that shows the better half of the intervals, and zero; of one without end its mean."""
-    known = [(mean, r if math.isfinite(r) else 0.0) for mean, r in zip(means, reach, strict=True) if math.isfinite(mean)]
-    half = sorted(known, reverse=True)[: max(1, (len(known) + 1) // 2)] or [(0.0, 1.0)]
-    low, high = min(0.0, *(mean - r for mean, r in half)), max(0.0, *(mean + r for mean, r in half))
-    margin = 0.06 * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def cost_figure(comparison: Comparison) -> Figure:
-    """The Brier score against the time of a step; names of softmax and of those on the Pareto front."""
-    results = [result for result in _trained(comparison) if math.isfinite(result.brier)]
-    steadiness = math.exp(METRICS["cost"].least_gain)
-    front = pareto_front([(result.step_seconds, result.brier) for result in results], steadiness)
-    named = {i for i, result in enumerate(results) if i in front or result is comparison.softmax}
-    steps, briers = [1000 * result.step_seconds for result in results], [result.brier for result in results]
-    low, high = _span(briers, 1.25)
-    names = [
-        {"x": step, "y": brier, "text": _label(comparison, result) if i in named and min(step, brier) > 0 else ""}
-        for i, (step, brier, result) in enumerate(zip(steps, briers, results, strict=True))
+    """The Brier score against the time of a step."""
+    marks = styles_of(comparison)
+    points = [
+        Priced(
+            result.name,
+            _label(comparison, result),
+            marks[result.name],
+            1000 * result.step_seconds,
+            result.brier,
+            result is comparison.softmax,
+        )
+        for result in _trained(comparison)
+        if math.isfinite(result.brier)
     ]
-    margin = {"l": 56, "r": 24, "t": 24, "b": 48}
-    row, height = 17, 260  # of a name, and of the points above a row for each name
-    room = 10 + row * sum(bool(name["text"]) for name in names)
-    plot = go.Figure(
-        layout={
-            "height": margin["t"] + height + room + margin["b"],
-            "margin": margin,
-            "xaxis": {"title": "step, ms", **_logarithmic(*_span(steps, 1.6))},
-            "yaxis": {"title": "Brier score", **_logarithmic(low / (high / low) ** (room / height), high)},
-            "showlegend": False,
-            "meta": {"names": names, "row": row},
-        }
-    )
-    ordered = sorted(front, key=lambda i: steps[i])
-    line = {"color": GREY, "width": 1, "dash": "dot", "shape": "hv"}
-    plot.add_scatter(x=[steps[i] for i in ordered], y=[briers[i] for i in ordered], mode="lines", line=line, hoverinfo="skip")
-    marks = _styles(comparison, results)
-    marks["symbol"] = [symbol if i in front else f"{symbol}-open" for i, symbol in enumerate(marks["symbol"])]
-    plot.add_scatter(
-        x=steps,
-        y=briers,
-        mode="markers",
-        marker={"size": 10, "line": {"width": [0 if i in front else 2 for i in range(len(results))]}, **marks},
-        customdata=[html.escape(result.name) for result in results],
-        cliponaxis=False,
-        hovertemplate="%{customdata}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
-    )
     return Figure(
         "cost",
         "Cost against quality",
         "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
         f"Filled and named are the pairs on the dotted front, to which no other is preferable in both, times within "
-        f"{100 * (steadiness - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
+        f"{100 * (STEADINESS - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
         "those of the figure above.",
-        plot,
+        cost_plot(points, "Brier score", ".4f"),
     )
-
-
-def pareto_front(points: Sequence[tuple[float, float]], steadiness: float = 1.0) -> set[int]:
-    """The points (x, y) that no (a, b) replaces, by b < y and a ≤ x·steadiness, or b = y and a < x; of equal ones the first."""
-    return {
-        i
-        for i, (x, y) in enumerate(points)
-        if not any((b < y and a <= x * steadiness) or (b == y and (a, j) < (x, i)) for j, (a, b) in enumerate(points))
-    }
 
 
 CLASSES_SHOWN = 30
@@ -306,7 +154,7 @@ def class_figure(comparison: Comparison) -> Figure:
             ygap=1,
             hovertemplate="%{y}, class %{x}: recall %{z:.1f} %, precision %{customdata:.1f} %<extra></extra>",
         ),
-        _rows_layout(len(comparison.results), xaxis={"type": "category", "automargin": True, "tickvals": names, "ticktext": short}),
+        rows_layout(len(comparison.results), xaxis={"type": "category", "automargin": True, "tickvals": names, "ticktext": short}),
     )
     plot.update_layout(height=plot.layout.height + 150, margin_t=24)
     rest = (
@@ -345,65 +193,13 @@ def _shortened(names: Sequence[str]) -> Callable[[str], str]:
     return cut
 
 
-def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """The range of positive values on a logarithmic axis."""
-    positive = [value for value in values if value > 0] or [1.0]
-    return min(positive) / margin, max(positive) * margin
-
-
-def _logarithmic(low: float, high: float) -> dict[str, Any]:
-    """An axis over that range, with ticks at 1, 2, 3 and 5 times a power of ten."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    ticks = [tick for power in powers for digit in (1, 2, 3, 5) if low <= (tick := digit * 10.0**power) <= high]
-    return {
-        "type": "log",
-        "range": [math.log10(low), math.log10(high)],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:.6g}" for tick in ticks],
-    }
-
-
-def _panels(titles: Sequence[str], aspect: float = 1.0, **axes: Any) -> go.Figure:
-    """A figure of small plots, one a title, of height/width = aspect. The page arranges them in the columns that fit its width."""
-    plot = go.Figure(
-        layout={
-            "grid": {"rows": len(titles), "columns": 1, "pattern": "independent", "xgap": 0.2, "ygap": 0.34},
-            "margin": {"l": 26, "r": 8, "t": 30, "b": 26},
-            "showlegend": False,
-            "meta": {"panels": len(titles), "panel": PANEL, "aspect": aspect},
-        }
-    )
-    for number, title in enumerate(titles, 1):
-        where = _panel(number)
-        plot.layout[f"xaxis{number}"] = {"anchor": where["yaxis"], **axes.get("xaxis", {})}
-        plot.layout[f"yaxis{number}"] = {"anchor": where["xaxis"], **axes.get("yaxis", {})}
-        plot.add_annotation(
-            text=title,
-            xref=f"{where['xaxis']} domain",
-            yref=f"{where['yaxis']} domain",
-            x=0.5,
-            y=1,
-            yanchor="bottom",
-            yshift=3,
-            showarrow=False,
-            font={"size": 12},
-        )
-    return plot
-
-
-def _panel(number: int) -> dict[str, str]:
-    """The axes of a small plot, as plotly names them: x, x2, x3, …"""
-    suffix = "" if number == 1 else str(number)
-    return {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-
-
 def reliability_figure(comparison: Comparison) -> Figure:
     """The accuracy of each bin of confidence."""
     shares = {"range": [-0.04, 1.06], "tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"], "tickfont": {"size": 11}}
     results = _trained(comparison)
-    plot = _panels([_label(comparison, result) for result in results], xaxis=shares, yaxis=shares)
+    plot = panels([_label(comparison, result) for result in results], xaxis=shares, yaxis=shares)
     for number, result in enumerate(results, 1):
-        where, colour = _panel(number), _colour(_map(result))
+        where, colour = panel(number), colour_of(_map(result))
         filled = [bin for bin in result.bins if bin.rows]
         rows, most = (reduced(bin.rows for bin in filled) for reduced in (sum, max))
         plot.add_scatter(
@@ -450,7 +246,7 @@ def support_figure(comparison: Comparison) -> Figure:
         ["#0a4f8f", "#5ba3cf", "#c3cfdb"], [index / max(1, len(groups) - 1) for index in range(len(groups))]
     )
     plot = go.Figure(
-        layout=_rows_layout(
+        layout=rows_layout(
             len(results),
             barmode="stack",
             bargap=0.25,
@@ -510,18 +306,18 @@ def curve_figure(comparison: Comparison) -> Figure:
     maps = drawn_maps([result.pair for result in comparison.results if result.pair is not None])
     t = torch.linspace(-4, 4, 321, dtype=torch.float64)
     scores = torch.stack((t, torch.zeros_like(t), -torch.ones_like(t)), -1)
-    plot = _panels(
+    plot = panels(
         [html.escape(label) for label in maps],
         xaxis={"range": [-4, 4], "tickvals": [-4, 0, 4], "tickfont": {"size": 11}},
         yaxis={"range": [-0.05, 1.05], "tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"], "tickfont": {"size": 11}},
     )
     for number, pair in enumerate(maps.values(), 1):
-        where = {"x": t.tolist(), "mode": "lines", **_panel(number)}
+        where = {"x": t.tolist(), "mode": "lines", **panel(number)}
         dashed = {"color": GREY, "width": 1.2, "dash": "dot"}
         plot.add_scatter(y=scores.softmax(-1)[:, 0].tolist(), line=dashed, hoverinfo="skip", **where)
         plot.add_scatter(
             y=_probabilities(pair, scores)[:, 0].tolist(),
-            line={"color": _colour(pair.map), "width": 2.5},
+            line={"color": colour_of(pair.map), "width": 2.5},
             hovertemplate="t = %{x:.2f}, p₁ = %{y:.3f}<extra></extra>",
             **where,
         )
@@ -557,7 +353,7 @@ def simplex_figure(comparison: Comparison) -> Figure:
     """The image of a grid of scores in the triangle of probabilities."""
     maps = drawn_maps([result.pair for result in comparison.results if result.pair is not None])
     across, up = (-0.08, 1.08), (-0.06, 0.94)  # the triangle and a margin
-    plot = _panels(
+    plot = panels(
         [html.escape(label) for label in maps],
         aspect=(up[1] - up[0]) / (across[1] - across[0]),
         xaxis={"range": across, "visible": False},
@@ -567,7 +363,7 @@ def simplex_figure(comparison: Comparison) -> Figure:
     outline = CORNERS[[0, 1, 2, 0]]
     named: set[str] = set()
     for number, pair in enumerate(maps.values(), 1):
-        where = _panel(number)
+        where = panel(number)
         line = {"color": GREY, "width": 1}
         plot.add_scatter(x=outline[:, 0].tolist(), y=outline[:, 1].tolist(), mode="lines", line=line, hoverinfo="skip", **where)
         p = _probabilities(pair, scores)

@@ -1,0 +1,161 @@
+"""`softmaxima compare-attention`: trains a Transformer with every map in softmax's place, and tells which to take."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import TextColumn
+from rich.text import Text
+
+from softmaxima.cli.terminal import (
+    INTERRUPTED,
+    TERMINATED,
+    Output,
+    Terminated,
+    check_file,
+    check_named,
+    check_writable,
+    duration,
+    fail,
+    in_the_table_alone,
+    keeping,
+    names,
+    progress_bar,
+    say,
+    show_table,
+    terminable,
+)
+
+if TYPE_CHECKING:
+    from softmaxima.experiments.attention import Study
+    from softmaxima.experiments.attention_plan import Settings, Variant
+    from softmaxima.experiments.attention_tasks import Task
+
+
+def compare_attention(
+    *,
+    text: Annotated[
+        Path | None, Parameter(help="A text in UTF-8 to learn, of 10000 characters or more. Without it: the help of Python.")
+    ] = None,
+    task: Annotated[
+        Literal["text", "digits", "both"],
+        Parameter(help="The next byte of a text, or which digit a picture of scikit-learn's shows."),
+    ] = "both",
+    maps: Annotated[list[str] | None, Parameter(help="Only these maps: names, separated by commas.", negative=())] = None,
+    seeds: Annotated[
+        int | None, Parameter(help="Trainings of each map: 3, or 2 with --quick; more tell smaller differences.")
+    ] = None,
+    steps: Annotated[int | None, Parameter(help="Of each training: 200, or 30 with --quick.")] = None,
+    seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
+    out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
+        "softmaxima-compare-attention"
+    ),
+    json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
+    quick: Annotated[bool, Parameter(help="A first look: two seeds and few steps.", negative=())] = False,
+) -> None:
+    """Train a small Transformer with every map in softmax's place, on a text and on pictures, and tell which to take.
+
+    Initial weights and batches are the same for every map. A map is recommended where its difference to softmax is more than chance
+    explains, given how many maps are tried. Also how many keys each head looks at, the α and the sinks that were learnt, and time
+    and memory of a step. Ctrl-C keeps the seeds that are done.
+    """
+    check_named("--maps", maps, "to train all maps")
+    if text is not None:
+        if task == "digits":
+            fail("--text: no text is read with --task digits; leave one of them out")
+        check_file(text, ", a text in UTF-8")
+    from softmaxima.core.numbers import InputError, choose
+    from softmaxima.experiments.attention_plan import QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
+    from softmaxima.experiments.texts import read_text
+
+    try:
+        check_names(names(maps))
+        usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
+        settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)
+        content = read_text(text) if task != "digits" else None
+        check_writable("--out", out, is_directory=True)
+        from softmaxima.experiments.attention import offered
+        from softmaxima.experiments.attention_tasks import digits_task, text_task
+
+        chosen = choose("--maps", offered(), names(maps), "map")
+    except InputError as error:
+        fail(error)
+    tasks = [text_task(content)] if content is not None else []
+    if task != "text":
+        tasks.append(digits_task())
+    run(tasks, settings, chosen, out, shlex.join(["softmaxima", *sys.argv[1:]]), json)
+
+
+def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], out: Path, command: str, json: bool) -> None:
+    """Train seed after seed, and after each write what is known; then show it."""
+    from softmaxima.experiments.attention import compared, seconds_of_all, summary, total_steps, trained
+    from softmaxima.experiments.attention_saved import as_text
+    from softmaxima.report.compare_attention import FILES, write
+
+    def tell(line: str) -> None:
+        if not json:
+            say(line)
+
+    for task in tasks:
+        tell(f"{task.name}: {task.title}; {'; '.join(task.notes)}")
+    done: list = []
+    study: Study | None = None
+    interrupted: KeyboardInterrupt | None = None
+    wanted = settings.seeds * len(tasks)
+    try:
+        with terminable():
+            about = duration(seconds_of_all(tasks, settings, chosen))
+            tell(f"about {about}: {len(compared(chosen))} maps, {settings.seeds} seeds")
+            with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
+                bar = progress.add_task("", total=total_steps(tasks, settings, chosen))
+
+                def advanced(steps: int) -> None:
+                    number, place = divmod(len(done), len(tasks))
+                    words = f"{tasks[place].name}, seed {number + 1} of {settings.seeds}"
+                    progress.update(bar, advance=steps, description=words)
+
+                for found in trained(tasks, settings, chosen, advanced):
+                    done.append(found)
+                    study = summary(tasks, settings, chosen, done, command)
+                    if study.partial:
+                        with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
+                            write(study, out, ["results.json"])
+    except KeyboardInterrupt as error:
+        interrupted = error
+    code = TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED
+    if study is None:
+        fail("interrupted before a seed was done; nothing is kept", code)
+    with keeping("--out", out, lambda: write(study, out), in_the_table_alone):
+        if json:
+            Output().print(Text(as_text(study).rstrip()), soft_wrap=True)
+        else:
+            show(study)
+    tell("\nwritten: " + ", ".join(str(out / name) for name in FILES))
+    if interrupted is not None:
+        tell(f"interrupted after {len(done)} of {wanted} trainings of all maps, which are kept")
+        raise SystemExit(code)
+
+
+def show(study: Study, console: Console | None = None) -> None:
+    """A table and what to take for each task, and the caption."""
+    from softmaxima.report.compare_attention import CAPTION, columns, reservations
+
+    console = console or Output()
+    for finding in study.findings:
+        shown = columns(finding)
+        cells = [[column.cell(result) for column in shown] for result in finding.results]
+        spare = sorted((n for n, column in enumerate(shown) if column.spare), key=lambda number: -shown[number].spare)
+        headings = [column.short for column in shown]
+        headings[0] = finding.task.name
+        show_table(console, headings, cells, spare, [result is finding.taken for result in finding.results])
+        words = " ".join((f". {finding.reason}", *reservations(study, finding)))
+        console.print(Text.assemble((finding.headline, "bold"), words))
+    console.print()
+    console.print(Text(CAPTION, style="dim"))

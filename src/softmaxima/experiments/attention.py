@@ -1,0 +1,396 @@
+"""compare-attention: the same Transformer trained with every map in softmax's place, on a text and on pictures.
+
+For every map the initial weights, the batches, their order and the optimiser are the same, so that what differs comes from the map;
+beside them stands a baseline that has counted classes and reads nothing. Each seed is other weights and other batches, on the same
+held-out rows. A difference to softmax is therefore taken seed by seed, and the variance of its mean over J seeds and n rows is
+
+    s²/J + v/n,
+
+with s² the variance over seeds, which training makes, and v that over rows, since the rows held out are a sample too. What may be
+said of it is `recommendation`'s: t of J − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
+better.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from softmaxima.bench.machine import installed
+from softmaxima.experiments.attention_plan import LEFT_OUT, REFERENCE, VARIANTS, Settings, Variant
+from softmaxima.experiments.attention_tasks import Task
+from softmaxima.experiments.compare import one_thread
+from softmaxima.experiments.measures import METRICS, Metric
+from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, spread_of
+from softmaxima.experiments.transformer import Transformer
+from softmaxima.maps import REGISTRY
+
+WARMING = 0.1  # of the steps, in which the rate rises; then it falls to 0
+BETAS = (0.9, 0.99)
+TURN = 5  # steps of one map before it is the next one's turn
+SCORED = 64  # held-out rows at once
+LOOKED_AT = 16  # held-out rows, of whose attention is counted what is not 0
+BASELINE = "class frequencies"
+COST = METRICS["cost"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a head does with the keys that its queries see, on held-out rows: means over queries."""
+
+    share: float  # of these keys, that have p > 0
+    keys: float  # exp(H) of p/Σp: as many equal ones would be as spread
+    mass: float  # Σp
+    learnt: float | None = None  # its α or its sink
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one training reached, NaN where it diverged."""
+
+    quality: float  # the task's metric
+    log_loss: float  # nats a prediction
+    rows: tuple[float, ...]  # what each held-out row adds to the quality, which is their mean
+    heads: tuple[tuple[Head, ...], ...]  # [layers, heads]
+    step_seconds: float  # the median over steps
+    kept_bytes: int  # what a step's forward pass keeps for its backward pass, weights and batch aside
+    diverged: int | None = None  # the step whose loss was no number
+    weights: Tensor | None = field(default=None, compare=False)  # p of the first held-out row, [layers, heads, queries, keys]
+
+
+Trained = Mapping[str, Run]  # of each map, with one seed
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a map reached with all seeds, or the baseline without one."""
+
+    name: str
+    variant: Variant | None
+    runs: tuple[Run, ...]
+
+    @property
+    def quality(self) -> float:
+        return fmean(run.quality for run in self.runs)
+
+    @property
+    def log_loss(self) -> float:
+        return fmean(run.log_loss for run in self.runs)
+
+    @property
+    def step_seconds(self) -> float:
+        return median(run.step_seconds for run in self.runs)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.runs[0].kept_bytes
+
+    @property
+    def diverged(self) -> tuple[int, ...]:
+        """The steps at which trainings ended that did not come to numbers."""
+        return tuple(run.diverged for run in self.runs if run.diverged is not None)
+
+    @property
+    def heads(self) -> tuple[tuple[Head, ...], ...]:
+        """Means over the seeds that did not diverge; nothing where all did."""
+        kept = [run.heads for run in self.runs if run.diverged is None]
+        return tuple(tuple(_mean_head(same) for same in zip(*layers, strict=True)) for layers in zip(*kept, strict=True))
+
+    def mean(self, measure: str) -> float:
+        """Over all heads."""
+        return fmean(getattr(head, measure) for layer in self.heads for head in layer) if self.heads else math.nan
+
+
+def _mean_head(heads: Sequence[Head]) -> Head:
+    learnt = [head.learnt for head in heads if head.learnt is not None]
+    share, keys, mass = (fmean(getattr(head, name) for head in heads) for name in ("share", "keys", "mass"))
+    return Head(share, keys, mass, fmean(learnt) if learnt else None)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one task found, the best map first."""
+
+    task: Task
+    results: tuple[Result, ...]
+    taken: Result | None  # the map to take, softmax where none is better, None where nothing was learnt
+    headline: str
+    reason: str
+
+    @property
+    def metric(self) -> Metric:
+        return self.task.metric
+
+    @property
+    def softmax(self) -> Result:
+        return next(result for result in self.results if result.name == REFERENCE)
+
+    @property
+    def baseline(self) -> Result:
+        return next(result for result in self.results if result.variant is None)
+
+    @property
+    def others(self) -> tuple[Result, ...]:
+        """What is compared with softmax."""
+        return tuple(result for result in self.results if result not in (self.softmax, self.baseline))
+
+    def gain(self, result: Result) -> Difference:
+        """How much better a result is than softmax."""
+        return difference(result, self.softmax, self.metric, max(1, len(self.others)))
+
+    @property
+    def pictured(self) -> tuple[int, int]:
+        """The layer and head that is shown: where softmax, with the first seed, looks at the fewest keys; without a causal mask in
+        the last layer, whose first token alone is read on."""
+        heads = self.softmax.runs[0].heads
+        first = 0 if self.task.causal else len(heads) - 1
+        places = [(layer, head) for layer in range(first, len(heads)) for head in range(len(heads[layer]))]
+        return min(places, key=lambda place: heads[place[0]][place[1]].keys, default=(0, 0))
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that was found."""
+
+    settings: Settings
+    findings: tuple[Finding, ...]
+    versions: Mapping[str, str]
+    done: int  # trainings of all maps, one a task and seed
+    wanted: int
+    date: str
+    command: str = ""
+
+    @property
+    def partial(self) -> bool:
+        return self.done < self.wanted
+
+
+# The experiment -----------------------------------------------------------------------------------------------------------
+
+
+def offered() -> tuple[Variant, ...]:
+    """What is compared: the variants, and each map that is registered besides and gives probabilities of one key."""
+    known = {variant.map for variant in VARIANTS} | set(LEFT_OUT)
+    added = [map for map in REGISTRY.values() if map.name not in known]
+    kept = [map for map in added if map.properties.of_one_class and not map.properties.logarithmic]
+    return (*VARIANTS, *(Variant(map.name.replace("_", " "), map.name) for map in kept))
+
+
+def compared(chosen: Sequence[Variant]) -> tuple[Variant, ...]:
+    """The chosen ones, and softmax, which they are compared with."""
+    softmax = VARIANTS[0]
+    return tuple(chosen) if softmax in chosen else (softmax, *chosen)
+
+
+def compare_attention(
+    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], advanced: Callable[[int], None] = lambda steps: None
+) -> Study:
+    """Train every chosen map, and softmax, on every task with every seed. `advanced(steps)` is called after steps of training."""
+    return summary(tasks, settings, chosen, list(trained(tasks, settings, chosen, advanced)))
+
+
+def trained(
+    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], advanced: Callable[[int], None] = lambda steps: None
+) -> Iterator[tuple[str, Trained]]:
+    """(a task's name, what every map reached), seed after seed, on all tasks with each, so that an early end leaves some of all."""
+    for number in range(settings.seeds):
+        for task in tasks:
+            with one_thread():
+                yield task.name, _trained(task, settings, compared(chosen), settings.seed + number, number == 0, advanced)
+
+
+def _trained(
+    task: Task, settings: Settings, chosen: Sequence[Variant], seed: int, is_first: bool, advanced: Callable[[int], None]
+) -> Trained:
+    """What every map reached with that seed, some steps of each in turn, so that a machine that is busy for a while slows all."""
+    trainings = [Training(task, variant, seed, settings.steps) for variant in chosen]
+    for first in range(0, settings.steps, TURN):
+        for training in trainings:
+            advanced(training.advance(min(TURN, settings.steps - first)))
+    return {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
+
+
+class Training:
+    """Of one model, that has a number of steps."""
+
+    def __init__(self, task: Task, variant: Variant, seed: int, steps: int) -> None:
+        self.task, self.variant, self.steps = task, variant, steps
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = task.model(variant)
+        self.batches = torch.randint(len(task.x), (steps, task.batch), generator=torch.Generator().manual_seed(seed))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), task.rate, betas=BETAS, fused=True)
+        self.seconds: list[float] = []
+        self.diverged: int | None = None
+        with torch.enable_grad():
+            self.kept_bytes = kept_bytes(self.model, *self._batch(0))
+
+    def advance(self, steps: int) -> int:
+        """Take so many steps, or none once the loss is no number; how many were due."""
+        for _ in range(steps if self.diverged is None else 0):
+            start, number = time.perf_counter(), len(self.seconds)
+            done = (number + 1) / self.steps
+            self.optimizer.param_groups[0]["lr"] = self.task.rate * min(done / WARMING, (1 - done) / (1 - WARMING) + 1 / self.steps)
+            x, y = self._batch(number)
+            with torch.enable_grad():
+                loss = functional.cross_entropy(self.model(x).flatten(0, -2), y.flatten())
+                self.optimizer.zero_grad()
+                loss.backward()
+            self.optimizer.step()
+            finite = math.isfinite(loss.item())
+            self.seconds.append(time.perf_counter() - start)
+            if not finite:
+                self.diverged = number
+                break
+        return steps
+
+    @torch.no_grad()
+    def end(self, wants_weights: bool) -> Run:
+        """What it reached on the rows held out."""
+        found = [
+            self.task.rows(self.model(x), y)
+            for x, y in zip(self.task.held_x.split(SCORED), self.task.held_y.split(SCORED), strict=True)
+        ]
+        rows, nats = (torch.cat(parts) for parts in zip(*found, strict=True))
+        if self.diverged is None and not bool(nats.isfinite().all()):
+            self.diverged = self.steps  # the last step left weights that give no numbers
+        failed = self.diverged is not None
+        p = self.model.weights(self.task.held_x[:LOOKED_AT])
+        return Run(
+            quality=math.nan if failed else float(rows.mean()),
+            log_loss=math.nan if failed else float(nats.mean()),
+            rows=() if failed else tuple(rows.tolist()),
+            heads=()
+            if failed
+            else heads(p, self.task.causal, self.model.learnt(self.variant.learnt) if self.variant.learnt else None),
+            step_seconds=median(self.seconds),
+            kept_bytes=self.kept_bytes,
+            diverged=self.diverged,
+            weights=p[:, 0].clone() if wants_weights and not failed else None,
+        )
+
+    def _batch(self, number: int) -> tuple[Tensor, Tensor]:
+        rows = self.batches[number]
+        return self.task.x[rows], self.task.y[rows]
+
+
+def kept_bytes(model: Transformer, x: Tensor, y: Tensor) -> int:
+    """What a forward pass keeps until its backward pass is done: the memory that autograd saves, counted once, without weights and
+    batch. What a kernel needs while it runs is not in it."""
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = functional.cross_entropy(model(x).flatten(0, -2), y.flatten())  # which holds what is kept
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), x, y, loss)}
+    return sum(size for place, size in found.items() if place not in known)
+
+
+def heads(p: Tensor, causal: bool, learnt: list[list[float]] | None) -> tuple[tuple[Head, ...], ...]:
+    """What p [layers, rows, heads, queries, keys] is like, of each layer and head."""
+    p = p.double()
+    queries, keys = p.shape[-2:]
+    visible = torch.arange(1, queries + 1, dtype=p.dtype) if causal else torch.full((queries,), float(keys), dtype=p.dtype)
+    mass = p.sum(-1)
+    even = p / mass.clamp_min(1e-300).unsqueeze(-1)
+    spread = torch.special.entr(even).sum(-1).exp().where(mass > 0, 0.0)
+    share = (p > 0).sum(-1).sum((1, 3)) / (visible.sum() * p.shape[1])
+    found = [x.tolist() for x in (share, spread.mean((1, 3)), mass.mean((1, 3)))]
+    layers, count = p.shape[0], p.shape[2]
+    return tuple(
+        tuple(Head(*(x[layer][head] for x in found), learnt[layer][head] if learnt else None) for head in range(count))
+        for layer in range(layers)
+    )
+
+
+def total_steps(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> int:
+    """Of all trainings together."""
+    return settings.seeds * settings.steps * len(compared(chosen)) * len(tasks)
+
+
+def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> float:
+    """About what all trainings take, by a few steps of each map."""
+    total = 0.0
+    with one_thread():
+        for task in tasks:
+            trainings = [Training(task, variant, settings.seed, 3) for variant in compared(chosen)]
+            for training in trainings:
+                training.advance(3)
+            total += settings.seeds * settings.steps * sum(min(training.seconds) for training in trainings)
+    return total
+
+
+# What it says ---------------------------------------------------------------------------------------------------------------
+
+
+def difference(result: Result, reference: Result, metric: Metric, comparisons: int) -> Difference:
+    """The gain of a result over a reference, of the same seeds and the same held-out rows."""
+    if metric is COST:
+        gains = [metric.gain(a.step_seconds, b.step_seconds) for a, b in zip(result.runs, reference.runs, strict=True)]
+        return interval_of(gains, spread_of(gains) / len(gains), comparisons)
+    gains = [metric.gain(a.quality, b.quality) for a, b in zip(result.runs, reference.runs, strict=True)]
+    if not all(map(math.isfinite, gains)):
+        return interval_of(gains, math.nan, comparisons)
+    of_rows = [torch.tensor([run.rows for run in one.runs], dtype=torch.float64).mean(0) for one in (result, reference)]
+    v = float((of_rows[0] - of_rows[1]).var(correction=0))
+    return interval_of(gains, spread_of(gains) / len(gains) + v / len(of_rows[0]), comparisons)
+
+
+def summary(
+    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], done: Sequence[tuple[str, Trained]], command: str = ""
+) -> Study:
+    """What the trainings that are done say, which may be fewer than the settings ask for."""
+    versions = installed("softmaxima", "torch", "numpy", "scikit-learn") | {"python": platform.python_version()}
+    findings = [_finding(task, chosen, runs) for task in tasks if (runs := [found for name, found in done if name == task.name])]
+    wanted = settings.seeds * len(tasks)
+    return Study(settings, tuple(findings), versions, len(done), wanted, datetime.date.today().isoformat(), command)
+
+
+def _finding(task: Task, chosen: Sequence[Variant], runs: Sequence[Trained]) -> Finding:
+    rows = tuple(task.baseline().tolist())
+    counted = Run(fmean(rows), math.nan, rows, (), 0.0, 0)
+    baseline = Result(BASELINE, None, (counted,) * len(runs))
+    results = [Result(variant.name, variant, tuple(run[variant.name] for run in runs)) for variant in compared(chosen)]
+    taken, headline, reason = _recommend(task, results, baseline)
+    ordered = sorted([*results, baseline], key=lambda result: _rank(result, task.metric))
+    return Finding(task, tuple(ordered), taken, headline, reason)
+
+
+def _rank(result: Result, metric: Metric) -> tuple[bool, float, str]:
+    """The best first, what diverged last."""
+    finite = math.isfinite(result.quality)
+    return not finite, -metric.gain(result.quality, 0.0) if finite else 0.0, result.name
+
+
+def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple[Result | None, str, str]:
+    """(what to take, in words, why). Nothing where no map is better than the baseline, softmax unless another is better."""
+    metric = task.metric
+    softmax, *_ = (result for result in results if result.name == REFERENCE)
+    if len(softmax.runs) < 2:
+        return None, "Too few seeds to tell", "What is chance shows in several seeds, and one is done."
+    others = [result for result in results if result is not softmax]
+    learnt = [result for result in results if difference(result, baseline, metric, len(results)).better]
+    if not learnt:
+        reached = metric.show(baseline.quality)
+        reason = (
+            f"No map is shown to have a better {metric.words} than {baseline.name} ({reached}), which read nothing: there is "
+            "nothing to be learnt here, or there are too few steps or seeds to see that there is."
+        )
+        return None, "Nothing to choose", reason
+    gains = {result.name: difference(result, softmax, metric, len(others)) for result in others}
+    words = Words("map", "maps", f"on {task.title}", "these seeds")
+    taken, reason = best_of(softmax, [result for result in others if result in learnt], gains, metric, words)
+    return (softmax, STAY, reason) if taken is None else (taken, f"Take {taken.name}", reason)

@@ -1,0 +1,230 @@
+"""The report of a comparison of attention: its tables, and one page with figures that needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from softmaxima.core.writing import write_text
+from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
+from softmaxima.experiments.attention_plan import LEFT_OUT
+from softmaxima.experiments.attention_saved import as_csv, as_text
+from softmaxima.experiments.recommendation import interval, listed
+from softmaxima.report.compare_attention_figures import figures
+from softmaxima.report.figures import Figure, gain_cell
+from softmaxima.report.markdown import table
+from softmaxima.report.page import Row, choice, document, facts, figure, sentences, sorted_table
+
+# The table ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its heading, a short one for terminals, a result's cell, and what it is sorted by."""
+
+    heading: str
+    short: str
+    cell: Callable[[Result], str]
+    value: Callable[[Result], float | str]
+    spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
+
+
+def columns(finding: Finding) -> tuple[Column, ...]:
+    """Of the table of a task."""
+    metric = finding.metric
+    unit = metric.unit if finding.task.causal else "%"
+
+    def number(shown: str, value: Callable[[Result], float]) -> Callable[[Result], str]:
+        return lambda result: shown.format(value(result)) if math.isfinite(value(result)) else "–"
+
+    def measured(shown: str, value: Callable[[Result], float]) -> Callable[[Result], str]:
+        return lambda result: "" if result.variant is None else number(shown, value)(result)
+
+    def quality(result: Result) -> str:
+        if result.diverged:
+            return "diverged"
+        return f"{metric.scale * result.quality:.{metric.decimals}f}"
+
+    def gain(result: Result) -> str:
+        return "" if result is finding.softmax else gain_cell(finding.gain(result), metric)
+
+    share, keys = (lambda result: 100 * result.mean("share")), (lambda result: result.mean("keys"))
+    step, kept = (lambda result: 1000 * result.step_seconds), (lambda result: result.kept_bytes / 2**20)
+    found = [
+        Column("map", "map", lambda result: result.name, lambda result: result.name),
+        Column(
+            f"{'loss' if finding.task.causal else metric.words}, {unit}",
+            "bits" if finding.task.causal else "acc. %",
+            quality,
+            lambda result: result.quality,
+            1,
+        ),
+        Column(
+            f"better than softmax by, {metric.unit}",
+            "vs softmax",
+            gain,
+            lambda result: 0.0 if result is finding.softmax else finding.gain(result).mean,
+        ),
+        Column("keys not 0, %", "keys %", measured("{:.1f}", share), share, 3),
+        Column("keys in effect", "eff. keys", measured("{:.1f}", keys), keys, 4),
+        Column("step, ms", "ms", measured("{:.1f}", step), step, 2),
+        Column("kept for backward, MiB", "MiB", measured("{:.2f}", kept), kept, 5),
+    ]
+    if not finding.task.causal:
+        nats = lambda result: result.log_loss
+        found.insert(3, Column("log loss", "log loss", measured("{:.3f}", nats), nats, 6))
+    return tuple(found)
+
+
+CAPTION = (
+    "Better than softmax by: the mean over seeds of the difference to softmax with the same seed ± half of its interval, widened "
+    "so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (t, Bonferroni; the "
+    "variance is that over seeds and that over held-out rows). "
+    f"Keys not 0: the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
+    "Keys in effect: the mean of exp(H). "
+    "Step: median time of a training step, in turns with the other maps, on one thread. "
+    "Kept for backward: what autograd saves of one step, weights and batch aside, counted and not measured at the process; what "
+    "a kernel needs while it runs is not in it. "
+    f"{BASELINE.capitalize()}: counted where it is trained, the same for every row."
+)
+
+
+def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
+    """Why a recommendation is a first one."""
+    seeds, wanted = len(finding.softmax.runs), study.settings.seeds
+    found = []
+    if seeds < wanted:
+        found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
+    if study.settings.quick:
+        found.append(
+            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look; more steps learn what attention "
+            "is for, and more seeds tell smaller differences."
+        )
+    return tuple(found)
+
+
+def sentence(finding: Finding, result: Result) -> str:
+    """What there is to say of a map."""
+    metric, gain = finding.metric, finding.gain(result)
+    if result.variant is None:
+        return "It reads nothing."
+    if result.diverged:
+        steps = listed([str(step) for step in result.diverged])
+        return f"It diverged with {len(result.diverged)} of {len(result.runs)} seeds, at step {steps}: its loss was no number."
+    words = []
+    if not difference(result, finding.baseline, metric, 1 + len(finding.others)).better:
+        words.append(f"not known to be better than {BASELINE}")
+    if result is finding.softmax:
+        words.append("what the others are compared with")
+    elif gain.better or gain.worse:
+        words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
+    else:
+        words.append(f"cannot be told from softmax in {metric.words}: a difference of {interval(gain, metric)}")
+    share = result.mean("share")
+    if share < 0.9995:
+        words.append(f"looks at {100 * share:.0f} % of the keys that it may see, {result.mean('keys'):.1f} in effect")
+    if (mass := result.mean("mass")) < 0.9995:
+        words.append(f"gives keys {100 * mass:.0f} % of its mass and nothing the rest")
+    if result.variant.learnt:
+        what = {"alpha": "α", "sink": "sinks"}[result.variant.learnt]
+        layers = [", ".join(f"{head.learnt:.2f}".replace("-", "−") for head in layer) for layer in result.heads]
+        words.append(f"its {what}, which learn, are {listed([f'{own} in layer {n}' for n, own in enumerate(layers, 1)])}")
+    text = "; ".join(words)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def times(finding: Finding) -> str:
+    """With which maps a step takes another time than with softmax, for certain and by more than is worth a word."""
+    found = {result.name: difference(result, finding.softmax, COST, max(1, len(finding.others))) for result in finding.others}
+    told = [
+        f"{how} with {listed(names)}"
+        for how, sign in (("faster", 1), ("slower", -1))
+        if (names := [name for name, by in found.items() if sign * by.mean > 0 and by.beyond(COST.least_gain)])
+    ]
+    limit = 100 * math.expm1(COST.least_gain)
+    return f"By more than {limit:.0f} %, for certain, a step of training is {'; it is '.join(told)}." if told else ""
+
+
+def settings_in_words(study: Study) -> dict[str, str]:
+    """What was trained, on what, and with what."""
+    settings, tasks = study.settings, [finding.task for finding in study.findings]
+    left = f"; {study.done} of {study.wanted} trainings of all maps done, interrupted" if study.partial else ""
+    batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {task.name}" for task in tasks])
+    return {
+        **{task.name.capitalize(): f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
+        "Model": f"Transformer of {tasks[0].shape.words}, pre-norm",
+        "Training": f"{settings.steps} steps of Adam, in batches of {batches}; the rate rises and falls to 0",
+        "Seeds": f"{settings.seeds}, from {settings.seed} on{left}",
+        "Left out": "; ".join(f"{name}, for {why}" for name, why in LEFT_OUT.items()),
+        "Date": study.date,
+        "Versions": ", ".join(f"{name} {version}" for name, version in study.versions.items()),
+        "Command": study.command,
+    }
+
+
+# The page -----------------------------------------------------------------------------------------------------------------
+
+
+def page(study: Study) -> str:
+    """The page, complete in itself."""
+    choices = [
+        choice(finding.headline, finding.reason, reservations(study, finding), label=f"{finding.task.name}: {finding.task.title}")
+        for finding in study.findings
+    ]
+    drawn = [figures(finding) for finding in study.findings]
+    captions = (CAPTION, *["The columns are those of the table above."] * (len(drawn) - 1))
+    tasks = zip(study.findings, drawn, captions, strict=True)
+    return document(
+        "softmaxima compare-attention",
+        "Which map for attention?",
+        "One Transformer, trained with every map in softmax's place, from the same weights, on the same batches.",
+        (
+            *choices,
+            facts("What was trained", settings_in_words(study)),
+            *(section for finding, own, caption in tasks for section in _sections(finding, own, caption)),
+        ),
+        [shown for own in drawn for shown in own],
+    )
+
+
+def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
+    name, shown = finding.task.name, columns(finding)
+    rows = [
+        Row([column.cell(result) for column in shown], [column.value(result) for column in shown], result is finding.taken)
+        for result in finding.results
+    ]
+    said = {result.name: sentence(finding, result) for result in finding.results}
+    return [
+        sorted_table(
+            f"{name}-maps", f"{name.capitalize()}: all maps, the best first", [column.heading for column in shown], rows, caption
+        ),
+        sentences(f"{name.capitalize()}: map by map", said, times(finding)),
+        *(figure(own) for own in drawn),
+    ]
+
+
+def markdown(study: Study) -> str:
+    """The tables and what they say, for a page."""
+    parts = []
+    for finding in study.findings:
+        shown = columns(finding)
+        rows = []
+        for result in finding.results:
+            cells = [column.cell(result) for column in shown]
+            rows.append([cell and f"**{cell}**" for cell in cells] if result is finding.taken else cells)
+        heading = [finding.task.name, *(column.heading for column in shown[1:])]
+        parts += [table(heading, rows), f"**{finding.headline}.** {finding.reason} {times(finding)}".rstrip()]
+    return "\n\n".join(parts)
+
+
+FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
+
+
+def write(study: Study, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
+    """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
+    paths = [directory / name for name in names]
+    for path in paths:
+        write_text(path, FILES[path.name](study))
+    return tuple(paths)
