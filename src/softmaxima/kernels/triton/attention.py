@@ -34,12 +34,12 @@ class Blocks(NamedTuple):
 FORWARD = {
     64: (Blocks(128, 64, 4, 3), Blocks(64, 32, 4, 2)),
     128: (Blocks(128, 64, 8, 3), Blocks(64, 32, 4, 2)),
-    256: (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 2)),
+    256: (Blocks(64, 32, 4, 2), Blocks(16, 16, 8, 1)),
 }
 SHARED = {  # by all kernels of a derivative, and those of sparse maps, whose blocks are marked
     64: (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 2)),
     128: (Blocks(64, 64, 8, 2), Blocks(32, 32, 8, 2)),
-    256: (Blocks(64, 32, 8, 2), Blocks(16, 16, 4, 2)),
+    256: (Blocks(64, 32, 8, 2), Blocks(16, 16, 8, 1)),
 }
 
 

@@ -20,6 +20,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     edge,
     edges,
     matrix_of,
+    of_sinks,
     product,
     read,
     read_length,
@@ -117,7 +118,8 @@ def pull_queries(
         blocks, count = listed(
             slopes, index, first // ROWS, (problem.queries + ROWS - 1) // ROWS, (problem.keys + BLOCK - 1) // BLOCK
         )
-        total, dot = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, 1), tl.float32)
+        _, total = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
+        dot = tl.zeros((ROWS, 1), tl.float32)
         for i in range(count):
             s, dp, key = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
@@ -125,10 +127,6 @@ def pull_queries(
             )  # fmt: skip
             total += tl.sum(s, 1)[:, None]
             dot += tl.sum(s * dp, 1)[:, None]
-        for i in tl.static_range(len(problem.sinks)):
-            sink = read_numbers(problem.sinks[i], batch, head, row, problem.queries) * UNIT
-            p, s = EXPONENTIAL(sink - origin - depth, order)
-            total += s
         delta = dot / tl.where(total == 0.0, 1.0, total)
         for i in range(count):
             s, dp, key = of_keys(

@@ -305,3 +305,15 @@ def scores(problem, x, batch, head, row, column, length, inverse, UNIT: tl.const
 def product(a, b, PRECISION: tl.constexpr):
     """a bᵀ in float32."""
     return tl.dot(a, tl.trans(b), input_precision=PRECISION)
+
+
+@triton.jit
+def of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr):
+    """(Σp, Σs) of the sinks of rows, [R, 1]."""
+    mass, slope = tl.zeros_like(depth), tl.zeros_like(depth)
+    for i in tl.static_range(len(problem.sinks)):
+        sink = read_numbers(problem.sinks[i], batch, head, row, problem.queries) * UNIT
+        p, s = EXPONENTIAL(sink - origin - depth, order)
+        mass += p
+        slope += s
+    return mass, slope

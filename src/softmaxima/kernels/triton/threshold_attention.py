@@ -16,6 +16,7 @@ from softmaxima.kernels.triton.attention_blocks import (
     depth_of,
     log1p,
     matrix_of,
+    of_sinks,
     product,
     read,
     read_length,
@@ -44,16 +45,6 @@ def scores_of(problem, q, batch, head, at, row, length, inverse, UNIT: tl.conste
 @triton.jit
 def any_of(condition):
     return tl.max(tl.max(condition.to(tl.int32), 1), 0)
-
-
-@triton.jit
-def add_sinks(problem, batch, head, row, origin, depth, order, mass, slope, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr):
-    for i in tl.static_range(len(problem.sinks)):
-        sink = read_numbers(problem.sinks[i], batch, head, row, problem.queries) * UNIT
-        p, s = EXPONENTIAL(sink - origin - depth, order)
-        mass += p
-        slope += s
-    return mass, slope
 
 
 @triton.jit
@@ -109,8 +100,7 @@ def attend(
     tl.debug_barrier()  # what one thread notes all read
 
     depth = tl.zeros((ROWS, 1), tl.float32)
-    mass, slope = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, 1), tl.float32)
-    mass, slope = add_sinks(problem, batch, head, row, origin, depth, order, mass, slope, EXPONENTIAL, UNIT)
+    mass, slope = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
     kept = 0
     for i in range(count):
         block = tl.load(possible + i)
@@ -131,8 +121,7 @@ def attend(
     while (is_moving > 0) & (step < STEPS):
         before = depth
         depth, low, high = bracketed(depth, low, high, mass, slope, order, step, UNIT)
-        mass, slope = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, 1), tl.float32)
-        mass, slope = add_sinks(problem, batch, head, row, origin, depth, order, mass, slope, EXPONENTIAL, UNIT)
+        mass, slope = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
         for i in range(kept):
             at = tl.load(listed + i).to(tl.int64) * BLOCK
             y = scores_of(problem, q, batch, head, at, row, length, inverse, UNIT, BLOCK)
@@ -144,8 +133,7 @@ def attend(
     depth, low, high = bracketed(depth, low, high, mass, slope, order, 0, UNIT)
 
     output = tl.zeros((ROWS, VALUE_WIDTH), tl.float32)
-    mass, slope = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, 1), tl.float32)
-    mass, slope = add_sinks(problem, batch, head, row, origin, depth, order, mass, slope, EXPONENTIAL, UNIT)
+    mass, slope = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
     for i in range(kept):
         block = tl.load(listed + i).to(tl.int64)
         y = scores_of(problem, q, batch, head, block * BLOCK, row, length, inverse, UNIT, BLOCK)
