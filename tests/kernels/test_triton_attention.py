@@ -258,6 +258,16 @@ def test_nan_and_infinity_stay_in_their_rows(name: str) -> None:
     torch.testing.assert_close(found[0, rest], expected[0, rest])
 
 
+@pytest.mark.parametrize("name", FEW)
+def test_a_key_with_nan_spoils_the_queries_that_see_it(name: str) -> None:
+    request = requested(name, batch=(1,), is_causal=True)
+    expected = fused.attend(request, False)[0]
+    request.key[0, 18, 0] = math.nan
+    found = fused.attend(request, False)[0]
+    assert found[0, 18:].isnan().all()
+    torch.testing.assert_close(found[0, :18], expected[0, :18])
+
+
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 def test_keys_behind_the_last_may_hold_anything(name: str) -> None:
     request = requested(name, key_lengths=torch.tensor([18], device=DEVICE))

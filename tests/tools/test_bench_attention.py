@@ -69,7 +69,7 @@ def test_a_gpu_has_long_lengths_wide_heads_and_every_map_causal() -> None:
 
 
 def test_others_are_checked_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU that is pretended: one that is right, one that is wrong, one that raises, one that is not installed, one of a map."""
+    """On a GPU that is pretended: one is right, one is wrong, one raises, one is not installed, and one has another map."""
     right = attention.scaled_dot_product_attention
 
     def raises(length: int) -> Callable[..., Tensor]:

@@ -59,11 +59,6 @@ def made_with(benchmark: Benchmark) -> str:
 
 def markdown(benchmark: Benchmark) -> str:
     """Everything, for a page."""
-    tables = [
-        table(
-            [shape, *headings(benchmark)],
-            [cells(result, others(benchmark)) for result in benchmark.results if result.case.shape == shape],
-        )
-        for shape in shapes(benchmark)
-    ]
+    rows = [(result.case.shape, cells(result, others(benchmark))) for result in benchmark.results]
+    tables = [table([shape, *headings(benchmark)], [row for own, row in rows if own == shape]) for shape in shapes(benchmark)]
     return "\n\n".join([*tables, memory(benchmark), f"*{CAPTION} {made_with(benchmark)}.*"])

@@ -91,9 +91,8 @@ def attend(
     count = 0
     for at in range(begin, end, BLOCK):
         y = scores_of(problem, q, batch, head, at, row, length, inverse, UNIT, BLOCK)
-        top = tl.max(y, 1)[:, None]
-        origin = tl.maximum(origin, top)
-        is_possible = any_of((top > origin - reach) | (top == INFINITY) | (top != top))
+        origin = tl.maximum(origin, tl.max(y, 1)[:, None])
+        is_possible = any_of(~(y <= origin - reach) | (y == INFINITY))  # NaN is
         tl.store(possible + count, at // BLOCK, mask=is_possible != 0)
         count += is_possible
     origin = tl.where(origin == -INFINITY, 0.0, origin)
