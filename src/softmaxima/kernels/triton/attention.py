@@ -108,8 +108,8 @@ def backward(
     dk, dv = (torch.empty((*shared, *x.shape[-2:]), dtype=torch.float32, device=q.device) for x in (k, v))
     slopes = Slopes(
         g=matrices(contiguous_rows(g), batch, g.shape[-2:]),
-        out=matrices(out, batch, out.shape[-2:]) if attention.online else None,
-        lse=None if g_lse is None else numbers(g_lse.unsqueeze(-1), q),
+        out=matrices(out if attention.online else None, batch, out.shape[-2:]),
+        lse=numbers(None if g_lse is None else g_lse.unsqueeze(-1), q),
         state=state,
         delta=torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device),
         blocks=None,

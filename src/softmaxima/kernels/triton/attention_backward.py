@@ -99,7 +99,7 @@ def pull_queries(
     if slopes.blocks is None:
         out = read(slopes.out, batch, head, first, problem.queries, problem.VALUE_SIZE, ROWS, VALUE_WIDTH, True)
         delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)[:, None]
-        if slopes.lse is not None:
+        if slopes.lse.data is not None:
             delta -= read_numbers(slopes.lse, batch, head, row, problem.queries)
         last = tl.minimum(first + ROWS, problem.queries) - 1
         begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)

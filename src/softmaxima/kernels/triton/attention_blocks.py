@@ -70,7 +70,7 @@ def depth_of(logarithm, order):
 class Matrices(NamedTuple):
     """[rows, columns] for each batch and head."""
 
-    data: Any
+    data: Any  # None where there are none: Triton 3.6 compares no tuple with None
     batch: Any  # from one to the next, in elements
     head: Any
     row: Any
@@ -111,19 +111,19 @@ class Problem(NamedTuple):
     PRECISION: Any  # of products of float32
 
 
-def matrices(x: Tensor | None, batch: Sequence[int], shape: Sequence[int]) -> Matrices | None:
+def matrices(x: Tensor | None, batch: Sequence[int], shape: Sequence[int]) -> Matrices:
     """x broadcast to [*batch, *shape]."""
     if x is None:
-        return None
+        return Matrices(None, None, None, None, None)
     heads = batch[-1] if batch else 1
     x = x.expand(*batch, *shape).reshape(math.prod(batch[:-1]), heads, *shape)
     return Matrices(x, *x.stride())
 
 
-def numbers(value: float | Tensor | None, like: Tensor) -> Numbers | None:
+def numbers(value: float | Tensor | None, like: Tensor) -> Numbers:
     """A number, or what broadcasts to [..., L, 1]."""
     if value is None:
-        return None
+        return Numbers(None, None, None, None, None)
     if not isinstance(value, Tensor):
         return Numbers(float(value), None, None, None, None)
     batch, queries = like.shape[:-2], like.shape[-2]
@@ -283,11 +283,11 @@ def scores(problem, x, batch, head, row, column, length, inverse, UNIT: tl.const
     """
     y = x * (inverse * (problem.scale * UNIT))
     inside = (row < problem.queries) & (column < problem.keys)
-    if problem.bias is not None:
+    if problem.bias.data is not None:
         bias = problem.bias
         place = bias.data + batch * bias.batch + head * bias.head + row.to(tl.int64) * bias.row + column.to(tl.int64) * bias.column
         y += tl.load(place, mask=inside, other=0.0).to(tl.float32) * (inverse * UNIT)
-    if problem.mask is not None:
+    if problem.mask.data is not None:
         mask = problem.mask
         place = mask.data + batch * mask.batch + head * mask.head + row.to(tl.int64) * mask.row + column.to(tl.int64) * mask.column
         y = tl.where(tl.load(place, mask=inside, other=0) != 0, y, -INFINITY)
