@@ -98,7 +98,7 @@ class Problem(NamedTuple):
     lengths: Any
     inverse: Any  # 1/τ
     order: Any  # β
-    sinks: Any  # scores in z whose value is 0
+    sink: Any  # a score in z whose value is 0
     scale: Any
     queries: Any
     keys: Any
@@ -108,6 +108,7 @@ class Problem(NamedTuple):
     right: Any
     SIZE: Any
     VALUE_SIZE: Any
+    SINK: Any  # whether there is one
     PRECISION: Any  # of products of float32
 
 
@@ -136,10 +137,9 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: Attention, options: Opt
     """The arguments of the kernels."""
     batch, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     shared = (*batch[:-1], *(heads // options.groups for heads in batch[-1:]))
-    tau, sinks = options.tau, [options.sinks] if options.sinks is not None else []
-    if attention.online:
-        sinks += options.theta
-    lengths = options.lengths
+    tau, lengths = options.tau, options.lengths
+    sinks = [*(options.theta if attention.online else ()), *([] if options.sinks is None else [options.sinks])]
+    sink = sinks[0] if len(sinks) == 1 else _together(sinks, q) if sinks else None
     return Problem(
         q=matrices(contiguous_rows(q), batch, q.shape[-2:]),
         k=matrices(contiguous_rows(k), shared, k.shape[-2:]),
@@ -149,7 +149,7 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: Attention, options: Opt
         lengths=None if lengths is None else lengths.to(torch.int32).expand(*batch, 1, 1).contiguous(),
         inverse=numbers(1 / tau.double() if isinstance(tau, Tensor) else 1 / tau, q),
         order=numbers(attention.order(*options.theta), q),
-        sinks=tuple(numbers(sink, q) for sink in sinks),
+        sink=numbers(sink, q),
         scale=options.scale,
         queries=queries,
         keys=keys,
@@ -159,8 +159,17 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: Attention, options: Opt
         right=None if options.right is None or options.right >= keys else options.right,
         SIZE=tl.constexpr(q.shape[-1]),
         VALUE_SIZE=tl.constexpr(v.shape[-1]),
+        SINK=tl.constexpr(sink is not None),
         PRECISION=tl.constexpr("tf32x3" if q.dtype == torch.float32 else "tf32"),
     )
+
+
+def _together(sinks: Sequence[float | Tensor], like: Tensor) -> Tensor:
+    """One sink that has the mass of several."""
+    total, *others = (torch.as_tensor(sink, dtype=torch.float64, device=like.device) for sink in sinks)
+    for other in others:
+        total = torch.logaddexp(total, other)
+    return total
 
 
 def width(size: int) -> int:
@@ -311,8 +320,8 @@ def product(a, b, PRECISION: tl.constexpr):
 def of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr):
     """(Σp, Σs) of the sinks of rows, [R, 1]."""
     mass, slope = tl.zeros_like(depth), tl.zeros_like(depth)
-    for i in tl.static_range(len(problem.sinks)):
-        sink = read_numbers(problem.sinks[i], batch, head, row, problem.queries) * UNIT
+    if problem.SINK:
+        sink = read_numbers(problem.sink, batch, head, row, problem.queries) * UNIT
         p, s = EXPONENTIAL(sink - origin - depth, order)
         mass += p
         slope += s

@@ -68,8 +68,8 @@ def attend(problem, out, lse, state, ROWS: tl.constexpr, BLOCK: tl.constexpr, WI
     if lse is not None:
         tl.store(lse + place, level * LOG_2, mask=inside)
     total = mass
-    for i in tl.static_range(len(problem.sinks)):
-        sink = read_numbers(problem.sinks[i], batch, head, row, problem.queries) * LOG2_E
+    if problem.SINK:
+        sink = read_numbers(problem.sink, batch, head, row, problem.queries) * LOG2_E
         total += tl.exp2(sink - tl.where(maximum == -INFINITY, 0.0, maximum))
         high, low = tl.maximum(level, sink), tl.minimum(level, sink)
         level = tl.where(low == -INFINITY, high, high + tl.log2(1.0 + tl.exp2(low - high)))

@@ -86,8 +86,8 @@ def attend(
     reach = UNIT / tl.where(order == 0.0, 1.0, order)
     reach = tl.where(order == 0.0, INFINITY, reach)
     origin = tl.full((ROWS, 1), -INFINITY, tl.float32)
-    for i in tl.static_range(len(problem.sinks)):
-        origin = tl.maximum(origin, read_numbers(problem.sinks[i], batch, head, row, problem.queries) * UNIT)
+    if problem.SINK:
+        origin = tl.maximum(origin, read_numbers(problem.sink, batch, head, row, problem.queries) * UNIT)
     count = 0
     for at in range(begin, end, BLOCK):
         y = scores_of(problem, q, batch, head, at, row, length, inverse, UNIT, BLOCK)
@@ -113,7 +113,7 @@ def attend(
     tl.debug_barrier()
 
     bound: tl.constexpr = TOLERANCE if q.dtype == tl.float32 else HALF_TOLERANCE
-    most = tl.log(tl.zeros((1, 1), tl.float32) + (problem.keys + len(problem.sinks)))
+    most = tl.log(tl.zeros((1, 1), tl.float32) + (problem.keys + 1))
     low, high = depth, tl.zeros((ROWS, 1), tl.float32) + UNIT * depth_of(most, order) * HIGHEST
     step = 0
     is_moving = moving(mass, depth, high, bound)
