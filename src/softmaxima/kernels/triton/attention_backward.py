@@ -51,7 +51,7 @@ def probabilities(
 ):  # fmt: skip
     """(p, s) of products of queries and keys."""
     t = scores(problem, x, batch, head, row, column, length, inverse, UNIT, EDGE) - origin
-    return EXPONENTIAL(t if depth is None else t - depth, order)
+    return EXPONENTIAL(t - depth, order)
 
 
 # Of queries -----------------------------------------------------------------------------------------------------------------
@@ -105,13 +105,13 @@ def pull_queries(
         begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
         for at in range(whole_begin, whole_end, BLOCK):
             s, dp, key = of_keys(
-                problem, (q, g), batch, head, at, row, length, inverse, order, origin, None, EXPONENTIAL, UNIT, False, BLOCK
+                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, EXPONENTIAL, UNIT, False, BLOCK
             )
             gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
         for i in range(edges(begin, whole_begin, whole_end, end, BLOCK)):
             at = edge(i, begin, whole_begin, whole_end, BLOCK)
             s, dp, key = of_keys(
-                problem, (q, g), batch, head, at, row, length, inverse, order, origin, None, EXPONENTIAL, UNIT, True, BLOCK
+                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, EXPONENTIAL, UNIT, True, BLOCK
             )
             gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
     else:
@@ -164,7 +164,7 @@ def add(
     g = read(slopes.g, batch, head, at, problem.queries, problem.VALUE_SIZE, ROWS, value.shape[1], EDGE)
     p, s = probabilities(
         problem, product(key, q, problem.PRECISION), batch, head, row, column, length, inverse, order, origin,
-        None if slopes.blocks is None else depth, EXPONENTIAL, UNIT, EDGE,
+        depth, EXPONENTIAL, UNIT, EDGE,
     )  # fmt: skip
     dv = tl.dot(p.to(g.dtype), g, dv, input_precision=problem.PRECISION)
     dp = product(value, g, problem.PRECISION)

@@ -166,7 +166,8 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: Attention, options: Opt
 
 def _together(sinks: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """One sink that has the mass of several."""
-    total, *others = (torch.as_tensor(sink, dtype=torch.float64, device=like.device) for sink in sinks)
+    wide = {"dtype": torch.float64, "device": like.device}
+    total, *others = (sink.to(**wide) if isinstance(sink, Tensor) else torch.full((), sink, **wide) for sink in sinks)
     for other in others:
         total = torch.logaddexp(total, other)
     return total
