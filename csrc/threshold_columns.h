@@ -20,27 +20,26 @@ struct Edges<Sparsemax, WIDTH> {
     // The threshold is edge + rest, of those that are settled.
     template <class V>
     static void step(const V* gaps, int64_t n, V* edges, V* rests) {
-        alignas(LINE) V excess[WIDTH], lost[WIDTH], kept[WIDTH], least[WIDTH], open[WIDTH];
+        alignas(LINE) V mass[WIDTH], kept[WIDTH], least[WIDTH], open[WIDTH];
         for (int64_t j = 0; j < WIDTH; ++j) {
             open[j] = 1;
             rests[j] = 0;
         }
         for (V left = 1; left > 0;) {
-            for (int64_t j = 0; j < WIDTH; ++j) excess[j] = lost[j] = kept[j] = least[j] = 0;
+            for (int64_t j = 0; j < WIDTH; ++j) mass[j] = kept[j] = least[j] = 0;
             for (int64_t i = 0; i < n; i += LINES) {
                 const V* lines = gaps + i * WIDTH;
 #pragma omp simd
                 for (int64_t j = 0; j < WIDTH; ++j) {
                     const V edge = edges[j];
-                    V sum = excess[j], rounded = lost[j], count = kept[j], lowest = least[j];
+                    V sum = 0, count = kept[j], lowest = least[j];  // so few at a time that no more than some digits are rounded
                     for (int64_t k = 0; k < LINES; ++k) {
                         const V own = lines[k * WIDTH + j], above = own > edge ? V(1) : V(0), gap = above * own;
-                        add_mass(above * (own - edge), sum, rounded);
+                        sum += above * (own - edge);
                         count += above;
                         lowest = gap < lowest ? gap : lowest;
                     }
-                    excess[j] = sum;
-                    lost[j] = rounded;
+                    mass[j] += sum;
                     kept[j] = count;
                     least[j] = lowest;
                 }
@@ -48,7 +47,7 @@ struct Edges<Sparsemax, WIDTH> {
             left = 0;
 #pragma omp simd reduction(+ : left)
             for (int64_t j = 0; j < WIDTH; ++j) {
-                const Sparsemax::Step<V> step(edges[j], excess[j] - 1 + lost[j], kept[j], least[j]);
+                const Sparsemax::Step<V> step(edges[j], mass[j] - 1, kept[j], least[j]);
                 const V still = step.settled > 0 ? V(0) : open[j], settles = open[j] - still;
                 rests[j] = settles > 0 ? step.move : rests[j];
                 edges[j] = still > 0 ? step.next : edges[j];

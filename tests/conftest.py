@@ -53,6 +53,21 @@ if INTERPRETED:
 
     interpreter._convert_float = rounded
 
+    # It multiplies the bits of bfloat16, not their numbers.
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def multiplied(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        wide = triton.language.float32
+        pair = [
+            interpreter.TensorHandle(rounded(x.data, triton.language.bfloat16, wide, None), wide)
+            if x.dtype.scalar == triton.language.bfloat16
+            else x
+            for x in (a, b)
+        ]
+        return dot(self, *pair, *others)
+
+    interpreter.InterpreterBuilder.create_dot = multiplied
+
 elif ON_TRITON:
     # On a GPU, where the tensors of the tests go and come back.
     from softmaxima.kernels.triton import library

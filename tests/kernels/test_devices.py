@@ -7,8 +7,10 @@ import importlib
 from typing import Any
 
 import pytest
+import torch
 
 from softmaxima.kernels import devices, native
+from softmaxima.maps import REGISTRY
 
 
 def test_the_cpu_has_the_native_library_and_other_devices_have_none():
@@ -26,6 +28,24 @@ def test_a_gpu_has_tritons_kernels_unless_that_is_not_wished_for(monkeypatch: py
         assert callable(getattr(native, name))
     monkeypatch.setattr(devices, "TRITON", ())
     assert devices.library("cuda") is None
+
+
+def test_attention_is_by_one_module_a_device(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(devices, "TRITON", ("cuda",))
+    for device in ("cpu", "cuda"):
+        for name in ("takes", "kept_shapes", "forward", "backward"):
+            assert devices.library(device) is None or callable(getattr(devices.attention(device), name))
+
+    def takes(name: str, *theta: float | None, device: str = "cuda", dtype: torch.dtype = torch.float32, size: int = 64) -> bool:
+        return devices.takes_attention(device, REGISTRY[name].kernel.key, theta, dtype, size, 64)  # type: ignore[union-attr]
+
+    assert takes("softmax")
+    assert not takes("topk_softmax", 4.0)
+    assert [takes("entmax", alpha) for alpha in (1.5, None, 2.5)] == [True, True, False]
+    assert not takes("sparsemax", device="mps")
+    assert not takes("sparsemax", dtype=torch.float64)
+    assert not takes("sparsemax", size=257)
 
 
 def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch):

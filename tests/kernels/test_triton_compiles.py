@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from softmaxima.kernels.triton import library
+from softmaxima.kernels.attention import Options
+from softmaxima.kernels.triton import attention, library
 from softmaxima.maps import REGISTRY
 
 pytestmark = pytest.mark.compiles
@@ -137,3 +138,48 @@ def test_losses(name: str, target: str, n: int, smoothing: float, weighted: bool
 
 def test_scaling_in_place():
     library.scale_rows(torch.zeros(2, SHORT), torch.ones(2))
+
+
+WITH_ATTENTION = ("softmax", "elastic_softmax", "sparsemax", "entmax15", "entmax")
+
+
+def attend(
+    name: str, size: int, dtype: torch.dtype, value_size: int | None = None, queries: int = 256, keys: int = 512, **more: Any
+) -> None:
+    """Both passes of attention over heads of this size, causal."""
+    kernel, theta = KERNELS[name], theta_of(name)
+    q, k, v = (torch.zeros(1, 2, n, wide, dtype=dtype) for n, wide in ((queries, size), (keys, size), (keys, value_size or size)))
+    plain = {"tau": 1.0, "sparse": True, "scale": 0.5, "groups": 1, "mask": None, "bias": None, "lengths": None, "sinks": None}
+    options = Options(**{"kernel": kernel, "theta": theta, "left": None, "right": 0, **plain, **more})
+    wants_lse = attention.module_of(kernel.triton).ATTENTION.online  # type: ignore[union-attr]
+    out, lse, kept = attention.forward(q, k, v, options, lse=wants_lse, keeps=True)
+    attention.backward(q, k, v, out, lse if wants_lse else None, options, out=out, kept=kept, uses_scores=False)
+
+
+@pytest.mark.parametrize("size", [16, 64, 128, 256])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_attention(name: str, kind: torch.dtype, size: int, compiled: dict[str, str]):
+    attend(name, size, kind)
+    assert {"attend", "pull_queries", "pull_keys"} <= compiled.keys()
+    assert "cp.async" in compiled["attend"]  # keys come while others are multiplied
+    for kernel in ("attend", "pull_queries", "pull_keys"):
+        assert re.search(r"wgmma\.mma_async|mma\.sync", compiled[kernel])
+        assert not re.search(r"\b(atom|red)\.global", compiled[kernel])  # each number has one writer
+        if kind == torch.bfloat16 and size in (64, 128):
+            assert "wgmma.mma_async" in compiled[kernel]
+
+
+@pytest.mark.parametrize("name", WITH_ATTENTION)
+def test_attention_with_every_option(name: str):
+    each = torch.ones(1, 2, 250, 1, dtype=torch.float64)
+    theta = tuple(each * number for number in theta_of(name))
+    mask, bias = torch.ones(250, 500, dtype=torch.bool), torch.zeros(1, 2, 1, 500)
+    lengths = torch.full((1, 1, 1), 300)
+    more = {"tau": each, "theta": theta, "mask": mask, "bias": bias, "lengths": lengths, "sinks": each, "left": 100}
+    attend(name, 80, torch.float16, value_size=40, queries=250, keys=500, **more)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_attention_of_one_query(name: str):
+    attend(name, 1, torch.bfloat16, queries=1, keys=1, right=None)  # numbers of 1 are compiled in

@@ -453,9 +453,10 @@ def test_sparsemax_shares_out_the_mass_exactly_among_a_crowd(crowd: str, n: int)
     x = CROWDS[crowd](n)
     _, exact = exact_sparsemax(x)
     expected = torch.tensor([float(exact[float(value)]) for value in x.tolist()], dtype=torch.float64)
+    lost = (4 if n > 127 else 4 + n / 8) * 2.0**-52  # short rows add up four at a time, and the fours plainly
     for p in (sm.sparsemax(x), sm.sparsemax(x.expand(17, -1))[5], sm.sparsemax(x.expand(17, -1).T, 0)[:, 5]):
-        assert abs(math.fsum(p.tolist()) - 1) <= 8 * 2.0**-52
-        assert (p - expected).abs().sum() <= 4 * 2.0**-52
+        assert abs(math.fsum(p.tolist()) - 1) <= lost
+        assert (p - expected).abs().sum() <= lost
     loss = sm.sparsemax_loss(x, torch.tensor(1))
     gaps = {v: Fraction(v) - Fraction(float(x.max())) for v in exact}
     right = sum((exact[v] * (gaps[v] - exact[v] / 2) for v in x.tolist()), Fraction(1, 2)) - gaps[float(x[1])]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from softmaxima.bench import attention
 from softmaxima.cli import main
@@ -81,3 +84,47 @@ def test_errors_come_before_any_work(arguments: tuple[str, ...], words: str, cap
 def test_memory_is_less_than_the_scores_take() -> None:
     peak = attention._memory(attention.OURS, 1024)
     assert 0 < peak < 4 * attention.HEADS * 1024**2
+
+
+def test_a_gpu_has_long_lengths_wide_heads_and_every_map_causal() -> None:
+    planned = attention.cases(attention.GPU_LENGTHS, attention.MAPS, None, (), attention.GPU_SIZES, "cuda")
+    assert len(planned) == len({str(case) for case in planned}) == 4 * 2 * 4 * 2 * 2
+    assert {case.size for case in planned} == {64, 128}
+    assert sum(case.causal for case in planned) == len(planned) // 2
+
+
+def test_others_are_checked_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that is pretended: one is right, one is wrong, one raises, one is not installed, and one has another map."""
+    right = attention.scaled_dot_product_attention
+
+    def raises(length: int) -> Callable[..., Tensor]:
+        raise RuntimeError("no kernel\nfor this")
+
+    others = {
+        "right": ("softmax", "torch", lambda length: right),
+        "wrong": ("softmax", "torch", lambda length: lambda *x, is_causal: 1.01 * right(*x, is_causal=is_causal)),
+        "raises": ("softmax", "torch", raises),
+        "absent": ("softmax", "no_such_package", raises),
+        "sparse": ("entmax15", "torch", raises),
+    }
+    monkeypatch.setattr(attention, "OTHERS", others)
+    case = attention.Case("softmax", 16, 16, True, "forward+backward", 8)
+    found, reasons = attention._others(case, torch.float32, "cpu")
+    assert not found
+    assert not reasons
+    with monkeypatch.context() as patch:
+        check = attention._check
+        patch.setattr(attention, "_check", lambda case, dtype, device, of_length: check(case, dtype, "cpu", of_length))
+        chosen = attention._others(case, torch.float32, "cuda")
+    assert chosen[0] == {"right": right}
+    assert chosen[1].keys() == {"wrong", "raises"}
+    assert chosen[1]["raises"] == "RuntimeError: no kernel for this"
+    monkeypatch.setattr(attention, "_others", lambda *arguments: chosen)
+    benchmark = attention.bench([case], torch.float32, "cpu", 0.0, lambda title: None, ())
+    (result,) = benchmark.results
+    assert not result.problem
+    assert isinstance(result.others["right"], float)
+    shown = markdown(benchmark)
+    assert all(f"| {name}, ms" in shown for name in ("right", "wrong", "raises"))
+    assert "16x16, heads of 8" in shown
+    assert "times the tolerance away" in shown

@@ -14,19 +14,22 @@ from softmaxima.attn.arguments import Request, Visible
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.recorded import decode, encode, find_keyed
 from softmaxima.core.tracing import is_recorded, may_differentiate, operation, transforming
-from softmaxima.kernels import attention as native
-from softmaxima.kernels.devices import has_kernel
+from softmaxima.kernels.attention import Options
+from softmaxima.kernels.devices import attention, takes_attention
 from softmaxima.lse.logaddexp import logaddexp
 
 
 def fits(request: Request) -> bool:
     """Whether a kernel has all that is asked for."""
     kernel = request.map.kernel
-    if kernel is None or request.dropout or transforming() or not request.query.is_cpu:
+    if kernel is None or request.dropout or transforming():
         return False
-    if not (has_kernel("cpu", kernel.key, "forward") and has_kernel("cpu", kernel.key, "backward")):
+    query, value = request.query, request.value
+    theta = kernel.theta(*request.params.values())
+    if theta is None or 0 in (*query.shape, *request.key.shape, *value.shape):
         return False
-    if 0 in (*request.query.shape, *request.key.shape, *request.value.shape) or kernel.theta(*request.params.values()) is None:
+    known = tuple(None if isinstance(number, Tensor) else number for number in theta)
+    if not takes_attention(query.device.type, kernel.key, known, query.dtype, query.shape[-1], value.shape[-1]):
         return False
     if encode(request.map, request.temperature, list(request.params.values())) is None:
         return False
@@ -43,8 +46,8 @@ def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
     beta, sink = request.params.get("beta"), request.sink
     learns = isinstance(beta, Tensor) and beta.requires_grad
     if not (is_recorded(request.query) or may_differentiate((request.query, request.key, request.value, *tensors))):
-        return _evaluate(request, wants_lse)
-    return _attention(
+        return _evaluate(request, wants_lse, keeps=False)[:2]
+    output, mass, _, _ = _attention(
         request.map.key,
         request.query,
         request.key,
@@ -62,6 +65,7 @@ def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
         request.visible.right,
         wants_lse or learns,
     )
+    return output, mass
 
 
 @operation("attention")
@@ -82,16 +86,20 @@ def _attention(
     left: int | None,
     right: int | None,
     wants_lse: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     request = _request(key, query, keys, values, mask, bias, lengths, sinks, sink, tensors, numbers, scale, groups, left, right)
-    return _evaluate(request, wants_lse)
+    return _evaluate(request, wants_lse, keeps=True)
 
 
 @_attention.register_fake
-def _(key: str, query: Tensor, keys: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _(key: str, query: Tensor, keys: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype, wants_lse = COMPUTE_DTYPE[query.dtype], others[-1]
-    return query.new_empty((*query.shape[:-1], values.shape[-1])), query.new_empty(
-        query.shape[:-1] if wants_lse else 0, dtype=dtype
+    state, marks = attention(query.device.type).kept_shapes(query, keys, values, find_keyed(key).kernel)
+    return (
+        query.new_empty((*query.shape[:-1], values.shape[-1])),
+        query.new_empty(query.shape[:-1] if wants_lse else 0, dtype=dtype),
+        query.new_empty(state, dtype=torch.float32),
+        query.new_empty(marks, dtype=torch.int8),
     )
 
 
@@ -112,11 +120,15 @@ def _attention_backward(
     groups: int,
     left: int | None,
     right: int | None,
+    output: Tensor,
+    state: Tensor,
+    marks: Tensor,
     g: Tensor,
     g_mass: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     request = _request(key, query, keys, values, mask, bias, lengths, sinks, sink, tensors, numbers, scale, groups, left, right)
-    return native.backward(query, keys, values, g, g_mass, _options(request), uses_scores=request.map.uses_scores)
+    given = {"out": output, "kept": (state, marks), "uses_scores": request.map.uses_scores}
+    return attention(query.device.type).backward(query, keys, values, g, g_mass, _options(request), **given)
 
 
 @_attention_backward.register_fake
@@ -162,16 +174,17 @@ def _request(
     )
 
 
-def _evaluate(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
-    output, mass = native.forward(request.query, request.key, request.value, _options(request), wants_lse)
+def _evaluate(request: Request, wants_lse: bool, keeps: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    forward = attention(request.query.device.type).forward
+    output, mass, kept = forward(request.query, request.key, request.value, _options(request), lse=wants_lse, keeps=keeps)
     if wants_lse and "beta" in request.params:
         mass = logaddexp(mass, _row_numbers(request.params["beta"], mass))
-    return output, mass
+    return output, mass, *kept
 
 
-def _options(request: Request) -> native.Options:
+def _options(request: Request) -> Options:
     visible = request.visible
-    return native.Options(
+    return Options(
         kernel=request.map.kernel,  # type: ignore[arg-type]
         tau=request.temperature,
         theta=request.map.kernel.theta(*request.params.values()),  # type: ignore[union-attr, arg-type]
@@ -189,13 +202,13 @@ def _options(request: Request) -> native.Options:
 
 def _row_numbers(value: float | Tensor, like: Tensor) -> Tensor:
     """A number, or numbers [..., L, 1], for each query [..., L]."""
-    return torch.as_tensor(value, dtype=like.dtype).expand(*like.shape, 1).squeeze(-1).contiguous()
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(*like.shape, 1).squeeze(-1).contiguous()
 
 
 # The derivative ----------------------------------------------------------------------------------------------------------------
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     key, *arguments, _ = inputs
     ctx.key = key
     ctx.places = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
@@ -205,8 +218,8 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.save_for_backward(*output, *(arguments[i] for i in ctx.places), *arguments[8])
 
 
-def _backward(ctx: Any, g: Tensor | None, g_mass: Tensor | None) -> Any:
-    output, mass, *saved = ctx.saved_tensors
+def _backward(ctx: Any, g: Tensor | None, g_mass: Tensor | None, *_: None) -> Any:
+    output, mass, state, marks, *saved = ctx.saved_tensors
     arguments = list(ctx.arguments)
     for i, value in zip(ctx.places, saved, strict=False):
         arguments[i] = value
@@ -219,7 +232,7 @@ def _backward(ctx: Any, g: Tensor | None, g_mass: Tensor | None) -> Any:
         grads, by_tensor = _differentiable(ctx.key, arguments, g, g_mass, needs[1:4], tensors_need)
     else:
         g = torch.zeros_like(output) if g is None else g
-        grads = _attention_backward(ctx.key, *arguments, g, g_mass)
+        grads = _attention_backward(ctx.key, *arguments, output, state, marks, g, g_mass)
         by_tensor = _of_rows(ctx.key, arguments, output, mass, grads[0], g, g_mass, tensors_need)
         grads = [grad.to(x.dtype) for grad, x in zip(grads, arguments[:3], strict=True)]
     return None, *grads, *[None] * 5, by_tensor, *[None] * 6

@@ -1,4 +1,7 @@
-"""Attention beside `torch.nn.functional.scaled_dot_product_attention`: times, exactness, and the memory that it takes."""
+"""Attention beside `torch.nn.functional.scaled_dot_product_attention`: times, exactness, and the memory that it takes.
+
+On a GPU also beside FlexAttention, of softmax, and adasplash, of entmax-1.5.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import functools
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,15 @@ import softmaxima as sm
 from softmaxima.attn.linear import CHUNK
 from softmaxima.bench.clocks import clock_of, measure
 from softmaxima.bench.machine import commit, machine, versions
+from softmaxima.bench.peers import missing
 from softmaxima.bench.subjects import DIRECTIONS, Direction
+from softmaxima.bench.workers import describe
 from softmaxima.core.writing import finite, write_text
 
 HEADS, SIZE = 8, 64
 LENGTHS = (1024, 4096, 16384)
 QUICK_LENGTHS = (256,)
+GPU_LENGTHS, GPU_SIZES = (4096, 8192, 16384, 32768), (64, 128)
 MANY_KEYS = 100_000  # that one query looks at
 LINEAR = "linear_attention"  # measured too, as if it were a map
 LINEAR_LENGTHS = (1024, 4096, 16384, 65536)
@@ -45,10 +51,11 @@ class Case:
     keys: int
     causal: bool
     direction: Direction
+    size: int = SIZE
 
     @property
     def shape(self) -> str:
-        return f"{self.queries}x{self.keys}"
+        return f"{self.queries}x{self.keys}" + (f", heads of {self.size}" if self.size != SIZE else "")
 
     @property
     def title(self) -> str:
@@ -60,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of ours and of torch's softmax, in turns; and what share of the probabilities is not 0."""
+    """Seconds of ours, of torch's softmax and of others of the same map, in turns; and what share of the probabilities is not 0."""
 
     case: Case
     seconds: float | None = None
@@ -69,6 +76,7 @@ class Result:
     support: float | None = None
     deviation: float | None = None  # from float64, of the largest value, in units of the tolerance
     problem: str = ""
+    others: dict[str, float | str] = field(default_factory=dict)  # seconds, or why there are none
 
     @property
     def operations(self) -> float:
@@ -80,7 +88,7 @@ class Result:
             within = 2.0 * case.queries * CHUNK * (2 * SIZE + 1) if case.causal else 0.0
             return HEADS * (2.0 * (case.queries + case.keys) * features * (SIZE + 1) + within)
         products = 2 if case.direction == "forward" else 7
-        return products * 2.0 * HEADS * case.queries * case.keys * SIZE * (0.5 if case.causal else 1.0)
+        return products * 2.0 * HEADS * case.queries * case.keys * case.size * (0.5 if case.causal else 1.0)
 
 
 @dataclass(frozen=True)
@@ -94,13 +102,21 @@ class Benchmark:
     dtype: str
 
 
-def cases(lengths: Sequence[int], maps: Sequence[str], many_keys: int | None, linear: Sequence[int] = ()) -> list[Case]:
+def cases(
+    lengths: Sequence[int],
+    maps: Sequence[str],
+    many_keys: int | None,
+    linear: Sequence[int] = (),
+    sizes: Sequence[int] = (SIZE,),
+    device: str = "cpu",
+) -> list[Case]:
     """What is measured: maps at lengths, one query with many keys, and linear attention at lengths of its own."""
     found = [
-        Case(map, length, length, causal, direction)
+        Case(map, length, length, causal, direction, size)
+        for size in sizes
         for length in lengths
         for map in maps
-        for causal in ((False, True) if map == "softmax" else (False,))
+        for causal in ((False, True) if map == "softmax" or device == "cuda" else (False,))
         for direction in DIRECTIONS
     ]
     found += [Case(LINEAR, length, length, causal, "forward") for length in linear for causal in (False, True)]
@@ -130,7 +146,7 @@ def problem(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor
     rng = torch.Generator().manual_seed(0)
 
     def normal(length: int) -> Tensor:
-        return torch.randn(1, HEADS, length, SIZE, generator=rng).to(device, dtype)
+        return torch.randn(1, HEADS, length, case.size, generator=rng).to(device, dtype)
 
     query, key, value, g = normal(case.queries) * SPREAD, normal(case.keys), normal(case.keys), normal(case.queries)
     learns = case.direction != "forward"
@@ -150,15 +166,59 @@ def _attend(map: str) -> Callable[..., Tensor]:
     return sm.linear_attention if map == LINEAR else functools.partial(sm.attention, map=map)
 
 
+def _flex(length: int) -> Callable[..., Tensor]:
+    """FlexAttention, compiled anew, for of one function the compiler keeps eight shapes."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.compiler.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = functools.cache(lambda: create_block_mask(lambda b, h, i, j: j <= i, None, None, length, length, device="cuda"))
+    return lambda q, k, v, is_causal: compiled(q, k, v, block_mask=mask() if is_causal else None)
+
+
+def _adasplash(length: int) -> Callable[..., Tensor]:
+    from adasplash import adasplash  # pyright: ignore[reportMissingImports]
+
+    return lambda q, k, v, is_causal: adasplash(q, k, v, alpha=1.5, is_causal=is_causal)
+
+
+# On a GPU: (the map, the package that has it, its attention for so many queries and keys).
+OTHERS: dict[str, tuple[str, str, Callable[[int], Callable[..., Tensor]]]] = {
+    "FlexAttention": ("softmax", "torch", _flex),
+    "adasplash": ("entmax15", "adasplash", _adasplash),
+}
+
+
+def _others(case: Case, dtype: torch.dtype, device: str) -> tuple[dict[str, Callable[..., Tensor]], dict[str, float | str]]:
+    """(others of the case's map that agree with its definition, why some do not take part)."""
+    found: dict[str, Callable[..., Tensor]] = {}
+    reasons: dict[str, float | str] = {}
+    for name, (map, package, of_length) in OTHERS.items() if device == "cuda" else ():
+        if map != case.map or missing(package):
+            continue
+        try:
+            deviation = _check(case, dtype, device, of_length)[1]
+            if deviation <= 1:
+                found[name] = of_length(case.keys)
+            else:
+                reasons[name] = f"{deviation:.3g} times the tolerance away"
+        except Exception as error:  # which may be any, and ours can still be measured
+            reasons[name] = describe(error)
+    return found, reasons
+
+
 def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Result:
-    support, deviation = _check(case, dtype, device)
+    support, deviation = _check(case, dtype, device, lambda length: _attend(case.map))
     if not deviation <= 1:
         return Result(case, deviation=deviation, problem=f"{deviation:.3g} times the tolerance away from float64")
     given = problem(case, dtype, device)
     calls = {OURS: [lambda: _run(_attend(case.map), given, case)]}
     if case.map != LINEAR or case.queries <= BESIDE:
         calls[TORCH] = [lambda: _run(scaled_dot_product_attention, given, case)]
+    others, reasons = _others(case, dtype, device)
+    calls |= {name: [functools.partial(_run, attend, given, case)] for name, attend in others.items()}
     found = measure(clock_of(device), calls, seconds)
+    reasons |= {name: found.times[name].called if name in found.times else found.failed[name] for name in others}
     quotient = found.quotients.get(TORCH)
     times = {name: None if timing is None else timing.called for name, timing in ((n, found.times.get(n)) for n in (OURS, TORCH))}
     return Result(
@@ -168,17 +228,18 @@ def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Res
         None if quotient is None else (quotient.median, quotient.low, quotient.high),
         support,
         deviation,
-        "; ".join(f"{name}: {why}" for name, why in found.failed.items()),
+        "; ".join(f"{name}: {why}" for name, why in found.failed.items() if name not in others),
+        reasons,
     )
 
 
-def _check(case: Case, dtype: torch.dtype, device: str) -> tuple[float, float]:
-    """(the share of probabilities that are not 0, how far ours is from the definition in float64) on a problem cut short."""
-    short = Case(case.map, min(case.queries, CHECKED), min(case.keys, CHECKED), case.causal, case.direction)
+def _check(case: Case, dtype: torch.dtype, device: str, of_length: Callable[[int], Callable[..., Tensor]]) -> tuple[float, float]:
+    """(the share of probabilities that are not 0, how far it is from the definition in float64) on a problem cut short."""
+    short = replace(case, queries=min(case.queries, CHECKED), keys=min(case.keys, CHECKED))
     given = problem(short, dtype, device)
-    found = _run(_attend(case.map), given, short)
+    found = _run(of_length(short.keys), given, short)
     query, key, value, g = (x.detach()[:, :1].double().requires_grad_() for x in given)
-    scores = query @ key.transpose(-2, -1) * SIZE**-0.5
+    scores = query @ key.transpose(-2, -1) * case.size**-0.5
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=device).tril() if case.causal else None
     p = sm.find_map("taylor_softmax" if case.map == LINEAR else case.map)(scores, where=allowed)
     output = p @ value

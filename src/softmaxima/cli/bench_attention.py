@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def bench_attention(
     *,
     lengths: Annotated[
-        list[str] | None, Parameter(help="Of queries and keys. Without it: 1024,4096,16384; 256 with --quick.", negative=())
+        list[str] | None,
+        Parameter(
+            help="Of queries and keys. Without it: 1024,4096,16384; on a GPU 4096,8192,16384,32768; 256 with --quick.", negative=()
+        ),
     ] = None,
     maps: Annotated[
         list[str] | None,
@@ -27,20 +30,35 @@ def bench_attention(
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to measure.")] = "cpu",
     dtype: Annotated[
-        Literal["float32", "float64", "bfloat16", "float16"], Parameter(help="Of queries, keys and values.")
-    ] = "float32",
+        Literal["float32", "float64", "bfloat16", "float16"] | None,
+        Parameter(help="Of queries, keys and values. Without it: float32, on a GPU bfloat16."),
+    ] = None,
     threads: Annotated[int | None, Parameter(help="Threads of torch and softmaxima. Without it: torch's own choice.")] = None,
     json: Annotated[Path | None, Parameter(help="A file for everything that was measured, with machine and versions.")] = None,
     quick: Annotated[bool, Parameter(help="A first look: a small length and few repetitions.", negative=())] = False,
 ) -> None:
     """Measure attention with several maps beside torch's, forward and backward: 8 heads of size 64.
 
-    Scores are spread as those of a trained model, so that sparse maps keep few. Also linear attention, forward, up to 65536; and on
-    the CPU one query that looks at 100 000 keys, and the memory that a forward and a backward pass take.
+    Scores are spread as those of a trained model, so that sparse maps keep few. Also linear attention, forward, up to 65536. On the
+    CPU also one query that looks at 100 000 keys, and the memory that a forward and a backward pass take. On a GPU also heads of
+    size 128, all maps causal too, and beside FlexAttention and adasplash.
     """
     import torch
 
-    from softmaxima.bench.attention import LENGTHS, LINEAR, LINEAR_LENGTHS, MANY_KEYS, MAPS, QUICK_LENGTHS, bench, cases, write
+    from softmaxima.bench.attention import (
+        GPU_LENGTHS,
+        GPU_SIZES,
+        LENGTHS,
+        LINEAR,
+        LINEAR_LENGTHS,
+        MANY_KEYS,
+        MAPS,
+        QUICK_LENGTHS,
+        SIZE,
+        bench,
+        cases,
+        write,
+    )
     from softmaxima.core.contract import find_map
     from softmaxima.core.numbers import InputError, check_count
 
@@ -56,10 +74,12 @@ def bench_attention(
         fail(error)
     if json is not None:
         check_writable("--json", json)
+    on_gpu = device == "cuda"
     linear = () if LINEAR not in wanted else sizes or (QUICK_LENGTHS if quick else LINEAR_LENGTHS)
-    sizes = sizes or (QUICK_LENGTHS if quick else LENGTHS)
-    planned = cases(sizes, chosen, MANY_KEYS if device == "cpu" and not quick else None, linear)
-    remembered = sizes if device == "cpu" and not quick else ()
+    sizes = sizes or (QUICK_LENGTHS if quick else GPU_LENGTHS if on_gpu else LENGTHS)
+    planned = cases(sizes, chosen, None if on_gpu or quick else MANY_KEYS, linear, GPU_SIZES if on_gpu else (SIZE,), device)
+    remembered = () if on_gpu or quick else sizes
+    kind = dtype or ("bfloat16" if on_gpu else "float32")
     with progress_bar() as progress:
         task = progress.add_task("", total=len(planned) + 3 * len(remembered))
         done = itertools.count()
@@ -67,7 +87,7 @@ def bench_attention(
         def starting(what: str) -> None:
             progress.update(task, completed=next(done), description=escape(what))
 
-        benchmark = bench(planned, getattr(torch, dtype), device, 0.03 if quick else 2.0, starting, remembered)
+        benchmark = bench(planned, getattr(torch, kind), device, 0.03 if quick else 2.0, starting, remembered)
     _show(benchmark)
     if json is not None:
         write(benchmark, json)
@@ -82,14 +102,14 @@ def _number(name: str) -> int | str:
 
 
 def _show(benchmark: Benchmark) -> None:
-    from softmaxima.report.attention import CAPTION, HEADINGS, cells, made_with, memory, shapes
+    from softmaxima.report.attention import CAPTION, cells, headings, made_with, memory, others, shapes
 
     console = Output()
     for shape in shapes(benchmark):
-        table = plain_table([shape, *HEADINGS], console.width >= WIDE)
+        table = plain_table([shape, *headings(benchmark)], console.width >= WIDE)
         for result in benchmark.results:
             if result.case.shape == shape:
-                table.add_row(*map(Text, cells(result)))
+                table.add_row(*map(Text, cells(result, others(benchmark))))
         console.print()
         console.print(table)
     console.print()

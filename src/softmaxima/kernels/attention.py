@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima.kernels import native
 from softmaxima.kernels.interface import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -50,8 +51,20 @@ class Options:
     sinks: float | Tensor | None
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, options: Options, lse: bool) -> tuple[Tensor, Tensor]:
-    """(o, LSE of the scores that a query sees, or nothing)."""
+def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int) -> bool:
+    """Whether there is attention by the kernel's map with these numbers, None for tensors, of heads of this size."""
+    return native.has(kernel, "forward") and native.has(kernel, "backward")
+
+
+def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of what `forward` leaves for `backward`."""
+    return (0,), (0,)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, *, lse: bool, keeps: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """(o, LSE of the scores that a query sees, what `backward` needs); of no elements what is not asked for, and here the last."""
     wide = COMPUTED.get(q.dtype, torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     sums = q.new_empty(q.shape[:-1] if lse else 0, dtype=wide)
@@ -59,13 +72,22 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options, lse: bool) -> tup
     parts = max(1, -(-4 * threads() // matrices)) if matrices % threads() else 1
     call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None)
     run(find_function("attention"), ATTENTION(*call))
-    return out, sums
+    return out, sums, (q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.int8))
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, g_lse: Tensor | None, options: Options, *, uses_scores: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    g_lse: Tensor | None,
+    options: Options,
+    *,
+    out: Tensor,
+    kept: tuple[Tensor, Tensor],
+    uses_scores: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in."""
+    """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in; the LSE is that with the sinks of elastic softmax."""
     wide = COMPUTED.get(q.dtype, torch.float32)
     matrices = q.shape[:-2].numel()
     parts = -(-threads() // matrices)
@@ -110,7 +132,7 @@ def _describe(
     sinks = None if options.sinks is None else torch.as_tensor(options.sinks, dtype=torch.float64) * options.tau
     if sinks is not None:  # as scores, none of which is +∞
         sinks = in_memory(sinks.detach().double().clamp_max(torch.finfo(wide).max).expand(*q.shape[:-1], 1))
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     lie = [_lie(x, batch, groups) for x, groups in ((q, 1), (k, options.groups), (v, options.groups), (mask, 1), (bias, 1))]
     call = Attention(
         dtype=DTYPES[q.dtype],
@@ -139,7 +161,7 @@ def _describe(
     return fields, (q, k, v, mask, bias, lie, taus, numbers, lengths, sinks)
 
 
-def _rows(x: Tensor) -> Tensor:
+def contiguous_rows(x: Tensor) -> Tensor:
     """x with contiguous rows."""
     plain = x.stride(-1) == 1 and not x.is_neg() and not x._is_zerotensor()
     return x if plain else in_memory(x)
@@ -148,7 +170,7 @@ def _rows(x: Tensor) -> Tensor:
 def _of_scores(x: Tensor, keys: int) -> Tensor:
     """A mask or a bias [..., L or 1, S]."""
     x = x[(None,) * max(0, 2 - x.ndim)]
-    return _rows(x.expand(*x.shape[:-1], keys))
+    return contiguous_rows(x.expand(*x.shape[:-1], keys))
 
 
 def _lie(x: Tensor | None, batch: torch.Size, groups: int) -> tuple[Matrices, np.ndarray | None]:

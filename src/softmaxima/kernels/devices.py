@@ -7,7 +7,10 @@ import warnings
 from functools import cache
 from typing import Any
 
+import torch
+
 from softmaxima.core.tracing import constant_when_compiled
+from softmaxima.kernels import attention as native_attention
 from softmaxima.kernels import native
 from softmaxima.kernels.interface import asked_backend
 
@@ -32,6 +35,23 @@ def has_kernel(device_type: str, key: str, what: str = "forward") -> bool:
 @constant_when_compiled
 def has_library(device_type: str) -> bool:
     return library(device_type) is not None
+
+
+def attention(device_type: str) -> Any:
+    """The module with attention for tensors on a device, or None. All such modules have functions of the same names."""
+    found = library(device_type)
+    if found is None:
+        return None
+    return native_attention if found is native else importlib.import_module("softmaxima.kernels.triton.attention")
+
+
+@constant_when_compiled
+def takes_attention(
+    device_type: str, key: str, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int
+) -> bool:
+    """Whether the device has attention by the kernel of this key with these numbers, None for tensors, of heads of this size."""
+    found = attention(device_type)
+    return found is not None and found.takes(native.KERNELS[key], theta, dtype, size, value_size)
 
 
 @cache  # so that its warning comes once

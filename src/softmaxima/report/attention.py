@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from softmaxima.bench.attention import Benchmark, Result
 from softmaxima.report.markdown import table
 
@@ -18,10 +20,20 @@ def shapes(benchmark: Benchmark) -> list[str]:
     return list(dict.fromkeys(result.case.shape for result in benchmark.results))
 
 
-def cells(result: Result) -> list[str]:
+def others(benchmark: Benchmark) -> list[str]:
+    """Who else was measured, each a column."""
+    return list(dict.fromkeys(name for result in benchmark.results for name in result.others))
+
+
+def headings(benchmark: Benchmark) -> list[str]:
+    return [*HEADINGS, *(f"{name}, ms" for name in others(benchmark))]
+
+
+def cells(result: Result, others: Sequence[str] = ()) -> list[str]:
     """A row of a table."""
     if result.seconds is None:
-        return [result.case.title, result.problem or "not measured", "", "", "", ""]
+        return [result.case.title, result.problem or "not measured", *[""] * (4 + len(others))]
+    beside = (result.others.get(name, "") for name in others)
     return [
         result.case.title,
         f"{1e3 * result.seconds:#.3g}".rstrip("."),
@@ -29,6 +41,7 @@ def cells(result: Result) -> list[str]:
         "" if result.ratio is None else "{:.2f} ({:.2f}–{:.2f})".format(*result.ratio),
         f"{result.operations / result.seconds / 1e9:.0f}",
         "" if result.support is None else f"{100 * result.support:.3g} %",
+        *(found if isinstance(found, str) else f"{1e3 * found:#.3g}".rstrip(".") for found in beside),
     ]
 
 
@@ -46,8 +59,6 @@ def made_with(benchmark: Benchmark) -> str:
 
 def markdown(benchmark: Benchmark) -> str:
     """Everything, for a page."""
-    tables = [
-        table([shape, *HEADINGS], [cells(result) for result in benchmark.results if result.case.shape == shape])
-        for shape in shapes(benchmark)
-    ]
+    rows = [(result.case.shape, cells(result, others(benchmark))) for result in benchmark.results]
+    tables = [table([shape, *headings(benchmark)], [row for own, row in rows if own == shape]) for shape in shapes(benchmark)]
     return "\n\n".join([*tables, memory(benchmark), f"*{CAPTION} {made_with(benchmark)}.*"])

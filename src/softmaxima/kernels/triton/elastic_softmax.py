@@ -8,6 +8,7 @@ import triton.language as tl
 from softmaxima.kernels.triton import softmax
 from softmaxima.kernels.triton.loss import Loss, shannon
 from softmaxima.kernels.triton.rows import INFINITY, RowFunctions, exp, gap, inverse, log1p, over
+from softmaxima.kernels.triton.softmax import ATTENTION as ATTENTION
 from softmaxima.kernels.triton.softmax import BACKWARD as BACKWARD
 from softmaxima.kernels.triton.softmax import begin, merge
 

@@ -18,7 +18,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from softmaxima.kernels.triton.attention_blocks import Attention
+from softmaxima.kernels.triton.attention_blocks import log1p as log1p_of_float32
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import (
     INFINITY,
@@ -272,3 +275,23 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
 
 
 BACKWARD = RowFunctions(begin_backward, merge_backward, finish_backward, is_derivative=True, wide=True)
+
+
+# Attention --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def exponential(t, beta):
+    """relu(1 + βt)^{1/β} = e^{log1p(βt)/β}; s = p/(1 + βt)."""
+    t = tl.where(t < -1e30, -1e30, t)  # of which β = 0 has a multiple
+    w = beta * t
+    p = tl.exp(tl.where(beta == 0.0, t, log1p_of_float32(w) / tl.where(beta == 0.0, 1.0, beta)))
+    outside = 1.0 + w <= 0.0
+    return tl.where(outside, 0.0, p), tl.where(outside, 0.0, p / tl.where(outside, 1.0, 1.0 + w))
+
+
+def beta_of(alpha: float | Tensor) -> float | Tensor:
+    return (alpha.double() if isinstance(alpha, Tensor) else alpha) - 1.0
+
+
+ATTENTION = Attention(exponential, beta_of)

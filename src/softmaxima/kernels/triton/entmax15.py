@@ -8,9 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.attention_blocks import Attention
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
-from softmaxima.kernels.triton.sparsemax import above, bracket
+from softmaxima.kernels.triton.sparsemax import above, bracket, linear
 from softmaxima.kernels.triton.threshold import (
     Method,
     Threshold,
@@ -84,3 +85,13 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
+
+
+@triton.jit
+def exponential(t, beta):
+    """relu(1 + t)² for t in units of 2."""
+    s = linear(t)
+    return s * s, s
+
+
+ATTENTION = Attention(exponential, lambda: 0.5, unit=0.5)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.attention_blocks import Attention
 from softmaxima.kernels.triton.loss import Loss, shannon
 from softmaxima.kernels.triton.rows import (
     INFINITY,
+    LOG2_E,
     RowFunctions,
     add,
     exp,
@@ -80,3 +82,13 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
+
+
+@triton.jit
+def exponential(t, beta):
+    """e^t for t in units of log 2."""
+    p = tl.exp2(t)
+    return p, p
+
+
+ATTENTION = Attention(exponential, lambda *theta: 0.0, unit=LOG2_E.value, online=True)

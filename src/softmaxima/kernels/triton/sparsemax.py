@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from softmaxima.kernels.triton.attention_blocks import Attention
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
 from softmaxima.kernels.triton.threshold import (
@@ -100,3 +101,19 @@ def finish_backward(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c
 
 
 BACKWARD = RowFunctions(begin_backward, add, finish_backward, is_derivative=True)
+
+
+@triton.jit
+def linear(t):
+    """relu(1 + t), which keeps NaN."""
+    u = 1.0 + t
+    return tl.where(u <= 0.0, 0.0, u)
+
+
+@triton.jit
+def exponential(t, beta):
+    p = linear(t)
+    return p, sensitivity(p)
+
+
+ATTENTION = Attention(exponential, lambda: 1.0)

@@ -1,0 +1,220 @@
+r"""The derivative of attention: with p and s of each block computed again, and ∂p_j = ⟨∂o, v_j⟩,
+
+    ∂x_j = s_j (∂p_j − δ)/τ,  δ = Σ s_j ∂p_j / Σ s_j
+    ∂q = scale Σ_j ∂x_j k_j,  ∂k_j = scale Σ_i ∂x_ij q_i,  ∂v_j = Σ_i p_ij ∂o_i
+
+Of softmax, whose s is p, δ = ⟨∂o, o⟩ − ∂LSE. One kernel has the queries, finds δ and goes through the keys; another has the keys
+and goes through the queries of every head that shares them. Each number has one writer, so that results are the same in each run.
+Of a map with a threshold both are given lists of the blocks in which some p is not 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from softmaxima.kernels.triton.attention_blocks import (
+    block_of,
+    edge,
+    edges,
+    matrix_of,
+    of_sinks,
+    product,
+    read,
+    read_length,
+    read_numbers,
+    read_state,
+    scores,
+    span,
+    write,
+)
+
+
+class Slopes(NamedTuple):
+    """What is given beside the problem."""
+
+    g: Any
+    out: Any  # o, None where it does not tell δ
+    lse: Any  # ∂LSE, or None
+    state: Any  # [*, queries, 2]
+    delta: Any  # [*, queries]
+    blocks: Any  # of each block of queries, or of keys, those of the others in which a p is not 0; None where a span says which
+    counts: Any  # how many
+
+
+@triton.jit
+def probabilities(
+    problem, x, batch, head, row, column, length, inverse, order, origin, depth,
+    EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """(p, s) of products of queries and keys."""
+    t = scores(problem, x, batch, head, row, column, length, inverse, UNIT, EDGE) - origin
+    return EXPONENTIAL(t - depth, order)
+
+
+# Of queries -----------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def of_keys(
+    problem, queries, batch, head, at, row, length, inverse, order, origin, depth,
+    EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, EDGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(s, ∂p, keys) of the keys from `at` on."""
+    q, g = queries
+    key = read(problem.k, batch, head // problem.groups, at, length, problem.SIZE, BLOCK, q.shape[1], EDGE)
+    value = read(problem.v, batch, head // problem.groups, at, length, problem.VALUE_SIZE, BLOCK, g.shape[1], EDGE)
+    column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
+    p, s = probabilities(
+        problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, order, origin, depth,
+        EXPONENTIAL, UNIT, EDGE,
+    )  # fmt: skip
+    return s, product(g, value, problem.PRECISION), key
+
+
+@triton.jit
+def pull(s, dp, delta, key, dq, PRECISION: tl.constexpr):
+    return tl.dot((s * (dp - delta)).to(key.dtype), key, dq, input_precision=PRECISION)
+
+
+@triton.jit
+def pull_queries(
+    problem, slopes, dq, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Fills δ and ∂q."""
+    index, first = block_of(problem.queries, ROWS)
+    batch, head = matrix_of(problem, index)
+    row = (first + tl.arange(0, ROWS)).to(tl.int32)[:, None]
+    place, inside = index * problem.queries + row, row < problem.queries
+    length = read_length(problem, index)
+    inverse = read_numbers(problem.inverse, batch, head, row, problem.queries)
+    order = read_numbers(problem.order, batch, head, row, problem.queries)
+    q = read(problem.q, batch, head, first, problem.queries, problem.SIZE, ROWS, WIDTH, True)
+    g = read(slopes.g, batch, head, first, problem.queries, problem.VALUE_SIZE, ROWS, VALUE_WIDTH, True)
+    origin, depth = read_state(slopes.state, place, inside)
+    gradient = tl.zeros((ROWS, WIDTH), tl.float32)
+    if slopes.blocks is None:
+        out = read(slopes.out, batch, head, first, problem.queries, problem.VALUE_SIZE, ROWS, VALUE_WIDTH, True)
+        delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)[:, None]
+        if slopes.lse.data is not None:
+            delta -= read_numbers(slopes.lse, batch, head, row, problem.queries)
+        last = tl.minimum(first + ROWS, problem.queries) - 1
+        begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
+        for at in range(whole_begin, whole_end, BLOCK):
+            s, dp, key = of_keys(
+                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, EXPONENTIAL, UNIT, False, BLOCK
+            )
+            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
+        for i in range(edges(begin, whole_begin, whole_end, end, BLOCK)):
+            at = edge(i, begin, whole_begin, whole_end, BLOCK)
+            s, dp, key = of_keys(
+                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, EXPONENTIAL, UNIT, True, BLOCK
+            )
+            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
+    else:
+        blocks, count = listed(
+            slopes, index, first // ROWS, (problem.queries + ROWS - 1) // ROWS, (problem.keys + BLOCK - 1) // BLOCK
+        )
+        _, total = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
+        dot = tl.zeros((ROWS, 1), tl.float32)
+        for i in range(count):
+            s, dp, key = of_keys(
+                problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
+                EXPONENTIAL, UNIT, True, BLOCK,
+            )  # fmt: skip
+            total += tl.sum(s, 1)[:, None]
+            dot += tl.sum(s * dp, 1)[:, None]
+        delta = dot / tl.where(total == 0.0, 1.0, total)
+        for i in range(count):
+            s, dp, key = of_keys(
+                problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
+                EXPONENTIAL, UNIT, True, BLOCK,
+            )  # fmt: skip
+            gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
+    tl.store(slopes.delta + place, delta, mask=inside)
+    write(dq, batch, head, first, problem.queries, gradient * (inverse * problem.scale), problem.SIZE, ROWS, WIDTH)
+
+
+@triton.jit
+def listed(slopes, index, block, blocks, others):
+    """(where the numbers of the others are, how many) of a block of a matrix."""
+    place = index * blocks + block
+    return slopes.blocks + place * others, tl.load(slopes.counts + place)
+
+
+# Of keys and values ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def add(
+    problem, slopes, keys, batch, head, at, column, length, dk, dv,
+    EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, EDGE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(∂k/scale, ∂v) with what the queries from `at` on add."""
+    key, value = keys
+    row = (at + tl.arange(0, ROWS)).to(tl.int32)[None, :]
+    place, inside = (batch * problem.heads + head) * problem.queries + row, row < problem.queries
+    inverse = read_numbers(problem.inverse, batch, head, row, problem.queries)
+    order = read_numbers(problem.order, batch, head, row, problem.queries)
+    origin, depth = read_state(slopes.state, place, inside)
+    q = read(problem.q, batch, head, at, problem.queries, problem.SIZE, ROWS, key.shape[1], EDGE)
+    g = read(slopes.g, batch, head, at, problem.queries, problem.VALUE_SIZE, ROWS, value.shape[1], EDGE)
+    p, s = probabilities(
+        problem, product(key, q, problem.PRECISION), batch, head, row, column, length, inverse, order, origin,
+        depth, EXPONENTIAL, UNIT, EDGE,
+    )  # fmt: skip
+    dv = tl.dot(p.to(g.dtype), g, dv, input_precision=problem.PRECISION)
+    dp = product(value, g, problem.PRECISION)
+    if problem.lengths is not None:
+        dp = tl.where(column < length, dp, 0.0)  # values behind may be anything
+    dx = s * (dp - tl.load(slopes.delta + place, mask=inside, other=0.0)) * inverse
+    return tl.dot(dx.to(q.dtype), q, dk, input_precision=problem.PRECISION), dv
+
+
+@triton.jit
+def pull_keys(
+    problem, slopes, dk, dv, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Fills ∂k and ∂v of a head of keys, from all heads of queries that share it."""
+    shared, first = block_of(problem.keys, BLOCK)
+    heads = problem.heads // problem.groups
+    batch, own = shared // heads, shared % heads
+    column = (first + tl.arange(0, BLOCK)).to(tl.int32)[:, None]
+    key = read(problem.k, batch, own, first, problem.keys, problem.SIZE, BLOCK, WIDTH, True)
+    value = read(problem.v, batch, own, first, problem.keys, problem.VALUE_SIZE, BLOCK, VALUE_WIDTH, True)
+    key_gradient, value_gradient = tl.zeros((BLOCK, WIDTH), tl.float32), tl.zeros((BLOCK, VALUE_WIDTH), tl.float32)
+    for member in range(problem.groups):
+        head = own * problem.groups + member
+        index = batch * problem.heads + head
+        length = read_length(problem, index)
+        if slopes.blocks is None:
+            last = tl.minimum(first + BLOCK, length) - 1
+            begin, whole_begin, whole_end, end = span(
+                first, last, problem.right, problem.left, problem.queries, first + BLOCK <= length, ROWS
+            )
+            end = tl.where(first < length, end, begin)
+            for at in range(whole_begin, whole_end, ROWS):
+                key_gradient, value_gradient = add(
+                    problem, slopes, (key, value), batch, head, at, column, length, key_gradient, value_gradient,
+                    EXPONENTIAL, UNIT, False, ROWS,
+                )  # fmt: skip
+            for i in range(edges(begin, whole_begin, whole_end, end, ROWS)):
+                key_gradient, value_gradient = add(
+                    problem, slopes, (key, value), batch, head, edge(i, begin, whole_begin, whole_end, ROWS), column, length,
+                    key_gradient, value_gradient, EXPONENTIAL, UNIT, True, ROWS,
+                )  # fmt: skip
+        else:
+            blocks, count = listed(
+                slopes, index, first // BLOCK, (problem.keys + BLOCK - 1) // BLOCK, (problem.queries + ROWS - 1) // ROWS
+            )
+            for i in range(count):
+                key_gradient, value_gradient = add(
+                    problem, slopes, (key, value), batch, head, tl.load(blocks + i) * ROWS, column, length,
+                    key_gradient, value_gradient, EXPONENTIAL, UNIT, True, ROWS,
+                )  # fmt: skip
+    write(dk, batch, own, first, problem.keys, key_gradient * problem.scale, problem.SIZE, BLOCK, WIDTH)
+    write(dv, batch, own, first, problem.keys, value_gradient, problem.VALUE_SIZE, BLOCK, VALUE_WIDTH)
