@@ -247,7 +247,7 @@ def duration(seconds: float) -> str:
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
-    from softmaxima.report.compare import CAPTION, COLUMNS, reservations, twins
+    from softmaxima.report.compare import COLUMNS, caption, rates, reservations
 
     console = console or Output()
     wide = console.width >= WIDE
@@ -267,7 +267,9 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     if len(kept) < len(COLUMNS):
         without = ", ".join(heading for number, heading in enumerate(headings) if number not in kept)
         console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
-    console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))
+    console.print(Text(caption(comparison), style="dim"))
+    if told := rates(comparison):
+        console.print(Text(f"Learning rates: {told}", style="dim"))
     console.print()
     console.print(Text.assemble((taken.headline, "bold"), " ".join((f". {taken.reason}", *reservations(comparison)))))
     if taken.pair is not None:

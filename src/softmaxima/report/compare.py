@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from statistics import median_low
 from string import Template
 from typing import Any
 
@@ -18,9 +19,10 @@ from plotly.offline import get_plotlyjs
 from softmaxima.core.writing import finite, write_text
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
-from softmaxima.experiments.recommendation import difference, interval, listed
+from softmaxima.experiments.recommendation import difference, interval, listed, proving
 from softmaxima.experiments.saved import as_csv, as_text
-from softmaxima.report.compare_figures import Figure, figures, gain_cell, rarest_first
+from softmaxima.experiments.suspicions import Doubt
+from softmaxima.report.compare_figures import Figure, cut, figures, gain_cell, rarest_first
 
 COST = METRICS["cost"]
 
@@ -37,13 +39,16 @@ class Column:
     value: Callable[[Comparison, Result], float | str]
     spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
     attribute: str = ""  # of Result, where it is one
+    best_first: str = "descending"  # the order in which it is sorted at first
 
 
-def _measure(heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0) -> Column:
+def _measure(
+    heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0, best_first: str = "descending"
+) -> Column:
     def cell(comparison: Comparison, result: Result) -> str:
         return shown.format(scale * getattr(result, attribute))
 
-    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute)
+    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute, best_first)
 
 
 def _name(comparison: Comparison, result: Result) -> str:
@@ -58,7 +63,7 @@ def twins(comparison: Comparison) -> str:
 
 def _gain_heading(comparison: Comparison) -> str:
     metric = comparison.metric
-    twice = " (−0.69 is twice the time)" if metric.by_ratio else ""
+    twice = " (−100 is twice the time)" if metric.by_ratio else ""
     return f"{metric.words}, better than softmax by, {metric.unit}{twice}"
 
 
@@ -67,7 +72,7 @@ def _step(comparison: Comparison, result: Result) -> str:
 
 
 COLUMNS = (
-    Column(lambda _: "pair", "pair", _name, _name),
+    Column(lambda _: "pair", "pair", _name, _name, best_first="ascending"),
     _measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
     Column(
         _gain_heading,
@@ -76,11 +81,11 @@ COLUMNS = (
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
     ),
     _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
-    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2),
-    _measure("Brier score", "Brier", "brier", "{:.4f}", 4),
-    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100),
+    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2, best_first="ascending"),
+    _measure("Brier score", "Brier", "brier", "{:.4f}", 4, best_first="ascending"),
+    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100, "ascending"),
     _measure("mean support", "supp.", "support", "{:.2f}", 7),
-    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100),
+    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100, "ascending"),
     Column(
         lambda _: "step, ms",
         "ms",
@@ -88,22 +93,45 @@ COLUMNS = (
         lambda _, result: result.step_seconds if result.pair else math.nan,
         3,
         "step_seconds",
+        "ascending",
     ),
 )
 
-CAPTION = (
+DIFFERENCES = (
     "Better than softmax by: the mean over folds of the difference to softmax on the same fold ± half of its interval, widened so "
     "that the intervals of all pairs together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (corrected resampled t of "
-    "Nadeau and Bengio, Bonferroni). "
+    "Nadeau and Bengio, Bonferroni)."
+)
+MEASURES = (
     f"Log loss, in nats: −log((p + ε)/(1 + nε)), ε = {EPS:.0e}, for the true class, so that an exact zero "
     f"counts {-math.log(EPS):.1f} nats instead of ∞. "
     "Brier score: squared error of the probabilities, 0 to 2. "
-    f"Calibration error (ECE): {BINS} bins of the top probability. "
+    f"Macro F1, and calibration error (ECE, {BINS} bins of the top probability): of the rows held out in all folds together, as in "
+    "the figures; what is said of differences in them goes by the folds. "
     "Support: classes with a non-zero probability. "
     "True class zero: share of rows whose true class gets exactly 0. "
     "Step: median time of a training step, in turns with the other pairs. "
     "Class frequencies: the same probabilities for every row, the shares of the classes."
 ).replace("e-0", "e-")
+
+
+def caption(comparison: Comparison) -> str:
+    """What the table's numbers are."""
+    metric = comparison.metric
+    gains = [comparison.gain(result) for result in comparison.results if result is not comparison.softmax]
+    words = [DIFFERENCES]
+    if metric.by_ratio:
+        words.append("In brackets are the ends of the interval.")
+    elif any(cut(comparison, gain) for gain in gains):
+        most = metric.show_gain(metric.most_gain).lstrip("+")
+        words.append(f"In brackets are the ends of an interval that would go on beyond ±{most}, which no difference can.")
+    if any(gain.same for gain in gains):
+        rows = min(comparison.facts.rows, sum(counts.rows for counts in comparison.softmax.classes))
+        on = f"right on the same {rows} rows as softmax" if metric is METRICS["accuracy"] else "as softmax in every fold"
+        words.append(
+            f"Same: {on}, without a spread that an interval could be taken of; about 3 in {rows} new rows may still differ."
+        )
+    return " ".join(part for part in (*words, MEASURES, twins(comparison)) if part)
 
 
 def settings_in_words(comparison: Comparison) -> dict[str, str]:
@@ -123,11 +151,35 @@ def settings_in_words(comparison: Comparison) -> dict[str, str]:
         "Recommendation by": comparison.metric.words,
         "Model": f"{settings.model}: {hidden}",
         "Training": f"{settings.epochs} epochs, batches of {BATCH}, Adam, learning rate {rate}",
+        "Learning rates": rates(comparison),
         "Folds": f"{settings.folds}, stratified, {repeats}; seed {settings.seed}{done}",
         "Date": comparison.date,
         "Versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
         "Command": comparison.command,
     }
+
+
+def rates(comparison: Comparison) -> str:
+    """With --tune, the learning rate of each pair, as the median of those that its folds chose, and which may want another."""
+    if not comparison.settings.tune:
+        return ""
+    chosen: dict[float, list[str]] = {rate: [] for rate in RATES}
+    for result in comparison.results:
+        if result.pair is not None:
+            chosen[median_low(fold.learning_rate for fold in result.folds)].append(result.name)
+    told = "; ".join(f"{rate:g} with {listed(names)}" for rate, names in chosen.items() if names)
+    ends = [rate for rate in (min(RATES), max(RATES)) if chosen[rate]]
+    beyond = listed([f"{'below' if rate == min(RATES) else 'above'} {rate:g}" for rate in ends], "or")
+    return f"{told} (the median of the folds)." + (f" None {beyond} was tried, which may be better there." if ends else "")
+
+
+def unlearnt(comparison: Comparison) -> str:
+    """Which pairs are not known to have learnt anything."""
+    found, by = comparison.unlearnt, listed([metric.words for metric in proving(comparison.metric)], "or")
+    if not found:
+        return ""
+    which = "all pairs" if len(found) == len(comparison.results) - 1 else listed([result.name for result in found])
+    return f"Not known to have a better {by} than {BASELINE}: {which}."
 
 
 def sentence(comparison: Comparison, result: Result) -> str:
@@ -137,12 +189,16 @@ def sentence(comparison: Comparison, result: Result) -> str:
     gain = comparison.gain(result)
     if result is comparison.baseline:
         return "It has not read the features."
-    learnt = difference(result, comparison.baseline, METRICS["accuracy"], settings.folds, 1 + others)
-    words = [] if learnt.better else [f"not known to be more accurate than {BASELINE}"]
+    words = []
     if not math.isfinite(result.brier):
         words.append("its probabilities are not numbers")
     elif result is comparison.softmax:
         words.append("what the others are compared with")
+    elif gain.same:
+        same = "right on the same rows as softmax" if metric is METRICS["accuracy"] else f"the same {metric.words} as softmax"
+        words.append(f"{same} in {'these folds' if metric is METRICS['accuracy'] else 'every fold'}")
+    elif (gain.better or gain.worse) and metric.by_ratio:
+        words.append(f"a step of training is {interval(gain, metric)} than with softmax")
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
@@ -168,6 +224,12 @@ def sentence(comparison: Comparison, result: Result) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+CLAIMS = (
+    "What is said of a metric allows for the number of pairs, and not for that of metrics: of all that is said here of several "
+    "metrics, more than one in twenty may be chance."
+)
+
+
 def times(comparison: Comparison) -> str:
     """With which pairs a step takes another time than with softmax, for certain and by more than is worth a word."""
     if comparison.metric is COST:
@@ -187,9 +249,9 @@ def times(comparison: Comparison) -> str:
 
 
 def reservations(comparison: Comparison) -> tuple[str, ...]:
-    """Why the recommendation is a first one: not all rows, or not all folds."""
+    """Why to doubt the recommendation, or to call it a first one: a table that tells too much, not all rows, or not all folds."""
     facts, settings = comparison.facts, comparison.settings
-    found = []
+    found = [f"{note[0].upper()}{note[1:]}." for note in facts.notes if isinstance(note, Doubt)]
     if comparison.partial:
         found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
     if settings.rows is not None:
@@ -219,7 +281,10 @@ def page(comparison: Comparison) -> str:
         for name, value in words.items()
     )
     heading = "".join(
-        f"<th scope='col' aria-sort='none'><button>{escape(column.heading(comparison))}</button></th>" for column in COLUMNS
+        f"<th scope='col' data-first='{column.best_first}' "
+        f"aria-sort='{column.best_first if column.attribute == comparison.metric.attribute else 'none'}'>"
+        f"<button>{escape(column.heading(comparison))}</button></th>"
+        for column in COLUMNS
     )
     kinds = ["th scope='row'", *["td"] * (len(COLUMNS) - 1)]
     rows = "".join(
@@ -233,7 +298,7 @@ def page(comparison: Comparison) -> str:
         for result in comparison.results
     )
     sentences = "".join(
-        f"<li><b>{escape(result.name)}</b> {escape(sentence(comparison, result))}</li>" for result in comparison.results
+        f"<li><b>{escape(result.name)}:</b> {escape(sentence(comparison, result))}</li>" for result in comparison.results
     )
     sections = "".join(
         f"<section><h2 id='{figure.id}-title'>{escape(figure.title)}</h2>"
@@ -251,10 +316,11 @@ def page(comparison: Comparison) -> str:
         reason=_whole(taken.reason),
         code=f"<pre><code>{escape(taken.pair.code)}</code></pre>" if taken.pair else "",
         facts=facts,
-        notes="".join(f"<li>{_whole(note)}</li>" for note in comparison.facts.notes),
+        notes="".join(f"<li>{_whole(note)}</li>" for note in comparison.facts.notes if not isinstance(note, Doubt)),
         heading=heading,
         rows=rows,
-        caption=escape(f"{CAPTION} {twins(comparison)}"),
+        caption=escape(caption(comparison)),
+        above=escape(" ".join(filter(None, (unlearnt(comparison), CLAIMS)))),
         sentences=sentences,
         times=escape(times(comparison)),
         sections=sections,
@@ -273,8 +339,8 @@ def recall_table(comparison: Comparison) -> str:
     taken = [result for result in comparison.results if result.pair is not None and result.pair == comparison.recommendation.pair]
     best = [result for result in comparison.results if result.pair is not None]
     shown = [comparison.softmax, *[result for result in (*taken, *best) if result is not comparison.softmax][:1]]
-    heading = "".join(f"<th scope='col'>{html.escape(result.name)}</th>" for result in shown)
-
+    titles = [result.name if result in (comparison.softmax, *taken) else f"{result.name} (best mean)" for result in shown]
+    heading = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in titles)
     rows = "".join(
         f"<tr><th scope='row'>{html.escape(comparison.facts.classes[index][0])}</th>"
         f"<td>{comparison.softmax.classes[index].rows}</td>"

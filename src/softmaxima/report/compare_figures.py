@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
 from softmaxima.experiments.measures import METRICS, Result
-from softmaxima.experiments.recommendation import Difference
+from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
 
@@ -117,15 +117,28 @@ def _rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
 
 
 def gain_cell(comparison: Comparison, result: Result) -> str:
-    """The difference to softmax and half its interval's width, with a mark where it is more than chance."""
+    """The difference to softmax ± half of its interval, or with its ends where they are not alike; a mark where it is no chance."""
     if result is comparison.softmax:
         return ""
     gain, metric = comparison.gain(result), comparison.metric
     if not math.isfinite(gain.mean):
         return "–"
-    half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
-    mean = f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f}"
-    return f"{mean} ± {half}{_mark(gain)}".replace("-", "−")
+    if gain.same:
+        return "same rows" if metric is METRICS["accuracy"] else "same"
+    mean = metric.show_gain(gain.mean)
+    if not math.isfinite(gain.low):
+        return f"{mean} ± ∞"
+    if metric.by_ratio:
+        return f"{mean} ({metric.show_gain(gain.low)} to {metric.show_gain(gain.high)}){_mark(gain)}"
+    if cut(comparison, gain):
+        low, high = (f"{metric.in_unit(end) + 0.0:+.3g}".replace("-", "−") for end in (gain.low, gain.high))
+        return f"{mean} ({low} to {high}){_mark(gain)}"
+    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{metric.decimals}f}{_mark(gain)}"
+
+
+def cut(comparison: Comparison, gain: Difference) -> bool:
+    """Whether the interval ends where the metric's differences do."""
+    return comparison.metric.most_gain in (-gain.low, gain.high)
 
 
 def _mark(gain: Difference) -> str:
@@ -137,34 +150,38 @@ def gain_figure(comparison: Comparison) -> Figure:
     metric = comparison.metric
     results = [result for result in comparison.results if result is not comparison.softmax]
     gains = [comparison.gain(result) for result in results]
-    scale, unit = metric.gain_scale, metric.unit
-    means = [scale * gain.mean for gain in gains]
-    reach = [scale * (gain.high - gain.mean) for gain in gains]
-    low, high = _around_leaders(means, reach)
+    means = [metric.in_unit(gain.mean) for gain in gains]
+    ends = [[metric.in_unit(end) if math.isfinite(end) else end for end in (gain.low, gain.high)] for gain in gains]
+    low, high = _around_leaders(means, ends)
     rows = [_label(comparison, result) + _mark(gain) for result, gain in zip(results, gains, strict=True)]
     cells = [gain_cell(comparison, result) for result in results]
-    plot = go.Figure(layout=_rows_layout(len(results), xaxis={"title": f"better by,<br>{unit}", "range": [low, high]}))
+    title = {"text": f"better by,<br>{metric.unit}", "standoff": 8}  # below ticks that are slanted where they have no room
+    axis = {"title": title, "range": [low, high], "automargin": True, "nticks": 6}
+    plot = go.Figure(layout=_rows_layout(len(results), xaxis=axis))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
     near = [i for i, mean in enumerate(means) if low <= mean <= high]
-    ends = {i: (max(low, means[i] - reach[i]), min(high, means[i] + reach[i])) for i in near}
-    plot.add_scatter(
-        x=[means[i] for i in near],
-        y=[rows[i] for i in near],
-        error_x={
-            "array": [ends[i][1] - means[i] for i in near],
-            "arrayminus": [means[i] - ends[i][0] for i in near],
-            "thickness": 1.5,
-            "width": 4,
-            "color": GREY,
-        },
-        mode="markers",
-        marker={"size": 10, **_styles(comparison, [results[i] for i in near])},
-        customdata=[cells[i] for i in near],
-        hovertemplate="%{y}: %{customdata}<extra></extra>",
-    )
+    far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
+    for which in (near, far):
+        x = [max(low, means[i]) for i in which]
+        plot.add_scatter(
+            x=x,
+            y=[rows[i] for i in which],
+            error_x={
+                "array": [max(0.0, min(high, ends[i][1]) - at) for i, at in zip(which, x, strict=True)],
+                "arrayminus": [at - max(low, ends[i][0]) for i, at in zip(which, x, strict=True)],
+                "thickness": 1.5,
+                "width": 4,
+                "color": GREY,
+            },
+            mode="markers",
+            marker={"size": 10, **_styles(comparison, [results[i] for i in which])},
+            customdata=[cells[i] for i in which],
+            cliponaxis=False,
+            hovertemplate="%{y}: %{customdata}<extra></extra>",
+        )
     for edge, symbol, beyond in (
-        (low, "triangle-left", [i for i in near if means[i] - reach[i] < low]),
-        (high, "triangle-right", [i for i in near if means[i] + reach[i] > high]),
+        (low, "triangle-left", [i for i in near if ends[i][0] < low]),
+        (high, "triangle-right", [i for i in (*near, *far) if ends[i][1] > high]),
     ):
         plot.add_scatter(
             x=[edge] * len(beyond),
@@ -174,17 +191,20 @@ def gain_figure(comparison: Comparison) -> Figure:
             cliponaxis=False,
             hoverinfo="skip",
         )
-    far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
-    plot.add_scatter(
-        x=[low] * len(far),
-        y=[rows[i] for i in far],
-        mode="markers+text",
-        marker={"size": 10, **_styles(comparison, [results[i] for i in far])},
-        text=[f" ◂ {cells[i]}" for i in far],
-        textposition="middle right",
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
+    for i in far:
+        above = ends[i][1] > low  # its bar
+        plot.add_annotation(
+            x=low,
+            y=rows[i],
+            text=f"◂ {metric.show_gain(gains[i].mean)}",
+            showarrow=False,
+            xanchor="left",
+            xshift=7,
+            yanchor="bottom" if above else "middle",
+            yshift=2 if above else 0,
+            borderpad=0,
+            font={"size": 11},
+        )
     plot.update_yaxes(categoryorder="array", categoryarray=rows, ticklabelstandoff=12)
     plot.update_layout(margin_r=24)
     return Figure(
@@ -193,16 +213,18 @@ def gain_figure(comparison: Comparison) -> Figure:
         "Each symbol is the mean difference over folds, to the right for the better; each bar its interval, wide enough for all "
         "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it ± half of its interval.",
+        "written beside it; of its bar the part is drawn that reaches the axis. Another symbol without a bar is the same as "
+        "softmax in every fold.",
         plot,
     )
 
 
-def _around_leaders(means: Sequence[float], reach: Sequence[float]) -> tuple[float, float]:
+def _around_leaders(means: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The range that shows the better half of the intervals, and zero; of one without end its mean."""
-    known = [(mean, r if math.isfinite(r) else 0.0) for mean, r in zip(means, reach, strict=True) if math.isfinite(mean)]
-    half = sorted(known, reverse=True)[: max(1, (len(known) + 1) // 2)] or [(0.0, 1.0)]
-    low, high = min(0.0, *(mean - r for mean, r in half)), max(0.0, *(mean + r for mean, r in half))
+    known = [(mean, *(end if math.isfinite(end) else mean for end in both)) for mean, both in zip(means, ends, strict=True)]
+    half = sorted((each for each in known if math.isfinite(each[0])), reverse=True)
+    half = half[: max(1, (len(half) + 1) // 2)] or [(0.0, -1.0, 1.0)]
+    low, high = min(0.0, *(low for _, low, _ in half)), max(0.0, *(high for *_, high in half))
     margin = 0.06 * (high - low) or 1.0
     return low - margin, high + margin
 
@@ -211,7 +233,12 @@ def cost_figure(comparison: Comparison) -> Figure:
     """The Brier score against the time of a step; names of softmax and of those on the Pareto front."""
     results = [result for result in _trained(comparison) if math.isfinite(result.brier)]
     steadiness = math.exp(METRICS["cost"].least_gain)
-    front = pareto_front([(result.step_seconds, result.brier) for result in results], steadiness)
+
+    def better(one: int, other: int) -> bool:
+        compared = results[one], results[other], METRICS["brier"], comparison.settings.folds, max(1, len(results) - 1)
+        return difference(*compared).better
+
+    front = pareto_front([result.step_seconds for result in results], better, steadiness)
     named = {i for i, result in enumerate(results) if i in front or result is comparison.softmax}
     steps, briers = [1000 * result.step_seconds for result in results], [result.brier for result in results]
     low, high = _span(briers, 1.25)
@@ -219,20 +246,24 @@ def cost_figure(comparison: Comparison) -> Figure:
         {"x": step, "y": brier, "text": _label(comparison, result) if i in named and min(step, brier) > 0 else ""}
         for i, (step, brier, result) in enumerate(zip(steps, briers, results, strict=True))
     ]
-    margin = {"l": 56, "r": 24, "t": 24, "b": 48}
     row, height = 17, 260  # of a name, and of the points above a row for each name
     room = 10 + row * sum(bool(name["text"]) for name in names)
+    scores = _logarithmic(low / (high / low) ** (room / height), high)
+    margin = {"l": 32 + 8 * max(map(len, scores["ticktext"])), "r": 24, "t": 24, "b": 48}
     plot = go.Figure(
         layout={
             "height": margin["t"] + height + room + margin["b"],
             "margin": margin,
             "xaxis": {"title": "step, ms", **_logarithmic(*_span(steps, 1.6))},
-            "yaxis": {"title": "Brier score", **_logarithmic(low / (high / low) ** (room / height), high)},
+            "yaxis": {"title": "Brier score", **scores},
             "showlegend": False,
-            "meta": {"names": names, "row": row},
         }
     )
-    ordered = sorted(front, key=lambda i: steps[i])
+    ordered: list[int] = []  # what of the front is lower than all that is faster
+    for i in sorted(front, key=lambda i: (steps[i], briers[i])):
+        if not ordered or briers[i] < briers[ordered[-1]]:
+            ordered.append(i)
+    plot.layout.meta = {"names": names, "row": row, "line": [{"x": steps[i], "y": briers[i]} for i in ordered]}
     line = {"color": GREY, "width": 1, "dash": "dot", "shape": "hv"}
     plot.add_scatter(x=[steps[i] for i in ordered], y=[briers[i] for i in ordered], mode="lines", line=line, hoverinfo="skip")
     marks = _styles(comparison, results)
@@ -250,19 +281,27 @@ def cost_figure(comparison: Comparison) -> Figure:
         "cost",
         "Cost against quality",
         "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
-        f"Filled and named are the pairs on the dotted front, to which no other is preferable in both, times within "
-        f"{100 * (steadiness - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
-        "those of the figure above.",
+        "Filled and named are the pairs to which no other is preferable, being better in one and not worse in the other. Brier "
+        "scores count as equal where the interval of their difference over folds holds 0 (95 %, for all others of a pair "
+        f"together), times within {100 * (steadiness - 1):.0f} %, for machines are not steadier. The dotted line joins those with "
+        "a lower score than all faster ones; what is filled above it may be as good. Softmax is named too. The symbols are those "
+        "of the figure above.",
         plot,
     )
 
 
-def pareto_front(points: Sequence[tuple[float, float]], steadiness: float = 1.0) -> set[int]:
-    """The points (x, y) that no (a, b) replaces, by b < y and a ≤ x·steadiness, or b = y and a < x; of equal ones the first."""
+def pareto_front(times: Sequence[float], better: Callable[[int, int], bool], steadiness: float = 1.0) -> set[int]:
+    """Which no other replaces: by being better for certain in no more time, or by taking less time without being worse for certain.
+
+    Times are the same up to a factor of `steadiness`.
+    """
     return {
         i
-        for i, (x, y) in enumerate(points)
-        if not any((b < y and a <= x * steadiness) or (b == y and (a, j) < (x, i)) for j, (a, b) in enumerate(points))
+        for i, time in enumerate(times)
+        if not any(
+            (other <= time * steadiness and better(j, i)) or (other * steadiness < time and not better(i, j))
+            for j, other in enumerate(times)
+        )
     }
 
 
@@ -271,14 +310,15 @@ NAME_SHOWN = 18  # characters of a class's name
 
 
 def rarest_first(comparison: Comparison) -> list[int]:
-    """The classes that are shown, by index."""
-    return sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
+    """The classes that are shown, by index: in order of their rows that were held out, which figure and table name."""
+    held_out = [counts.rows for counts in comparison.softmax.classes]
+    return sorted(range(len(held_out)), key=held_out.__getitem__)[:CLASSES_SHOWN]
 
 
 def class_figure(comparison: Comparison) -> Figure:
     """The recall of each class, the rarest first."""
     counted = rarest_first(comparison)
-    classes = [comparison.facts.classes[index] for index in counted]
+    classes = [(comparison.facts.classes[index][0], comparison.softmax.classes[index].rows) for index in counted]
     names, short = (
         [f"{html.escape(shown(name))} ({rows})" for name, rows in classes]
         for shown in (str, _shortened([name for name, _ in classes]))
@@ -315,7 +355,8 @@ def class_figure(comparison: Comparison) -> Figure:
     return Figure(
         "classes",
         "Class by class",
-        "The share of each class's rows that were recognised (recall), the rarest class on the left, with its rows in brackets: "
+        "The share of each class's rows that were recognised (recall), the rarest class on the left, with the rows of it "
+        "that were held out in brackets, in all folds together: "
         "where a high accuracy hides that a rare class is missed, it shows here." + rest,
         plot,
     )
@@ -352,15 +393,31 @@ def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
 
 
 def _logarithmic(low: float, high: float) -> dict[str, Any]:
-    """An axis over that range, with ticks at 1, 2, 3 and 5 times a power of ten."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    ticks = [tick for power in powers for digit in (1, 2, 3, 5) if low <= (tick := digit * 10.0**power) <= high]
+    """A logarithmic axis over that range, with ticks that have room."""
+    ticks = _ticks(low, high)
     return {
         "type": "log",
         "range": [math.log10(low), math.log10(high)],
         "tickvals": ticks,
         "ticktext": [f"{tick:.6g}" for tick in ticks],
     }
+
+
+def _ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Two ticks at least: at 1, 2, 3 and 5 times powers of ten, at fewer where those are too many, at round steps where too few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits_and_powers = [((1, 2, 3, 5), 1), ((1, 3), 1), *(((1,), every) for every in range(1, len(powers)))]
+    for digits, every in digits_and_powers:
+        ticks = [tick for n in powers if n % every == 0 for digit in digits if low <= (tick := digit * 10.0**n) <= high]
+        if len(ticks) <= most:
+            break
+    for power in range(powers[-1], powers[0] - 9, -1):
+        for digit in (5, 2, 1):
+            if len(ticks) >= 2:
+                return ticks
+            step = digit * 10.0**power
+            ticks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return ticks
 
 
 def _panels(titles: Sequence[str], aspect: float = 1.0, **axes: Any) -> go.Figure:
@@ -528,8 +585,8 @@ def curve_figure(comparison: Comparison) -> Figure:
     return Figure(
         "curves",
         "The maps: one score moves",
-        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax. Top-k keeps two here "
-        "at the most, for all three would be softmax.",
+        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax."
+        + " Top-k keeps two here at the most, for all three would be softmax." * any("k" in pair.params for pair in maps.values()),
         plot,
     )
 
