@@ -640,6 +640,8 @@ def test_times_are_compared_in_per_cent_everywhere(comparison: Comparison) -> No
     assert re.search(r"20[01] % slower \(", sentence(found, slow))
     assert ", %" in plotted(found, "gain").layout.xaxis.title.text.replace("<br>", " ")
     assert "log of the times" not in page(found)
+    assert "± half" not in caption(found)
+    assert not any("difference of" in sentence(found, result) for result in found.results)
 
 
 def test_pairs_that_have_learnt_nothing_are_named_once(comparison: Comparison) -> None:

@@ -119,10 +119,8 @@ def caption(comparison: Comparison) -> str:
     """What the table's numbers are."""
     metric = comparison.metric
     gains = [comparison.gain(result) for result in comparison.results if result is not comparison.softmax]
-    words = [DIFFERENCES]
-    if metric.by_ratio:
-        words.append("In brackets are the ends of the interval.")
-    elif any(cut(comparison, gain) for gain in gains):
+    words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
+    if not metric.by_ratio and any(cut(comparison, gain) for gain in gains):
         most = metric.show_gain(metric.most_gain).lstrip("+")
         words.append(f"In brackets are the ends of an interval that would go on beyond ±{most}, which no difference can.")
     if any(gain.same for gain in gains):
@@ -202,7 +200,8 @@ def sentence(comparison: Comparison, result: Result) -> str:
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
-        words.append(f"cannot be told from softmax in {metric.words}: a difference of {interval(gain, metric)}")
+        difference_of = "" if metric.by_ratio else "a difference of "
+        words.append(f"cannot be told from softmax in {metric.words}: {difference_of}{interval(gain, metric)}")
     if result is not comparison.softmax:
         besides = {
             other: difference(result, comparison.softmax, other, settings.folds, others)
