@@ -80,6 +80,9 @@ def test_the_tables_count_what_was_not_confirmed() -> None:
     assert "| iris | 1 | 0 | 0 | 1 | 0 | 1 |" in text
     assert "| wine | 1 | 0 | 0 | 1 | 1 | 1 |" in text
     assert "| moons | 1 | 1 | 0 | 0 | 0 | 0 |" in text
+    assert "| moons | 1 | 1 | 0 | 0 | 0 | 0 |" in by_table(
+        [replace(trial, headline=f"{trial.headline} by accuracy") for trial in found]
+    )
     assert "| **noise, together** | **4** | **3** | **0** | **1** | **1** | **1** |" in text
     assert "| brier | 2 | 1 of 10: 10.0 %" in by_metric(found)
     assert "1 of 4: 25.0 % (0.6 to 80.6)" in verdict(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,22 @@ def test_folds_that_agree_by_luck_are_not_certainty() -> None:
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 4) * math.sqrt((0.5 - 0.06**2) / (5 * ROWS)))
     repeated = difference(scored("a", [0.96] * 10, squares=0.5), scored("softmax", [0.90] * 10), ACCURACY, 5, 1)
     assert repeated.high - repeated.mean == pytest.approx(stats.t.ppf(0.975, 9) * math.sqrt((0.5 - 0.06**2) / (5 * ROWS)))
+
+
+@pytest.mark.parametrize("metric", [metric for metric in METRICS.values() if not metric.by_ratio], ids=lambda metric: metric.name)
+def test_no_interval_goes_beyond_what_the_metric_can_differ_by(metric: Metric) -> None:
+    one = scored("a", [0.0, 1.0]), scored("softmax", [1.0, 1.0], log_loss=13.0, brier=1.9)
+    wild = tuple(
+        replace(fold, log_loss=log_loss, brier=brier) for fold, log_loss, brier in zip(one[0].folds, (0, 13), (0, 1.9), strict=True)
+    )
+    found = difference(replace(one[0], folds=wild), one[1], metric, 12, 17)
+    assert (found.low, found.high) == (-metric.most_gain, metric.most_gain)
+
+
+def test_rows_that_are_the_same_have_no_interval() -> None:
+    alike = difference(scored("a", [0.9, 0.8]), scored("softmax", [0.9, 0.8]), ACCURACY, 2, 1)
+    other_rows = difference(scored("a", [0.9, 0.8], squares=0.1), scored("softmax", [0.9, 0.8]), ACCURACY, 2, 1)
+    assert (alike.same, other_rows.same) == (True, False)
 
 
 @pytest.mark.parametrize("accuracies", [[0.9], [0.9, math.nan]])
@@ -119,6 +137,56 @@ def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
     assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too few folds to tell"
 
 
+def test_few_folds_of_many_say_so_instead_of_staying() -> None:
+    """Where softmax is not known to have learnt, and where only more than there is would show."""
+    baseline = scored("class frequencies", [0.5] * 3)
+    softmax, other = scored("softmax", [0.84, 0.85, 0.83]), scored("a", [0.90, 0.78, 0.87])
+    assert recommend(softmax, baseline, [other], ACCURACY, 3).headline == "Stay with softmax"
+    found = recommend(softmax, baseline, [other], ACCURACY, 12)
+    assert (found.headline, found.pair) == ("Too few folds to tell", None)
+    assert "16.00 points is all that is possible" in found.reason
+    unsure = scored("softmax", [0.4, 0.95, 0.9])
+    found = recommend(unsure, baseline, [scored("a", [0.84, 0.85, 0.83])], ACCURACY, 12)
+    assert (found.headline, found.pair) == ("Too few folds to tell", None)
+    assert "Softmax is not shown to have a better accuracy than class frequencies" in found.reason
+    unlearnt = recommend(scored("softmax", [0.4, 0.6, 0.5]), baseline, [], ACCURACY, 12)
+    assert unlearnt.headline == "Too few folds to tell"
+
+
+def test_a_whole_round_of_folds_stays_and_says_that_no_gain_would_have_shown() -> None:
+    softmax, other = scored("softmax", spread(0.97, 0)), scored("a", [1.0, 0.95] * 5)
+    found = recommend(softmax, BASELINE, [other], ACCURACY, 5)
+    assert found.headline == "Stay with softmax"
+    assert "no gain would have shown, for" in found.reason
+    perfect = recommend(scored("softmax", [1.0] * 10), BASELINE, [scored("a", [1.0] * 10)], ACCURACY, 5)
+    assert (perfect.headline, "chance" in perfect.reason) == ("Stay with softmax", False)
+
+
+def test_what_stays_says_what_is_better_elsewhere_and_what_is_taken_what_it_rules_out() -> None:
+    calm = scored("calm", spread(0.90, 4), log_loss=0.4)
+    found = recommend(SOFTMAX, BASELINE, [calm], ACCURACY, 5)
+    assert found.headline == "Stay with softmax"
+    assert "; in log loss calm is better by 0.100 (0.100 to 0.100)." in found.reason
+    sparse = scored("sparse", spread(0.95, 4))
+    sparse = replace(sparse, folds=tuple(replace(fold, zeros=0.04) for fold in sparse.folds))
+    assert recommend(SOFTMAX, BASELINE, [sparse], ACCURACY, 5).reason.endswith(" It rules the true class out in 4 % of rows.")
+
+
+def test_a_pair_that_is_better_fold_by_fold_alone_is_not_taken() -> None:
+    """Errors of calibration that cancel over the folds of softmax, and add up over those of the other pair."""
+
+    def with_bins(result: Result, hits: Sequence[int]) -> Result:
+        bins = [(*(Bin(0, 0.0, 0),) * (BINS - 1), Bin(ROWS, 0.9 * ROWS, count)) for count in hits]
+        return replace(result, folds=tuple(replace(fold, bins=each) for fold, each in zip(result.folds, bins, strict=True)))
+
+    softmax = with_bins(SOFTMAX, [80, 100] * 5)
+    other = with_bins(scored("a", spread(0.90, 4)), [81] * 10)
+    metric = METRICS["calibration"]
+    assert difference(other, softmax, metric, 5, 1).better
+    assert other.calibration > softmax.calibration == pytest.approx(0.0)
+    assert recommend(softmax, BASELINE, [other], metric, 5).pair == softmax.pair
+
+
 def test_a_time_that_is_hardly_longer_is_no_loss() -> None:
     for step, said in ((1.03e-3, False), (1.2e-3, True)):
         found = recommend(SOFTMAX, BASELINE, [scored("better", spread(0.95, 2), step=step)], ACCURACY, 5)
@@ -131,13 +199,22 @@ def test_softmax_stays_where_nothing_differs() -> None:
     assert "None of the 2 other pairs is shown to be better" in found.reason
     alone = recommend(SOFTMAX, BASELINE, [], ACCURACY, 5)
     assert "only pair" in alone.reason
+    assert "for half of the pairs only a gain above" in found.reason
+    one = recommend(SOFTMAX, BASELINE, [scored("a", spread(0.901, 4))], ACCURACY, 5)
+    assert "The other pair is not shown" in one.reason
+    assert "may be chance: only a gain above" in one.reason
 
 
 def test_nothing_is_chosen_where_no_pair_beats_the_class_frequencies() -> None:
     softmax, other = scored("softmax", spread(0.40, 6)), scored("a", spread(0.50, 7))
     found = recommend(softmax, BASELINE, [other], ACCURACY, 5)
-    assert (found.headline, found.pair) == ("Nothing to choose", None)
-    assert "50.00 %" in found.reason
+    assert (found.headline, found.pair) == ("Nothing to choose by accuracy", None)
+    assert "class frequencies (50.00 %, the share of the largest class)" in found.reason
+    assert "in log loss (softmax: 0.500 for 0.690)" in found.reason
+    assert "--metric log-loss may tell" in found.reason
+    unsure = [Result(r.name, r.pair, scored(r.name, spread(0.4, 6), log_loss=0.9).folds) for r in (softmax, other)]
+    found = recommend(unsure[0], BASELINE, unsure[1:], ACCURACY, 5)
+    assert (found.headline, "do not tell the target" in found.reason) == ("Nothing to choose", True)
 
 
 def test_frequencies_are_calibrated_and_yet_no_reason_to_choose_nothing() -> None:
@@ -145,7 +222,11 @@ def test_frequencies_are_calibrated_and_yet_no_reason_to_choose_nothing() -> Non
     sure, frequencies = scored("softmax", spread(0.90, 6)), scored("class frequencies", [0.5] * 10)
     assert recommend(sure, frequencies, [], METRICS["calibration"], 5).pair == sure.pair
     found = recommend(scored("softmax", [0.5] * 10), frequencies, [], METRICS["calibration"], 5)
-    assert (found.pair, "accuracy or Brier score" in found.reason) == (None, True)
+    assert (found.pair, "accuracy, log loss or Brier score" in found.reason) == (None, True)
+    told = scored("softmax", spread(0.50, 6), log_loss=0.3)
+    assert [recommend(told, frequencies, [], METRICS[name], 5).pair for name in ("calibration", "macro-f1", "cost")] == [
+        told.pair
+    ] * 3
 
 
 def test_a_pair_below_the_class_frequencies_is_not_taken_for_being_better_than_softmax() -> None:
@@ -180,8 +261,11 @@ def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) ->
     numbers = [[float(number.replace("−", "-")) for number in each] for each in found]
     for mean, low, high in numbers[:2]:
         assert 0 < low <= mean <= high
-    mean, low, high = numbers[2]
-    assert low < mean < 0 < high
+    if metric.by_ratio:
+        assert untold == "1 % slower (4 % slower to 2 % faster)"
+    else:
+        mean, low, high = numbers[2]
+        assert low < mean < 0 < high
     assert not {"+", "−"} & {*better, *worse}
     assert not re.search(r"−0(\.0*)?(?![\d.])", metric.show_gain(-1e-9))
 

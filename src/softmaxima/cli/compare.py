@@ -238,7 +238,7 @@ def introduce(data: Table, settings: Settings) -> None:
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
-    from softmaxima.report.compare import CAPTION, COLUMNS, reservations, twins
+    from softmaxima.report.compare import COLUMNS, caption, rates, reservations
 
     console = console or Output()
     headings = [column.short for column in COLUMNS]
@@ -248,7 +248,9 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     taken = comparison.recommendation
     bold = [taken.pair is not None and result.pair == taken.pair for result in comparison.results]
     show_table(console, headings, cells, spare, bold)
-    console.print(Text(f"{CAPTION} {twins(comparison)}", style="dim"))
+    console.print(Text(caption(comparison), style="dim"))
+    if told := rates(comparison):
+        console.print(Text(f"Learning rates: {told}", style="dim"))
     console.print()
     console.print(Text.assemble((taken.headline, "bold"), " ".join((f". {taken.reason}", *reservations(comparison)))))
     if taken.pair is not None:

@@ -30,7 +30,7 @@ from softmaxima.experiments.attention_plan import LEFT_OUT, REFERENCE, VARIANTS,
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.compare import one_thread
 from softmaxima.experiments.measures import METRICS, Metric
-from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, spread_of
+from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, spread_of, stay
 from softmaxima.experiments.transformer import Transformer
 from softmaxima.maps import REGISTRY
 
@@ -340,13 +340,13 @@ def difference(result: Result, reference: Result, metric: Metric, comparisons: i
     """The gain of a result over a reference, of the same seeds and the same held-out rows."""
     if metric is COST:
         gains = [metric.gain(a.step_seconds, b.step_seconds) for a, b in zip(result.runs, reference.runs, strict=True)]
-        return interval_of(gains, spread_of(gains) / len(gains), comparisons)
+        return interval_of(gains, spread_of(gains) / len(gains), metric, comparisons)
     gains = [metric.gain(a.quality, b.quality) for a, b in zip(result.runs, reference.runs, strict=True)]
     if not all(map(math.isfinite, gains)):
-        return interval_of(gains, math.nan, comparisons)
+        return interval_of(gains, math.nan, metric, comparisons)
     of_rows = [torch.tensor([run.rows for run in one.runs], dtype=torch.float64).mean(0) for one in (result, reference)]
     v = float((of_rows[0] - of_rows[1]).var(correction=0))
-    return interval_of(gains, spread_of(gains) / len(gains) + v / len(of_rows[0]), comparisons)
+    return interval_of(gains, spread_of(gains) / len(gains) + v / len(of_rows[0]), metric, comparisons)
 
 
 def summary(
@@ -391,6 +391,9 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
         )
         return None, "Nothing to choose", reason
     gains = {result.name: difference(result, softmax, metric, len(others)) for result in others}
-    words = Words("map", "maps", f"on {task.title}", "these seeds")
-    taken, reason = best_of(softmax, [result for result in others if result in learnt], gains, metric, words)
-    return (softmax, STAY, reason) if taken is None else (taken, f"Take {taken.name}", reason)
+    words = Words("map", "maps", f"on {task.title}", "seed by seed")
+    best = best_of(softmax, [result for result in others if result in learnt], gains, metric, words)
+    if best is None:
+        return softmax, STAY, stay(softmax, gains, metric, words)
+    taken, reason = best
+    return taken, f"Take {taken.name}", reason

@@ -25,7 +25,7 @@ from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
-from softmaxima.experiments.recommendation import Difference, Recommendation, difference, recommend
+from softmaxima.experiments.recommendation import Difference, Recommendation, difference, learnt, proving, recommend
 from softmaxima.experiments.tables import Table
 from softmaxima.experiments.wording import rows
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
@@ -147,6 +147,14 @@ class Comparison:
     @property
     def metric(self) -> Metric:
         return METRICS[self.settings.metric]
+
+    @property
+    def unlearnt(self) -> tuple[Result, ...]:
+        """The pairs that are not known to be better than the baseline, by what tells."""
+        trained = [self.softmax, *self.others]
+        known = learnt(trained, self.baseline, proving(self.metric), self.settings.folds)
+        names = {result.name for found in known.values() for result in found}
+        return tuple(result for result in self.results if result.name not in names and result is not self.baseline)
 
     def gain(self, result: Result) -> Difference:
         """How much better a result is than softmax."""

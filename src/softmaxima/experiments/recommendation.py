@@ -48,6 +48,11 @@ class Difference:
     def worse(self) -> bool:
         return self.high < 0
 
+    @property
+    def same(self) -> bool:
+        """Whether no row differs in any fold, so that there is no spread to take an interval from."""
+        return self.low == self.mean == self.high == 0
+
     def beyond(self, least: float) -> bool:
         """Whether all of the interval is further from 0 than that, on either side."""
         return self.low > least or self.high < -least
@@ -60,19 +65,20 @@ def difference(result: Result, reference: Result, metric: Metric, folds: int, co
         for fold, other in zip(result.folds, reference.folds, strict=True)
     ]
     if not all(map(math.isfinite, gains)):
-        return interval_of(gains, math.nan, comparisons)
+        return interval_of(gains, math.nan, metric, comparisons)
     spread = (1 / len(gains) + 1 / (folds - 1)) * spread_of(gains)
     squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
     if None not in squares:
         rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
         spread = max(spread, (fmean(squares) - fmean(gains) ** 2) / rows)  # type: ignore[type-var]
-    return interval_of(gains, spread, comparisons)
+    return interval_of(gains, spread, metric, comparisons)
 
 
-def interval_of(gains: Sequence[float], spread: float, comparisons: int) -> Difference:
+def interval_of(gains: Sequence[float], spread: float, metric: Metric, comparisons: int) -> Difference:
     """Of paired gains with that variance of their mean, one of so many that are compared.
 
-    One gain tells nothing of their spread: its interval is infinite. A gain that is not a number makes all so.
+    One gain tells nothing of their spread: its interval is infinite. A gain that is not a number makes all so. Another interval
+    ends at the latest where the metric's differences do.
     """
     if not all(map(math.isfinite, gains)):
         return Difference(math.nan, -math.inf, math.inf)
@@ -80,7 +86,7 @@ def interval_of(gains: Sequence[float], spread: float, comparisons: int) -> Diff
     if len(gains) < 2:
         return Difference(mean, -math.inf, math.inf)
     reach = _quantile(comparisons, len(gains) - 1) * math.sqrt(max(spread, 0.0))
-    return Difference(mean, mean - reach, mean + reach)
+    return Difference(mean, max(mean - reach, -metric.most_gain), min(mean + reach, metric.most_gain))
 
 
 def spread_of(gains: Sequence[float]) -> float:
@@ -103,42 +109,86 @@ class Recommendation:
     reason: str
 
 
+# Frequencies are calibrated, and fast, without having learnt anything, and guesses at random have a better macro F1 than they.
+PROVING = tuple(METRICS[name] for name in ("accuracy", "log-loss", "brier"))
+
+
+def proving(metric: Metric) -> tuple[Metric, ...]:
+    """By what a pair must be better than the baseline, in one of them, to have learnt anything."""
+    return (metric,) if metric in PROVING else PROVING
+
+
+def learnt(results: Sequence[Result], baseline: Result, by: Sequence[Metric], folds: int) -> dict[Metric, list[Result]]:
+    """For each metric the results that are better than the baseline, of all of these results and metrics together."""
+    tries = len(by) * len(results)
+    return {metric: [r for r in results if difference(r, baseline, metric, folds, tries).better] for metric in by}
+
+
 def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
     """What the differences allow to say.
 
     Nothing is recommended where no pair is better than the baseline, which has not read the features. Softmax stays unless
-    another pair is better than both. For time, a pair must also be within a point of accuracy of softmax, for certain.
+    another pair is better than both, if it is known to have learnt. For time, a pair must also be within a point of accuracy of
+    softmax, for certain.
     """
     if len(softmax.folds) < 2:
-        return Recommendation(metric, None, "Too few folds to tell", "What is chance shows in several folds, and one is done.")
-    # Frequencies are calibrated, and fast, without having learnt anything, and guesses at random have a better macro F1 than they.
-    unlearnt = metric.name in ("calibration", "macro-f1", "cost")
-    judged = [METRICS["accuracy"], METRICS["brier"]] if unlearnt else [metric]
+        return _too_few(metric, "What is chance shows in several folds, and one is done.")
+    judged = proving(metric)
+    known = {r.name for found in learnt((softmax, *others), baseline, judged, folds).values() for r in found}
+    if not known:
+        if len(softmax.folds) < folds:
+            return _too_few(metric, f"So far no pair is shown to have a better {_either(judged)} than {baseline.name}.")
+        return _nothing((softmax, *others), baseline, metric, folds)
     tries = len(judged) * (1 + len(others))
-    learnt = [r for r in (softmax, *others) if any(difference(r, baseline, by, folds, tries).better for by in judged)]
-    if not learnt:
-        by = " or ".join(by.words for by in judged)
-        reached = listed([_value(baseline, by) for by in judged])
-        return Recommendation(
+    proven = [r for r in others if r.name in known or difference(r, baseline, metric, folds, tries).better]
+    taken = _fastest(softmax, proven, others, folds) if metric.name == "cost" else _best(softmax, proven, others, metric, folds)
+    if taken is not None:
+        return taken
+    if softmax.name not in known:
+        either = _either(judged)
+        return _too_few(
             metric,
-            None,
-            "Nothing to choose",
-            f"No pair is shown to have a better {by} than {baseline.name} ({reached}), which ignore the features: these do not "
-            "tell the target, or there are too few rows or folds to see that they do.",
+            f"Softmax is not shown to have a better {either} than {baseline.name}, and no other pair to be better than softmax: "
+            "more rows, folds or repeats may tell.",
         )
-    if metric.name == "cost":
-        return _fastest(softmax, [r for r in others if r in learnt], others, folds)
-    proven = [r for r in others if r in learnt or difference(r, baseline, metric, folds, tries).better]
-    return _best(softmax, proven, others, metric, folds)
+    return _stay(softmax, proven, others, metric, folds)
 
 
-def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
+def _either(metrics: Sequence[Metric]) -> str:
+    return listed([metric.words for metric in metrics], "or")
+
+
+def _too_few(metric: Metric, reason: str) -> Recommendation:
+    return Recommendation(metric, None, "Too few folds to tell", reason)
+
+
+def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds: int) -> Recommendation:
+    """Why there is nothing to choose by this metric, and by which there may be."""
+    judged = proving(metric)
+    reached = listed([_value(baseline, by) for by in judged])
+    largest = ", the share of the largest class" if judged == (METRICS["accuracy"],) else ""
+    reason = (
+        f"No pair is shown to have a better {_either(judged)} than {baseline.name} ({reached}{largest}), which ignore the features"
+    )
+    elsewhere = learnt(results, baseline, [by for by in PROVING if by not in judged], folds)
+    found = {by: max(better, key=lambda r: by.gain(getattr(r, by.attribute), 0.0)) for by, better in elsewhere.items() if better}
+    if not found:
+        reason += ": these do not tell the target, or there are too few rows or folds to see that they do."
+        return Recommendation(metric, None, "Nothing to choose", reason)
+    told = listed([f"in {by.words} ({best.name}: {_value(best, by)} for {_value(baseline, by)})" for by, best in found.items()])
+    reason += f". Yet some are shown to be better than the frequencies {told}: the features do tell something of the target, and "
+    reason += f"{listed([f'--metric {by.name}' for by in found], 'or')} may tell which pair to take."
+    return Recommendation(metric, None, f"Nothing to choose by {metric.words}", reason)
+
+
+def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation | None:
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
-    taken, reason = best_of(softmax, proven, found, metric, WORDS)
-    if taken is None:
-        return Recommendation(metric, softmax.pair, STAY, reason)
-    lost = _lost(taken, softmax, metric, folds, len(others))
-    return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + lost)
+    found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
+    best = best_of(softmax, proven, found, metric, WORDS)
+    if best is None:
+        return None
+    taken, reason = best
+    return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
 class Named(Protocol):
@@ -153,28 +203,29 @@ N = TypeVar("N", bound=Named)
 
 @dataclass(frozen=True)
 class Words:
-    """What is compared, on what, and what was repeated."""
+    """What is compared, on what, and how often."""
 
     one: str
     many: str
     place: str
-    repeats: str
+    each: str
 
 
-WORDS = Words("pair", "pairs", "on this table", "these folds")
+WORDS = Words("pair", "pairs", "on this table", "fold by fold")
 STAY = "Stay with softmax"
 
 
-def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], metric: Metric, words: Words) -> tuple[N | None, str]:
-    """(the one of `proven` that is better than softmax by the most, None where nothing is; why), given all gains over softmax."""
-    better = [r for r in proven if gains[r.name].better]
+def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], metric: Metric, words: Words) -> tuple[N, str] | None:
+    """(the one of `proven` that is better than softmax by the most, why), given all gains over softmax; None where nothing is."""
+    # What is no mean over rows can be better in each fold and worse in all of them together, which is the value that is shown.
+    better = [r for r in proven if gains[r.name].better and _shown_gain(r, softmax, metric) > 0]
     if not better:
-        return None, _stay(softmax, gains, metric, words)
+        return None
     taken = max(better, key=lambda r: gains[r.name].mean)
     gain = gains[taken.name]
     reason = (
-        f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: better by "
-        f"{interval(gain, metric)}."
+        f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: {words.each} it is better "
+        f"by {interval(gain, metric)}."
     )
     if ahead := [r for r in proven if r not in better and gains[r.name].mean > gain.mean]:
         reason += f" Of {listed([r.name for r in ahead])} the mean is better still, and too uncertain to tell from that of softmax."
@@ -185,7 +236,11 @@ def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], me
     return taken, reason
 
 
-def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation:
+def _shown_gain(result: Named, reference: Named, metric: Metric) -> float:
+    return metric.gain(getattr(result, metric.attribute), getattr(reference, metric.attribute))
+
+
+def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation | None:
     metric, accuracy = METRICS["cost"], METRICS["accuracy"]
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     cheaper = [
@@ -194,8 +249,7 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
         if found[r.name].low > metric.least_gain and difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP
     ]
     if not cheaper:
-        why = _stay(softmax, found, metric, WORDS, " by 5 % or more, and as accurate to a point")
-        return Recommendation(metric, softmax.pair, STAY, why)
+        return None
     taken = max(cheaper, key=lambda r: found[r.name].mean)
     reason = (
         f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within "
@@ -204,25 +258,74 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
-def _stay(softmax: Named, found: Mapping[str, Difference], metric: Metric, words: Words, besides: str = "") -> str:
-    if not found:
+def stay(
+    softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words, shown: str = "", elsewhere: str = ""
+) -> str:
+    """That nothing is shown to be better than softmax, given all gains over it; `shown` is what is asked of them, if not that."""
+    if not gains:
         return f"It is the only {words.one} that was trained; its {metric.words} is {_value(softmax, metric)}."
-    counted = f"The other {words.one} is not" if len(found) == 1 else f"None of the {len(found)} other {words.many} is"
-    reason = (
-        f"{counted} shown to be better than softmax in {metric.words}{besides} {words.place}, where that of softmax is "
-        f"{_value(softmax, metric)}."
-    )
-    if any(gain.mean > 0 for gain in found.values()):
-        reason += " What looks better may be chance"
-        reach = median(gain.high - gain.mean for gain in found.values())
-        size = f"{metric.show_gain(reach).lstrip('+')}{metric.gain_unit}"
-        half = f": of half of the {words.many}, {words.repeats} would not show a gain below {size}."
-        reason += half if math.isfinite(reach) else "."
-    return reason
+    counted = f"The other {words.one} is not" if len(gains) == 1 else f"None of the {len(gains)} other {words.many} is"
+    shown = shown or f"be better than softmax in {metric.words} {words.place}, where that of softmax is {_value(softmax, metric)}"
+    seen = sight(softmax, gains, metric, words)
+    return f"{counted} shown to {shown}{elsewhere}." + (f" What looks better may be chance: {seen.told}." if seen else "")
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The gain over softmax that half of those compared would have shown, and the largest that there can be."""
+
+    gain: float
+    possible: float
+    told: str  # in words
+
+    @property
+    def is_blind(self) -> bool:
+        return self.gain > self.possible
+
+
+def sight(softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words) -> Sight | None:
+    """What gains could be seen; None where none looks better, or nothing is known of it."""
+    reaches = [gain.high - gain.mean for gain in gains.values() if math.isfinite(gain.high) and not gain.same]
+    if not reaches or not any(gain.mean > 0 for gain in gains.values()):
+        return None
+    reach, possible = median(reaches), metric.possible(getattr(softmax, metric.attribute))
+    size, most = (f"{metric.show_gain(gain).lstrip('+')}{metric.gain_unit}" for gain in (reach, possible))
+    half = "" if len(gains) == 1 else f"for half of the {words.many} "
+    told = f"{half}no gain would have shown, for {most} is all that is possible"
+    return Sight(reach, possible, told if reach > possible else f"{half}only a gain above {size} would have shown")
+
+
+def _stay(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
+    shown = ""
+    if metric.name == "cost":
+        least = 100 * math.expm1(metric.least_gain)
+        shown = (
+            f"train at least {least:.0f} % faster than softmax ({_value(softmax, metric)} a step) and to be at most a point "
+            "less accurate"
+        )
+    found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
+    seen = sight(softmax, found, metric, WORDS)
+    if seen is not None and seen.is_blind and len(softmax.folds) < folds:
+        return _too_few(metric, f"So far {seen.told}.")
+    reason = stay(softmax, found, metric, WORDS, shown, _elsewhere(softmax, proven, metric, folds, len(others)))
+    return Recommendation(metric, softmax.pair, STAY, reason)
+
+
+def _elsewhere(softmax: Result, proven: Sequence[Result], metric: Metric, folds: int, comparisons: int) -> str:
+    """In which other metrics a pair is better than softmax, and the best of them."""
+    told = []
+    for other in METRICS.values():
+        if other is metric or other.by_ratio:
+            continue
+        found = {r.name: difference(r, softmax, other, folds, comparisons) for r in proven if _shown_gain(r, softmax, other) > 0}
+        if better := {name: gain for name, gain in found.items() if gain.better}:
+            best = max(better, key=lambda name: better[name].mean)
+            told.append(f"in {other.words} {best} is better by {interval(better[best], other)}")
+    return f"; {listed(told)}" if told else ""
 
 
 def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparisons: int) -> str:
-    """What the pair is worse at than softmax, by more than is worth a word."""
+    """What the pair is worse at than softmax, by more than is worth a word, and how often it rules out what is true."""
     lost = [
         f"{other.words} ({_value(taken, other)} for {_value(softmax, other)})"
         for other in METRICS.values()
@@ -230,23 +333,32 @@ def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparison
         and (by := difference(taken, softmax, other, folds, comparisons)).worse
         and by.beyond(other.least_gain)
     ]
-    return f" It is worse than softmax in {listed(lost)}." if lost else ""
+    told = f" It is worse than softmax in {listed(lost)}." if lost else ""
+    return told + (f" It rules the true class out in {100 * taken.zeros:.2g} % of rows." if taken.zeros else "")
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str], last: str = "and") -> str:
     """Words as a sentence lists them: a, b and c."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def interval(gain: Difference, metric: Metric) -> str:
     """How much better it is, or worse where it is that, with the ends of the interval; with signs, + for better, where neither."""
-    if not math.isfinite(gain.low):
-        return f"{metric.show_gain(gain.mean)} (± ∞)"
     ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
+    if metric.by_ratio:
+        mean, least, most = (_faster(metric.show_gain(value), metric.gain_unit) for value in (gain.mean, *ends))
+        return f"{mean} ({least} to {most})" if math.isfinite(gain.low) else f"{mean} (± ∞)"
     mean, least, most = (metric.show_gain(value) for value in (gain.mean, *ends))
+    if not math.isfinite(gain.low):
+        return f"{mean} (± ∞)"
     if gain.better or gain.worse:
         mean, least, most = (value.lstrip("+−") for value in (mean, least, most))
     return f"{mean}{metric.gain_unit} ({least} to {most})"
+
+
+def _faster(shown: str, unit: str) -> str:
+    """Per cent with a sign in words."""
+    return f"{shown.lstrip('+−')}{unit} {'slower' if shown.startswith('−') else 'faster'}"
 
 
 def _value(result: Named, metric: Metric) -> str:

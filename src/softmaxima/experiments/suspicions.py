@@ -25,19 +25,25 @@ SHARE_IN_ORDER = 0.2  # at most, of a column that numbers rows: classes may foll
 ROW_NAMES = re.compile(r"unnamed.*|id|index|idx|key|nr|no|row.*|uuid|guid|.*[ _.]id|.*[a-z]I[dD]", re.IGNORECASE)
 
 
+class Doubt(str):
+    """A note on what makes results look better than they will be on new rows."""
+
+
 def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: np.ndarray) -> list[str]:
     """A line for each kind of oddity, with the columns and what to do; `values` [rows] of each as `Column.values` gives them."""
     if len(labels) < LEAST_ROWS:
         return []
     # a missing value is a value of its own
     given = {column.name: np.nan_to_num(v, nan=-np.inf) for column, v in zip(columns, values, strict=True)}
-    lines = []
+    lines: list[str] = []
     hashes = pl.DataFrame({**{str(i): v for i, v in enumerate(given.values())}, "target": labels}).hash_rows().to_numpy()
     first = np.sort(np.unique(hashes, return_index=True)[1])
     if (copies := len(labels) - len(first)) > COPIES * len(labels):
         lines.append(
-            f"rows that are there before, the target too: {copies} of {len(labels)}; folds then test what they were trained on, so "
-            "leave copies out"
+            Doubt(
+                f"rows that are there before, the target too: {copies} of {len(labels)}; folds then test what they were trained "
+                "on, so leave copies out"
+            )
         )
     if len(first) < LEAST_ROWS:
         return lines
@@ -56,9 +62,12 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
     usual, leaks = _leaks(telling, numbering, labels, sample)
     if leaks:
         shares = named(f"{name!r} ({share:.1%} right)" for name, share in leaks.items())
+        which = "column" if len(leaks) == 1 else "each of the columns"
         lines.append(
-            f"gives the target alone, where the most frequent class is right in {usual:.1%}: {shares}; "
-            f"if it is not known before the target is, {_without(leaks)}"
+            Doubt(
+                f"{which} {shares} alone gives the target, where the most frequent class is right in {usual:.1%}; if it is not "
+                f"known before the target is, {_without(leaks)}"
+            )
         )
     return lines
 

@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 
 from softmaxima.core.writing import write_text
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
-from softmaxima.experiments.recommendation import difference, interval, listed
+from softmaxima.experiments.recommendation import difference, interval, listed, proving
 from softmaxima.experiments.saved import as_csv, as_text
+from softmaxima.experiments.suspicions import Doubt
 from softmaxima.report.compare_figures import figures, rarest_first
-from softmaxima.report.figures import gain_cell
-from softmaxima.report.page import Row, choice, document, facts, figure, sentences, sorted_table
+from softmaxima.report.figures import gain_cell, is_cut
+from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
 
 COST = METRICS["cost"]
 
@@ -32,13 +34,16 @@ class Column:
     value: Callable[[Comparison, Result], float | str]
     spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
     attribute: str = ""  # of Result, where it is one
+    best_first: str = "descending"  # the order in which it is sorted at first
 
 
-def _measure(heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0) -> Column:
+def _measure(
+    heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0, best_first: str = "descending"
+) -> Column:
     def cell(comparison: Comparison, result: Result) -> str:
         return shown.format(scale * getattr(result, attribute))
 
-    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute)
+    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute, best_first)
 
 
 def _name(comparison: Comparison, result: Result) -> str:
@@ -53,7 +58,7 @@ def twins(comparison: Comparison) -> str:
 
 def _gain_heading(comparison: Comparison) -> str:
     metric = comparison.metric
-    twice = " (−0.69 is twice the time)" if metric.by_ratio else ""
+    twice = " (−100 is twice the time)" if metric.by_ratio else ""
     return f"{metric.words}, better than softmax by, {metric.unit}{twice}"
 
 
@@ -66,7 +71,7 @@ def _step(comparison: Comparison, result: Result) -> str:
 
 
 COLUMNS = (
-    Column(lambda _: "pair", "pair", _name, _name),
+    Column(lambda _: "pair", "pair", _name, _name, best_first="ascending"),
     _measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
     Column(
         _gain_heading,
@@ -75,11 +80,11 @@ COLUMNS = (
         lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
     ),
     _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
-    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2),
-    _measure("Brier score", "Brier", "brier", "{:.4f}", 4),
-    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100),
+    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2, best_first="ascending"),
+    _measure("Brier score", "Brier", "brier", "{:.4f}", 4, best_first="ascending"),
+    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100, "ascending"),
     _measure("mean support", "supp.", "support", "{:.2f}", 7),
-    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100),
+    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100, "ascending"),
     Column(
         lambda _: "step, ms",
         "ms",
@@ -87,22 +92,43 @@ COLUMNS = (
         lambda _, result: result.step_seconds if result.pair else math.nan,
         3,
         "step_seconds",
+        "ascending",
     ),
 )
 
-CAPTION = (
+DIFFERENCES = (
     "Better than softmax by: the mean over folds of the difference to softmax on the same fold ± half of its interval, widened so "
     "that the intervals of all pairs together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (corrected resampled t of "
-    "Nadeau and Bengio, Bonferroni). "
+    "Nadeau and Bengio, Bonferroni)."
+)
+MEASURES = (
     f"Log loss, in nats: −log((p + ε)/(1 + nε)), ε = {EPS:.0e}, for the true class, so that an exact zero "
     f"counts {-math.log(EPS):.1f} nats instead of ∞. "
     "Brier score: squared error of the probabilities, 0 to 2. "
-    f"Calibration error (ECE): {BINS} bins of the top probability. "
+    f"Macro F1, and calibration error (ECE, {BINS} bins of the top probability): of the rows held out in all folds together, as in "
+    "the figures; what is said of differences in them goes by the folds. "
     "Support: classes with a non-zero probability. "
     "True class zero: share of rows whose true class gets exactly 0. "
     "Step: median time of a training step, in turns with the other pairs. "
     "Class frequencies: the same probabilities for every row, the shares of the classes."
 ).replace("e-0", "e-")
+
+
+def caption(comparison: Comparison) -> str:
+    """What the table's numbers are."""
+    metric = comparison.metric
+    gains = [comparison.gain(result) for result in comparison.results if result is not comparison.softmax]
+    words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
+    if not metric.by_ratio and any(is_cut(gain, metric) for gain in gains):
+        most = metric.show_gain(metric.most_gain).lstrip("+")
+        words.append(f"In brackets are the ends of an interval that would go on beyond ±{most}, which no difference can.")
+    if any(gain.same for gain in gains):
+        rows = min(comparison.facts.rows, sum(counts.rows for counts in comparison.softmax.classes))
+        on = f"right on the same {rows} rows as softmax" if metric is METRICS["accuracy"] else "as softmax in every fold"
+        words.append(
+            f"Same: {on}, without a spread that an interval could be taken of; about 3 in {rows} new rows may still differ."
+        )
+    return " ".join(part for part in (*words, MEASURES, twins(comparison)) if part)
 
 
 def settings_in_words(comparison: Comparison) -> dict[str, str]:
@@ -122,11 +148,35 @@ def settings_in_words(comparison: Comparison) -> dict[str, str]:
         "Recommendation by": comparison.metric.words,
         "Model": f"{settings.model}: {hidden}",
         "Training": f"{settings.epochs} epochs, batches of {BATCH}, Adam, learning rate {rate}",
+        "Learning rates": rates(comparison),
         "Folds": f"{settings.folds}, stratified, {repeats}; seed {settings.seed}{done}",
         "Date": comparison.date,
         "Versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
         "Command": comparison.command,
     }
+
+
+def rates(comparison: Comparison) -> str:
+    """With --tune, the learning rate of each pair, as the median of those that its folds chose, and which may want another."""
+    if not comparison.settings.tune:
+        return ""
+    chosen: dict[float, list[str]] = {rate: [] for rate in RATES}
+    for result in comparison.results:
+        if result.pair is not None:
+            chosen[median_low(fold.learning_rate for fold in result.folds)].append(result.name)
+    told = "; ".join(f"{rate:g} with {listed(names)}" for rate, names in chosen.items() if names)
+    ends = [rate for rate in (min(RATES), max(RATES)) if chosen[rate]]
+    beyond = listed([f"{'below' if rate == min(RATES) else 'above'} {rate:g}" for rate in ends], "or")
+    return f"{told} (the median of the folds)." + (f" None {beyond} was tried, which may be better there." if ends else "")
+
+
+def unlearnt(comparison: Comparison) -> str:
+    """Which pairs are not known to have learnt anything."""
+    found, by = comparison.unlearnt, listed([metric.words for metric in proving(comparison.metric)], "or")
+    if not found:
+        return ""
+    which = "all pairs" if len(found) == len(comparison.results) - 1 else listed([result.name for result in found])
+    return f"Not known to have a better {by} than {BASELINE}: {which}."
 
 
 def sentence(comparison: Comparison, result: Result) -> str:
@@ -136,16 +186,21 @@ def sentence(comparison: Comparison, result: Result) -> str:
     gain = comparison.gain(result)
     if result is comparison.baseline:
         return "It has not read the features."
-    learnt = difference(result, comparison.baseline, METRICS["accuracy"], settings.folds, 1 + others)
-    words = [] if learnt.better else [f"not known to be more accurate than {BASELINE}"]
+    words = []
     if not math.isfinite(result.brier):
         words.append("its probabilities are not numbers")
     elif result is comparison.softmax:
         words.append("what the others are compared with")
+    elif gain.same:
+        same = "right on the same rows as softmax" if metric is METRICS["accuracy"] else f"the same {metric.words} as softmax"
+        words.append(f"{same} in {'these folds' if metric is METRICS['accuracy'] else 'every fold'}")
+    elif (gain.better or gain.worse) and metric.by_ratio:
+        words.append(f"a step of training is {interval(gain, metric)} than with softmax")
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
-        words.append(f"cannot be told from softmax in {metric.words}: a difference of {interval(gain, metric)}")
+        difference_of = "" if metric.by_ratio else "a difference of "
+        words.append(f"cannot be told from softmax in {metric.words}: {difference_of}{interval(gain, metric)}")
     if result is not comparison.softmax:
         besides = {
             other: difference(result, comparison.softmax, other, settings.folds, others)
@@ -167,6 +222,12 @@ def sentence(comparison: Comparison, result: Result) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+CLAIMS = (
+    "What is said of a metric allows for the number of pairs, and not for that of metrics: of all that is said here of several "
+    "metrics, more than one in twenty may be chance."
+)
+
+
 def times(comparison: Comparison) -> str:
     """With which pairs a step takes another time than with softmax, for certain and by more than is worth a word."""
     if comparison.metric is COST:
@@ -186,9 +247,9 @@ def times(comparison: Comparison) -> str:
 
 
 def reservations(comparison: Comparison) -> tuple[str, ...]:
-    """Why the recommendation is a first one: not all rows, or not all folds."""
+    """Why to doubt the recommendation, or to call it a first one: a table that tells too much, not all rows, or not all folds."""
     table, settings = comparison.facts, comparison.settings
-    found = []
+    found = [f"{note[0].upper()}{note[1:]}." for note in table.notes if isinstance(note, Doubt)]
     if comparison.partial:
         found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
     if settings.rows is not None:
@@ -208,6 +269,7 @@ def page(comparison: Comparison) -> str:
     """The page, complete in itself."""
     drawn, taken = figures(comparison), comparison.recommendation
     beside = {"classes": recall_table(comparison)}
+    notes = [note for note in comparison.facts.notes if not isinstance(note, Doubt)]
     rows = [
         Row(
             [column.cell(comparison, result) for column in COLUMNS],
@@ -222,16 +284,22 @@ def page(comparison: Comparison) -> str:
         "One classifier, trained with every pair on the same folds, from the same weights, on the same batches.",
         (
             choice(taken.headline, taken.reason, reservations(comparison), taken.pair.code if taken.pair else ""),
-            facts("What was trained", settings_in_words(comparison), comparison.facts.notes),
+            facts("What was trained", settings_in_words(comparison), notes),
             sorted_table(
                 "pairs",
                 "All pairs, the best first",
-                [column.heading(comparison) for column in COLUMNS],
+                [
+                    Heading(column.heading(comparison), column.best_first, column.attribute == comparison.metric.attribute)
+                    for column in COLUMNS
+                ],
                 rows,
-                f"{CAPTION} {twins(comparison)}",
+                caption(comparison),
             ),
             sentences(
-                "Pair by pair", {result.name: sentence(comparison, result) for result in comparison.results}, times(comparison)
+                "Pair by pair",
+                {result.name: sentence(comparison, result) for result in comparison.results},
+                times(comparison),
+                above=" ".join(filter(None, (unlearnt(comparison), CLAIMS))),
             ),
             *(figure(shown, beside.get(shown.id, "")) for shown in drawn),
         ),
@@ -244,8 +312,8 @@ def recall_table(comparison: Comparison) -> str:
     taken = [result for result in comparison.results if result.pair is not None and result.pair == comparison.recommendation.pair]
     best = [result for result in comparison.results if result.pair is not None]
     shown = [comparison.softmax, *[result for result in (*taken, *best) if result is not comparison.softmax][:1]]
-    heading = "".join(f"<th scope='col'>{html.escape(result.name)}</th>" for result in shown)
-
+    titles = [result.name if result in (comparison.softmax, *taken) else f"{result.name} (best mean)" for result in shown]
+    heading = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in titles)
     rows = "".join(
         f"<tr><th scope='row'>{html.escape(comparison.facts.classes[index][0])}</th>"
         f"<td>{comparison.softmax.classes[index].rows}</td>"

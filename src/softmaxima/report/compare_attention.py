@@ -15,7 +15,7 @@ from softmaxima.experiments.recommendation import interval, listed
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import Figure, gain_cell
 from softmaxima.report.markdown import table
-from softmaxima.report.page import Row, choice, document, facts, figure, sentences, sorted_table
+from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
@@ -29,6 +29,7 @@ class Column:
     cell: Callable[[Result], str]
     value: Callable[[Result], float | str]
     spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
+    best_first: str = "descending"  # the order in which it is sorted at first
 
 
 def columns(finding: Finding) -> tuple[Column, ...]:
@@ -53,13 +54,14 @@ def columns(finding: Finding) -> tuple[Column, ...]:
     share, keys = (lambda result: 100 * result.mean("share")), (lambda result: result.mean("keys"))
     step, kept = (lambda result: 1000 * result.step_seconds), (lambda result: result.kept_bytes / 2**20)
     found = [
-        Column("map", "map", lambda result: result.name, lambda result: result.name),
+        Column("map", "map", lambda result: result.name, lambda result: result.name, best_first="ascending"),
         Column(
             f"{'loss' if finding.task.causal else metric.words}, {unit}",
             "bits" if finding.task.causal else "acc. %",
             quality,
             lambda result: result.quality,
             1,
+            "ascending" if finding.task.causal else "descending",
         ),
         Column(
             f"better than softmax by, {metric.unit}",
@@ -67,14 +69,14 @@ def columns(finding: Finding) -> tuple[Column, ...]:
             gain,
             lambda result: 0.0 if result is finding.softmax else finding.gain(result).mean,
         ),
-        Column("keys not 0, %", "keys %", measured("{:.1f}", share), share, 3),
-        Column("keys in effect", "eff. keys", measured("{:.1f}", keys), keys, 4),
-        Column("step, ms", "ms", measured("{:.1f}", step), step, 2),
-        Column("kept for backward, MiB", "MiB", measured("{:.2f}", kept), kept, 5),
+        Column("keys not 0, %", "keys %", measured("{:.1f}", share), share, 3, "ascending"),
+        Column("keys in effect", "eff. keys", measured("{:.1f}", keys), keys, 4, "ascending"),
+        Column("step, ms", "ms", measured("{:.1f}", step), step, 2, "ascending"),
+        Column("kept for backward, MiB", "MiB", measured("{:.2f}", kept), kept, 5, "ascending"),
     ]
     if not finding.task.causal:
         nats = lambda result: result.log_loss
-        found.insert(3, Column("log loss", "log loss", measured("{:.3f}", nats), nats, 6))
+        found.insert(3, Column("log loss", "log loss", measured("{:.3f}", nats), nats, 6, "ascending"))
     return tuple(found)
 
 
@@ -198,7 +200,11 @@ def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[s
     said = {result.name: sentence(finding, result) for result in finding.results}
     return [
         sorted_table(
-            f"{name}-maps", f"{name.capitalize()}: all maps, the best first", [column.heading for column in shown], rows, caption
+            f"{name}-maps",
+            f"{name.capitalize()}: all maps, the best first",
+            [Heading(column.heading, column.best_first, number == 1) for number, column in enumerate(shown)],
+            rows,
+            caption,
         ),
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
         *(figure(own) for own in drawn),

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from torch import Tensor
 
-from softmaxima.experiments.attention import Finding, Result
+from softmaxima.experiments.attention import Finding, Result, difference
 from softmaxima.experiments.attention_plan import REFERENCE
 from softmaxima.report.figures import STEADINESS, Figure, Point, Priced, cost_plot, gain_plot, panel, panels, rows_layout, styles
 
@@ -52,7 +52,7 @@ def gain_figure(finding: Finding) -> Figure:
         "Each symbol is the mean difference over seeds, to the right for the better; each bar its interval, wide enough for all "
         "maps together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it ± half of its interval.",
+        "written beside it; of its bar the part is drawn that reaches the axis.",
         gain_plot(points, finding.metric),
     )
 
@@ -111,7 +111,7 @@ def _short(number: float) -> str:
 
 def cost_figure(finding: Finding) -> Figure:
     """The loss against the time of a step."""
-    own, causal = marks(finding), finding.task.causal
+    own, causal, results = marks(finding), finding.task.causal, _trained(finding)
     points = [
         Priced(
             result.name,
@@ -121,16 +121,21 @@ def cost_figure(finding: Finding) -> Figure:
             result.quality if causal else result.log_loss,
             result.name == REFERENCE,
         )
-        for result in _trained(finding)
+        for result in results
     ]
+
+    def better(one: int, other: int) -> bool:
+        return difference(results[one], results[other], finding.task.metric, max(1, len(results) - 1)).better
+
     return Figure(
         f"{finding.task.name}-cost",
         f"{finding.task.name.capitalize()}: time against quality",
         "To the left trains faster, further down has a lower loss on held-out rows; both axes are logarithmic. Filled and named "
-        "are the maps on the dotted front, to which no other is preferable in both, times within "
-        f"{100 * (STEADINESS - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
-        "those of the differences above.",
-        cost_plot(points, finding.metric.unit if causal else "log loss, nats", ".3f"),
+        "are the maps to which no other is preferable, being better in one and not worse in the other: in "
+        f"{finding.metric.words} where the interval of their difference over seeds leaves out 0 (95 %, for all others of a map "
+        f"together), in time beyond {100 * (STEADINESS - 1):.0f} %, for machines are not steadier. The dotted line joins those "
+        "with a lower loss than all faster ones. Softmax is named too. The symbols are those of the differences above.",
+        cost_plot(points, finding.metric.unit if causal else "log loss, nats", ".3f", better),
     )
 
 

@@ -12,7 +12,8 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
-from softmaxima.experiments.measures import Result
+from softmaxima.experiments.measures import METRICS, Result
+from softmaxima.experiments.recommendation import difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
 from softmaxima.report.figures import (
@@ -83,14 +84,15 @@ def gain_figure(comparison: Comparison) -> Figure:
         "Each symbol is the mean difference over folds, to the right for the better; each bar its interval, wide enough for all "
         "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it ± half of its interval.",
+        "written beside it; of its bar the part is drawn that reaches the axis. Another symbol without a bar is the same as "
+        "softmax in every fold.",
         gain_plot(points, metric),
     )
 
 
 def cost_figure(comparison: Comparison) -> Figure:
-    """The Brier score against the time of a step."""
-    marks = styles_of(comparison)
+    """The Brier score against the time of a step; names of softmax and of those on the Pareto front."""
+    marks, results = styles_of(comparison), [result for result in _trained(comparison) if math.isfinite(result.brier)]
     points = [
         Priced(
             result.name,
@@ -100,17 +102,23 @@ def cost_figure(comparison: Comparison) -> Figure:
             result.brier,
             result is comparison.softmax,
         )
-        for result in _trained(comparison)
-        if math.isfinite(result.brier)
+        for result in results
     ]
+
+    def better(one: int, other: int) -> bool:
+        compared = results[one], results[other], METRICS["brier"], comparison.settings.folds, max(1, len(results) - 1)
+        return difference(*compared).better
+
     return Figure(
         "cost",
         "Cost against quality",
         "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
-        f"Filled and named are the pairs on the dotted front, to which no other is preferable in both, times within "
-        f"{100 * (STEADINESS - 1):.0f} % counted as equal, for machines are not steadier; softmax is named too. The symbols are "
-        "those of the figure above.",
-        cost_plot(points, "Brier score", ".4f"),
+        "Filled and named are the pairs to which no other is preferable, being better in one and not worse in the other. Brier "
+        "scores count as equal where the interval of their difference over folds holds 0 (95 %, for all others of a pair "
+        f"together), times within {100 * (STEADINESS - 1):.0f} %, for machines are not steadier. The dotted line joins those with "
+        "a lower score than all faster ones; what is filled above it may be as good. Softmax is named too. The symbols are those "
+        "of the figure above.",
+        cost_plot(points, "Brier score", ".4f", better),
     )
 
 
@@ -119,14 +127,15 @@ NAME_SHOWN = 18  # characters of a class's name
 
 
 def rarest_first(comparison: Comparison) -> list[int]:
-    """The classes that are shown, by index."""
-    return sorted(range(len(comparison.facts.classes)), key=lambda index: comparison.facts.classes[index][1])[:CLASSES_SHOWN]
+    """The classes that are shown, by index: in order of their rows that were held out, which figure and table name."""
+    held_out = [counts.rows for counts in comparison.softmax.classes]
+    return sorted(range(len(held_out)), key=held_out.__getitem__)[:CLASSES_SHOWN]
 
 
 def class_figure(comparison: Comparison) -> Figure:
     """The recall of each class, the rarest first."""
     counted = rarest_first(comparison)
-    classes = [comparison.facts.classes[index] for index in counted]
+    classes = [(comparison.facts.classes[index][0], comparison.softmax.classes[index].rows) for index in counted]
     names, short = (
         [f"{html.escape(shown(name))} ({rows})" for name, rows in classes]
         for shown in (str, _shortened([name for name, _ in classes]))
@@ -163,7 +172,8 @@ def class_figure(comparison: Comparison) -> Figure:
     return Figure(
         "classes",
         "Class by class",
-        "The share of each class's rows that were recognised (recall), the rarest class on the left, with its rows in brackets: "
+        "The share of each class's rows that were recognised (recall), the rarest class on the left, with the rows of it "
+        "that were held out in brackets, in all folds together: "
         "where a high accuracy hides that a rare class is missed, it shows here." + rest,
         plot,
     )
@@ -324,8 +334,8 @@ def curve_figure(comparison: Comparison) -> Figure:
     return Figure(
         "curves",
         "The maps: one score moves",
-        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax. Top-k keeps two here "
-        "at the most, for all three would be softmax.",
+        "The first probability of the scores (t, 0, −1) as t goes from −4 to 4; the dotted line is softmax."
+        + " Top-k keeps two here at the most, for all three would be softmax." * any("k" in pair.params for pair in maps.values()),
         plot,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,12 +78,25 @@ def rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
 
 
 def gain_cell(gain: Difference, metric: Metric) -> str:
-    """A difference to softmax and half its interval's width, with a mark where it is more than chance."""
+    """A difference to softmax ± half of its interval, or with its ends where they are not alike; a mark where it is no chance."""
     if not math.isfinite(gain.mean):
         return "–"
-    half = f"{metric.gain_scale * (gain.high - gain.mean):.{metric.decimals}f}" if math.isfinite(gain.high) else "∞"
-    mean = f"{round(metric.gain_scale * gain.mean, metric.decimals) + 0.0:+.{metric.decimals}f}"
-    return f"{mean} ± {half}{_mark(gain)}".replace("-", "−")
+    if gain.same:
+        return "same rows" if metric.name == "accuracy" else "same"
+    mean = metric.show_gain(gain.mean)
+    if not math.isfinite(gain.low):
+        return f"{mean} ± ∞"
+    if metric.by_ratio:
+        return f"{mean} ({metric.show_gain(gain.low)} to {metric.show_gain(gain.high)}){_mark(gain)}"
+    if is_cut(gain, metric):
+        low, high = (f"{metric.in_unit(end) + 0.0:+.3g}".replace("-", "−") for end in (gain.low, gain.high))
+        return f"{mean} ({low} to {high}){_mark(gain)}"
+    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{metric.decimals}f}{_mark(gain)}"
+
+
+def is_cut(gain: Difference, metric: Metric) -> bool:
+    """Whether the interval ends where the metric's differences do."""
+    return math.isfinite(gain.low) and metric.most_gain in (-gain.low, gain.high)
 
 
 def _mark(gain: Difference) -> str:
@@ -101,35 +114,39 @@ class Point:
 
 def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
     """Differences to softmax with their intervals, on an axis around the leaders."""
-    scale, unit = metric.gain_scale, metric.unit
     gains = [point.gain for point in points]
-    means = [scale * gain.mean for gain in gains]
-    reach = [scale * (gain.high - gain.mean) for gain in gains]
-    low, high = _around_leaders(means, reach)
+    means = [metric.in_unit(gain.mean) for gain in gains]
+    ends = [[metric.in_unit(end) if math.isfinite(end) else end for end in (gain.low, gain.high)] for gain in gains]
+    low, high = _around_leaders(means, ends)
     rows = [point.label + _mark(point.gain) for point in points]
     cells = [gain_cell(gain, metric) for gain in gains]
-    plot = go.Figure(layout=rows_layout(len(points), xaxis={"title": f"better by,<br>{unit}", "range": [low, high]}))
+    title = {"text": f"better by,<br>{metric.unit}", "standoff": 8}  # below ticks that are slanted where they have no room
+    axis = {"title": title, "range": [low, high], "automargin": True, "nticks": 6}
+    plot = go.Figure(layout=rows_layout(len(points), xaxis=axis))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
     near = [i for i, mean in enumerate(means) if low <= mean <= high]
-    ends = {i: (max(low, means[i] - reach[i]), min(high, means[i] + reach[i])) for i in near}
-    plot.add_scatter(
-        x=[means[i] for i in near],
-        y=[rows[i] for i in near],
-        error_x={
-            "array": [ends[i][1] - means[i] for i in near],
-            "arrayminus": [means[i] - ends[i][0] for i in near],
-            "thickness": 1.5,
-            "width": 4,
-            "color": GREY,
-        },
-        mode="markers",
-        marker={"size": 10, **_together([points[i] for i in near])},
-        customdata=[cells[i] for i in near],
-        hovertemplate="%{y}: %{customdata}<extra></extra>",
-    )
+    far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
+    for which in (near, far):
+        x = [max(low, means[i]) for i in which]
+        plot.add_scatter(
+            x=x,
+            y=[rows[i] for i in which],
+            error_x={
+                "array": [max(0.0, min(high, ends[i][1]) - at) for i, at in zip(which, x, strict=True)],
+                "arrayminus": [at - max(low, ends[i][0]) for i, at in zip(which, x, strict=True)],
+                "thickness": 1.5,
+                "width": 4,
+                "color": GREY,
+            },
+            mode="markers",
+            marker={"size": 10, **_together([points[i] for i in which])},
+            customdata=[cells[i] for i in which],
+            cliponaxis=False,
+            hovertemplate="%{y}: %{customdata}<extra></extra>",
+        )
     for edge, symbol, beyond in (
-        (low, "triangle-left", [i for i in near if means[i] - reach[i] < low]),
-        (high, "triangle-right", [i for i in near if means[i] + reach[i] > high]),
+        (low, "triangle-left", [i for i in near if ends[i][0] < low]),
+        (high, "triangle-right", [i for i in (*near, *far) if ends[i][1] > high]),
     ):
         plot.add_scatter(
             x=[edge] * len(beyond),
@@ -139,17 +156,20 @@ def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
             cliponaxis=False,
             hoverinfo="skip",
         )
-    far = [i for i, mean in enumerate(means) if math.isfinite(mean) and mean < low]
-    plot.add_scatter(
-        x=[low] * len(far),
-        y=[rows[i] for i in far],
-        mode="markers+text",
-        marker={"size": 10, **_together([points[i] for i in far])},
-        text=[f" ◂ {cells[i]}" for i in far],
-        textposition="middle right",
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
+    for i in far:
+        above = ends[i][1] > low  # its bar
+        plot.add_annotation(
+            x=low,
+            y=rows[i],
+            text=f"◂ {metric.show_gain(gains[i].mean)}",
+            showarrow=False,
+            xanchor="left",
+            xshift=7,
+            yanchor="bottom" if above else "middle",
+            yshift=2 if above else 0,
+            borderpad=0,
+            font={"size": 11},
+        )
     plot.update_yaxes(categoryorder="array", categoryarray=rows, ticklabelstandoff=12)
     plot.update_layout(margin_r=24)
     return plot
@@ -159,11 +179,12 @@ def _together(points: Sequence[Point]) -> dict[str, list[str]]:
     return {key: [point.style[key] for point in points] for key in ("color", "symbol")}
 
 
-def _around_leaders(means: Sequence[float], reach: Sequence[float]) -> tuple[float, float]:
+def _around_leaders(means: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The range that shows the better half of the intervals, and zero; of one without end its mean."""
-    known = [(mean, r if math.isfinite(r) else 0.0) for mean, r in zip(means, reach, strict=True) if math.isfinite(mean)]
-    half = sorted(known, reverse=True)[: max(1, (len(known) + 1) // 2)] or [(0.0, 1.0)]
-    low, high = min(0.0, *(mean - r for mean, r in half)), max(0.0, *(mean + r for mean, r in half))
+    known = [(mean, *(end if math.isfinite(end) else mean for end in both)) for mean, both in zip(means, ends, strict=True)]
+    half = sorted((each for each in known if math.isfinite(each[0])), reverse=True)
+    half = half[: max(1, (len(half) + 1) // 2)] or [(0.0, -1.0, 1.0)]
+    low, high = min(0.0, *(low for _, low, _ in half)), max(0.0, *(high for *_, high in half))
     margin = 0.06 * (high - low) or 1.0
     return low - margin, high + margin
 
@@ -185,29 +206,36 @@ class Priced:
     named: bool = False
 
 
-def cost_plot(points: Sequence[Priced], quality: str, shown: str) -> go.Figure:
-    """A quality, whose numbers are shown in a format of d3, against the time of a step; those on the Pareto front are named."""
-    front = pareto_front([(point.milliseconds, point.value) for point in points], STEADINESS)
+def cost_plot(points: Sequence[Priced], quality: str, shown: str, better: Callable[[int, int], bool]) -> go.Figure:
+    """A quality, whose numbers are shown in a format of d3, against the time of a step; those on the Pareto front are named.
+
+    better(i, j): whether the quality of point i is better than that of j by more than chance.
+    """
+    front = pareto_front([point.milliseconds for point in points], better, STEADINESS)
     steps, values = [point.milliseconds for point in points], [point.value for point in points]
     low, high = _span(values, 1.25)
     names = [
         {"x": x, "y": y, "text": point.label if (i in front or point.named) and min(x, y) > 0 else ""}
         for i, (x, y, point) in enumerate(zip(steps, values, points, strict=True))
     ]
-    margin = {"l": 56, "r": 24, "t": 24, "b": 48}
     row, height = 17, 260  # of a name, and of the points above a row for each name
     room = 10 + row * sum(bool(name["text"]) for name in names)
+    scores = logarithmic(low / (high / low) ** (room / height), high)
+    margin = {"l": 32 + 8 * max(map(len, scores["ticktext"])), "r": 24, "t": 24, "b": 48}
     plot = go.Figure(
         layout={
             "height": margin["t"] + height + room + margin["b"],
             "margin": margin,
             "xaxis": {"title": "step, ms", **logarithmic(*_span(steps, 1.6))},
-            "yaxis": {"title": quality, **logarithmic(low / (high / low) ** (room / height), high)},
+            "yaxis": {"title": quality, **scores},
             "showlegend": False,
-            "meta": {"names": names, "row": row},
         }
     )
-    ordered = sorted(front, key=lambda i: steps[i])
+    ordered: list[int] = []  # what of the front is lower than all that is faster
+    for i in sorted(front, key=lambda i: (steps[i], values[i])):
+        if not ordered or values[i] < values[ordered[-1]]:
+            ordered.append(i)
+    plot.layout.meta = {"names": names, "row": row, "line": [{"x": steps[i], "y": values[i]} for i in ordered]}
     line = {"color": GREY, "width": 1, "dash": "dot", "shape": "hv"}
     plot.add_scatter(x=[steps[i] for i in ordered], y=[values[i] for i in ordered], mode="lines", line=line, hoverinfo="skip")
     symbols = [point.style["symbol"] + ("" if i in front else "-open") for i, point in enumerate(points)]
@@ -228,43 +256,56 @@ def cost_plot(points: Sequence[Priced], quality: str, shown: str) -> go.Figure:
     return plot
 
 
-def pareto_front(points: Sequence[tuple[float, float]], steadiness: float = 1.0) -> set[int]:
-    """The points (x, y) that no (a, b) replaces, by b < y and a ≤ x·steadiness, or b = y and a < x; of equal ones the first."""
+def pareto_front(times: Sequence[float], better: Callable[[int, int], bool], steadiness: float = 1.0) -> set[int]:
+    """Which no other replaces: by being better for certain in no more time, or by taking less time without being worse for certain.
+
+    Times are the same up to a factor of `steadiness`.
+    """
     return {
         i
-        for i, (x, y) in enumerate(points)
-        if not any((b < y and a <= x * steadiness) or (b == y and (a, j) < (x, i)) for j, (a, b) in enumerate(points))
+        for i, time in enumerate(times)
+        if not any(
+            (other <= time * steadiness and better(j, i)) or (other * steadiness < time and not better(i, j))
+            for j, other in enumerate(times)
+        )
     }
 
 
 # Axes and small plots -----------------------------------------------------------------------------------------------------
 
 
-FEWEST_TICKS = 3
-
-
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """The range of positive values on a logarithmic axis, with that margin, or less where all are much alike."""
+    """The range of positive values on a logarithmic axis."""
     positive = [value for value in values if value > 0] or [1.0]
-    least, most = min(positive), max(positive)
-    margin = min(margin, 1.002 * (most / least) ** 0.25) if most > least else margin
-    return least / margin, most * margin
+    return min(positive) / margin, max(positive) * margin
 
 
 def logarithmic(low: float, high: float) -> dict[str, Any]:
-    """An axis over that range, with ticks at 1, 2, 3 and 5 times a power of ten, or at round numbers where it has few of these."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    ticks = [tick for power in powers for digit in (1, 2, 3, 5) if low <= (tick := digit * 10.0**power) <= high]
-    if len(ticks) < FEWEST_TICKS:
-        power = 10.0 ** math.floor(math.log10((high - low) / FEWEST_TICKS))
-        step = next(size * power for size in (5, 2, 1) if (high - low) / (size * power) >= FEWEST_TICKS)
-        ticks = [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    """A logarithmic axis over that range, with ticks that have room."""
+    ticks = _ticks(low, high)
     return {
         "type": "log",
         "range": [math.log10(low), math.log10(high)],
         "tickvals": ticks,
         "ticktext": [f"{tick:.6g}" for tick in ticks],
     }
+
+
+def _ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Two ticks at least: at 1, 2, 3 and 5 times powers of ten, at fewer where those are too many, at round steps where too few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits_and_powers = [((1, 2, 3, 5), 1), ((1, 3), 1), *(((1,), every) for every in range(1, len(powers)))]
+    for digits, every in digits_and_powers:
+        ticks = [tick for n in powers if n % every == 0 for digit in digits if low <= (tick := digit * 10.0**n) <= high]
+        if len(ticks) <= most:
+            break
+    for power in range(powers[-1], powers[0] - 9, -1):
+        for digit in (5, 2, 1):
+            if len(ticks) >= 2:
+                return ticks
+            step = digit * 10.0**power
+            ticks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return ticks
 
 
 def panels(titles: Sequence[str], aspect: float = 1.0, **axes: Any) -> go.Figure:

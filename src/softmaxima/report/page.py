@@ -53,6 +53,15 @@ def facts(title: str, words: Mapping[str, str], notes: Iterable[str] = ()) -> st
 
 
 @dataclass(frozen=True)
+class Heading:
+    """Of a column: in which order the best come first, and whether the rows are so sorted at first."""
+
+    words: str
+    best_first: str = "descending"
+    is_sorted: bool = False
+
+
+@dataclass(frozen=True)
 class Row:
     """A row of the table: its cells, and what each column sorts by."""
 
@@ -61,9 +70,13 @@ class Row:
     taken: bool = False  # it is the one that is recommended
 
 
-def sorted_table(id: str, title: str, headings: Sequence[str], rows: Iterable[Row], caption: str) -> str:
+def sorted_table(id: str, title: str, headings: Sequence[Heading], rows: Iterable[Row], caption: str) -> str:
     """A table whose headings sort it."""
-    heading = "".join(f"<th scope='col' aria-sort='none'><button>{html.escape(words)}</button></th>" for words in headings)
+    heading = "".join(
+        f"<th scope='col' data-first='{each.best_first}' aria-sort='{each.best_first if each.is_sorted else 'none'}'>"
+        f"<button>{html.escape(each.words)}</button></th>"
+        for each in headings
+    )
     kinds = ["th scope='row'", *["td"] * (len(headings) - 1)]
     lines = "".join(
         f"<tr{' class=taken' * row.taken}>"
@@ -83,12 +96,13 @@ def sorted_table(id: str, title: str, headings: Sequence[str], rows: Iterable[Ro
     )
 
 
-def sentences(title: str, said: Mapping[str, str], besides: str = "") -> str:
-    """What there is to say of each."""
-    lines = "".join(f"<li><b>{html.escape(name)}</b> {html.escape(words)}</li>" for name, words in said.items())
+def sentences(title: str, said: Mapping[str, str], besides: str = "", above: str = "") -> str:
+    """What there is to say of each, and of all."""
+    lines = "".join(f"<li><b>{html.escape(name)}:</b> {html.escape(words)}</li>" for name, words in said.items())
+    first = f'<p class="reading">{html.escape(above)}</p>\n' if above else ""
     return (
-        f'<section>\n<h2>{html.escape(title)}</h2>\n<ul class="pairs">{lines}</ul>\n<p class="times">{html.escape(besides)}</p>\n'
-        "</section>"
+        f'<section>\n<h2>{html.escape(title)}</h2>\n{first}<ul class="pairs">{lines}</ul>\n'
+        f'<p class="times">{html.escape(besides)}</p>\n</section>'
     )
 
 
