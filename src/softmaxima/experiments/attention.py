@@ -308,11 +308,11 @@ def heads(p: Tensor, causal: bool, learnt: list[list[float]] | None) -> tuple[tu
     even = p / mass.clamp_min(1e-300).unsqueeze(-1)
     spread = torch.special.entr(even).sum(-1).exp().where(mass > 0, 0.0)
     share = (p > 0).sum(-1).sum((1, 3)) / (visible.sum() * p.shape[1])
-    found = [x.tolist() for x in (share, spread.mean((1, 3)), mass.mean((1, 3)))]
+    share, keys, mass = (x.tolist() for x in (share, spread.mean((1, 3)), mass.mean((1, 3))))
     layers, count = p.shape[0], p.shape[2]
     return tuple(
-        tuple(Head(*(x[layer][head] for x in found), learnt[layer][head] if learnt else None) for head in range(count))
-        for layer in range(layers)
+        tuple(Head(share[n][head], keys[n][head], mass[n][head], learnt[n][head] if learnt else None) for head in range(count))
+        for n in range(layers)
     )
 
 

@@ -6,6 +6,7 @@ x ← x + attention(norm x),    x ← x + W₂ relu(W₁ norm x)    in each laye
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class BetweenOneAndTwo(nn.Module):
 
 def attention_layer(variant: Variant, shape: Shape) -> MultiheadAttention:
     """Self-attention with that map."""
-    options = {name: FUNCTIONS[value] if name == "f" else value for name, value in variant.params.items()}
+    options: dict[str, Any] = {name: FUNCTIONS[value] if name == "f" else value for name, value in variant.params.items()}
     if variant.learnt == "alpha":
         options["alpha"] = nn.Parameter(torch.full((shape.heads,), 1.5))
     elif variant.learnt == "sink":

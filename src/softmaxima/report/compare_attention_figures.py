@@ -94,7 +94,7 @@ def heads_figure(finding: Finding) -> Figure:
             },
         ),
     )
-    plot.update_layout(height=plot.layout.height + 20, margin_t=24, margin_b=32)
+    plot.update_layout(height=rows_layout(len(results))["height"] + 20, margin_t=24, margin_b=32)
     return Figure(
         f"{finding.task.name}-heads",
         f"{finding.task.name.capitalize()}: how many keys each head looks at",

@@ -165,7 +165,7 @@ def class_figure(comparison: Comparison) -> Figure:
         ),
         rows_layout(len(comparison.results), xaxis={"type": "category", "automargin": True, "tickvals": names, "ticktext": short}),
     )
-    plot.update_layout(height=plot.layout.height + 150, margin_t=24)
+    plot.update_layout(height=rows_layout(len(comparison.results))["height"] + 150, margin_t=24)
     rest = (
         f" The {CLASSES_SHOWN} rarest of {len(comparison.facts.classes)}." if len(comparison.facts.classes) > CLASSES_SHOWN else ""
     )

@@ -294,6 +294,7 @@ def logarithmic(low: float, high: float) -> dict[str, Any]:
 def _ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Two ticks at least: at 1, 2, 3 and 5 times powers of ten, at fewer where those are too many, at round steps where too few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
     digits_and_powers = [((1, 2, 3, 5), 1), ((1, 3), 1), *(((1,), every) for every in range(1, len(powers)))]
     for digits, every in digits_and_powers:
         ticks = [tick for n in powers if n % every == 0 for digit in digits if low <= (tick := digit * 10.0**n) <= high]
