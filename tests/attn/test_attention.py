@@ -225,6 +225,16 @@ def test_derivatives_by_numbers() -> None:
     assert torch.autograd.gradcheck(learned, (q, k, v, tau))
 
 
+def test_only_the_sink_of_softmax_is_a_number_whose_gradient_the_kernel_has() -> None:
+    entmax, number = REGISTRY["entmax"], torch.tensor(1.5, requires_grad=True)
+    namesake = replace(entmax, name="namesake", params=(replace(entmax.params[0], name="beta"),))
+    rows = {"query": small(3, 4), "key": small(5, 4), "value": small(5, 2)}
+    rest = dict.fromkeys(("attn_mask", "scale", "bias", "sink", "window", "key_lengths"))
+    rest |= {"is_causal": False, "temperature": 1.0, "dropout_p": 0.0, "enable_gqa": False}
+    for map, fits in (("elastic_softmax", True), (namesake, False)):
+        assert fused.fits(check_request(**rows, **rest, map=map, params={"beta": number})) == fits
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_softmax_is_what_torch_computes(is_causal: bool) -> None:
     q, k, v = (torch.randn(2, 4, 50, 24, generator=torch.Generator().manual_seed(i)) for i in range(3))

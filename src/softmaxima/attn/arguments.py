@@ -74,9 +74,14 @@ class Request:
         there = torch.arange(x.shape[-2], device=x.device) < self.visible.lengths
         return x.masked_fill(~there.transpose(-2, -1), 0.0)
 
+    @property
+    def level(self) -> float | Tensor | None:
+        """The parameter that is a sink of softmax, one score more; None where there is none."""
+        return self.params.get(self.map.with_sink[1]) if self.map.with_sink else None
+
     def check_lse(self) -> None:
         """That the outputs of such a map can be merged by one number a query."""
-        if self.map.name not in ("softmax", "elastic_softmax"):
+        if self.map.with_sink is None:
             raise ValueError(
                 f"{NAME}: return_lse=True needs softmax or elastic_softmax, got map={self.map.name!r}, whose outputs over parts of "
                 "the keys do not merge by one number a query"
@@ -157,12 +162,13 @@ def _check_scale(scale: Any, size: int) -> float:
 
 
 def _with_sink(map: Map, sink: Any, params: Mapping[str, Any]) -> tuple[Map, Any, Mapping[str, Any]]:
-    """(the map, its sink, its parameters): softmax beside a sink is elastic softmax."""
-    if sink is None or map.name not in ("softmax", "elastic_softmax"):
+    """(the map, its sink, its parameters), where a map beside a sink may be another one."""
+    if sink is None or map.with_sink is None:
         return map, sink, params
-    if "beta" in params:
-        raise ValueError(f"{NAME}: sink and beta are the same number for {map.name}; give one of them")
-    return find_map("elastic_softmax"), None, {**params, "beta": sink}
+    name, level = map.with_sink
+    if level in params:
+        raise ValueError(f"{NAME}: sink and {level} are the same number for {map.name}; give one of them")
+    return find_map(name), None, {**params, level: sink}
 
 
 def _check_projection(what: str, x: Any) -> Tensor:
@@ -241,7 +247,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     """(how many keys before a query's place it sees, how many after)."""
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     if len(sides) != 2:
-        raise ValueError(f"{NAME}: window must be an int or (left, right), got {window!r}")
+        raise ValueError(f"{NAME}: window must be an int or (before, after), None for all, got {window!r}")
     left, right = (None if side is None else check_count(NAME, "window", side, 0) for side in sides)
     return left, right
 

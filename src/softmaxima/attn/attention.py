@@ -70,7 +70,8 @@ def attention(
         TypeError, ValueError: Before any work, for shapes that do not broadcast, dtypes that do not fit, numbers outside their
             domain, and a map that gives logarithms.
 
-    Cost: 2·L·S·(E + Ev) operations; holds [..., L, S].
+    Cost: 2·L·S·(E + Ev) operations. A kernel holds the scores of 48 queries and the keys and values of a head in each thread;
+    `return_weights=True`, second derivatives and torch.func hold [..., L, S].
 
     Source: Vaswani et al. (2017), arXiv:1706.03762; with sparse maps Correia et al. (2019), arXiv:1909.00015.
 

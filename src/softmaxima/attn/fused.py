@@ -35,7 +35,7 @@ def fits(request: Request) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    learns = (request.bias, request.sink, *(value for name, value in request.params.items() if name != "beta"))
+    learns = (request.bias, request.sink, *(value for value in request.params.values() if value is not request.level))
     beside = request.temperature if request.bias is not None or request.sink is not None else None
     return not any(isinstance(value, Tensor) and value.requires_grad for value in (*learns, beside))
 
@@ -43,8 +43,8 @@ def fits(request: Request) -> bool:
 def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
     """(Σ p v, the logarithm of the divisor where it is wanted, else nothing), of what `fits`."""
     tensors, numbers = encode(request.map, request.temperature, list(request.params.values()))  # type: ignore[misc]
-    beta, sink = request.params.get("beta"), request.sink
-    learns = isinstance(beta, Tensor) and beta.requires_grad
+    level, sink = request.level, request.sink
+    learns = isinstance(level, Tensor) and level.requires_grad
     if not (is_recorded(request.query) or may_differentiate((request.query, request.key, request.value, *tensors))):
         return _evaluate(request, wants_lse, keeps=False)[:2]
     output, mass, _, _ = _attention(
@@ -177,8 +177,8 @@ def _request(
 def _evaluate(request: Request, wants_lse: bool, keeps: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     forward = attention(request.query.device.type).forward
     output, mass, kept = forward(request.query, request.key, request.value, _options(request), lse=wants_lse, keeps=keeps)
-    if wants_lse and "beta" in request.params:
-        mass = logaddexp(mass, _row_numbers(request.params["beta"], mass))
+    if wants_lse and request.level is not None:
+        mass = logaddexp(mass, _row_numbers(request.level, mass))
     return output, mass, *kept
 
 
@@ -262,7 +262,7 @@ def _of_rows(
             found.append(None)
         elif name == "temperature":
             found.append(_summed(-(request.query.double() * dq).sum(-1, keepdim=True) / value, value))
-        else:
+        else:  # the sink of softmax: nothing else that learns `fits`
             slope = -(g.double() * output).sum(-1, keepdim=True)
             if g_mass is not None:
                 slope = slope + g_mass.unsqueeze(-1)

@@ -111,11 +111,8 @@ def _prepared(request: Request, state: Any) -> tuple[Tensor, Tensor, Tensor, Ten
     wide = COMPUTE_DTYPE[request.query.dtype]
     batch = request.query.shape[:-2]
     q = (request.query.to(wide) * (request.scale / request.temperature)).to(wide)
-    k, v = (request.repeated(x).to(wide).expand(*batch, *x.shape[-2:]) for x in (request.key, request.value))
-    v = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-    if request.visible.lengths is not None:
-        there = (torch.arange(k.shape[-2], device=k.device) < request.visible.lengths).transpose(-2, -1)
-        k, v = k.masked_fill(~there, 0.0), v.masked_fill(~there, 0.0)
+    beside = torch.cat((request.value, torch.ones_like(request.value[..., :1])), -1)
+    k, v = (request.repeated(x).to(wide).expand(*batch, *x.shape[-2:]) for x in (request.key, beside))
     size = q.shape[-1]
     shape = (*batch, 1 + size + size * (size + 1) // 2, v.shape[-1])
     if state is None:

@@ -51,6 +51,6 @@ def log_mass(request: Request) -> Tensor:
     """The logarithm of softmax's divisor, [..., L], for elastic softmax with that of the sink."""
     x = scores(request)
     whole = logsumexp(x, -1, temperature=request.temperature, where=request.allowed(), keepdim=True)
-    if (level := request.params.get("beta")) is not None:
+    if (level := request.level) is not None:
         whole = logaddexp(whole, torch.as_tensor(level, dtype=whole.dtype, device=whole.device).expand_as(whole))
     return whole.squeeze(-1)

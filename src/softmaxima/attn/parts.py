@@ -83,7 +83,7 @@ class AttentionInParts:
     def finish(self, part: AttentionPart, state: State) -> Any:
         """What a part adds to the output, Σ_{j∈part} p_j v_j [..., L, Ev], in float32 at least."""
         p = self.rows.wide(part.scores, state)
-        return like_input(_weighted(p.to(COMPUTE_DTYPE[part.request.value.dtype]), part.request.value), self.query)
+        return like_input(_weighted(p.to(COMPUTE_DTYPE[part.request.value.dtype]), part.request), self.query)
 
     def attend(self, parts: Sequence[AttentionPart]) -> Any:
         """The output, of all parts."""
@@ -107,8 +107,8 @@ class AttentionInParts:
         own |= {} if request.bias is None else {"bias": request.bias}
         with torch.enable_grad():
             own = {name: x.detach().requires_grad_() for name, x in own.items()}
-            linear = Request(**{**vars(request), **own})  # what has x and o for its linear functions
-            x, o = naive.scores(linear), _weighted(p.to(dx.dtype), linear.value.to(dx.dtype))
+            linear = replace(request, **own)  # what has x and o for its linear functions
+            x, o = naive.scores(linear), _weighted(p.to(dx.dtype), linear)
             found = torch.autograd.grad((x, o), list(own.values()), (dx, g.to(o.dtype)))
         return {name: like_input(v, self.query) for name, v in (dict(zip(own, found, strict=True)) | learnt).items()}
 
@@ -191,20 +191,13 @@ def _request(
 
 def _slopes(part: AttentionPart, g: Any) -> Tensor:
     """g_j = ⟨∂o, v_j⟩."""
-    x, value = part.scores.x, part.request.value
+    x, value = part.scores.x, part.request.repeated(part.request.value)
     g = as_scores(NAME, g, "g").to(x.dtype)
     shape = (*x.shape[:-1], value.shape[-1])
     if g.shape != shape:
         raise ValueError(f"{NAME}: g must have the shape of the output, {tuple(shape)}, got {tuple(g.shape)}")
-    return g @ _each_head(value, x).to(x.dtype).transpose(-2, -1)
+    return g @ value.to(x.dtype).transpose(-2, -1)
 
 
-def _weighted(p: Tensor, value: Tensor) -> Tensor:
-    return p @ _each_head(value, p).to(p.dtype)
-
-
-def _each_head(value: Tensor, rows: Tensor) -> Tensor:
-    """Values for each head of the rows, which may share them in groups."""
-    if value.ndim < 3 or value.shape[-3] in (1, rows.shape[-3]):
-        return value
-    return value.repeat_interleave(rows.shape[-3] // value.shape[-3], -3)
+def _weighted(p: Tensor, request: Request) -> Tensor:
+    return p @ request.repeated(request.value).to(p.dtype)

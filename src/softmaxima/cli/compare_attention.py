@@ -50,7 +50,7 @@ def compare_attention(
     ] = "both",
     maps: Annotated[list[str] | None, Parameter(help="Only these maps: names, separated by commas.", negative=())] = None,
     seeds: Annotated[
-        int | None, Parameter(help="Trainings of each map: 3, or 2 with --quick; more tell smaller differences.")
+        int | None, Parameter(help="Trainings of each map: 5, or 2 with --quick; more tell smaller differences.")
     ] = None,
     steps: Annotated[int | None, Parameter(help="Of each training: 200, or 30 with --quick.")] = None,
     seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,

@@ -126,6 +126,8 @@ class Map:
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
     kernel: what does the same as `forward` and the derivative on each device; None where there is nothing.
     blocks: how it works on parts of a row (`blocks.py`), in float64.
+    with_sink: of softmax, and of what has its divisor with one score more: (the name of the map with that score, its parameter that
+        is this score); None for other maps.
 
     >>> import numpy as np, softmaxima as sm
     >>> sm.find_map("entmax")(np.array([2.0, 0.0]), alpha=2.0)
@@ -145,6 +147,7 @@ class Map:
     uses_scores: bool = False
     kernel: Kernel | None = None
     blocks: Blocks | None = None
+    with_sink: tuple[str, str] | None = None
     key: str = field(init=False, repr=False, default="")  # by which the registered operations know the map
 
     def __post_init__(self) -> None:

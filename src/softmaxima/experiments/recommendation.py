@@ -183,7 +183,6 @@ def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds:
 
 def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation | None:
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
-    found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
     best = best_of(softmax, proven, found, metric, WORDS)
     if best is None:
         return None

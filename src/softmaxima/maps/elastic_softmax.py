@@ -91,6 +91,7 @@ ELASTIC_SOFTMAX = register(
             ),
         ),
         properties=Properties(mass="at most one", shift_invariant=False, additive_regulariser=False),
+        with_sink=("elastic_softmax", "beta"),
         cost=Cost(reads=2),
         kernel=Kernel("elastic_softmax", "softmax_backward", "elastic_softmax_loss"),
         blocks=BLOCKS,

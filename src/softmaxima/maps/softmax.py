@@ -43,6 +43,7 @@ SOFTMAX = register(
         blocks=BLOCKS,
         formula="exp(x_i) / Σ exp(x_j)",
         source="Boltzmann (1868); Bridle (1990)",
+        with_sink=("elastic_softmax", "beta"),
     )
 )
 
