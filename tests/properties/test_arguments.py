@@ -502,12 +502,26 @@ def test_what_goes_with_the_scores_must_lie_where_they_do(case: Case):
             map(x, **{name: value})
 
 
+def test_the_default_device_is_not_that_of_the_arguments(case: Case):
+    x = normal(3, 5)
+    per_row = {
+        each.name: torch.full((3, 1), float(case.params[each.name])) for each in case.map.params if each.gradient is not None
+    }
+    expected = case.map(x, **{**case.params, **per_row})
+    with torch.device("meta"):
+        assert torch.equal(case.map(x, **{**case.params, **per_row}), expected)
+
+
 def test_targets_weights_and_second_operands_must_lie_where_the_scores_do(loss: LossCase):
     x, target, weight = loss.scores(4, 5), torch.zeros(4, dtype=torch.int64), torch.ones(5, dtype=torch.float64)
     soft = torch.ones(4, 5, dtype=torch.float64)
     for wrong in ({"target": target.to("meta")}, {"target": soft.to("meta")}, {"target": target, "weight": weight.to("meta")}):
         with pytest.raises(ValueError, match="must be on the device of the scores"):
             loss(x, **wrong)
-    for call in (lambda: sm.logsumexp(x, weights=x.to("meta")), lambda: sm.logaddexp(x, x.to("meta"))):
+    for call in (
+        lambda: sm.logsumexp(x, weights=x.to("meta")),
+        lambda: sm.logaddexp(x, x.to("meta")),
+        lambda: sm.arcface(x, target, x.to("meta")),
+    ):
         with pytest.raises(ValueError, match="must be on the device of the scores"):
             call()

@@ -36,7 +36,7 @@ from softmaxima.experiments.compare import (
     trained_folds,
 )
 from softmaxima.experiments.measures import METRICS, Result, evaluate
-from softmaxima.experiments.recommendation import difference
+from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.experiments.saved import as_json, as_text, read_folds
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.experiments.tables import Table, read_table
@@ -423,7 +423,11 @@ def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: P
 
 def test_the_front_holds_what_no_other_beats_in_both() -> None:
     def front(points: Sequence[tuple[float, float]], steadiness: float = 1.0, untold: float = 0.0) -> set[int]:
-        return pareto_front([time for time, _ in points], lambda i, j: points[i][1] < points[j][1] - untold, steadiness)
+        better, faster = (
+            (lambda i, j: points[i][1] < points[j][1] - untold),
+            (lambda i, j: points[i][0] * steadiness < points[j][0]),
+        )
+        return pareto_front(len(points), better, faster)
 
     assert front([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2), (5, 2)]) == {0, 1, 3, 4}
     nearly = [(1.00, 5), (1.04, 4), (1.00, 4.5), (2.1, 3), (2.0, 3.1)]
@@ -440,16 +444,20 @@ def plotted(comparison: Comparison, id: str) -> Any:
 def test_softmax_and_the_pairs_on_the_front_alone_are_named_and_these_are_filled(comparison: Comparison) -> None:
     trained = [result for result in comparison.results if result.pair is not None]
 
-    def better(i: int, j: int) -> bool:
-        return difference(trained[i], trained[j], METRICS["brier"], TINY.folds, len(trained) - 1).better
+    def gain(name: str, i: int, j: int) -> Difference:
+        return difference(trained[i], trained[j], METRICS[name], TINY.folds, len(trained) - 1)
 
-    front = pareto_front([result.step_seconds for result in trained], better, 1.05)
+    front = pareto_front(
+        len(trained), lambda i, j: gain("brier", i, j).better, lambda i, j: gain("cost", i, j).low > METRICS["cost"].least_gain
+    )
     plot = plotted(comparison, "cost")
     levels = [point["y"] for point in plot.layout.meta["line"]]
     assert levels == sorted(levels, reverse=True) == list(plot.data[0].y)
     assert levels[-1] == min(result.brier for i, result in enumerate(trained) if i in front)
     named = [re.sub("<.*?>", "", entry["text"]) for entry in plot.layout.meta["names"]]
-    assert named == [result.name if i in front or result is comparison.softmax else "" for i, result in enumerate(trained)]
+    joined = {(point["x"], point["y"]) for point in plot.layout.meta["line"]}
+    shown = [(1000 * result.step_seconds, result.brier) in joined or result is comparison.softmax for result in trained]
+    assert named == [result.name if own else "" for result, own in zip(trained, shown, strict=True)]
     assert [not symbol.endswith("-open") for symbol in plot.data[-1].marker.symbol] == [i in front for i in range(len(trained))]
 
 

@@ -145,7 +145,7 @@ def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], ou
 
 def show(study: Study, console: Console | None = None) -> None:
     """A table and what to take for each task, and the caption."""
-    from softmaxima.report.compare_attention import CAPTION, columns, reservations
+    from softmaxima.report.compare_attention import CAPTION, columns, note, reservations
 
     console = console or Output()
     for finding in study.findings:
@@ -157,5 +157,7 @@ def show(study: Study, console: Console | None = None) -> None:
         show_table(console, headings, cells, spare, [result is finding.taken for result in finding.results])
         words = " ".join((f". {finding.reason}", *reservations(study, finding)))
         console.print(Text.assemble((finding.headline, "bold"), words))
+        if told := note(finding):
+            console.print(Text(told, style="dim"))
     console.print()
     console.print(Text(CAPTION, style="dim"))

@@ -30,7 +30,7 @@ from softmaxima.experiments.attention_plan import LEFT_OUT, REFERENCE, VARIANTS,
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.compare import one_thread
 from softmaxima.experiments.measures import METRICS, Metric
-from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, spread_of, stay
+from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, sight, spread_of, stay
 from softmaxima.experiments.transformer import Transformer
 from softmaxima.maps import REGISTRY
 
@@ -382,18 +382,22 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
     if len(softmax.runs) < 2:
         return None, "Too few seeds to tell", "What is chance shows in several seeds, and one is done."
     others = [result for result in results if result is not softmax]
-    learnt = [result for result in results if difference(result, baseline, metric, len(results)).better]
+    words = Words("map", "maps", f"on {task.title}", "seed by seed")
+    over = {result.name: difference(result, baseline, metric, len(results)) for result in results}
+    learnt = [result for result in results if over[result.name].better]
     if not learnt:
-        reached = metric.show(baseline.quality)
+        shown = f"No map is shown to have a better {metric.words} than {baseline.name} ({metric.show(baseline.quality)})"
+        seen = sight(baseline.quality, over, metric, words)
+        if seen is not None and seen.is_blind:
+            return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
         reason = (
-            f"No map is shown to have a better {metric.words} than {baseline.name} ({reached}), which read nothing: there is "
-            "nothing to be learnt here, or there are too few steps or seeds to see that there is."
+            f"{shown}, which read nothing: there is nothing to be learnt here, or there are too few steps or seeds to see that "
+            "there is."
         )
         return None, "Nothing to choose", reason
     gains = {result.name: difference(result, softmax, metric, len(others)) for result in others}
-    words = Words("map", "maps", f"on {task.title}", "seed by seed")
     best = best_of(softmax, [result for result in others if result in learnt], gains, metric, words)
     if best is None:
-        return softmax, STAY, stay(softmax, gains, metric, words)
+        return softmax, STAY, stay(softmax, gains, metric, words, sight(softmax.quality, gains, metric, words))
     taken, reason = best
     return taken, f"Take {taken.name}", reason

@@ -135,11 +135,16 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
         return _too_few(metric, "What is chance shows in several folds, and one is done.")
     judged = proving(metric)
     known = {r.name for found in learnt((softmax, *others), baseline, judged, folds).values() for r in found}
-    if not known:
-        if len(softmax.folds) < folds:
-            return _too_few(metric, f"So far no pair is shown to have a better {_either(judged)} than {baseline.name}.")
-        return _nothing((softmax, *others), baseline, metric, folds)
     tries = len(judged) * (1 + len(others))
+    if not known:
+        shown = f"o pair is shown to have a better {_either(judged)} than {baseline.name}"
+        if len(softmax.folds) < folds:
+            return _too_few(metric, f"So far n{shown}.")
+        over = {by: {r.name: difference(r, baseline, by, folds, tries) for r in (softmax, *others)} for by in judged}
+        seen = [sight(_by_folds(baseline, by), gains, by, WORDS) for by, gains in over.items()]
+        if all(each is not None and each.is_blind for each in seen):
+            return _too_few(metric, f"N{shown}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
+        return _nothing((softmax, *others), baseline, metric, folds)
     proven = [r for r in others if r.name in known or difference(r, baseline, metric, folds, tries).better]
     taken = _fastest(softmax, proven, others, folds) if metric.name == "cost" else _best(softmax, proven, others, metric, folds)
     if taken is not None:
@@ -258,20 +263,19 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
 
 
 def stay(
-    softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words, shown: str = "", elsewhere: str = ""
+    softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words, seen: Sight | None, elsewhere: str = ""
 ) -> str:
-    """That nothing is shown to be better than softmax, given all gains over it; `shown` is what is asked of them, if not that."""
+    """That nothing is shown to be better than softmax, given all gains over it, and what could have been."""
     if not gains:
         return f"It is the only {words.one} that was trained; its {metric.words} is {_value(softmax, metric)}."
     counted = f"The other {words.one} is not" if len(gains) == 1 else f"None of the {len(gains)} other {words.many} is"
-    shown = shown or f"be better than softmax in {metric.words} {words.place}, where that of softmax is {_value(softmax, metric)}"
-    seen = sight(softmax, gains, metric, words)
+    shown = f"be better than softmax in {metric.words} {words.place}, where that of softmax is {_value(softmax, metric)}"
     return f"{counted} shown to {shown}{elsewhere}." + (f" What looks better may be chance: {seen.told}." if seen else "")
 
 
 @dataclass(frozen=True)
 class Sight:
-    """The gain over softmax that half of those compared would have shown, and the largest that there can be."""
+    """The gain that half of those compared would have shown, and the largest that there can be."""
 
     gain: float
     possible: float
@@ -282,32 +286,45 @@ class Sight:
         return self.gain > self.possible
 
 
-def sight(softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words) -> Sight | None:
-    """What gains could be seen; None where none looks better, or nothing is known of it."""
+def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: Words) -> Sight | None:
+    """What gains over a value could be seen; None where none looks better, or nothing is known of it."""
     reaches = [gain.high - gain.mean for gain in gains.values() if math.isfinite(gain.high) and not gain.same]
     if not reaches or not any(gain.mean > 0 for gain in gains.values()):
         return None
-    reach, possible = median(reaches), metric.possible(getattr(softmax, metric.attribute))
+    reach, possible = median(reaches), metric.possible(value)
     size, most = (f"{metric.show_gain(gain).lstrip('+')}{metric.gain_unit}" for gain in (reach, possible))
-    half = "" if len(gains) == 1 else f"for half of the {words.many} "
+    differ = "" if len(reaches) == len(gains) else f" that differ{'s' * (len(reaches) == 1)} from it"
+    half = f"for half of the {len(reaches)} {words.many}{differ} " if differ else f"for half of the {words.many} "
+    half = (f"for the one{differ} " if differ else "") if len(reaches) == 1 else half
     told = f"{half}no gain would have shown, for {most} is all that is possible"
     return Sight(reach, possible, told if reach > possible else f"{half}only a gain above {size} would have shown")
 
 
 def _stay(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
-    shown = ""
-    if metric.name == "cost":
-        least = 100 * math.expm1(metric.least_gain)
-        shown = (
-            f"train at least {least:.0f} % faster than softmax ({_value(softmax, metric)} a step) and to be at most a point "
-            "less accurate"
-        )
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
-    seen = sight(softmax, found, metric, WORDS)
+    elsewhere = _elsewhere(softmax, proven, metric, folds, len(others))
+    if metric.name == "cost" and found:
+        return Recommendation(metric, softmax.pair, STAY, _slower(softmax, others, folds) + elsewhere + ".")
+    seen = sight(_by_folds(softmax, metric), found, metric, WORDS)
     if seen is not None and seen.is_blind and len(softmax.folds) < folds:
         return _too_few(metric, f"So far {seen.told}.")
-    reason = stay(softmax, found, metric, WORDS, shown, _elsewhere(softmax, proven, metric, folds, len(others)))
-    return Recommendation(metric, softmax.pair, STAY, reason)
+    return Recommendation(metric, softmax.pair, STAY, stay(softmax, found, metric, WORDS, seen, elsewhere))
+
+
+def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
+    """That none trains faster and is as accurate, and of how many the latter is known."""
+    cost, accuracy = METRICS["cost"], METRICS["accuracy"]
+    near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
+    counted = "The other pair is not" if len(others) == 1 else f"None of the {len(others)} other pairs is"
+    return (
+        f"{counted} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
+        f"({_value(softmax, cost)} a step) and to be at most a point less accurate, which is known of {near or 'none'}"
+    )
+
+
+def _by_folds(result: Result, metric: Metric) -> float:
+    """The mean over folds, which differences are taken of; that over all rows may be another."""
+    return fmean(getattr(fold, metric.attribute) for fold in result.folds)
 
 
 def _elsewhere(softmax: Result, proven: Sequence[Result], metric: Metric, folds: int, comparisons: int) -> str:

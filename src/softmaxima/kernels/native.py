@@ -208,7 +208,9 @@ def _numbers(theta: Theta, x: Tensor) -> tuple[array[float] | Tensor | None, int
         numbers = array("d", map(float, theta))
         return numbers, numbers.buffer_info()[0], 0
     rows = x.shape[:-1]
-    each = torch.cat([torch.as_tensor(value, dtype=torch.float64).detach().expand(*rows, 1) for value in theta], -1)
+    # Without a device a tensor would go to torch's default one.
+    wide = (torch.as_tensor(value, dtype=torch.float64, device=x.device).detach() for value in theta)
+    each = torch.cat([value.expand(*rows, 1) for value in wide], -1)
     return each, each.data_ptr(), len(theta)
 
 

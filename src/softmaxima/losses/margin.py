@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, like_input
+from softmaxima.core.arguments import Array, as_scores, check_device, like_input
 from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
@@ -73,7 +73,8 @@ def margin_loss(
     cosines = as_scores(name, input)
     limit = 1 + 4 * torch.finfo(cosines.dtype).eps
     if class_vectors is not None:
-        cosines, limit = _cosines(name, cosines, as_scores(name, class_vectors, "class_vectors")), math.inf
+        vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
+        cosines, limit = _cosines(name, cosines, vectors), math.inf
     own = native.Margin(scale, margin, int(angular), limit)
 
     def composite(batch: Batch) -> Tensor:

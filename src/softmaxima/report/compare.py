@@ -16,7 +16,7 @@ from softmaxima.experiments.recommendation import difference, interval, listed, 
 from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.report.compare_figures import figures, rarest_first
-from softmaxima.report.figures import gain_cell, is_cut
+from softmaxima.report.figures import cut_note, gain_cell
 from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
 
 COST = METRICS["cost"]
@@ -119,12 +119,14 @@ def caption(comparison: Comparison) -> str:
     metric = comparison.metric
     gains = [comparison.gain(result) for result in comparison.results if result is not comparison.softmax]
     words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
-    if not metric.by_ratio and any(is_cut(gain, metric) for gain in gains):
-        most = metric.show_gain(metric.most_gain).lstrip("+")
-        words.append(f"In brackets are the ends of an interval that would go on beyond ±{most}, which no difference can.")
+    words.append(cut_note(gains, metric))
     if any(gain.same for gain in gains):
         rows = min(comparison.facts.rows, sum(counts.rows for counts in comparison.softmax.classes))
-        on = f"right on the same {rows} rows as softmax" if metric is METRICS["accuracy"] else "as softmax in every fold"
+        on = (
+            f"right and wrong on the same of {rows} rows as softmax"
+            if metric is METRICS["accuracy"]
+            else "as softmax in every fold"
+        )
         words.append(
             f"Same: {on}, without a spread that an interval could be taken of; about 3 in {rows} new rows may still differ."
         )

@@ -13,7 +13,7 @@ from softmaxima.experiments.attention_plan import LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
 from softmaxima.experiments.recommendation import interval, listed
 from softmaxima.report.compare_attention_figures import figures
-from softmaxima.report.figures import Figure, gain_cell
+from softmaxima.report.figures import Figure, cut_note, gain_cell
 from softmaxima.report.markdown import table
 from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
 
@@ -176,7 +176,7 @@ def page(study: Study) -> str:
         for finding in study.findings
     ]
     drawn = [figures(finding) for finding in study.findings]
-    captions = (CAPTION, *["The columns are those of the table above."] * (len(drawn) - 1))
+    captions = (CAPTION, *["The columns are as in the table above."] * (len(drawn) - 1))
     tasks = zip(study.findings, drawn, captions, strict=True)
     return document(
         "softmaxima compare-attention",
@@ -189,6 +189,11 @@ def page(study: Study) -> str:
         ),
         [shown for own in drawn for shown in own],
     )
+
+
+def note(finding: Finding) -> str:
+    """On the table of a task, beside its caption."""
+    return cut_note([finding.gain(result) for result in finding.results if result is not finding.softmax], finding.metric)
 
 
 def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
@@ -204,7 +209,7 @@ def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[s
             f"{name.capitalize()}: all maps, the best first",
             [Heading(column.heading, column.best_first, number == 1) for number, column in enumerate(shown)],
             rows,
-            caption,
+            f"{caption} {note(finding)}".strip(),
         ),
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
         *(figure(own) for own in drawn),

@@ -9,9 +9,11 @@ from typing import Any
 import plotly.graph_objects as go
 from torch import Tensor
 
-from softmaxima.experiments.attention import Finding, Result, difference
+from softmaxima.experiments.attention import COST, Finding, Result, difference
 from softmaxima.experiments.attention_plan import REFERENCE
-from softmaxima.report.figures import STEADINESS, Figure, Point, Priced, cost_plot, gain_plot, panel, panels, rows_layout, styles
+from softmaxima.experiments.measures import Metric
+from softmaxima.experiments.recommendation import Difference
+from softmaxima.report.figures import Figure, Point, Priced, cost_plot, gain_plot, panel, panels, rows_layout, styles
 
 # Blank is 0, and what is not shows on a light page and on a dark one.
 WEIGHTS = [[0, "#d3e1ec"], [0.35, "#7fb2d6"], [1, "#0072B2"]]
@@ -118,24 +120,30 @@ def cost_figure(finding: Finding) -> Figure:
             _label(finding, result),
             own[result.name],
             1000 * result.step_seconds,
-            result.quality if causal else result.log_loss,
+            result.quality if causal else 100 * (1 - result.quality),
             result.name == REFERENCE,
         )
         for result in results
     ]
 
+    def gain(metric: Metric, one: int, other: int) -> Difference:
+        return difference(results[one], results[other], metric, max(1, len(results) - 1))
+
     def better(one: int, other: int) -> bool:
-        return difference(results[one], results[other], finding.task.metric, max(1, len(results) - 1)).better
+        return gain(finding.task.metric, one, other).better
+
+    def faster(one: int, other: int) -> bool:
+        return gain(COST, one, other).low > COST.least_gain
 
     return Figure(
         f"{finding.task.name}-cost",
         f"{finding.task.name.capitalize()}: time against quality",
-        "To the left trains faster, further down has a lower loss on held-out rows; both axes are logarithmic. Filled and named "
-        "are the maps to which no other is preferable, being better in one and not worse in the other: in "
-        f"{finding.metric.words} where the interval of their difference over seeds leaves out 0 (95 %, for all others of a map "
-        f"together), in time beyond {100 * (STEADINESS - 1):.0f} %, for machines are not steadier. The dotted line joins those "
-        "with a lower loss than all faster ones. Softmax is named too. The symbols are those of the differences above.",
-        cost_plot(points, finding.metric.unit if causal else "log loss, nats", ".3f", better),
+        f"To the left trains faster, further down has {'a lower loss' if causal else 'fewer errors'} on held-out rows; both axes "
+        "are logarithmic. Filled are the maps to which no other is preferable, being better in one and not worse in the "
+        "other, both for certain: where the interval of their difference over seeds leaves out 0 (95 %, for all others of a map "
+        f"together), in time by {100 * math.expm1(COST.least_gain):.0f} % at least. The dotted line joins those that are lower "
+        "than all faster ones. These and softmax are named. The symbols are those of the differences above.",
+        cost_plot(points, finding.metric.unit if causal else "errors, %", ".3f", better, faster),
     )
 
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
 from softmaxima.experiments.measures import METRICS, Result
-from softmaxima.experiments.recommendation import difference
+from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
 from softmaxima.report.figures import (
     GREY,
-    STEADINESS,
     Figure,
     Point,
     Priced,
@@ -105,20 +104,25 @@ def cost_figure(comparison: Comparison) -> Figure:
         for result in results
     ]
 
+    def gain(name: str, one: int, other: int) -> Difference:
+        return difference(results[one], results[other], METRICS[name], comparison.settings.folds, max(1, len(results) - 1))
+
     def better(one: int, other: int) -> bool:
-        compared = results[one], results[other], METRICS["brier"], comparison.settings.folds, max(1, len(results) - 1)
-        return difference(*compared).better
+        return gain("brier", one, other).better
+
+    def faster(one: int, other: int) -> bool:
+        return gain("cost", one, other).low > METRICS["cost"].least_gain
 
     return Figure(
         "cost",
         "Cost against quality",
         "To the left trains faster, further down has more accurate probabilities (a lower Brier score); both axes are logarithmic. "
-        "Filled and named are the pairs to which no other is preferable, being better in one and not worse in the other. Brier "
-        "scores count as equal where the interval of their difference over folds holds 0 (95 %, for all others of a pair "
-        f"together), times within {100 * (STEADINESS - 1):.0f} %, for machines are not steadier. The dotted line joins those with "
-        "a lower score than all faster ones; what is filled above it may be as good. Softmax is named too. The symbols are those "
-        "of the figure above.",
-        cost_plot(points, "Brier score", ".4f", better),
+        "Filled are the pairs to which no other is preferable, being better in one and not worse in the other, both for "
+        "certain: where the interval of their difference over folds leaves out 0 (95 %, for all others of a pair together), in "
+        f"time by {100 * math.expm1(METRICS['cost'].least_gain):.0f} % at least. The dotted line joins those with a lower score "
+        "than all faster ones; what is filled above it may be as good. These and softmax are named. The symbols are those of "
+        "the figure above.",
+        cost_plot(points, "Brier score", ".4f", better, faster),
     )
 
 

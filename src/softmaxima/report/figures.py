@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from softmaxima.experiments.measures import METRICS, Metric
+from softmaxima.experiments.measures import Metric
 from softmaxima.experiments.recommendation import Difference
 from softmaxima.maps import REGISTRY
 
@@ -97,6 +97,14 @@ def gain_cell(gain: Difference, metric: Metric) -> str:
 def is_cut(gain: Difference, metric: Metric) -> bool:
     """Whether the interval ends where the metric's differences do."""
     return math.isfinite(gain.low) and metric.most_gain in (-gain.low, gain.high)
+
+
+def cut_note(gains: Sequence[Difference], metric: Metric) -> str:
+    """What brackets in cells stand for, where there are any."""
+    if metric.by_ratio or not any(is_cut(gain, metric) for gain in gains):
+        return ""
+    most = metric.show_gain(metric.most_gain).lstrip("+")
+    return f"In brackets are the ends of an interval that would go on beyond ±{most}, which no difference can."
 
 
 def _mark(gain: Difference) -> str:
@@ -191,12 +199,10 @@ def _around_leaders(means: Sequence[float], ends: Sequence[Sequence[float]]) -> 
 
 # Time against quality -----------------------------------------------------------------------------------------------------
 
-STEADINESS = math.exp(METRICS["cost"].least_gain)
-
 
 @dataclass(frozen=True)
 class Priced:
-    """A point of time and quality, both positive and the less the better. `named` is named even where others are preferable."""
+    """A point of time and quality, both positive and the less the better. `named` is named wherever it is."""
 
     name: str
     label: str
@@ -206,16 +212,24 @@ class Priced:
     named: bool = False
 
 
-def cost_plot(points: Sequence[Priced], quality: str, shown: str, better: Callable[[int, int], bool]) -> go.Figure:
-    """A quality, whose numbers are shown in a format of d3, against the time of a step; those on the Pareto front are named.
+def cost_plot(
+    points: Sequence[Priced], quality: str, shown: str, better: Callable[[int, int], bool], faster: Callable[[int, int], bool]
+) -> go.Figure:
+    """A quality, whose numbers are shown in a format of d3, against the time of a step.
 
-    better(i, j): whether the quality of point i is better than that of j by more than chance.
+    The Pareto front is filled, and what of it is lower than all that is faster is joined and named.
+
+    better(i, j), faster(i, j): whether the quality, or the time, of point i is better than that of j by more than chance.
     """
-    front = pareto_front([point.milliseconds for point in points], better, STEADINESS)
+    front = pareto_front(len(points), better, faster)
     steps, values = [point.milliseconds for point in points], [point.value for point in points]
     low, high = _span(values, 1.25)
+    ordered: list[int] = []
+    for i in sorted(front, key=lambda i: (steps[i], values[i])):
+        if not ordered or values[i] < values[ordered[-1]]:
+            ordered.append(i)
     names = [
-        {"x": x, "y": y, "text": point.label if (i in front or point.named) and min(x, y) > 0 else ""}
+        {"x": x, "y": y, "text": point.label if (i in ordered or point.named) and min(x, y) > 0 else ""}
         for i, (x, y, point) in enumerate(zip(steps, values, points, strict=True))
     ]
     row, height = 17, 260  # of a name, and of the points above a row for each name
@@ -231,10 +245,6 @@ def cost_plot(points: Sequence[Priced], quality: str, shown: str, better: Callab
             "showlegend": False,
         }
     )
-    ordered: list[int] = []  # what of the front is lower than all that is faster
-    for i in sorted(front, key=lambda i: (steps[i], values[i])):
-        if not ordered or values[i] < values[ordered[-1]]:
-            ordered.append(i)
     plot.layout.meta = {"names": names, "row": row, "line": [{"x": steps[i], "y": values[i]} for i in ordered]}
     line = {"color": GREY, "width": 1, "dash": "dot", "shape": "hv"}
     plot.add_scatter(x=[steps[i] for i in ordered], y=[values[i] for i in ordered], mode="lines", line=line, hoverinfo="skip")
@@ -256,19 +266,13 @@ def cost_plot(points: Sequence[Priced], quality: str, shown: str, better: Callab
     return plot
 
 
-def pareto_front(times: Sequence[float], better: Callable[[int, int], bool], steadiness: float = 1.0) -> set[int]:
-    """Which no other replaces: by being better for certain in no more time, or by taking less time without being worse for certain.
+def pareto_front(count: int, *better: Callable[[int, int], bool]) -> set[int]:
+    """Of so many, those to which no other is preferable, being better in one respect and not worse in the others."""
 
-    Times are the same up to a factor of `steadiness`.
-    """
-    return {
-        i
-        for i, time in enumerate(times)
-        if not any(
-            (other <= time * steadiness and better(j, i)) or (other * steadiness < time and not better(i, j))
-            for j, other in enumerate(times)
-        )
-    }
+    def preferable(i: int, j: int) -> bool:
+        return any(of(i, j) for of in better) and not any(of(j, i) for of in better)
+
+    return {i for i in range(count) if not any(preferable(j, i) for j in range(count))}
 
 
 # Axes and small plots -----------------------------------------------------------------------------------------------------
