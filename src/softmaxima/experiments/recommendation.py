@@ -268,9 +268,26 @@ def stay(
     """That nothing is shown to be better than softmax, given all gains over it, and what could have been."""
     if not gains:
         return f"It is the only {words.one} that was trained; its {metric.words} is {_value(softmax, metric)}."
-    counted = f"The other {words.one} is not" if len(gains) == 1 else f"None of the {len(gains)} other {words.many} is"
     shown = f"be better than softmax in {metric.words} {words.place}, where that of softmax is {_value(softmax, metric)}"
-    return f"{counted} shown to {shown}{elsewhere}." + (f" What looks better may be chance: {seen.told}." if seen else "")
+    return f"{_none(len(gains), words)} shown to {shown}{elsewhere}." + (
+        f" What looks better may be chance: {seen.told}." if seen else ""
+    )
+
+
+def _none(others: int, words: Words) -> str:
+    return f"The other {words.one} is not" if others == 1 else f"None of the {others} other {words.many} is"
+
+
+def paces(found: Mapping[str, Difference]) -> str:
+    """With which a step takes another time than with softmax, for certain and by more than is worth a word."""
+    least = METRICS["cost"].least_gain
+    told = [
+        f"{how} with {listed(names)}"
+        for how, sign in (("faster", 1), ("slower", -1))
+        if (names := [name for name, by in found.items() if sign * by.mean > 0 and by.beyond(least)])
+    ]
+    limit = 100 * math.expm1(least)
+    return f"By more than {limit:.0f} %, for certain, a step of training is {'; it is '.join(told)}." if told else ""
 
 
 @dataclass(frozen=True)
@@ -315,9 +332,8 @@ def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
     """That none trains faster and is as accurate, and of how many the latter is known."""
     cost, accuracy = METRICS["cost"], METRICS["accuracy"]
     near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
-    counted = "The other pair is not" if len(others) == 1 else f"None of the {len(others)} other pairs is"
     return (
-        f"{counted} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
+        f"{_none(len(others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
         f"({_value(softmax, cost)} a step) and to be at most a point less accurate, which is known of {near or 'none'}"
     )
 

@@ -12,7 +12,7 @@ from statistics import median_low
 from softmaxima.core.writing import write_text
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
-from softmaxima.experiments.recommendation import difference, interval, listed, proving
+from softmaxima.experiments.recommendation import difference, interval, listed, paces, proving
 from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.report.compare_figures import figures, rarest_first
@@ -239,13 +239,7 @@ def times(comparison: Comparison) -> str:
         result.name: difference(result, comparison.softmax, COST, comparison.settings.folds, max(1, len(comparison.others)))
         for result in others
     }
-    told = [
-        f"{how} with {listed(names)}"
-        for how, sign in (("faster", 1), ("slower", -1))
-        if (names := [name for name, by in found.items() if sign * by.mean > 0 and by.beyond(COST.least_gain)])
-    ]
-    limit = 100 * math.expm1(COST.least_gain)
-    return f"By more than {limit:.0f} %, for certain, a step of training is {'; it is '.join(told)}." if told else ""
+    return paces(found)
 
 
 def reservations(comparison: Comparison) -> tuple[str, ...]:

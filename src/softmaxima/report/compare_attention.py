@@ -11,7 +11,7 @@ from softmaxima.core.writing import write_text
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
 from softmaxima.experiments.attention_plan import LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
-from softmaxima.experiments.recommendation import interval, listed
+from softmaxima.experiments.recommendation import interval, listed, paces
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import Figure, cut_note, gain_cell
 from softmaxima.report.markdown import table
@@ -140,13 +140,7 @@ def sentence(finding: Finding, result: Result) -> str:
 def times(finding: Finding) -> str:
     """With which maps a step takes another time than with softmax, for certain and by more than is worth a word."""
     found = {result.name: difference(result, finding.softmax, COST, max(1, len(finding.others))) for result in finding.others}
-    told = [
-        f"{how} with {listed(names)}"
-        for how, sign in (("faster", 1), ("slower", -1))
-        if (names := [name for name, by in found.items() if sign * by.mean > 0 and by.beyond(COST.least_gain)])
-    ]
-    limit = 100 * math.expm1(COST.least_gain)
-    return f"By more than {limit:.0f} %, for certain, a step of training is {'; it is '.join(told)}." if told else ""
+    return paces(found)
 
 
 def settings_in_words(study: Study) -> dict[str, str]:
