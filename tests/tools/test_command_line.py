@@ -260,7 +260,7 @@ def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Run,
     assert (code, err) == (0, "")
     assert "12 rows, 3 features, 2 classes; target 'species' (the last column; --target names another)" in out
     assert re.search("about \\d+ s: 4 folds of 1 s", out)
-    assert "Nothing to choose. No pair is shown to have a better accuracy than class frequencies" in " ".join(out.split())
+    assert "Too few folds to tell. No pair is shown to have a better accuracy than class frequencies" in " ".join(out.split())
     assert "exact zero counts 13.8 nats" in " ".join(out.split())
     for name in ("report.html", "results.json", "results.csv"):
         assert (tmp_path / "out" / name).stat().st_size > 0
