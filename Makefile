@@ -39,6 +39,7 @@ compare: $(INSTALLED)-report
 
 bench: $(INSTALLED)-test
 	$(BIN)/softmaxima bench --json benchmarks/cpu.json
+	$(BIN)/softmaxima bench --peers torch --neighbours 1 --json benchmarks/cpu-busy.json
 	$(BIN)/python docs/update.py bench
 
 bench-attention: $(INSTALLED)-test

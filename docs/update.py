@@ -3,7 +3,7 @@
 maps         the table of the maps, from what each states of itself                                    make readme
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
-bench        what `softmaxima bench` left in benchmarks/cpu.json; docs/bench.png and its tables        make bench
+bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 precision    errors of logsumexp in units in the last place                                            make logsumexp
@@ -135,7 +135,9 @@ def bench_blocks() -> Blocks:
     draw(bench_report.picture(benchmark), DOCS / "bench.png")
     table, made_with = bench_report.markdown_table(benchmark), bench_report.made_with(benchmark)
     picture = "![Time of each peer divided by that of softmaxima, for every map and loss](docs/bench.png)"
-    note = f"*{bench_report.TABLE_CAPTION} All results: [cpu.json](benchmarks/cpu.json). `make bench`, {made_with}.*"
+    busy = bench_report.beside_others(benchmark, read(ROOT / "benchmarks" / "cpu-busy.json"))
+    results = "All results: [cpu.json](benchmarks/cpu.json), [cpu-busy.json](benchmarks/cpu-busy.json)."
+    note = f"*{bench_report.TABLE_CAPTION} {busy} {results} `make bench`, {made_with}.*"
     sums = bench_report.markdown_table(benchmark, bench_report.LOGSUMEXP_ROWS)
     return {"bench": f"{table}\n\n{picture}\n\n{note}", "speed": f"{sums}\n\n*`make bench`, {made_with}.*"}
 

@@ -8,7 +8,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from softmaxima.bench import clocks, definitions, machine, plan, tasks
 from softmaxima.bench.clocks import Quotient
 from softmaxima.bench.peers import PEERS, Peer, stated_peers
 from softmaxima.bench.plan import QUICK_SHAPES, Settings
-from softmaxima.bench.results import Benchmark, as_json, from_json, read
+from softmaxima.bench.results import Benchmark, PeerResult, as_json, from_json, read
 from softmaxima.bench.run import bench
 from softmaxima.bench.subjects import DIRECTIONS, Shape, choose, compulsory_bytes, problem, read_shape, subjects
 from softmaxima.bench.sums import SUMS
@@ -31,7 +31,7 @@ from softmaxima.cli.bench import finish, show_benchmark
 from softmaxima.core.numbers import InputError
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
-from softmaxima.report.bench import LOGSUMEXP_ROWS, labels, made_with, markdown_table, number, picture
+from softmaxima.report.bench import LOGSUMEXP_ROWS, beside_others, labels, made_with, markdown_table, number, picture
 
 TINY = ("--shapes=4x8", "--threads=1")
 OURS = [name for name, map in MAPS.items() if map.reference.__module__.startswith("softmaxima.")] + list(LOSSES)
@@ -397,6 +397,41 @@ def test_threads_and_grad_mode_are_what_they_were(monkeypatch: pytest.MonkeyPatc
     assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
 
 
+def test_busy_processes_run_beside_what_is_measured_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen] = []
+
+    class Kept(subprocess.Popen):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Kept)
+    seen = []
+    settings = Settings(shapes=(Shape((2, 4), 1),), seconds=0.0, neighbours=2)
+    result = bench(
+        settings, choose(["softmax"]), lambda what: seen.append([p.poll() for p in begun if "while True" in str(p.args)])
+    )
+    assert seen
+    assert all(each == [None, None] for each in seen)
+    assert all(process.returncode is not None for process in begun)
+    assert "beside 2 busy processes" in made_with(result)
+
+
+def test_the_ratios_beside_busy_processes_are_told_by_those_without() -> None:
+    def measured(ratios: Sequence[float], **facts: int) -> Benchmark:
+        peers = [(PeerResult("torch", timing=clocks.Timing(ratio, 1)),) for ratio in ratios]
+        row, ours = measure(names="softmax").rows[0], clocks.Timing(1.0, 1)
+        rows = [replace(row, shape=f"{i}x8", timing=ours, peers=its) for i, its in enumerate(peers)]
+        return replace(measure(names="softmax"), rows=rows, machine={"threads": 1, "processor": "any", **facts})
+
+    told = beside_others(measured((2, 2, 2)), measured((1, 4, 0.5), neighbours=1))
+    assert told.startswith(
+        "Beside 1 busy process the ratios to torch are 0.500 times as large in the median of 3 (0.250 to 2.00 for"
+    )
+    assert told.endswith("and 2 of them at least 1, where 3 are without.")
+    assert beside_others(measured(()), measured((), neighbours=1)) == ""
+
+
 def test_every_part_is_announced() -> None:
     shapes = (Shape((2, 4), 1), Shape((3,), 0))
     settings, chosen, seen = Settings(shapes=shapes, seconds=0.0, lengths=(2,)), choose(["softmax", "arcface"]), []
@@ -639,6 +674,7 @@ def test_names_are_found_in_any_spelling(run: Run) -> None:
         (("--shapes=99999999999x99999999999", "--maps=softmax"), "99999999999x99999999999 does not fit in memory"),
         (("--threads=0",), "--threads must be from 1 to 1024, got 0"),
         (("--threads=100000",), "--threads must be from 1 to 1024, got 100000"),
+        (("--neighbours=-1",), "--neighbours must be from 0 to 1024, got -1"),
         (("--maps=,",), "--maps: no name is given; leave it out to measure all"),
         (("--threads=two",), "--threads"),
         (("--dtype=int8",), "there is no dtype 'int8' here; choose among: float32, float64, bfloat16, float16"),

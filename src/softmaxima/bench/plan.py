@@ -27,6 +27,7 @@ DEFAULT_DTYPES = {"cpu": ("float32",), "cuda": ("float32", "bfloat16")}
 SECONDS = {"cpu": 0.5, "cuda": 0.04}
 QUICK_SECONDS = 0.03
 MOST_THREADS = 1024
+MOST_NEIGHBOURS = 1024
 OVERHEAD_SCORES = 16
 OVERHEADS = ("logsumexp", "softmax", "log_softmax", "cross_entropy")  # what torch has under the same name, as one operation
 
@@ -47,6 +48,7 @@ class Settings:
     seed: int = 0
     lengths: tuple[int, ...] = ()  # of rows on which all kernels are checked first
     processes: int | None = None
+    neighbours: int = 0  # processes that do nothing but take time of the processor
 
     def __post_init__(self) -> None:
         if self.device not in PACKAGES:
@@ -69,6 +71,8 @@ class Settings:
                 raise InputError(f"there is no dtype {dtype!r} here; choose among: {', '.join(DTYPES)}")
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise InputError(f"`threads` must be from 1 to {MOST_THREADS}, got {self.threads}")
+        if not 0 <= self.neighbours <= MOST_NEIGHBOURS:
+            raise InputError(f"`neighbours` must be from 0 to {MOST_NEIGHBOURS}, got {self.neighbours}")
         if not self.budget > 0:
             raise InputError(f"`budget` must be more than 0 seconds, got {self.budget:g}")
 

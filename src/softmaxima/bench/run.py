@@ -21,9 +21,11 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +84,8 @@ def bench(
     _refuse_what_does_not_fit(settings)
     started = time.monotonic()
     threads = functools.partial(torch.set_num_threads, settings.threads or torch.get_num_threads())
-    with _threads(settings.threads), Workers(1 if settings.in_processes else 0, threads) as timer, torch.no_grad():
+    timers = Workers(1 if settings.in_processes else 0, threads)
+    with _threads(settings.threads), _busy(settings.neighbours), timers as timer, torch.no_grad():
         ((_, around),) = timer.map(surroundings, [settings], LIMIT)
         if isinstance(around, Lost):
             raise InputError(f"`device`: {settings.device} could not be opened: {around.problem}")
@@ -91,7 +94,7 @@ def bench(
             date=datetime.date.today().isoformat(),
             commit=commit(),
             device=settings.device,
-            machine=around.machine,
+            machine=around.machine | ({"neighbours": settings.neighbours} if settings.neighbours else {}),
             versions=around.versions,
             dtypes=settings.dtypes or (),
             seconds=settings.seconds or 0.0,
@@ -257,6 +260,24 @@ def _refuse_what_does_not_fit(settings: Settings) -> None:
             torch.empty(shape.sizes)
         except (RuntimeError, TypeError, OverflowError):
             raise InputError(f"`shapes`: {shape} does not fit in memory; take smaller sizes") from None
+
+
+# Ends with its input, which the process that started it holds, however that one ends.
+_NEIGHBOUR = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+while True: pass
+"""
+
+
+@contextmanager
+def _busy(processes: int) -> Iterator[None]:
+    """As many processes beside this one that always have something to do."""
+    with ExitStack() as stack:
+        for _ in range(processes):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", _NEIGHBOUR], stdin=subprocess.PIPE))
+            stack.callback(process.kill)
+        yield
 
 
 @contextmanager

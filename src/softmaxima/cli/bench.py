@@ -65,6 +65,9 @@ def bench(
         ),
     ] = None,
     threads: Annotated[int | None, Parameter(help="Threads of torch and softmaxima. Without it: torch's own choice.")] = None,
+    neighbours: Annotated[
+        int, Parameter(help="Processes beside, each of which keeps a core busy: what the ratios are on a machine that others use.")
+    ] = 0,
     budget: Annotated[
         float | None, Parameter(help="Seconds for everything: what is not reached is named, and the exit code is 1.")
     ] = None,
@@ -96,6 +99,7 @@ def bench(
             peers=names(peers) or None,
             dtypes=names(dtype) or None,
             threads=threads,
+            neighbours=neighbours,
             seconds=QUICK_SECONDS if quick else None,
             budget=math.inf if budget is None else budget,
             lengths=() if device == "cpu" else QUICK_LENGTHS if quick else LENGTHS,

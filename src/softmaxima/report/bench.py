@@ -299,15 +299,41 @@ def _cell(row: Row, label: str | None, scores: int) -> str:
     return _untimed(row) if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
 
 
+def beside_others(quiet: Benchmark, busy: Benchmark) -> str:
+    """What becomes of the ratios to torch on a machine that others use, in words."""
+    rows = {(row.title, row.direction, row.shape, row.dtype): row.ratio("torch") for row in quiet.rows}
+    pairs = [
+        (before, then)
+        for row in busy.rows
+        if (then := row.ratio("torch")) and (before := rows.get((row.title, row.direction, row.shape, row.dtype)))
+    ]
+    if not pairs:
+        return ""
+    changes = sorted(then / before for before, then in pairs)
+    median, low, high = (number(changes[i]) for i in (len(changes) // 2, len(changes) // 20, -1 - len(changes) // 20))
+    ahead = [sum(ratio >= 1 for ratio in ratios) for ratios in zip(*pairs, strict=True)]
+    return (
+        f"{_neighbours(busy).capitalize()} the ratios to torch are {median} times as large in the median of "
+        f"{len(pairs)} ({low} to {high} for nine of ten), and {ahead[1]} of them at least 1, where {ahead[0]} are without."
+    )
+
+
 def made_with(benchmark: Benchmark) -> str:
     """Where and with what it was measured, in words."""
     versions = ", ".join(f"{name} {version}" for name, version in benchmark.versions.items())
     threads = benchmark.machine["threads"]
     machine = f"{benchmark.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    if "neighbours" in benchmark.machine:
+        machine += f", {_neighbours(benchmark)}"
     if "device" in benchmark.machine:
         machine = f"{benchmark.machine['device']}, {machine}"
     commit = "" if benchmark.commit is None else f", commit {benchmark.commit}"
     return f"{benchmark.date}{commit}, {machine}, {' and '.join(benchmark.dtypes)}, {versions}"
+
+
+def _neighbours(benchmark: Benchmark) -> str:
+    processes = benchmark.machine["neighbours"]
+    return f"beside {processes} busy process{'es' * (processes != 1)}"
 
 
 # Okabe and Ito's colours, from few scores to many.
