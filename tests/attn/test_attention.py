@@ -97,9 +97,10 @@ def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
         params["alpha"] = 1 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)
     sinks = [None, None, 0.3, normal(*one_of(*per_row))] if name != "elastic_softmax" else [None]
     request = check_request(
-        query=q,
-        key=k,
-        value=v,
+        "attention",
+        q,
+        k,
+        v,
         map=name,
         attn_mask=one_of(None, *masks) if draw(st.booleans()) else None,
         is_causal=draw(st.booleans()),
@@ -107,7 +108,6 @@ def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
         bias=normal(*one_of(*shapes)) if draw(st.booleans()) else None,
         temperature=one_of(1.0, 0.6, 0.5 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)),
         sink=one_of(*sinks),
-        dropout_p=0.0,
         enable_gqa=groups > 1,
         window=one_of(None, 2, (4, None), (0, 1)),
         key_lengths=torch.randint(0, keys + 1, (batch,), generator=rng) if draw(st.booleans()) else None,
@@ -228,11 +228,9 @@ def test_derivatives_by_numbers() -> None:
 def test_only_the_sink_of_softmax_is_a_number_whose_gradient_the_kernel_has() -> None:
     entmax, number = REGISTRY["entmax"], torch.tensor(1.5, requires_grad=True)
     namesake = replace(entmax, name="namesake", params=(replace(entmax.params[0], name="beta"),))
-    rows = {"query": small(3, 4), "key": small(5, 4), "value": small(5, 2)}
-    rest = dict.fromkeys(("attn_mask", "scale", "bias", "sink", "window", "key_lengths"))
-    rest |= {"is_causal": False, "temperature": 1.0, "dropout_p": 0.0, "enable_gqa": False}
+    rows = small(3, 4), small(5, 4), small(5, 2)
     for map, fits in (("elastic_softmax", True), (namesake, False)):
-        assert fused.fits(check_request(**rows, **rest, map=map, params={"beta": number})) == fits
+        assert fused.fits(check_request("attention", *rows, map=map, params={"beta": number})) == fits
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

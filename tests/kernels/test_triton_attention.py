@@ -81,24 +81,9 @@ def requested(
 ) -> Request:
     map, params = MAPS[name]
     shared = (*batch[:-1], *(heads // groups for heads in batch[-1:]))
-    given = {
-        "query": 3 * normal(*batch, queries, size, seed=1, dtype=dtype),
-        "key": normal(*shared, keys, size, seed=2, dtype=dtype),
-        "value": normal(*shared, keys, value_size, seed=3, dtype=dtype),
-        "attn_mask": None,
-        "is_causal": False,
-        "scale": None,
-        "bias": None,
-        "temperature": 1.0,
-        "sink": None,
-        "dropout_p": 0.0,
-        "enable_gqa": groups > 1,
-        "window": None,
-        "key_lengths": None,
-        "params": params,
-        **options,
-    }
-    return check_request(map=map, **given)
+    query = 3 * normal(*batch, queries, size, seed=1, dtype=dtype)
+    key, value = normal(*shared, keys, size, seed=2, dtype=dtype), normal(*shared, keys, value_size, seed=3, dtype=dtype)
+    return check_request("attention", query, key, value, map=map, enable_gqa=groups > 1, **{"params": params, **options})
 
 
 def learning(request: Request, dtype: torch.dtype | None = None) -> tuple[Request, list[Tensor]]:

@@ -71,10 +71,6 @@ ELSEWHERE = {  # who says it
     "scipy_logsumexp": "logsumexp",
     "jacobian": "entmax",
     "streaming_logsumexp": "LogSumExpState.update",
-    "MultiheadAttention": "attention",
-    "attention_in_parts": "attention",
-    "linear_attention": "attention",
-    "replace_attention": "attention",
 }
 # Values of arguments whose default is None.
 EXAMPLES = {

@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.attn import blocks, fused, naive
-from softmaxima.attn.arguments import NAME, check_request
+from softmaxima.attn.arguments import Request, check_request
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_flag
+
+NAME = "attention"
 
 
 def attention(
@@ -87,9 +89,10 @@ def attention(
     wants_lse = check_flag(NAME, "return_lse", return_lse)
     wants_weights = check_flag(NAME, "return_weights", return_weights)
     request = check_request(
-        query=query,
-        key=key,
-        value=value,
+        NAME,
+        query,
+        key,
+        value,
         map=map,
         attn_mask=attn_mask,
         is_causal=is_causal,
@@ -103,6 +106,15 @@ def attention(
         key_lengths=key_lengths,
         params=params,
     )
+    found = attend(request, value, wants_lse=wants_lse, wants_weights=wants_weights)
+    found = [like_input(x, query) for x in found if x is not None]
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def attend(
+    request: Request, value: Any, *, wants_lse: bool = False, wants_weights: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(o in the dtype of `value` as it was given, LSE and p where they are wanted)."""
     if wants_lse:
         request.check_lse()
     if wants_weights:
@@ -113,6 +125,4 @@ def attention(
         p = None
     if isinstance(value, Tensor):
         output = output.to(value.dtype)  # under autocast half precision came as float32
-    found = [output, *([mass] if wants_lse else []), *([p] if wants_weights else [])]
-    found = [like_input(x, query) for x in found]
-    return tuple(found) if len(found) > 1 else found[0]
+    return output, mass if wants_lse else None, p
