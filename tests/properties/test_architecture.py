@@ -32,6 +32,7 @@ STOREYS = (
     "kernels.interface",
     "kernels.native",
     "kernels.attention",
+    "kernels.native_attention",
     "kernels.triton",
     "kernels.devices",
     "kernels.operations",

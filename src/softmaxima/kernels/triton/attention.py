@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from softmaxima.kernels.attention import Options, contiguous_rows
+from softmaxima.kernels.attention import Options, contiguous_rows, new_results
 from softmaxima.kernels.native import Kernel
 from softmaxima.kernels.triton import online_attention, threshold_attention
 from softmaxima.kernels.triton.attention_backward import Slopes, pull_keys, pull_queries
@@ -59,8 +59,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(o, LSE of the scores that a query sees, what `backward` needs), where something is not asked for of no elements."""
     attention, problem = _problem(q, k, v, options)
-    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    sums = torch.empty(q.shape[:-1] if lse else 0, dtype=torch.float32, device=q.device)
+    out, sums = new_results(q, v, lse)
     shapes = kept_shapes(q, k, v, options.kernel) if keeps else ((0,), (0,))
     state = torch.empty(shapes[0], dtype=torch.float32, device=q.device)
     marks = torch.zeros(shapes[1], dtype=torch.int8, device=q.device)
