@@ -284,7 +284,7 @@ def _per_row(name: str, what: str, value: Any, query: Tensor, shape: tuple[int, 
     checked = check_value(name, what, value, valid, domain)
     if not isinstance(checked, Tensor):
         return checked
-    check_device(name, what, checked, query)
+    checked = check_device(name, what, checked, query)
     rows = (*shape[:-1], 1)
     if len(shape) > 2 and checked.ndim == 1 and checked.shape[0] == shape[-3]:
         return checked[:, None, None]

@@ -203,7 +203,8 @@ class InParts:
 
     @functools.cached_property
     def _form(self) -> type[Jacobian]:
-        one = torch.ones((1, 1), dtype=torch.float64)
+        device = next((value.device for value in self.params.values() if isinstance(value, Tensor)), "cpu")
+        one = torch.ones((1, 1), dtype=torch.float64, device=device)
         return type(jacobian_of(self.map.sensitivity(one, one, **self.params)))
 
 
