@@ -21,7 +21,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_inpu
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_count
-from softmaxima.core.parts import InParts, in_parts
+from softmaxima.core.parts import InParts, in_parts, no_graph
 
 NAME = "attention_in_parts"
 
@@ -70,6 +70,9 @@ class AttentionInParts:
         """The keys [..., n, E] from the place `first` on, their values [..., n, Ev], and what `attention` takes of these keys."""
         first = check_count(NAME, "first", first, 0)
         request = check_request(NAME, self.query, key, value, map=self.rows.map, attn_mask=attn_mask, bias=bias, **self.options)
+        for what, given in (("query", request.query), ("key", request.key), ("bias", request.bias)):
+            if given is not None:
+                no_graph(what, given, NAME)
         x = naive.scores(request)
         allowed = replace(request.visible, first=-first).mask(x.device)  # queries stand so far behind the part's first key
         if request.mask is not None:
@@ -157,6 +160,8 @@ def attention_in_parts(
     given = as_scores(NAME, query, "query")
     nothing = given[..., :0, :]
     request = check_request(NAME, query, nothing, nothing, map=map, temperature=temperature, params=params, **options)
+    if request.map.blocks is None:
+        raise ValueError(f"{NAME}: {request.map.name} does not say how it works on parts; give its Map `blocks`")
     return AttentionInParts(query, in_parts(request.map, temperature=request.temperature, **request.params), options)
 
 
