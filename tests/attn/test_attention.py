@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import softmaxima as sm
+from attending import agree, learning
+from conftest import normal
 from softmaxima.attn import blocks, fused, naive
 from softmaxima.attn.arguments import Request, check_request
 from softmaxima.maps import REGISTRY
@@ -68,7 +70,7 @@ def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
     seed = draw(st.integers(0, 2**32 - 1))
     rng = torch.Generator().manual_seed(seed)
 
-    def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
 
     def one_of(*options: Any) -> Any:
@@ -80,48 +82,40 @@ def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
     batch, (heads, groups) = one_of(1, 2), one_of((1, 1), (2, 1), (4, 2), (3, 3))
     queries, keys = one_of(1, 2, 5, most), one_of(1, 3, 7, most, 70)
     size, value_size = one_of(1, 3, 16), one_of(1, 5, 16, 20)
-    q = one_of(0.3, 1.0, 4.0) * normal(batch, heads, queries, size, dtype=dtype)
-    k = normal(batch, heads // groups, keys, size, dtype=dtype)
-    v = normal(batch, heads // groups, keys, value_size, dtype=dtype)
+    q = one_of(0.3, 1.0, 4.0) * drawn(batch, heads, queries, size, dtype=dtype)
+    k = drawn(batch, heads // groups, keys, size, dtype=dtype)
+    v = drawn(batch, heads // groups, keys, value_size, dtype=dtype)
     if draw(st.booleans()):  # as a projection of [batch, length, heads, size]
         q, k, v = (x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in (q, k, v))
     if draw(st.booleans()):
         v = v.transpose(-2, -1).contiguous().transpose(-2, -1)
     shapes = ((queries, keys), (batch, 1, 1, keys), (heads, queries, 1), (batch, heads, queries, keys), (keys,))
-    masks = [None, *(torch.rand(shape, generator=rng) > 0.4 for shape in shapes), normal(*one_of(*shapes))]
+    masks = [None, *(torch.rand(shape, generator=rng) > 0.4 for shape in shapes), drawn(*one_of(*shapes))]
     per_row = (1,), (heads,), (queries, 1), (batch, 1, 1, 1)
     per_row = tuple(shape for shape in per_row if len(shape) != 1 or shape[0] in (1, heads))
     if name == "elastic_softmax" and draw(st.booleans()):
-        params["beta"] = normal(*one_of(*per_row))
+        params["beta"] = drawn(*one_of(*per_row))
     if "alpha" in params and REGISTRY[name].params[0].gradient is not None and draw(st.booleans()):
         params["alpha"] = 1 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)
-    sinks = [None, None, 0.3, normal(*one_of(*per_row))] if name != "elastic_softmax" else [None]
+    sinks = [None, None, 0.3, drawn(*one_of(*per_row))] if name != "elastic_softmax" else [None]
     request = check_request(
-        query=q,
-        key=k,
-        value=v,
+        "attention",
+        q,
+        k,
+        v,
         map=name,
         attn_mask=one_of(None, *masks) if draw(st.booleans()) else None,
         is_causal=draw(st.booleans()),
         scale=one_of(None, 0.5),
-        bias=normal(*one_of(*shapes)) if draw(st.booleans()) else None,
+        bias=drawn(*one_of(*shapes)) if draw(st.booleans()) else None,
         temperature=one_of(1.0, 0.6, 0.5 + torch.rand(one_of(*per_row), generator=rng, dtype=torch.float64)),
         sink=one_of(*sinks),
-        dropout_p=0.0,
         enable_gqa=groups > 1,
         window=one_of(None, 2, (4, None), (0, 1)),
         key_lengths=torch.randint(0, keys + 1, (batch,), generator=rng) if draw(st.booleans()) else None,
         params=params,
     )
     return request, draw(st.booleans()) and request.map.name in ("softmax", "elastic_softmax")
-
-
-def agree(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
-    found, expected = found.detach().double(), expected.detach().double()
-    same = found == expected  # infinities among them
-    off = torch.where(same, 0.0, found - expected).abs().max() if found.numel() else torch.tensor(0.0)
-    size = expected[expected.isfinite()].abs().max() if expected.isfinite().any() else torch.tensor(0.0)
-    assert off <= TOLERANCE[dtype] * max(1.0, float(size)), (what, float(off), float(size))
 
 
 def paths(request: Request) -> list[Any]:
@@ -136,21 +130,7 @@ def test_every_path_equals_the_definition(case: tuple[Request, bool]) -> None:
     for path in paths(request):
         output = naive.attend(request)[0] if path is naive else path.attend(request, False)[0]
         assert output.dtype == request.value.dtype
-        agree(output, expected, output.dtype, path.__name__)
-
-
-def learning(request: Request, dtype: torch.dtype | None = None) -> tuple[Request, list[Tensor]]:
-    """(the request of tensors that learn, those that a kernel has gradients of)."""
-    q, k, v = (x.detach().to(dtype or x.dtype).requires_grad_() for x in (request.query, request.key, request.value))
-    numbers = {"temperature": request.temperature, "beta": request.params.get("beta")}
-    learns = {
-        name: x.detach().clone().requires_grad_()
-        for name, x in numbers.items()
-        if isinstance(x, Tensor) and (name == "beta" or (request.bias is None and request.sink is None))
-    }
-    params = {name: learns.get("beta", x) if name == "beta" else x for name, x in request.params.items()}
-    tau = learns.get("temperature", request.temperature)
-    return replace(request, query=q, key=k, value=v, temperature=tau, params=params), [q, k, v, *learns.values()]
+        agree(output, expected, TOLERANCE[output.dtype], path.__name__)
 
 
 @given(requests(most=40))
@@ -172,9 +152,9 @@ def test_gradients_of_the_kernel_are_those_of_the_definition(case: tuple[Request
     found = torch.autograd.grad(outputs, inputs, slopes)
     right = torch.autograd.grad(expected, wide_inputs, [slope.double() for slope in slopes])
     for what, a, b in zip(("o", "lse"), outputs, expected, strict=False):
-        agree(a, b, request.query.dtype, what)
+        agree(a, b, TOLERANCE[request.query.dtype], what)
     for what, a, b in zip(("q", "k", "v", "number", "number"), found, right, strict=False):
-        agree(a, b, request.query.dtype, what)
+        agree(a, b, TOLERANCE[request.query.dtype], what)
 
 
 @given(requests(), st.integers(1, 200))
@@ -187,13 +167,13 @@ def test_blocks_of_queries_change_nothing(case: tuple[Request, bool], held: int)
         patch.setattr(blocks, "HELD", held)
         parts = blocks.attend(own, wants_lse)
         gradients = [torch.autograd.grad(y[0].float().square().sum(), inputs, allow_unused=True) for y in (whole, parts)]
-    agree(parts[0], whole[0], request.value.dtype, "o")
+    agree(parts[0], whole[0], TOLERANCE[request.value.dtype], "o")
     for a, b in zip(*gradients, strict=True):
-        agree(a, b, request.query.dtype, "gradient")
+        agree(a, b, TOLERANCE[request.query.dtype], "gradient")
 
 
 def small(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64, requires_grad=True)
+    return normal(*shape, seed=sum(shape), scale=1.0).requires_grad_()
 
 
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax", "taylor_softmax", "topk_softmax"])
@@ -225,19 +205,33 @@ def test_derivatives_by_numbers() -> None:
     assert torch.autograd.gradcheck(learned, (q, k, v, tau))
 
 
+def test_alpha_of_each_head_learns_from_softmax_to_beyond_sparsemax() -> None:
+    q, k, v = 2 * small(4, 5, 3).detach(), small(4, 7, 3).detach(), small(4, 7, 2).detach()
+
+    def attend(alpha: Tensor) -> Tensor:
+        return sm.attention(q, k, v, map="entmax", alpha=alpha)
+
+    inside = torch.tensor([1.2, 1.5, 2.0, 2.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(attend, inside)
+    assert torch.autograd.gradgradcheck(attend, inside)
+    lowest = torch.ones(4, dtype=torch.float64, requires_grad=True)  # below which there is no α
+    (found,) = torch.autograd.grad(attend(lowest).sum(), lowest)
+    step = 1e-5 * torch.eye(4, dtype=torch.float64)
+    sums = [torch.stack([attend(lowest.detach() + i * own).sum() for own in step]) for i in range(3)]
+    torch.testing.assert_close(found, (4 * sums[1] - 3 * sums[0] - sums[2]) / 2e-5, rtol=1e-6, atol=1e-8)
+
+
 def test_only_the_sink_of_softmax_is_a_number_whose_gradient_the_kernel_has() -> None:
     entmax, number = REGISTRY["entmax"], torch.tensor(1.5, requires_grad=True)
     namesake = replace(entmax, name="namesake", params=(replace(entmax.params[0], name="beta"),))
-    rows = {"query": small(3, 4), "key": small(5, 4), "value": small(5, 2)}
-    rest = dict.fromkeys(("attn_mask", "scale", "bias", "sink", "window", "key_lengths"))
-    rest |= {"is_causal": False, "temperature": 1.0, "dropout_p": 0.0, "enable_gqa": False}
+    rows = small(3, 4), small(5, 4), small(5, 2)
     for map, fits in (("elastic_softmax", True), (namesake, False)):
-        assert fused.fits(check_request(**rows, **rest, map=map, params={"beta": number})) == fits
+        assert fused.fits(check_request("attention", *rows, map=map, params={"beta": number})) == fits
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_softmax_is_what_torch_computes(is_causal: bool) -> None:
-    q, k, v = (torch.randn(2, 4, 50, 24, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    q, k, v = (normal(2, 4, 50, 24, seed=i, scale=1.0, dtype=torch.float32) for i in range(3))
     mask = None if is_causal else torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(3)) > 0.3
     found = sm.attention(q, k, v, mask, is_causal=is_causal)
     torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal))
@@ -306,7 +300,7 @@ def test_a_sink_that_no_score_can_reach_takes_all() -> None:
 
 
 def test_under_autocast_the_output_has_the_dtype_of_the_values() -> None:
-    q, k, v = (torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3))
+    q, k, v = (normal(1, 2, 5, 8, seed=i, dtype=torch.bfloat16) for i in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         assert sm.attention(q, k, v).dtype == sm.linear_attention(q, k, v).dtype == torch.bfloat16
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
+from conftest import normal
 from softmaxima.maps import REGISTRY
 
 MAPS = [name for name, map in REGISTRY.items() if map.blocks is not None and not map.properties.logarithmic]
@@ -24,13 +26,13 @@ def cases(draw: Any) -> tuple[dict[str, Tensor], dict[str, Any], list[int]]:
     queries, keys = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     spread = draw(st.sampled_from([0.3, 1.0, 4.0]))
 
-    def normal(*shape: int) -> Tensor:
+    def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64, requires_grad=True)
 
-    found = {"key": normal(heads // groups, keys, 3), "value": normal(heads // groups, keys, 2)}
-    found["query"] = (spread * normal(heads, queries, 3)).detach().requires_grad_()
+    found = {"key": drawn(heads // groups, keys, 3), "value": drawn(heads // groups, keys, 2)}
+    found["query"] = (spread * drawn(heads, queries, 3)).detach().requires_grad_()
     if draw(st.booleans()):
-        found["bias"] = normal(heads, queries, keys)
+        found["bias"] = drawn(heads, queries, keys)
     if draw(st.booleans()):
         found["attn_mask"] = torch.rand(queries, keys, generator=rng) > 0.4
     name = draw(st.sampled_from(MAPS))
@@ -54,7 +56,7 @@ def test_parts_are_attention_over_all_keys(case: tuple[dict[str, Tensor], dict[s
     given_, options, ends = case
     of_keys = {name: x for name, x in given_.items() if name in ("attn_mask", "bias")}
     expected = sm.attention(given_["query"], given_["key"], given_["value"], **of_keys, **options)
-    g = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    g = normal(*expected.shape)
     learn = [name for name in ("query", "key", "value", "bias") if name in given_]
     right = dict(zip(learn, torch.autograd.grad(expected, [given_[name] for name in learn], g), strict=True))
 
@@ -81,10 +83,15 @@ def test_what_cannot_be_done_is_refused() -> None:
     q, k, v = torch.ones(2, 4), torch.ones(3, 4), torch.ones(3, 1)
     with pytest.raises(ValueError, match="first must be"):
         sm.attention_in_parts(q).part(k, v, -1)
-    with pytest.raises((TypeError, ValueError), match="grad"):
+    with pytest.raises((TypeError, ValueError), match=r"^attention_in_parts: key must not require grad"):
         sm.attention_in_parts(q).part(k.requires_grad_(), v)
-    with pytest.raises(ValueError, match="unknown map"):
+    with pytest.raises(ValueError, match=r"^attention_in_parts: unknown map"):
         sm.attention_in_parts(q, map="softmx")
+    whole = replace(sm.find_map("softmax"), blocks=None)
+    with pytest.raises(ValueError, match=r"^attention_in_parts: softmax does not say how it works on parts"):
+        sm.attention_in_parts(q, map=whole)
+    with pytest.raises(TypeError, match="unknown parameter sink"):
+        sm.attention_in_parts(q, sink=1.0)
     queries = sm.attention_in_parts(q)
     part = queries.part(k.detach(), v)
     state = queries.state([part])

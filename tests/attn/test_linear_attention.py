@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import softmaxima as sm
+from conftest import normal
 from softmaxima.attn import linear
 
 
@@ -25,10 +26,10 @@ def cases(draw: Any) -> tuple[list[Tensor], dict[str, Any], int]:
     keys = queries if causal else draw(st.integers(1, 20))
     size, value_size = draw(st.sampled_from([(1, 1), (3, 5), (8, 2)]))
 
-    def normal(*shape: int) -> Tensor:
+    def drawn(*shape: int) -> Tensor:
         return torch.randn(2, *shape, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
 
-    rows = [normal(heads, queries, size), normal(heads // groups, keys, size), normal(heads // groups, keys, value_size)]
+    rows = [drawn(heads, queries, size), drawn(heads // groups, keys, size), drawn(heads // groups, keys, value_size)]
     options = {
         "is_causal": causal,
         "scale": draw(st.sampled_from([None, 1.5])),
@@ -47,7 +48,7 @@ def test_it_is_attention_with_taylor_softmax(case: tuple[list[Tensor], dict[str,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "CHUNK", chunk)
         found = sm.linear_attention(*rows, **options)
-        g = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        g = normal(*expected.shape)
         gradients = torch.autograd.grad(found, rows, g.to(found.dtype))
     right = torch.autograd.grad(expected, rows, g)
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}[found.dtype]
@@ -90,7 +91,7 @@ def test_first_and_second_derivatives(is_causal: bool, monkeypatch: pytest.Monke
 
 
 def test_states_add_up_and_nothing_gives_zero() -> None:
-    q, k, v = (torch.randn(2, 7, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (4, 4, 3))
+    q, k, v = (normal(2, 7, n, seed=n) for n in (4, 4, 3))
     whole, state = sm.linear_attention(q, k, v, return_state=True)
     states = [sm.linear_attention(q, k[:, own], v[:, own], return_state=True)[1] for own in (slice(0, 3), slice(3, 7))]
     torch.testing.assert_close(states[0] + states[1], state)
@@ -106,9 +107,10 @@ def test_states_add_up_and_nothing_gives_zero() -> None:
         ({"state": torch.ones(2, 4, 3)}, "state must have the shape"),
         ({"temperature": 0.0}, "temperature must be"),
         ({"key": torch.ones(2, 5, 3)}, "must be of one size"),
+        ({"enable_gqa": 1}, "enable_gqa must be True or False"),
     ],
 )
 def test_errors_come_before_any_work(change: dict[str, Any], words: str) -> None:
     good = {"query": torch.ones(2, 3, 4), "key": torch.ones(2, 5, 4), "value": torch.ones(2, 5, 2)}
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises((TypeError, ValueError), match=f"^linear_attention: .*{words}"):
         sm.linear_attention(**{**good, **change})

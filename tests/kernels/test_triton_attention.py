@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import softmaxima as sm
+from attending import agree, learning
 from conftest import INTERPRETED
 from softmaxima.attn import fused, naive
 from softmaxima.attn.arguments import Request, check_request
@@ -81,47 +82,9 @@ def requested(
 ) -> Request:
     map, params = MAPS[name]
     shared = (*batch[:-1], *(heads // groups for heads in batch[-1:]))
-    given = {
-        "query": 3 * normal(*batch, queries, size, seed=1, dtype=dtype),
-        "key": normal(*shared, keys, size, seed=2, dtype=dtype),
-        "value": normal(*shared, keys, value_size, seed=3, dtype=dtype),
-        "attn_mask": None,
-        "is_causal": False,
-        "scale": None,
-        "bias": None,
-        "temperature": 1.0,
-        "sink": None,
-        "dropout_p": 0.0,
-        "enable_gqa": groups > 1,
-        "window": None,
-        "key_lengths": None,
-        "params": params,
-        **options,
-    }
-    return check_request(map=map, **given)
-
-
-def learning(request: Request, dtype: torch.dtype | None = None) -> tuple[Request, list[Tensor]]:
-    """(the request, the tensors that learn: queries, keys, values, and where they may τ and β)."""
-    own = {name: getattr(request, name) for name in ("query", "key", "value")}
-    own = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in own.items()}
-    tau, beta = request.temperature, request.params.get("beta")
-    if isinstance(tau, Tensor) and request.bias is None and request.sink is None:
-        own["temperature"] = tau.detach().clone().requires_grad_()
-    inputs, params = [*own.values()], dict(request.params)
-    if isinstance(beta, Tensor):
-        params["beta"] = beta.detach().clone().requires_grad_()
-        inputs.append(params["beta"])
-    return replace(request, **own, params=params), inputs
-
-
-def agree(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
-    found, expected = found.detach().double(), expected.detach().double()
-    finite = expected.isfinite()
-    assert torch.equal(found[~finite], expected[~finite]), what
-    size = max(1.0, float(expected[finite].abs().max())) if finite.any() else 1.0
-    off = float((found - expected)[finite].abs().max()) if finite.any() else 0.0
-    assert off <= TOLERANCE[dtype] * size, (what, off, size)
+    query = 3 * normal(*batch, queries, size, seed=1, dtype=dtype)
+    key, value = normal(*shared, keys, size, seed=2, dtype=dtype), normal(*shared, keys, value_size, seed=3, dtype=dtype)
+    return check_request("attention", query, key, value, map=map, enable_gqa=groups > 1, **{"params": params, **options})
 
 
 def check(request: Request) -> None:
@@ -134,13 +97,13 @@ def check(request: Request) -> None:
     found, expected = [*fused.attend(own, wants_lse)], [naive.attend(wide)[0], naive.log_mass(wide) if wants_lse else None]
     pairs = [(a, b) for a, b in zip(found, expected, strict=True) if b is not None]
     for what, (a, b) in zip(("o", "lse"), pairs, strict=False):
-        agree(a, b, dtype, what)
+        agree(a, b, TOLERANCE[dtype], what)
     slopes = [normal(*b.shape, seed=4 + i).to(a.dtype) for i, (a, b) in enumerate(pairs)]
     slopes = [torch.where(b.isfinite(), slope, 0.0) for slope, (_, b) in zip(slopes, pairs, strict=True)]
     gradients = torch.autograd.grad([a for a, _ in pairs], inputs, slopes)
     right = torch.autograd.grad([b for _, b in pairs], wide_inputs, [slope.double() for slope in slopes])
     for what, a, b in zip(("q", "k", "v", "number", "number"), gradients, right, strict=False):
-        agree(a, b, dtype, f"∂{what}")
+        agree(a, b, TOLERANCE[dtype], f"∂{what}")
 
 
 def some_mask(*shape: int) -> Tensor:

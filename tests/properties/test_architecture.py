@@ -32,6 +32,7 @@ STOREYS = (
     "kernels.interface",
     "kernels.native",
     "kernels.attention",
+    "kernels.native_attention",
     "kernels.triton",
     "kernels.devices",
     "kernels.operations",
@@ -128,3 +129,14 @@ def test_no_circles():
     for module in FILES:
         if not FILES[module].name.startswith("__"):
             visit(module, ())
+
+
+def test_every_file_of_a_room_that_is_listed_by_files_is_on_the_page():
+    """Of the ground floors and of attention; of other rooms the page has the room."""
+    page = (HOUSE.parents[1] / "docs" / "architecture.md").read_text()
+    for module, path in FILES.items():
+        room, _, inside = module.partition(".")
+        if path.name != "__init__.py" and room in ("core", "kernels", "attn", "integrations") and not inside.startswith("triton."):
+            assert f" {path.name}" in page, f"{module} is not in the house of docs/architecture.md"
+        elif path.name == "__init__.py" and room and room != "__init__":
+            assert f"{room}/" in page, f"{room} is not in the house of docs/architecture.md"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
@@ -71,10 +72,6 @@ ELSEWHERE = {  # who says it
     "scipy_logsumexp": "logsumexp",
     "jacobian": "entmax",
     "streaming_logsumexp": "LogSumExpState.update",
-    "MultiheadAttention": "attention",
-    "attention_in_parts": "attention",
-    "linear_attention": "attention",
-    "replace_attention": "attention",
 }
 # Values of arguments whose default is None.
 EXAMPLES = {
@@ -444,6 +441,90 @@ def test_modules_take_tensors_and_parameters_as_options():
         sm.Entmax(alpha=torch.tensor([[1.5], [0.5]]))
     with torch.device("meta"):
         sm.Entmax(alpha=torch.nn.Parameter(torch.tensor(1.5)))
+
+
+# Where tensors are ----------------------------------------------------------------------------------------------------------------
+
+
+def elsewhere(value: Any) -> Any:
+    """The same without memory, on the device meta."""
+    return (
+        [elsewhere(each) for each in value] if isinstance(value, list) else value.to("meta") if isinstance(value, Tensor) else value
+    )
+
+
+def of_tensors() -> Iterator[Any]:
+    """Functions with a call of tensors."""
+    for name, function in functions():
+        given = arguments(name, function, "")
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(list(given.values()))):
+            yield pytest.param(name, function, given, id=name)
+
+
+NEEDS_VALUES = {"bounds"}
+
+
+@pytest.mark.parametrize(("name", "function", "given"), list(of_tensors()))
+def test_tensors_without_memory_have_shapes(name: str, function: Any, given: dict[str, Any]):
+    without_memory = {what: elsewhere(value) for what, value in given.items()}
+    if name in NEEDS_VALUES:
+        with pytest.raises(ValueError, match=f"^{name}: scores must hold values, got a meta tensor"):
+            function(**without_memory)
+        return
+    results = (
+        tree_leaves([vars(result) if hasattr(result, "__dict__") else result])
+        for result in (function(**given), function(**without_memory))
+    )
+    for expected, found in zip(*results, strict=True):
+        if isinstance(expected, Tensor):
+            assert found.is_meta
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+@pytest.mark.parametrize(("name", "function", "parameter", "whole"), list(numeric()))
+def test_a_number_may_be_a_tensor_of_no_axes_beside_scores_that_lie_elsewhere(
+    name: str, function: Any, parameter: inspect.Parameter, whole: bool
+):
+    what = parameter.name
+    value = EXAMPLES.get(what) if parameter.default is None else parameter.default
+    given = arguments(name, function, what)
+    value = given[what] if value is parameter.empty else value
+    if not isinstance(value, (int, float)) or name in NEEDS_VALUES:
+        pytest.skip("no number")
+    given = {key: elsewhere(other) for key, other in given.items()}
+    number = torch.tensor(value)
+    said = None
+    try:
+        function(**given | {what: number})
+    except TypeError as error:  # of what must be a number of Python's
+        said = str(error)
+    assert said is None or said.startswith(f"{name}: {CALLED.get(what, what)} must be")
+
+
+@pytest.mark.parametrize(("name", "function"), list(functions()))
+def test_the_default_device_is_that_of_nothing_inside(name: str, function: Any):
+    given = arguments(name, function, "")
+    if "generator" in signature(name, function).parameters:
+        given["generator"] = 0
+    expected = function(**given)
+    with torch.device("meta"):
+        found = function(**given)
+    if not isinstance(expected, torch.nn.Module):  # which makes its parameters there, as torch's do
+        assert equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda x: sm.renyi_bounds(X, x), "p"),
+        (lambda x: sm.lipschitz_bounds(X, x), "y"),
+        (lambda x: sm.quantized_softmax(REQUIRED["q"], x[:, :1].abs()), "scale"),
+        (lambda x: sm.linear_attention(X, X, X, state=x.new_ones(10, 4)), "state"),
+    ],
+)
+def test_what_is_beside_scores_lies_where_they_do(call: Any, what: str):
+    with pytest.raises(ValueError, match=rf": {what} must be on the device of the scores, cpu, got meta; call {what}.to\('cpu'\)"):
+        call(elsewhere(X))
 
 
 # Everything that draws, of a generator.

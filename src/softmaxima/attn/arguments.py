@@ -15,8 +15,6 @@ from softmaxima.core.contract import Map, find_map
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number
 from softmaxima.core.tracing import is_concrete
 
-NAME = "attention"
-
 
 @dataclass(frozen=True)
 class Visible:
@@ -50,8 +48,9 @@ class Visible:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `attention`, complete and checked."""
+    """The arguments of attention, complete and checked."""
 
+    name: str  # of the function that was called, for errors
     map: Map
     query: Tensor  # [..., heads, L, E]
     key: Tensor  # [..., heads / groups, S, E]
@@ -83,8 +82,8 @@ class Request:
         """That the outputs of such a map can be merged by one number a query."""
         if self.map.with_sink is None:
             raise ValueError(
-                f"{NAME}: return_lse=True needs softmax or elastic_softmax, got map={self.map.name!r}, whose outputs over parts of "
-                "the keys do not merge by one number a query"
+                f"{self.name}: return_lse=True needs softmax or elastic_softmax, got map={self.map.name!r}, whose outputs over "
+                "parts of the keys do not merge by one number a query"
             )
 
     def allowed(self) -> Tensor | None:
@@ -94,111 +93,121 @@ class Request:
 
 
 def check_request(
+    name: str,
     query: Any,
     key: Any,
     value: Any,
-    map: Any,
-    attn_mask: Any,
-    is_causal: Any,
-    scale: Any,
-    bias: Any,
-    temperature: Any,
-    sink: Any,
-    dropout_p: Any,
-    enable_gqa: Any,
-    window: Any,
-    key_lengths: Any,
-    params: Mapping[str, Any],
+    /,
+    *,
+    map: Any = "softmax",
+    attn_mask: Any = None,
+    is_causal: Any = False,
+    scale: Any = None,
+    bias: Any = None,
+    temperature: Any = 1.0,
+    sink: Any = None,
+    dropout_p: Any = 0.0,
+    enable_gqa: Any = False,
+    window: Any = None,
+    key_lengths: Any = None,
+    params: Mapping[str, Any] | None = None,
 ) -> Request:
-    """The request, or an error that says what was wrong, what arrived and what to do."""
-    found = find_map(map, NAME)
+    """The request, or an error that names the function which was called, and says what was wrong, what arrived and what to do."""
+    found = find_map(map, name)
     if found.properties.logarithmic:
-        raise ValueError(f"{NAME}: map must give probabilities, got {found.name!r}, which gives their logarithms")
-    query, key, value = (_check_projection(what, x) for what, x in (("query", query), ("key", key), ("value", value)))
-    _check_alike(query, key, value)
-    groups = _check_heads(query, key, value, check_flag(NAME, "enable_gqa", enable_gqa))
+        raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms")
+    query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
+    _check_alike(name, query, key, value)
+    groups = _check_heads(name, query, key, value, check_flag(name, "enable_gqa", enable_gqa))
     shape = (*query.shape[:-1], key.shape[-2])
     if sink is not None:
-        sink = _per_row("sink", sink, query, shape, lambda level: level < math.inf, "a number below +∞")
-    found, sink, params = _with_sink(found, sink, params)
+        sink = _per_row(name, "sink", sink, query, shape, lambda level: level < math.inf, "a number below +∞")
+    found, sink, params = _with_sink(name, found, sink, params or {})
     params = found.complete(params)
-    mask, additive = _check_mask(attn_mask, query, shape)
-    bias = _check_bias("bias", bias, query, shape)
+    mask, additive = _check_mask(name, attn_mask, query, shape)
+    bias = _check_bias(name, "bias", bias, query, shape)
     if additive is not None:
         wide = COMPUTE_DTYPE[query.dtype]
         bias = additive if bias is None else bias.to(wide) + additive.to(wide)
-    left, right = check_window(window)
-    if check_flag(NAME, "is_causal", is_causal):
+    left, right = check_window(name, window)
+    if check_flag(name, "is_causal", is_causal):
         right = 0
-    visible = Visible(shape[-2], shape[-1], left, right, _check_lengths(key_lengths, query, shape))
+    visible = Visible(shape[-2], shape[-1], left, right, _check_lengths(name, key_lengths, query, shape))
     per_row = {}
     for parameter in found.params:
         own = params[parameter.name]
         if parameter.gradient is not None:
-            per_row[parameter.name] = _per_row(parameter.name, own, query, shape, parameter.valid, parameter.domain)
+            per_row[parameter.name] = _per_row(name, parameter.name, own, query, shape, parameter.valid, parameter.domain)
         else:
-            per_row[parameter.name] = parameter.check(NAME, own)
+            per_row[parameter.name] = parameter.check(name, own)
     return Request(
+        name=name,
         map=found,
         query=query,
         key=key,
         value=value,
         groups=groups,
-        scale=_check_scale(scale, query.shape[-1]),
+        scale=_check_scale(name, scale, query.shape[-1]),
         mask=mask,
         bias=bias,
         visible=visible,
-        temperature=_per_row("temperature", temperature, query, shape, *TEMPERATURE),
+        temperature=_per_row(name, "temperature", temperature, query, shape, *TEMPERATURE),
         sink=sink,
         params=per_row,
-        dropout=check_number(NAME, "dropout_p", dropout_p, lambda p: 0 <= p < 1, "at least 0 and below 1"),
+        dropout=check_number(name, "dropout_p", dropout_p, lambda p: 0 <= p < 1, "at least 0 and below 1"),
     )
 
 
-def _check_scale(scale: Any, size: int) -> float:
+def with_params(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a map in attention as `check_request` has them: the map's parameters by themselves."""
+    own = {name: value for name, value in options.items() if name in ("map", "temperature", "sink", "window")}
+    return {**own, "params": {name: value for name, value in options.items() if name not in own}}
+
+
+def _check_scale(name: str, scale: Any, size: int) -> float:
     if scale is None:
         return 1 / math.sqrt(max(size, 1))
-    return check_number(NAME, "scale", scale, math.isfinite, "a finite number")
+    return check_number(name, "scale", scale, math.isfinite, "a finite number")
 
 
-def _with_sink(map: Map, sink: Any, params: Mapping[str, Any]) -> tuple[Map, Any, Mapping[str, Any]]:
+def _with_sink(name: str, map: Map, sink: Any, params: Mapping[str, Any]) -> tuple[Map, Any, Mapping[str, Any]]:
     """(the map, its sink, its parameters), where a map beside a sink may be another one."""
     if sink is None or map.with_sink is None:
         return map, sink, params
-    name, level = map.with_sink
+    with_sink, level = map.with_sink
     if level in params:
-        raise ValueError(f"{NAME}: sink and {level} are the same number for {map.name}; give one of them")
-    return find_map(name), None, {**params, level: sink}
+        raise ValueError(f"{name}: sink and {level} are the same number for {map.name}; give one of them")
+    return find_map(with_sink), None, {**params, level: sink}
 
 
-def _check_projection(what: str, x: Any) -> Tensor:
-    x = as_scores(NAME, x, what)
+def _check_projection(name: str, what: str, x: Any) -> Tensor:
+    x = as_scores(name, x, what)
     if x.ndim < 2:
-        raise ValueError(f"{NAME}: {what} must have a shape [..., length, size], got {tuple(x.shape)}")
+        raise ValueError(f"{name}: {what} must have a shape [..., length, size], got {tuple(x.shape)}")
     return x
 
 
-def _check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_alike(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
     kinds = {(x.dtype, x.device) for x in (query, key, value)}
     if len(kinds) > 1:
         arrived = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
-        raise ValueError(f"{NAME}: query, key and value must have one dtype and device, got {arrived}")
+        raise ValueError(f"{name}: query, key and value must have one dtype and device, got {arrived}")
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"{NAME}: query and key must be of one size, got {query.shape[-1]} and {key.shape[-1]}")
+        raise ValueError(f"{name}: query and key must be of one size, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"{NAME}: there must be a value for each key, got {key.shape[-2]} keys and {value.shape[-2]} values")
+        raise ValueError(f"{name}: there must be a value for each key, got {key.shape[-2]} keys and {value.shape[-2]} values")
 
 
-def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> int:
+def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> int:
     """How many heads of queries share one of keys and values."""
     groups = 1
     if grouped:
         if min(query.ndim, key.ndim, value.ndim) < 3:
-            raise ValueError(f"{NAME}: enable_gqa needs an axis of heads, [..., heads, length, size], got {tuple(query.shape)}")
+            raise ValueError(f"{name}: enable_gqa needs an axis of heads, [..., heads, length, size], got {tuple(query.shape)}")
         heads, own = query.shape[-3], key.shape[-3]
         if own == 0 or heads % own or value.shape[-3] != own:
             raise ValueError(
-                f"{NAME}: with enable_gqa the heads of keys and values must divide those of queries, got {heads} of queries, "
+                f"{name}: with enable_gqa the heads of keys and values must divide those of queries, got {heads} of queries, "
                 f"{own} of keys and {value.shape[-3]} of values"
             )
         groups = heads // own
@@ -209,77 +218,77 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> in
             heads_differ = not grouped and x.ndim > 2 and query.ndim > 2 and x.shape[-3] not in (1, query.shape[-3])
             hint = "; enable_gqa=True shares them among heads" if heads_differ else ""
             raise ValueError(
-                f"{NAME}: {what} of shape {tuple(x.shape)} must broadcast to query of shape {tuple(query.shape)} "
+                f"{name}: {what} of shape {tuple(x.shape)} must broadcast to query of shape {tuple(query.shape)} "
                 f"but for the last two axes{hint}"
             )
     return groups
 
 
-def _check_mask(attn_mask: Any, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+def _check_mask(name: str, attn_mask: Any, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
     """(a mask, a bias), of which one is None."""
     if attn_mask is None:
         return None, None
-    attn_mask = check_device(NAME, "attn_mask", as_tensor(NAME, "attn_mask", attn_mask), query)
+    attn_mask = check_device(name, "attn_mask", as_tensor(name, "attn_mask", attn_mask), query)
     if attn_mask.is_floating_point():
-        return None, _check_bias("attn_mask", attn_mask, query, shape)
+        return None, _check_bias(name, "attn_mask", attn_mask, query, shape)
     if attn_mask.dtype != torch.bool:
         raise TypeError(
-            f"{NAME}: attn_mask must be boolean (True keeps a score) or floating point (added to the scores), got "
+            f"{name}: attn_mask must be boolean (True keeps a score) or floating point (added to the scores), got "
             f"{attn_mask.dtype}; call attn_mask.bool()"
         )
     if not broadcasts(attn_mask, shape):
-        raise ValueError(f"{NAME}: attn_mask must broadcast to the scores' shape {shape}, got {tuple(attn_mask.shape)}")
+        raise ValueError(f"{name}: attn_mask must broadcast to the scores' shape {shape}, got {tuple(attn_mask.shape)}")
     return attn_mask, None
 
 
-def _check_bias(what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def _check_bias(name: str, what: str, bias: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if bias is None:
         return None
-    bias = check_device(NAME, what, as_tensor(NAME, what, bias), query)
+    bias = check_device(name, what, as_tensor(name, what, bias), query)
     if not bias.is_floating_point():
-        raise TypeError(f"{NAME}: {what} must be of floating point, got {bias.dtype}; call {what}.float()")
+        raise TypeError(f"{name}: {what} must be of floating point, got {bias.dtype}; call {what}.float()")
     if not broadcasts(bias, shape):
-        raise ValueError(f"{NAME}: {what} must broadcast to the scores' shape {shape}, got {tuple(bias.shape)}")
+        raise ValueError(f"{name}: {what} must broadcast to the scores' shape {shape}, got {tuple(bias.shape)}")
     return bias
 
 
-def check_window(window: Any) -> tuple[int | None, int | None]:
+def check_window(name: str, window: Any) -> tuple[int | None, int | None]:
     """(how many keys before a query's place it sees, how many after)."""
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     if len(sides) != 2:
-        raise ValueError(f"{NAME}: window must be an int or (before, after), None for all, got {window!r}")
-    left, right = (None if side is None else check_count(NAME, "window", side, 0) for side in sides)
+        raise ValueError(f"{name}: window must be an int or (before, after), None for all, got {window!r}")
+    left, right = (None if side is None else check_count(name, "window", side, 0) for side in sides)
     return left, right
 
 
-def _check_lengths(lengths: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def _check_lengths(name: str, lengths: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if lengths is None:
         return None
-    lengths = check_device(NAME, "key_lengths", as_tensor(NAME, "key_lengths", lengths), query)
+    lengths = check_device(name, "key_lengths", as_tensor(name, "key_lengths", lengths), query)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeError(f"{NAME}: key_lengths must be integers, one a batch, got {lengths.dtype}")
+        raise TypeError(f"{name}: key_lengths must be integers, one a batch, got {lengths.dtype}")
     keys, trailing = shape[-1], 3 if len(shape) > 3 else 2
     batch = shape[:-trailing]
     if not broadcasts(lengths, batch):
-        raise ValueError(f"{NAME}: key_lengths must broadcast to the batch, {batch}, got {tuple(lengths.shape)}")
+        raise ValueError(f"{name}: key_lengths must broadcast to the batch, {batch}, got {tuple(lengths.shape)}")
     lengths = lengths.reshape(*lengths.shape, *[1] * trailing)
     if lengths.numel() and is_concrete(lengths):
         least, most = int(lengths.min()), int(lengths.max())
         if not 0 <= least <= most <= keys:
-            raise ValueError(f"{NAME}: key_lengths must lie in [0, {keys}], the number of keys, got {least} to {most}")
+            raise ValueError(f"{name}: key_lengths must lie in [0, {keys}], the number of keys, got {least} to {most}")
     return lengths
 
 
-def _per_row(what: str, value: Any, query: Tensor, shape: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:
+def _per_row(name: str, what: str, value: Any, query: Tensor, shape: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:
     """A number, or a tensor that broadcasts to [..., L, 1]; one of [heads] has one for each head."""
-    checked = check_value(NAME, what, value, valid, domain)
+    checked = check_value(name, what, value, valid, domain)
     if not isinstance(checked, Tensor):
         return checked
-    check_device(NAME, what, checked, query)
+    checked = check_device(name, what, checked, query)
     rows = (*shape[:-1], 1)
     if len(shape) > 2 and checked.ndim == 1 and checked.shape[0] == shape[-3]:
         return checked[:, None, None]
     if not broadcasts(checked, rows):
         heads = f"[{shape[-3]}], one a head, or " if len(shape) > 2 else ""
-        raise ValueError(f"{NAME}: {what} must have the shape {heads}one that broadcasts to {rows}, got {tuple(checked.shape)}")
+        raise ValueError(f"{name}: {what} must have the shape {heads}one that broadcasts to {rows}, got {tuple(checked.shape)}")
     return checked

@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.attn import blocks, fused, naive
-from softmaxima.attn.arguments import NAME, check_request
+from softmaxima.attn.arguments import Request, check_request
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_flag
+
+NAME = "attention"
 
 
 def attention(
@@ -71,7 +73,8 @@ def attention(
             domain, and a map that gives logarithms.
 
     Cost: 2·L·S·(E + Ev) operations. A kernel holds the scores of 48 queries and the keys and values of a head in each thread;
-    `return_weights=True`, second derivatives and torch.func hold [..., L, S].
+    `return_weights=True`, second derivatives and torch.func hold [..., L, S]. Without a kernel, and with a gradient by a bias, by α
+    or by a sink of other maps than softmax, torch's operations work on a block of queries at a time, and take a few times as long.
 
     Source: Vaswani et al. (2017), arXiv:1706.03762; with sparse maps Correia et al. (2019), arXiv:1909.00015.
 
@@ -87,9 +90,10 @@ def attention(
     wants_lse = check_flag(NAME, "return_lse", return_lse)
     wants_weights = check_flag(NAME, "return_weights", return_weights)
     request = check_request(
-        query=query,
-        key=key,
-        value=value,
+        NAME,
+        query,
+        key,
+        value,
         map=map,
         attn_mask=attn_mask,
         is_causal=is_causal,
@@ -103,6 +107,15 @@ def attention(
         key_lengths=key_lengths,
         params=params,
     )
+    found = attend(request, value, wants_lse=wants_lse, wants_weights=wants_weights)
+    found = [like_input(x, query) for x in found if x is not None]
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def attend(
+    request: Request, value: Any, *, wants_lse: bool = False, wants_weights: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(o in the dtype of `value` as it was given, LSE and p where they are wanted)."""
     if wants_lse:
         request.check_lse()
     if wants_weights:
@@ -113,6 +126,4 @@ def attention(
         p = None
     if isinstance(value, Tensor):
         output = output.to(value.dtype)  # under autocast half precision came as float32
-    found = [output, *([mass] if wants_lse else []), *([p] if wants_weights else [])]
-    found = [like_input(x, query) for x in found]
-    return tuple(found) if len(found) > 1 else found[0]
+    return output, mass if wants_lse else None, p

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,62 +42,91 @@ def fits(request: Request) -> bool:
 
 def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
     """(Σ p v, the logarithm of the divisor where it is wanted, else nothing), of what `fits`."""
-    tensors, numbers = encode(request.map, request.temperature, list(request.params.values()))  # type: ignore[misc]
-    level, sink = request.level, request.sink
+    given, level = Given.of(request), request.level
     learns = isinstance(level, Tensor) and level.requires_grad
-    if not (is_recorded(request.query) or may_differentiate((request.query, request.key, request.value, *tensors))):
+    if not (is_recorded(request.query) or may_differentiate((request.query, request.key, request.value, *given.tensors))):
         return _evaluate(request, wants_lse, keeps=False)[:2]
-    output, mass, _, _ = _attention(
-        request.map.key,
-        request.query,
-        request.key,
-        request.value,
-        request.mask,
-        request.bias,
-        request.visible.lengths,
-        sink if isinstance(sink, Tensor) else None,
-        None if isinstance(sink, Tensor) else sink,
-        tensors,
-        numbers,
-        request.scale,
-        request.groups,
-        request.visible.left,
-        request.visible.right,
-        wants_lse or learns,
-    )
+    output, mass, _, _ = _attention(*given, wants_lse or learns)
     return output, mass
 
 
+class Given(NamedTuple):
+    """A request as the operations have it: each field is an argument of both, of a type that torch has in a schema."""
+
+    key: str  # of the map
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    lengths: Tensor | None
+    sinks: Tensor | None  # where these are a tensor
+    sink: float | None
+    tensors: Sequence[Tensor]  # of τ and the parameters
+    numbers: Sequence[float]
+    scale: float
+    groups: int
+    left: int | None
+    right: int | None
+
+    @classmethod
+    def of(cls, request: Request) -> Given:
+        tensors, numbers = encode(request.map, request.temperature, list(request.params.values()))  # type: ignore[misc]
+        sink, visible = request.sink, request.visible
+        sinks, sink = (sink, None) if isinstance(sink, Tensor) else (None, sink)
+        return cls(
+            key=request.map.key,
+            query=request.query,
+            keys=request.key,
+            values=request.value,
+            mask=request.mask,
+            bias=request.bias,
+            lengths=visible.lengths,
+            sinks=sinks,
+            sink=sink,
+            tensors=tensors,
+            numbers=numbers,
+            scale=request.scale,
+            groups=request.groups,
+            left=visible.left,
+            right=visible.right,
+        )
+
+    def request(self) -> Request:
+        """The request that it was."""
+        map = find_keyed(self.key)
+        tau, *params = decode(map, self.tensors, self.numbers)
+        return Request(
+            name="attention",
+            map=map,
+            query=self.query,
+            key=self.keys,
+            value=self.values,
+            groups=self.groups,
+            scale=self.scale,
+            mask=self.mask,
+            bias=self.bias,
+            visible=Visible(self.query.shape[-2], self.keys.shape[-2], self.left, self.right, self.lengths),
+            temperature=tau,
+            sink=self.sink if self.sinks is None else self.sinks,
+            params={parameter.name: value for parameter, value in zip(map.params, params, strict=True)},
+            dropout=0.0,
+        )
+
+
 @operation("attention")
-def _attention(
-    key: str,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    sinks: Tensor | None,
-    sink: float | None,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[float],
-    scale: float,
-    groups: int,
-    left: int | None,
-    right: int | None,
-    wants_lse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    request = _request(key, query, keys, values, mask, bias, lengths, sinks, sink, tensors, numbers, scale, groups, left, right)
-    return _evaluate(request, wants_lse, keeps=True)
+def _attention(given: Given, wants_lse: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _evaluate(given.request(), wants_lse, keeps=True)
 
 
 @_attention.register_fake
-def _(key: str, query: Tensor, keys: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype, wants_lse = COMPUTE_DTYPE[query.dtype], others[-1]
-    state, marks = attention(query.device.type).kept_shapes(query, keys, values, find_keyed(key).kernel)
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    given, wants_lse = Given(*arguments[:-1]), arguments[-1]
+    query, keys, values = given.query, given.keys, given.values
+    state, marks = attention(query.device.type).kept_shapes(query, keys, values, find_keyed(given.key).kernel)
     return (
         query.new_empty((*query.shape[:-1], values.shape[-1])),
-        query.new_empty(query.shape[:-1] if wants_lse else 0, dtype=dtype),
+        query.new_empty(query.shape[:-1] if wants_lse else 0, dtype=COMPUTE_DTYPE[query.dtype]),
         query.new_empty(state, dtype=torch.float32),
         query.new_empty(marks, dtype=torch.int8),
     )
@@ -105,73 +134,19 @@ def _(key: str, query: Tensor, keys: Tensor, values: Tensor, *others: Any) -> tu
 
 @operation("attention_backward")
 def _attention_backward(
-    key: str,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    sinks: Tensor | None,
-    sink: float | None,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[float],
-    scale: float,
-    groups: int,
-    left: int | None,
-    right: int | None,
-    output: Tensor,
-    state: Tensor,
-    marks: Tensor,
-    g: Tensor,
-    g_mass: Tensor | None,
+    given: Given, output: Tensor, state: Tensor, marks: Tensor, g: Tensor, g_mass: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    request = _request(key, query, keys, values, mask, bias, lengths, sinks, sink, tensors, numbers, scale, groups, left, right)
-    given = {"out": output, "kept": (state, marks), "uses_scores": request.map.uses_scores}
-    return attention(query.device.type).backward(query, keys, values, g, g_mass, _options(request), **given)
+    request = given.request()
+    kept = {"out": output, "kept": (state, marks), "uses_scores": request.map.uses_scores}
+    backward = attention(request.query.device.type).backward
+    return backward(request.query, request.key, request.value, g, g_mass, _options(request), **kept)
 
 
 @_attention_backward.register_fake
-def _(key: str, query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    dtype = COMPUTE_DTYPE[query.dtype]
-    return tuple(x.new_empty(x.shape, dtype=dtype) for x in (query, keys, values))
-
-
-def _request(
-    key: str,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    sinks: Tensor | None,
-    sink: float | None,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[float],
-    scale: float,
-    groups: int,
-    left: int | None,
-    right: int | None,
-) -> Request:
-    """The arguments of the operation as they were."""
-    map = find_keyed(key)
-    tau, *params = decode(map, tensors, numbers)
-    return Request(
-        map=map,
-        query=query,
-        key=keys,
-        value=values,
-        groups=groups,
-        scale=scale,
-        mask=mask,
-        bias=bias,
-        visible=Visible(query.shape[-2], keys.shape[-2], left, right, lengths),
-        temperature=tau,
-        sink=sink if sinks is None else sinks,
-        params={parameter.name: value for parameter, value in zip(map.params, params, strict=True)},
-        dropout=0.0,
-    )
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    given = Given(*arguments[: len(Given._fields)])
+    dtype = COMPUTE_DTYPE[given.query.dtype]
+    return tuple(x.new_empty(x.shape, dtype=dtype) for x in (given.query, given.keys, given.values))
 
 
 def _evaluate(request: Request, wants_lse: bool, keeps: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,52 +184,44 @@ def _row_numbers(value: float | Tensor, like: Tensor) -> Tensor:
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    key, *arguments, _ = inputs
-    ctx.key = key
-    ctx.places = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
-    ctx.arguments = [None if isinstance(value, (Tensor, list, tuple)) else value for value in arguments]
-    ctx.numbers = arguments[9]
+    given = Given(*inputs[:-1])
+    ctx.others = [None if isinstance(value, Tensor) else value for value in given._replace(tensors=())]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, *(arguments[i] for i in ctx.places), *arguments[8])
+    ctx.save_for_backward(*output, *(value if isinstance(value, Tensor) else None for value in given), *given.tensors)
 
 
 def _backward(ctx: Any, g: Tensor | None, g_mass: Tensor | None, *_: None) -> Any:
     output, mass, state, marks, *saved = ctx.saved_tensors
-    arguments = list(ctx.arguments)
-    for i, value in zip(ctx.places, saved, strict=False):
-        arguments[i] = value
-    arguments[8], arguments[9] = saved[len(ctx.places) :], ctx.numbers
-    needs = ctx.needs_input_grad
-    tensors_need = list(needs[9]) if isinstance(needs[9], (list, tuple)) else [needs[9]] * len(arguments[8])
+    count = len(ctx.others)
+    values = (other if x is None else x for x, other in zip(saved[:count], ctx.others, strict=True))
+    given = Given(*values)._replace(tensors=saved[count:])
+    needs = Given(*ctx.needs_input_grad[:-1])
+    of = NOTHING._replace(tensors=[None] * len(given.tensors))
     if g is None and g_mass is None:
-        return (*[None] * 9, [None] * len(arguments[8]), *[None] * 6)
+        return *of, None
     if torch.is_grad_enabled():
-        grads, by_tensor = _differentiable(ctx.key, arguments, g, g_mass, needs[1:4], tensors_need)
+        (dq, dk, dv), by_tensor = _differentiable(given, g, g_mass, needs)
     else:
         g = torch.zeros_like(output) if g is None else g
-        grads = _attention_backward(ctx.key, *arguments, output, state, marks, g, g_mass)
-        by_tensor = _of_rows(ctx.key, arguments, output, mass, grads[0], g, g_mass, tensors_need)
-        grads = [grad.to(x.dtype) for grad, x in zip(grads, arguments[:3], strict=True)]
-    return None, *grads, *[None] * 5, by_tensor, *[None] * 6
+        dq, dk, dv = _attention_backward(*given, output, state, marks, g, g_mass)
+        by_tensor = _of_rows(given, output, mass, dq, g, g_mass, needs)
+        dq, dk, dv = (grad.to(x.dtype) for grad, x in zip((dq, dk, dv), (given.query, given.keys, given.values), strict=True))
+    return *of._replace(query=dq, keys=dk, values=dv, tensors=by_tensor), None
+
+
+NOTHING = Given(*[None] * len(Given._fields))  # type: ignore[arg-type]
 
 
 def _of_rows(
-    key: str,
-    arguments: Sequence[Any],
-    output: Tensor,
-    mass: Tensor,
-    dq: Tensor,
-    g: Tensor,
-    g_mass: Tensor | None,
-    need: Sequence[bool],
+    given: Given, output: Tensor, mass: Tensor, dq: Tensor, g: Tensor, g_mass: Tensor | None, needs: Given
 ) -> list[Tensor | None]:
     """∂ by τ and β, where those are tensors.
 
     Σ_j x_j ∂/∂x_j = ⟨q, ∂/∂q⟩ and Σ_j p_j ⟨g, v_j⟩ = ⟨g, o⟩, and the sink has the share exp(β − mass) of the mass.
     """
-    request = _request(key, *arguments)
+    request = given.request()
     found: list[Tensor | None] = []
-    rest = list(need)
+    rest = list(needs.tensors)
     for name, value in (("temperature", request.temperature), *request.params.items()):
         if not isinstance(value, Tensor):
             continue
@@ -276,18 +243,19 @@ def _summed(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def _differentiable(
-    key: str, arguments: Sequence[Any], g: Tensor | None, g_mass: Tensor | None, need: Sequence[bool], tensors_need: Sequence[bool]
+    given: Given, g: Tensor | None, g_mass: Tensor | None, needs: Given
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """The gradients by the definition, whose own derivatives torch knows."""
-    request = _request(key, *arguments)
+    request = given.request()
     output, mass = naive.attend(request)[0], None if g_mass is None else naive.log_mass(request)
-    wanted = [*(x for x, needed in zip(arguments[:3], need, strict=True) if needed)]
-    wanted += [x for x, needed in zip(arguments[8], tensors_need, strict=True) if needed]
+    inputs = (given.query, given.keys, given.values, *given.tensors)
+    needed = (needs.query, needs.keys, needs.values, *needs.tensors)
     pairs = [(y, slope) for y, slope in ((output, g), (mass, g_mass)) if slope is not None]
     outputs, slopes = zip(*pairs, strict=True)
+    wanted = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
     found = iter(torch.autograd.grad(outputs, wanted, slopes, create_graph=True, allow_unused=True))
-    grads = [next(found) if needed else None for needed in need]
-    return grads, [next(found) if needed else None for needed in tensors_need]
+    grads = [next(found) if is_needed else None for is_needed in needed]
+    return grads[:3], grads[3:]
 
 
 _attention.register_autograd(_backward, setup_context=_set_up)

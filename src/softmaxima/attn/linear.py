@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from softmaxima.attn.arguments import Request, check_request
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, check_device, like_input
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.tracing import may_differentiate, transforming
 
@@ -74,21 +74,15 @@ def linear_attention(
     if order != 2:
         raise ValueError(f"{NAME}: order must be 2, got {order!r}; attention with map='taylor_softmax' takes any even order")
     request = check_request(
-        query=query,
-        key=key,
-        value=value,
+        NAME,
+        query,
+        key,
+        value,
         map="taylor_softmax",
-        attn_mask=None,
-        is_causal=False,
         scale=scale,
-        bias=None,
         temperature=temperature,
-        sink=None,
-        dropout_p=0.0,
         enable_gqa=enable_gqa,
-        window=None,
         key_lengths=key_lengths,
-        params={"order": 2},
     )
     causal = check_flag(NAME, "is_causal", is_causal)
     if causal and request.visible.queries != request.visible.keys:
@@ -117,7 +111,7 @@ def _prepared(request: Request, state: Any) -> tuple[Tensor, Tensor, Tensor, Ten
     shape = (*batch, 1 + size + size * (size + 1) // 2, v.shape[-1])
     if state is None:
         return q.new_zeros(shape), q, k, v
-    sums = as_scores(NAME, state, "state")
+    sums = check_device(NAME, "state", as_scores(NAME, state, "state"), q)
     if sums.shape != shape:
         raise ValueError(f"{NAME}: state must have the shape {tuple(shape)}, got {tuple(sums.shape)}")
     return sums.to(wide), q, k, v

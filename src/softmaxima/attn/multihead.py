@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from softmaxima.attn.arguments import Visible, check_window
-from softmaxima.attn.attention import attention
+from softmaxima.attn.arguments import Visible, check_request, check_window, with_params
+from softmaxima.attn.attention import attend
 from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_count, check_flag, check_number
 
 NAME = "MultiheadAttention"
 
 
-class MultiheadAttention(nn.MultiheadAttention):
+class MultiheadAttention(WithOptions, nn.MultiheadAttention):
     r"""`torch.nn.MultiheadAttention` with any map from scores to probabilities.
 
     MultiHead(Q, K, V) = concat(head_1, …, head_H) W^O,    head_h = attention(Q W_h^Q, K W_h^K, V W_h^V)
@@ -75,34 +76,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )  # fmt: skip
-        self._use(map, temperature=temperature, sink=sink, window=None if window is None else check_window(window), **params)
-
-    def _use(self, map: AnyMap, **options: Any) -> None:
-        """Take this map; torch's own layers ask `_qkv_same_embed_dim` before they go around `forward`."""
-        self.map = find_map(map, NAME).name
-        self._qkv_same_embed_dim = False
-        self._options = tuple(name for name, value in options.items() if value is not None)
-        for name in self._options:
-            value = options[name]
-            if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
-                value = value.item()
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                self.register_buffer(name, value)
-            else:
-                setattr(self, name, value)
-        row = torch.zeros(self.num_heads, 1, 1, dtype=self.out_proj.weight.dtype, device="cpu")
-        told: dict[str, Any] = {
-            name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in self.options.items()
-        }
-        attention(row, row, row, map=self.map, **told)  # says what is wrong with them
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What `sm.attention` is given beside the map."""
-        return {name: getattr(self, name) for name in self._options}
-
-    def extra_repr(self) -> str:
-        return ", ".join([f"map={self.map!r}", *(f"{name}={_brief(value)}" for name, value in self.options.items())])
+        give_map(self, NAME, map, temperature=temperature, sink=sink, window=window, **params)
 
     def forward(
         self,
@@ -124,25 +98,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._heads(query, key, value)
-        options = {"is_causal": is_causal, **self.options}
+        asked = {"is_causal": is_causal, **with_params(self.options)}
         if k.shape[-2] > key.shape[1]:  # what hides keys by their places does not know those that the module adds
-            left, right = check_window(options.pop("window", None))
-            places = Visible(query.shape[1], key.shape[1], left, 0 if options.pop("is_causal") else right).mask(query.device)
+            left, right = check_window(NAME, asked.pop("window", None))
+            places = Visible(query.shape[1], key.shape[1], left, 0 if asked.pop("is_causal") else right).mask(query.device)
         else:
             places = None
         allowed, bias = self._masks(key_padding_mask, attn_mask, places, (*q.shape[:-1], key.shape[1]), batched, k.shape[-2])
-        found = attention(
-            q,
-            k,
-            v,
-            allowed,
-            dropout_p=self.dropout if self.training else 0.0,
-            map=self.map,
-            bias=bias,
-            return_weights=need_weights,
-            **options,
-        )
-        output, weights = found if need_weights else (found, None)
+        dropout = self.dropout if self.training else 0.0
+        request = check_request(NAME, q, k, v, attn_mask=allowed, bias=bias, dropout_p=dropout, **asked)
+        output, _, weights = attend(request, v, wants_weights=need_weights)
         output = self.out_proj(output.transpose(1, 2).flatten(-2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
@@ -216,5 +181,18 @@ def _checked(what: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> Tensor:
     return mask
 
 
-def _brief(value: Any) -> str:
-    return f"{type(value).__name__}{tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+def give_map(module: MultiheadAttention, name: str, map: AnyMap, **options: Any) -> None:
+    """Let the module have this map; `name` is of the function that was called, for errors."""
+    given: dict[str, Any] = {"map": find_map(map, name).name}
+    for option, value in options.items():
+        if option == "window" and value is not None:
+            value = check_window(name, value)
+        if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
+            value = value.item()
+        if value is not None:
+            given[option] = value
+    row = torch.zeros(module.num_heads, 1, 1, dtype=module.out_proj.weight.dtype, device="cpu")
+    told = {option: value.detach().cpu() if isinstance(value, Tensor) else value for option, value in given.items()}
+    check_request(name, row, row, row, **with_params(told))  # says what is wrong with them
+    module.hold(**given)
+    module._qkv_same_embed_dim = False  # of which torch's own layers ask before they go around `forward`

@@ -21,7 +21,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_scores, like_inpu
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_count
-from softmaxima.core.parts import InParts, in_parts
+from softmaxima.core.parts import InParts, in_parts, no_graph
 
 NAME = "attention_in_parts"
 
@@ -69,7 +69,10 @@ class AttentionInParts:
     ) -> AttentionPart:
         """The keys [..., n, E] from the place `first` on, their values [..., n, Ev], and what `attention` takes of these keys."""
         first = check_count(NAME, "first", first, 0)
-        request = _request(self.query, key, value, self.rows.map, {**self.options, "attn_mask": attn_mask, "bias": bias})
+        request = check_request(NAME, self.query, key, value, map=self.rows.map, attn_mask=attn_mask, bias=bias, **self.options)
+        for what, given in (("query", request.query), ("key", request.key), ("bias", request.bias)):
+            if given is not None:
+                no_graph(what, given, NAME)
         x = naive.scores(request)
         allowed = replace(request.visible, first=-first).mask(x.device)  # queries stand so far behind the part's first key
         if request.mask is not None:
@@ -154,39 +157,12 @@ def attention_in_parts(
     tensor([[1.3040]])
     """
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
-    given = as_scores("attention", query, "query")
+    given = as_scores(NAME, query, "query")
     nothing = given[..., :0, :]
-    request = _request(query, nothing, nothing, map, options, temperature, params)
+    request = check_request(NAME, query, nothing, nothing, map=map, temperature=temperature, params=params, **options)
+    if request.map.blocks is None:
+        raise ValueError(f"{NAME}: {request.map.name} does not say how it works on parts; give its Map `blocks`")
     return AttentionInParts(query, in_parts(request.map, temperature=request.temperature, **request.params), options)
-
-
-def _request(
-    query: Any,
-    key: Any,
-    value: Any,
-    map: Any,
-    options: Mapping[str, Any],
-    temperature: Any = 1.0,
-    params: Mapping[str, Any] | None = None,
-) -> Request:
-    """The arguments checked; τ and the parameters are checked once, without a key, and those of `rows` count."""
-    return check_request(
-        query,
-        key,
-        value,
-        map,
-        attn_mask=options.get("attn_mask"),
-        is_causal=options["is_causal"],
-        scale=options["scale"],
-        bias=options.get("bias"),
-        temperature=temperature,
-        sink=None,
-        dropout_p=0.0,
-        enable_gqa=options["enable_gqa"],
-        window=options["window"],
-        key_lengths=None,
-        params={} if params is None else params,
-    )
 
 
 def _slopes(part: AttentionPart, g: Any) -> Tensor:

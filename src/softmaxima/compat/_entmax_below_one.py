@@ -25,7 +25,7 @@ from softmaxima.maps.entmax import ENTMAX
 
 def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
     """For α < 1; from 1 on it is that of entmax."""
-    beta = torch.as_tensor(alpha, dtype=torch.float64) - 1
+    beta = torch.as_tensor(alpha, dtype=torch.float64, device=x.device) - 1
     z = beta * x.double()
     low, high = z.amin(-1, keepdim=True) - x.shape[-1] ** -beta, z.amin(-1, keepdim=True) - 1
     for _ in range(200):

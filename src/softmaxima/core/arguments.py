@@ -139,7 +139,7 @@ def check_per_row(
     tensor = check_value(name, what, value, valid, domain)
     if not isinstance(tensor, Tensor):
         return tensor
-    check_device(name, what, tensor, x)
+    tensor = check_device(name, what, tensor, x)
     shape = sizes(x)
     rows_shape = tuple(1 if axis == dim else size for axis, size in enumerate(shape))
     if not broadcasts(tensor, rows_shape):
@@ -161,11 +161,20 @@ def _reshaping(what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 
 def check_device(name: str, what: str, tensor: Tensor, x: Tensor) -> Tensor:
-    """What goes with the scores x lies where they do; a CPU tensor of no axes is a number everywhere."""
-    if tensor.device != x.device and (tensor.ndim or not tensor.is_cpu):
+    """What goes with the scores x, which lies where they do; a CPU tensor of no axes is a number everywhere, and is moved."""
+    if tensor.device == x.device:
+        return tensor
+    if tensor.ndim or not tensor.is_cpu:
         wanted, got = str(x.device), str(tensor.device)
         raise ValueError(f"{name}: {what} must be on the device of the scores, {wanted}, got {got}; call {what}.to({wanted!r})")
-    return tensor
+    return tensor.to(x.device)
+
+
+def check_values(name: str, what: str, x: Tensor) -> Tensor:
+    """What is read before the shapes of a result are known."""
+    if x.is_meta:
+        raise ValueError(f"{name}: {what} must hold values, got a meta tensor, which has a shape alone; give one with memory")
+    return x
 
 
 def broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,9 @@ from softmaxima.core.arguments import as_scores, check_per_row, check_scores, li
 from softmaxima.core.autograd import apply, apply_plain
 from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.numbers import as_number
+from softmaxima.core.recorded import record
 from softmaxima.core.rowwise import arguments_of, jacobian, named
+from softmaxima.core.tracing import is_recorded
 from softmaxima.kernels import native
 
 if TYPE_CHECKING:
@@ -83,5 +85,6 @@ def linearise(
     _, (rows, tau, mask, *values) = _rows_last(map, check_scores(map.name, x), dim, temperature, where, map.complete(params))
     z = arguments_of(map, rows, tau, mask)
     params = named(map, [v.to(z.dtype) if isinstance(v, Tensor) else v for v in values])
-    found = jacobian(map, map.forward(z, **params), z, params)
+    p = record(map, rows.to(z.dtype), tau, mask, values) if is_recorded(rows) else map.forward(z, **params)
+    found = jacobian(map, p, z, params)
     return found, tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau

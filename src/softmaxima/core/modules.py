@@ -7,11 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class OptionsModule(nn.Module):
-    """Holds a function's keyword arguments: numbers as attributes, an `nn.Parameter` as a parameter, a tensor as a buffer."""
+class WithOptions:
+    """What a module has that holds a function's keyword arguments."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
+    _option_names: tuple[str, ...]
+
+    def hold(self: Any, **options: Any) -> None:
+        """Numbers as attributes, an `nn.Parameter` as a parameter, a tensor as a buffer."""
         self._option_names = tuple(options)
         for name, value in options.items():
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -25,6 +27,14 @@ class OptionsModule(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={_brief(value)}" for name, value in self.options.items())
+
+
+class OptionsModule(WithOptions, nn.Module):
+    """A module that holds the keyword arguments of a function."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.hold(**options)
 
 
 def _brief(value: Any) -> str:

@@ -80,7 +80,7 @@ class InParts:
         scores = as_scores("in_parts", x)
         if scores.ndim == 0:
             raise ValueError("in_parts: scores need an axis, the last, got a 0-d tensor")
-        _no_graph("scores", scores)
+        no_graph("scores", scores)
         if not isinstance(first, Tensor):
             first = check_int("in_parts", "first", first, lambda place: place >= 0, "an int of at least 0")
         for name, value in (("temperature", self.tau), *self.params.items()):
@@ -203,7 +203,8 @@ class InParts:
 
     @functools.cached_property
     def _form(self) -> type[Jacobian]:
-        one = torch.ones((1, 1), dtype=torch.float64)
+        device = next((value.device for value in self.params.values() if isinstance(value, Tensor)), "cpu")
+        one = torch.ones((1, 1), dtype=torch.float64, device=device)
         return type(jacobian_of(self.map.sensitivity(one, one, **self.params)))
 
 
@@ -240,7 +241,7 @@ def in_parts(map: AnyMap, *, temperature: float | Array = 1.0, **params: Any) ->
     values |= {p.name: p.check("in_parts", value) for p, value in zip(found.params, found.complete(params).values(), strict=True)}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            _no_graph(name, value)
+            no_graph(name, value)
             if value.ndim and value.shape[-1] != 1:
                 raise ValueError(f"in_parts: {name} must have size 1 along the last axis, got shape {tuple(value.shape)}")
             values[name] = value.double()
@@ -277,9 +278,10 @@ def merged(states: Iterable[AnyState], merge: Callable[[AnyState, AnyState], Any
     return functools.reduce(lambda later, earlier: merge(earlier, later), [state for _, state in reversed(pending)])
 
 
-def _no_graph(what: str, values: Tensor) -> None:
+def no_graph(what: str, values: Tensor, name: str = "in_parts") -> None:
+    """Raise ValueError for what requires grad; `name` is of the function that was called."""
     if values.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"in_parts: {what} must not require grad, which stops at a part; call .detach(), and take `pull`")
+        raise ValueError(f"{name}: {what} must not require grad, which stops at a part; call .detach(), and take `pull`")
 
 
 def _check_part(part: Any) -> None:

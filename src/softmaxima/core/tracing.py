@@ -7,9 +7,10 @@ torch alone. What a kernel does to memory it must see as a registered operation,
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -86,10 +87,13 @@ def outside_compilers(function: Callable[..., Any]) -> Callable[..., Any]:
 def operation(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Registers a function of tensors as the operation `softmaxima::name`.
 
+    Its first argument may be a NamedTuple, whose fields are arguments of the operation, for a schema has no structures.
     torch has no place for forward mode in such an operation, and would drop the tangents in silence: they are refused.
     """
 
     def register(function: Callable[..., Any]) -> Any:
+        function = _field_by_field(function)
+
         @functools.wraps(function)
         def evaluate(*arguments: Any, **named: Any) -> Any:
             if torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
@@ -102,6 +106,25 @@ def operation(name: str) -> Callable[[Callable[..., Any]], Any]:
         return torch.library.custom_op(f"softmaxima::{name}", evaluate, mutates_args=(), schema=schema)
 
     return register
+
+
+def _field_by_field(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the fields of the NamedTuple, if its first argument is one, in the place of that."""
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values()
+    kind, *kinds = (hints := get_type_hints(function)).pop(first.name), *(hints[other.name] for other in others)
+    if not hasattr(kind, "_fields"):
+        return function
+
+    @functools.wraps(function)
+    def flat(*arguments: Any) -> Any:
+        count = len(kind._fields)
+        return function(kind(*arguments[:count]), *arguments[count:])
+
+    fields = [first.replace(name=name, annotation=each) for name, each in get_type_hints(kind).items()]
+    rest = [other.replace(annotation=each) for other, each in zip(others, kinds, strict=True)]
+    flat.__signature__ = inspect.Signature([*fields, *rest], return_annotation=hints["return"])  # type: ignore[attr-defined]
+    return flat
 
 
 def may_differentiate(arguments: Iterable[Any]) -> bool:

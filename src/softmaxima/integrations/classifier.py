@@ -291,7 +291,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     @property
     def _weights(self) -> Weights:
         """Copies, for an array may be read-only, where processes share it."""
-        return tuple((torch.tensor(weight), torch.tensor(bias)) for weight, bias in self.network_)
+        return tuple((torch.tensor(weight, device="cpu"), torch.tensor(bias, device="cpu")) for weight, bias in self.network_)
 
     def _check(self) -> None:
         """Raise ValueError for what cannot be used, before any work."""
@@ -333,10 +333,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"map_params: {self.map} takes {', '.join(names) or 'none'}, got {min(unknown)!r}")
         if own := set(self.loss_params or {}) & OWN:
             raise ValueError(f"loss_params: {min(own)} is not taken here; give rows their weights by sample_weight of fit")
-        target = torch.tensor([0, 1])
+        x, target = torch.zeros(2, 2, device="cpu"), torch.tensor([0, 1], device="cpu")
         for name, evaluate in (
-            ("map_params", lambda: found(torch.zeros(2, 2), **_with_functions(self.map_params or {}))),
-            ("map_params" if self.loss_params is None else "loss_params", lambda: self.pair.losses(torch.zeros(2, 2), target)),
+            ("map_params", lambda: found(x, **_with_functions(self.map_params or {}))),
+            ("map_params" if self.loss_params is None else "loss_params", lambda: self.pair.losses(x, target)),
         ):
             try:
                 evaluate()

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from softmaxima.attn import MultiheadAttention, attention
+from softmaxima.attn import MultiheadAttention
+from softmaxima.attn.arguments import check_request, with_params
+from softmaxima.attn.multihead import give_map
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.integrations.calls import attend
 
@@ -116,7 +118,7 @@ def replace_attention(
             )
         options[name] = value.item() if isinstance(value, (Tensor, np.ndarray)) and not value.ndim else value
     row = torch.zeros(1, 1, device="cpu")
-    attention(row, row, row, map=found, **options)  # says what is wrong with them
+    check_request(NAME, row, row, row, map=found, **with_params(options))  # says what is wrong with them
     return _replace(model, found.name, options)
 
 
@@ -180,7 +182,7 @@ def _become(module: nn.MultiheadAttention, map: str, options: dict[str, Any]) ->
     before = set(vars(module))
     of_one_size = module._qkv_same_embed_dim
     module.__class__ = MultiheadAttention
-    MultiheadAttention._use(module, map, **options)  # type: ignore[arg-type]
+    give_map(module, NAME, map, **options)  # type: ignore[arg-type]
 
     def back() -> None:
         for name in set(vars(module)) - before:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from softmaxima.core.tracing import constant_when_compiled
-from softmaxima.kernels import attention as native_attention
-from softmaxima.kernels import native
+from softmaxima.kernels import native, native_attention
 from softmaxima.kernels.interface import asked_backend
 
 # Triton's are tested on the CPU, in its interpreter.

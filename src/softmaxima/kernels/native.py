@@ -200,7 +200,7 @@ def one_stride(x: Tensor) -> int | None:
     return first or 0
 
 
-def _numbers(theta: Theta, x: Tensor) -> tuple[array[float] | Tensor | None, int, int]:
+def theta_in_memory(theta: Theta, x: Tensor) -> tuple[array[float] | Tensor | None, int, int]:
     """(θ of all rows, or of each [rows, …], where it is in memory, from one row to the next)."""
     if not theta:
         return None, 0, 0
@@ -214,7 +214,7 @@ def _numbers(theta: Theta, x: Tensor) -> tuple[array[float] | Tensor | None, int
     return each, each.data_ptr(), len(theta)
 
 
-def _per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
+def one_per_row(value: float | Tensor, x: Tensor) -> tuple[float, Tensor | None]:
     """(number, or one double a row)."""
     if not isinstance(value, Tensor):
         return value, None
@@ -251,8 +251,8 @@ def _rows(
     x: Tensor, layout: Layout, address: int, stride: int, tau: float | Tensor, where: Tensor | None, theta: Theta
 ) -> tuple[Rows, tuple[Any, ...]]:
     """(the rows, what they point into)."""
-    tau_number, taus = _per_row(tau, x)
-    numbers, theta_address, distance = _numbers(theta, x)
+    tau_number, taus = one_per_row(tau, x)
+    numbers, theta_address, distance = theta_in_memory(theta, x)
     mask, blocks = mask_blocks(where, x, layout)
     starts = None if blocks is None else blocks * (layout.n * layout.inner)
     fields = Rows(
@@ -523,8 +523,8 @@ def quantized(
     layout, read, stride = _layout(q)
     if layout.inner == 1 and stride != layout.n:
         read = q.contiguous()
-    scale_number, scales = _per_row(scale, q)
-    zero_number, zeros = _per_row(zero_point, q)
+    scale_number, scales = one_per_row(scale, q)
+    zero_number, zeros = one_per_row(zero_point, q)
     mask = None if where is None else layout.to_memory(where.expand(q.shape)).view(torch.uint8)
     values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64, device="cpu")
     out = layout.empty(q, dtype) if softmax else None

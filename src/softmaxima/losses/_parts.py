@@ -87,7 +87,9 @@ class LossInParts:
         return y.masked_fill(self._ignored(target), 0.0), hit
 
     def _ignored(self, target: Tensor) -> Tensor:
-        return torch.tensor(False) if target.is_floating_point() else (target == self.ignore_index).unsqueeze(-1)
+        if target.is_floating_point():
+            return torch.tensor(False, device=target.device)
+        return (target == self.ignore_index).unsqueeze(-1)
 
     def part(self, part: Part, target: Tensor) -> Part:
         """The part as the map is given it: 0 in rows that are ignored, whatever they hold."""

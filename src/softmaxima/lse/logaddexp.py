@@ -38,7 +38,7 @@ def logaddexp(x: Array, y: Array) -> Array:
     if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
     first, second = (as_scores(name, v, what) for what, v in (("x", x), ("y", y)))
-    check_device(name, "y", second, first)
+    second = check_device(name, "y", second, first)
     try:
         pair = torch.broadcast_tensors(first, second)
     except RuntimeError:

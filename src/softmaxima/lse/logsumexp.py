@@ -194,7 +194,7 @@ def _per_row(name: str, temperature: Any, x: Tensor, dims: tuple[int, ...]) -> A
     if not isinstance(temperature, (Tensor, np.ndarray)):
         return temperature
     tau = as_tensor(name, "temperature", temperature)
-    if tau.ndim > x.ndim:
+    if tau.ndim == 0 or tau.ndim > x.ndim:
         return tau
     return _merge(tau.reshape((1,) * (x.ndim - tau.ndim) + tuple(tau.shape)), dims)
 

@@ -55,7 +55,7 @@ def streaming_logsumexp(blocks: Iterable[Any], dim: int = -1, *, temperature: fl
         dtype = _result_dtype(block) if dtype is None else torch.promote_types(dtype, _result_dtype(block))
     if first is None or dtype is None:
         return state.value
-    return like_input(torch.as_tensor(state.value).to(dtype), first)
+    return like_input(torch.as_tensor(state.value, dtype=dtype, device="cpu"), first)
 
 
 def _gathered(blocks: Iterable[Any]) -> Iterator[Any]:

@@ -24,7 +24,7 @@ from softmaxima.maps.softmax import sensitivity
 
 def reference(x: Tensor, beta: float | Tensor) -> Tensor:
     e = x.double().exp()
-    return e / (e.sum(-1, keepdim=True) + torch.as_tensor(beta, dtype=torch.float64).exp())
+    return e / (e.sum(-1, keepdim=True) + torch.as_tensor(beta, dtype=torch.float64, device=x.device).exp())
 
 
 def weigh(z: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from softmaxima.maps._threshold import entmax_rows
 
 
 def reference(x: Tensor, alpha: float | Tensor) -> Tensor:
-    alpha = torch.as_tensor(alpha, dtype=torch.float64)
+    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=x.device)
     if (alpha == 1).all():
         e = x.double().exp()
         return e / e.sum(-1, keepdim=True)

@@ -5,17 +5,17 @@ Nothing here waits for the device, and nothing depends on the order in which pro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from softmaxima.kernels.attention import Options, contiguous_rows
+from softmaxima.kernels.attention import Options, contiguous_rows, new_results
 from softmaxima.kernels.native import Kernel
 from softmaxima.kernels.triton import online_attention, threshold_attention
 from softmaxima.kernels.triton.attention_backward import Slopes, pull_keys, pull_queries
-from softmaxima.kernels.triton.attention_blocks import Attention, Matrices, Problem, describe, matrices, numbers, width
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions, Matrices, Problem, describe, matrices, numbers, width
 from softmaxima.kernels.triton.library import module_of, on_device
 
 LARGEST_SIZE = 256  # of a query or a value: a block of wider ones does not stay on chip
@@ -48,7 +48,7 @@ def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, s
 
     Of β > 1, where s is huge for small p and the derivative cancels, there is none; a tensor is taken to have no such.
     """
-    attention: Attention | None = getattr(module_of(kernel.triton), "ATTENTION", None)
+    attention: AttentionFunctions | None = getattr(module_of(kernel.triton), "ATTENTION", None)
     if attention is None or dtype == torch.float64 or max(size, value_size) > LARGEST_SIZE:
         return False
     return None in theta or attention.order(*theta) <= 1.0
@@ -59,8 +59,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(o, LSE of the scores that a query sees, what `backward` needs), where something is not asked for of no elements."""
     attention, problem = _problem(q, k, v, options)
-    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    sums = torch.empty(q.shape[:-1] if lse else 0, dtype=torch.float32, device=q.device)
+    out, sums = new_results(q, v, lse)
     shapes = kept_shapes(q, k, v, options.kernel) if keeps else ((0,), (0,))
     state = torch.empty(shapes[0], dtype=torch.float32, device=q.device)
     marks = torch.zeros(shapes[1], dtype=torch.int8, device=q.device)
@@ -73,9 +72,8 @@ def forward(
             online_attention.attend[programs](*given, sums if lse else None, state if keeps else None, **_sizes(blocks, q, v))
         else:
             lists = torch.empty((*programs, 2, triton.cdiv(problem.keys, blocks.keys)), dtype=torch.int32, device=q.device)
-            threshold_attention.attend[programs](
-                *given, state if keeps else None, lists, marks if keeps else None, **_functions(attention), **_sizes(blocks, q, v)
-            )
+            marked = (state, lists, marks) if keeps else (None, lists, None)
+            threshold_attention.attend[programs](*given, *marked, **_sizes(blocks, q, v))
     return out, sums, (state, marks)
 
 
@@ -117,19 +115,18 @@ def backward(
     )
     of_queries = slopes if attention.online else _listed(slopes, marks.mT)
     of_keys = slopes if attention.online else _listed(slopes, marks)
-    options_of_both = _functions(attention) | _sizes(blocks, q, v)
     with on_device(q):
         pull_queries[(batch.numel() * triton.cdiv(problem.queries, blocks.queries),)](
-            problem, of_queries, matrices(dq, batch, q.shape[-2:]), **options_of_both
+            problem, of_queries, matrices(dq, batch, q.shape[-2:]), **_sizes(blocks, q, v)
         )
         pull_keys[(shared.numel() * triton.cdiv(problem.keys, blocks.keys),)](
-            problem, of_keys, Matrices(dk, *dk.stride()), Matrices(dv, *dv.stride()), **options_of_both
+            problem, of_keys, Matrices(dk, *dk.stride()), Matrices(dv, *dv.stride()), **_sizes(blocks, q, v)
         )
     return dq, _summed(dk, k, q, options.groups), _summed(dv, v, q, options.groups)
 
 
-def _problem(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Attention, Problem]:
-    attention: Attention = module_of(options.kernel.triton).ATTENTION
+def _problem(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[AttentionFunctions, Problem]:
+    attention: AttentionFunctions = module_of(options.kernel.triton).ATTENTION
     return attention, describe(q, k, v, attention, options)
 
 
@@ -148,10 +145,6 @@ def _sizes(blocks: Blocks, q: Tensor, v: Tensor) -> dict[str, int]:
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,
     }
-
-
-def _functions(attention: Attention) -> dict[str, Any]:
-    return {"EXPONENTIAL": attention.exponential, "UNIT": attention.unit}
 
 
 def _listed(slopes: Slopes, marks: Tensor) -> Slopes:

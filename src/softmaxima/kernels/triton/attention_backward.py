@@ -47,11 +47,11 @@ class Slopes(NamedTuple):
 @triton.jit
 def probabilities(
     problem, x, batch, head, row, column, length, inverse, order, origin, depth,
-    EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, EDGE: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     """(p, s) of products of queries and keys."""
-    t = scores(problem, x, batch, head, row, column, length, inverse, UNIT, EDGE) - origin
-    return EXPONENTIAL(t - depth, order)
+    t = scores(problem, x, batch, head, row, column, length, inverse, EDGE) - origin
+    return problem.EXPONENTIAL(t - depth, order)
 
 
 # Of queries -----------------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def probabilities(
 @triton.jit
 def of_keys(
     problem, queries, batch, head, at, row, length, inverse, order, origin, depth,
-    EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, EDGE: tl.constexpr, BLOCK: tl.constexpr,
+    EDGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(s, ∂p, keys) of the keys from `at` on."""
     q, g = queries
@@ -69,7 +69,7 @@ def of_keys(
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
     p, s = probabilities(
         problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, order, origin, depth,
-        EXPONENTIAL, UNIT, EDGE,
+        EDGE,
     )  # fmt: skip
     return s, product(g, value, problem.PRECISION), key
 
@@ -81,7 +81,7 @@ def pull(s, dp, delta, key, dq, PRECISION: tl.constexpr):
 
 @triton.jit
 def pull_queries(
-    problem, slopes, dq, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    problem, slopes, dq, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Fills δ and ∂q."""
@@ -104,26 +104,22 @@ def pull_queries(
         last = tl.minimum(first + ROWS, problem.queries) - 1
         begin, whole_begin, whole_end, end = span(first, last, problem.left, problem.right, length, True, BLOCK)
         for at in range(whole_begin, whole_end, BLOCK):
-            s, dp, key = of_keys(
-                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, EXPONENTIAL, UNIT, False, BLOCK
-            )
+            s, dp, key = of_keys(problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, False, BLOCK)
             gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
         for i in range(edges(begin, whole_begin, whole_end, end, BLOCK)):
             at = edge(i, begin, whole_begin, whole_end, BLOCK)
-            s, dp, key = of_keys(
-                problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, EXPONENTIAL, UNIT, True, BLOCK
-            )
+            s, dp, key = of_keys(problem, (q, g), batch, head, at, row, length, inverse, order, origin, depth, True, BLOCK)
             gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
     else:
         blocks, count = listed(
             slopes, index, first // ROWS, (problem.queries + ROWS - 1) // ROWS, (problem.keys + BLOCK - 1) // BLOCK
         )
-        _, total = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
+        _, total = of_sinks(problem, batch, head, row, origin, depth, order)
         dot = tl.zeros((ROWS, 1), tl.float32)
         for i in range(count):
             s, dp, key = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
-                EXPONENTIAL, UNIT, True, BLOCK,
+                True, BLOCK,
             )  # fmt: skip
             total += tl.sum(s, 1)[:, None]
             dot += tl.sum(s * dp, 1)[:, None]
@@ -131,7 +127,7 @@ def pull_queries(
         for i in range(count):
             s, dp, key = of_keys(
                 problem, (q, g), batch, head, tl.load(blocks + i) * BLOCK, row, length, inverse, order, origin, depth,
-                EXPONENTIAL, UNIT, True, BLOCK,
+                True, BLOCK,
             )  # fmt: skip
             gradient = pull(s, dp, delta, key, gradient, problem.PRECISION)
     tl.store(slopes.delta + place, delta, mask=inside)
@@ -151,7 +147,7 @@ def listed(slopes, index, block, blocks, others):
 @triton.jit
 def add(
     problem, slopes, keys, batch, head, at, column, length, dk, dv,
-    EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, EDGE: tl.constexpr, ROWS: tl.constexpr,
+    EDGE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """(∂k/scale, ∂v) with what the queries from `at` on add."""
     key, value = keys
@@ -164,7 +160,7 @@ def add(
     g = read(slopes.g, batch, head, at, problem.queries, problem.VALUE_SIZE, ROWS, value.shape[1], EDGE)
     p, s = probabilities(
         problem, product(key, q, problem.PRECISION), batch, head, row, column, length, inverse, order, origin,
-        depth, EXPONENTIAL, UNIT, EDGE,
+        depth, EDGE,
     )  # fmt: skip
     dv = tl.dot(p.to(g.dtype), g, dv, input_precision=problem.PRECISION)
     dp = product(value, g, problem.PRECISION)
@@ -176,7 +172,7 @@ def add(
 
 @triton.jit
 def pull_keys(
-    problem, slopes, dk, dv, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    problem, slopes, dk, dv, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Fills ∂k and ∂v of a head of keys, from all heads of queries that share it."""
@@ -200,12 +196,12 @@ def pull_keys(
             for at in range(whole_begin, whole_end, ROWS):
                 key_gradient, value_gradient = add(
                     problem, slopes, (key, value), batch, head, at, column, length, key_gradient, value_gradient,
-                    EXPONENTIAL, UNIT, False, ROWS,
+                    False, ROWS,
                 )  # fmt: skip
             for i in range(edges(begin, whole_begin, whole_end, end, ROWS)):
                 key_gradient, value_gradient = add(
                     problem, slopes, (key, value), batch, head, edge(i, begin, whole_begin, whole_end, ROWS), column, length,
-                    key_gradient, value_gradient, EXPONENTIAL, UNIT, True, ROWS,
+                    key_gradient, value_gradient, True, ROWS,
                 )  # fmt: skip
         else:
             blocks, count = listed(
@@ -214,7 +210,7 @@ def pull_keys(
             for i in range(count):
                 key_gradient, value_gradient = add(
                     problem, slopes, (key, value), batch, head, tl.load(blocks + i) * ROWS, column, length,
-                    key_gradient, value_gradient, EXPONENTIAL, UNIT, True, ROWS,
+                    key_gradient, value_gradient, True, ROWS,
                 )  # fmt: skip
     write(dk, batch, own, first, problem.keys, key_gradient * problem.scale, problem.SIZE, BLOCK, WIDTH)
     write(dv, batch, own, first, problem.keys, value_gradient, problem.VALUE_SIZE, BLOCK, VALUE_WIDTH)

@@ -27,7 +27,7 @@ FARTHEST = 2**31 - 1  # places that an int32 counts
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionFunctions:
     """What attention needs of a map.
 
     exponential(t, beta) → (p, s): of t and β in float32, the former `unit` times z − D.
@@ -106,6 +106,8 @@ class Problem(NamedTuple):
     groups: Any
     left: Any
     right: Any
+    EXPONENTIAL: Any  # of the map
+    UNIT: Any  # of t
     SIZE: Any
     VALUE_SIZE: Any
     SINK: Any  # whether there is one
@@ -133,7 +135,7 @@ def numbers(value: float | Tensor | None, like: Tensor) -> Numbers:
     return Numbers(None, value, *value.stride())
 
 
-def describe(q: Tensor, k: Tensor, v: Tensor, attention: Attention, options: Options) -> Problem:
+def describe(q: Tensor, k: Tensor, v: Tensor, attention: AttentionFunctions, options: Options) -> Problem:
     """The arguments of the kernels."""
     batch, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
     shared = (*batch[:-1], *(heads // options.groups for heads in batch[-1:]))
@@ -157,6 +159,8 @@ def describe(q: Tensor, k: Tensor, v: Tensor, attention: Attention, options: Opt
         groups=options.groups,
         left=None if options.left is None or options.left >= queries else options.left,
         right=None if options.right is None or options.right >= keys else options.right,
+        EXPONENTIAL=tl.constexpr(attention.exponential),
+        UNIT=tl.constexpr(attention.unit),
         SIZE=tl.constexpr(q.shape[-1]),
         VALUE_SIZE=tl.constexpr(v.shape[-1]),
         SINK=tl.constexpr(sink is not None),
@@ -286,17 +290,17 @@ def edge(i, begin, whole_begin, whole_end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scores(problem, x, batch, head, row, column, length, inverse, UNIT: tl.constexpr, EDGE: tl.constexpr):
-    """UNIT x/τ for x = scale ⟨q, k⟩ + bias, −∞ where a key is not seen.
+def scores(problem, x, batch, head, row, column, length, inverse, EDGE: tl.constexpr):
+    """`unit` times x/τ for x = scale ⟨q, k⟩ + bias, −∞ where a key is not seen.
 
     Rows and columns are [R, 1] and [1, C], or [1, R] and [C, 1].
     """
-    y = x * (inverse * (problem.scale * UNIT))
+    y = x * (inverse * (problem.scale * problem.UNIT))
     inside = (row < problem.queries) & (column < problem.keys)
     if problem.bias.data is not None:
         bias = problem.bias
         place = bias.data + batch * bias.batch + head * bias.head + row.to(tl.int64) * bias.row + column.to(tl.int64) * bias.column
-        y += tl.load(place, mask=inside, other=0.0).to(tl.float32) * (inverse * UNIT)
+        y += tl.load(place, mask=inside, other=0.0).to(tl.float32) * (inverse * problem.UNIT)
     if problem.mask.data is not None:
         mask = problem.mask
         place = mask.data + batch * mask.batch + head * mask.head + row.to(tl.int64) * mask.row + column.to(tl.int64) * mask.column
@@ -318,12 +322,12 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr):
+def of_sinks(problem, batch, head, row, origin, depth, order):
     """(Σp, Σs) of the sinks of rows, [R, 1]."""
     mass, slope = tl.zeros_like(depth), tl.zeros_like(depth)
     if problem.SINK:
-        sink = read_numbers(problem.sink, batch, head, row, problem.queries) * UNIT
-        p, s = EXPONENTIAL(sink - origin - depth, order)
+        sink = read_numbers(problem.sink, batch, head, row, problem.queries) * problem.UNIT
+        p, s = problem.EXPONENTIAL(sink - origin - depth, order)
         mass += p
         slope += s
     return mass, slope

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.triton.attention_blocks import Attention
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
 from softmaxima.kernels.triton.attention_blocks import log1p as log1p_of_float32
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import (
@@ -294,4 +294,4 @@ def beta_of(alpha: float | Tensor) -> float | Tensor:
     return (alpha.double() if isinstance(alpha, Tensor) else alpha) - 1.0
 
 
-ATTENTION = Attention(exponential, beta_of)
+ATTENTION = AttentionFunctions(exponential, beta_of)

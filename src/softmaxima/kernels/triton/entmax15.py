@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.attention_blocks import Attention
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
 from softmaxima.kernels.triton.sparsemax import above, bracket, linear
@@ -94,4 +94,4 @@ def exponential(t, beta):
     return s * s, s
 
 
-ATTENTION = Attention(exponential, lambda: 0.5, unit=0.5)
+ATTENTION = AttentionFunctions(exponential, lambda: 0.5, unit=0.5)

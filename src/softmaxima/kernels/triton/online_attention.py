@@ -32,7 +32,7 @@ def add(problem, q, batch, head, at, row, length, inverse, maximum, mass, output
     """(M, m, o) with the keys from `at` on."""
     key = read(problem.k, batch, head // problem.groups, at, length, problem.SIZE, BLOCK, q.shape[1], EDGE)
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
-    y = scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, LOG2_E, EDGE)
+    y = scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, EDGE)
     top = tl.maximum(maximum, tl.max(y, 1)[:, None])
     origin = tl.where(top == -INFINITY, 0.0, top)
     p = tl.exp2(y - origin)

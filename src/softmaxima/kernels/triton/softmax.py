@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.attention_blocks import Attention
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
 from softmaxima.kernels.triton.loss import Loss, shannon
 from softmaxima.kernels.triton.rows import (
     INFINITY,
@@ -91,4 +91,4 @@ def exponential(t, beta):
     return p, p
 
 
-ATTENTION = Attention(exponential, lambda *theta: 0.0, unit=LOG2_E.value, online=True)
+ATTENTION = AttentionFunctions(exponential, lambda *theta: 0.0, unit=LOG2_E.value, online=True)

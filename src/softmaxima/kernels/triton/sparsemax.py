@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from softmaxima.kernels.triton.attention_blocks import Attention
+from softmaxima.kernels.triton.attention_blocks import AttentionFunctions
 from softmaxima.kernels.triton.loss import Loss
 from softmaxima.kernels.triton.rows import RowFunctions, add, row_sum
 from softmaxima.kernels.triton.threshold import (
@@ -116,4 +116,4 @@ def exponential(t, beta):
     return p, sensitivity(p)
 
 
-ATTENTION = Attention(exponential, lambda: 1.0)
+ATTENTION = AttentionFunctions(exponential, lambda: 1.0)

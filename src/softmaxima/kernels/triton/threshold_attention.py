@@ -35,11 +35,11 @@ HALF_TOLERANCE = tl.constexpr(2.0**-12)  # where scores have the rounding of a h
 
 
 @triton.jit
-def scores_of(problem, q, batch, head, at, row, length, inverse, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+def scores_of(problem, q, batch, head, at, row, length, inverse, BLOCK: tl.constexpr):
     """Scores of the keys from `at` on."""
     key = read(problem.k, batch, head // problem.groups, at, length, problem.SIZE, BLOCK, q.shape[1], True)
     column = (at + tl.arange(0, BLOCK)).to(tl.int32)[None, :]
-    return scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, UNIT, True)
+    return scores(problem, product(q, key, problem.PRECISION), batch, head, row, column, length, inverse, True)
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def moving(mass, depth, before, TOLERANCE: tl.constexpr):
 
 @triton.jit
 def attend(
-    problem, out, state, lists, marks, EXPONENTIAL: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    problem, out, state, lists, marks, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """lists [*, blocks of queries, 2, blocks of keys] is what programs note; marks [*, blocks of keys, blocks of queries] is 0."""
@@ -83,14 +83,14 @@ def attend(
 
     last = tl.minimum(first + ROWS, problem.queries) - 1
     begin, _whole_begin, _whole_end, end = span(first, last, problem.left, problem.right, length, False, BLOCK)
-    reach = UNIT / tl.where(order == 0.0, 1.0, order)
+    reach = problem.UNIT / tl.where(order == 0.0, 1.0, order)
     reach = tl.where(order == 0.0, INFINITY, reach)
     origin = tl.full((ROWS, 1), -INFINITY, tl.float32)
     if problem.SINK:
-        origin = tl.maximum(origin, read_numbers(problem.sink, batch, head, row, problem.queries) * UNIT)
+        origin = tl.maximum(origin, read_numbers(problem.sink, batch, head, row, problem.queries) * problem.UNIT)
     count = 0
     for at in range(begin, end, BLOCK):
-        y = scores_of(problem, q, batch, head, at, row, length, inverse, UNIT, BLOCK)
+        y = scores_of(problem, q, batch, head, at, row, length, inverse, BLOCK)
         origin = tl.maximum(origin, tl.max(y, 1)[:, None])
         is_possible = any_of(~(y <= origin - reach) | (y == INFINITY))  # NaN is
         tl.store(possible + count, at // BLOCK, mask=is_possible != 0)
@@ -99,12 +99,12 @@ def attend(
     tl.debug_barrier()  # what one thread notes all read
 
     depth = tl.zeros((ROWS, 1), tl.float32)
-    mass, slope = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
+    mass, slope = of_sinks(problem, batch, head, row, origin, depth, order)
     kept = 0
     for i in range(count):
         block = tl.load(possible + i)
-        y = scores_of(problem, q, batch, head, block.to(tl.int64) * BLOCK, row, length, inverse, UNIT, BLOCK)
-        p, s = EXPONENTIAL(y - origin, order)
+        y = scores_of(problem, q, batch, head, block.to(tl.int64) * BLOCK, row, length, inverse, BLOCK)
+        p, s = problem.EXPONENTIAL(y - origin, order)
         mass += tl.sum(p, 1)[:, None]
         slope += tl.sum(s, 1)[:, None]
         is_kept = any_of(p != 0.0)
@@ -114,29 +114,29 @@ def attend(
 
     bound: tl.constexpr = TOLERANCE if q.dtype == tl.float32 else HALF_TOLERANCE
     most = tl.log(tl.zeros((1, 1), tl.float32) + (problem.keys + 1))
-    low, high = depth, tl.zeros((ROWS, 1), tl.float32) + UNIT * depth_of(most, order) * HIGHEST
+    low, high = depth, tl.zeros((ROWS, 1), tl.float32) + problem.UNIT * depth_of(most, order) * HIGHEST
     step = 0
     is_moving = moving(mass, depth, high, bound)
     while (is_moving > 0) & (step < STEPS):
         before = depth
-        depth, low, high = bracketed(depth, low, high, mass, slope, order, step, UNIT)
-        mass, slope = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
+        depth, low, high = bracketed(depth, low, high, mass, slope, order, step, problem.UNIT)
+        mass, slope = of_sinks(problem, batch, head, row, origin, depth, order)
         for i in range(kept):
             at = tl.load(listed + i).to(tl.int64) * BLOCK
-            y = scores_of(problem, q, batch, head, at, row, length, inverse, UNIT, BLOCK)
-            p, s = EXPONENTIAL(y - origin - depth, order)
+            y = scores_of(problem, q, batch, head, at, row, length, inverse, BLOCK)
+            p, s = problem.EXPONENTIAL(y - origin - depth, order)
             mass += tl.sum(p, 1)[:, None]
             slope += tl.sum(s, 1)[:, None]
         is_moving = moving(mass, depth, before, bound)
         step += 1
-    depth, low, high = bracketed(depth, low, high, mass, slope, order, 0, UNIT)
+    depth, low, high = bracketed(depth, low, high, mass, slope, order, 0, problem.UNIT)
 
     output = tl.zeros((ROWS, VALUE_WIDTH), tl.float32)
-    mass, slope = of_sinks(problem, batch, head, row, origin, depth, order, EXPONENTIAL, UNIT)
+    mass, slope = of_sinks(problem, batch, head, row, origin, depth, order)
     for i in range(kept):
         block = tl.load(listed + i).to(tl.int64)
-        y = scores_of(problem, q, batch, head, block * BLOCK, row, length, inverse, UNIT, BLOCK)
-        p, s = EXPONENTIAL(y - origin - depth, order)
+        y = scores_of(problem, q, batch, head, block * BLOCK, row, length, inverse, BLOCK)
+        p, s = problem.EXPONENTIAL(y - origin - depth, order)
         mass += tl.sum(p, 1)[:, None]
         value = read(problem.v, batch, head // problem.groups, block * BLOCK, length, problem.VALUE_SIZE, BLOCK, VALUE_WIDTH, True)
         output = tl.dot(p.to(value.dtype), value, output, input_precision=problem.PRECISION)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_floating, check_scores, rows_last
 from softmaxima.core.fused import is_readable
+from softmaxima.core.tracing import is_eager
 from softmaxima.kernels import native
 
 UNIT = 2.0**-53
@@ -154,7 +155,7 @@ class GapsOfRows:
 
     def mean(self) -> tuple[Tensor, Tensor]:
         everything = self._by_blocks(lambda block: block.each.sum(-1, keepdim=True))
-        if bool((everything == math.inf).any()):
+        if not is_eager(everything) or bool((everything == math.inf).any()):
             everything = self._by_blocks(lambda block: block.each.masked_fill(block.scores == -math.inf, 0.0).sum(-1, keepdim=True))
         return _mean(everything, self.count, self.n)
 
@@ -298,7 +299,7 @@ def quotient(x: Tensor, tau: Tensor | float) -> Tensor:
 def quotient_error(x: Tensor, tau: Tensor | float) -> Tensor | float:
     if not isinstance(tau, Tensor) and tau == 1.0:
         return 0.0
-    exact = (x == 0) | (torch.as_tensor(tau) == 1.0)
+    exact = (x == 0) | (tau == 1.0)
     return torch.where(exact, 0.0, (2 * UNIT * quotient(x, tau).abs()).clamp_min(SUBNORMAL))
 
 

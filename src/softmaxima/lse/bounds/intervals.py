@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor, like_input
+from softmaxima.core.arguments import Array, as_tensor, check_device, check_values, like_input
 from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.core.tracing import is_eager
 from softmaxima.lse.bounds._gaps import UNIT, Gaps, GapsAtOnce, GapsOfRows, ends, least, most, read_rows
 from softmaxima.lse.logsumexp import row_logsumexp
 
@@ -123,12 +124,12 @@ def renyi_bounds(
     name = "renyi_bounds"
     order = check_number(name, "order", order, lambda order: order >= 1, "a number of at least 1")
     rows = read_rows(name, x, dim, temperature, where)
-    weights = as_tensor(name, "p", p)
+    weights = check_device(name, "p", as_tensor(name, "p", p), rows.scores)
     try:
         weights = weights.detach().double().expand(rows.shape)
     except RuntimeError:
         raise ValueError(f"{name}: p must broadcast to the scores' shape {tuple(rows.shape)}, got {tuple(weights.shape)}") from None
-    if not bool(((weights >= 0) & (weights < math.inf)).all()):
+    if is_eager(weights) and not bool(((weights >= 0) & (weights < math.inf)).all()):
         raise ValueError(f"{name}: p must be finite and not negative; call abs() or softmax() on it first")
     weights = rows.blocks_of(weights.movedim(rows.dim, -1))
     found = (ends(block, *_renyi(block, p, order)) for block, p in zip(rows.blocks(), weights, strict=True))
@@ -206,6 +207,7 @@ def lipschitz_bounds(
     """
     name = "lipschitz_bounds"
     rows, others = read_rows(name, x, dim, temperature, where), read_rows(name, y, dim, temperature, where)
+    check_device(name, "y", others.scores, rows.scores)
     if rows.shape != others.shape:
         raise ValueError(f"{name}: y must have the scores' shape {tuple(rows.shape)}, got {tuple(others.shape)}")
     found = (ends(x, *_lipschitz(x, y)) for x, y in zip(rows.blocks(), others.blocks(), strict=True))
@@ -234,9 +236,11 @@ def bounds(
     if unknown or not among:
         raise ValueError(f"bounds: among must be a sequence of names from {', '.join(BOUNDS)}, got {among!r}")
     rows = read_rows("bounds", x, dim, temperature, where)
+    check_values("bounds", "scores", rows.scores)  # that tell which of the bounds counts
     gaps = GapsAtOnce(rows, LARGEST, WIDTH / 2, _reach(rows.n, WIDTH)) if rows.is_native else rows
     parts = zip(*(BOUNDS[name](gaps) for name in among), strict=True)
-    together = (torch.stack([torch.as_tensor(part, dtype=torch.float64).expand_as(gaps.count) for part in each]) for each in parts)
+    like = {"dtype": torch.float64, "device": gaps.count.device}
+    together = (torch.stack([torch.as_tensor(part, **like).expand_as(gaps.count) for part in each]) for each in parts)
     lower, upper = ends(gaps, *together)
     names, shape = np.array(among), rows.scores.shape[:-1]
     named = lambda which: names[which.reshape(shape)] if shape else str(names[which.item()])
@@ -273,7 +277,7 @@ def sums_between(lower: Tensor, upper: Tensor, count: Tensor, terms: int, reach:
     """
     lower = (lower - (count - 1).clamp_min(0) * TINIEST).clamp_min(0)
     # A gap is within 2u of its value, relatively; an exponential of less than −745 is 0.
-    relative = UNIT * (2 * (terms + 16) + 8 * torch.as_tensor(reach, dtype=torch.float64).clamp(0.0, 750.0))
+    relative = UNIT * (2 * (terms + 16) + 8 * torch.as_tensor(reach, dtype=torch.float64, device=lower.device).clamp(0.0, 750.0))
     below, above = (relative * r / (1 + r) for r in (lower, upper))
     return torch.log1p(lower), torch.log1p(upper), below, above + (count - 1).clamp_min(0) * TINIEST
 

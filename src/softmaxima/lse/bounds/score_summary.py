@@ -185,7 +185,7 @@ class _Summarised:
         """(the nearest gap of each bin, the furthest)."""
         maximum = self.maximum.clamp(-FURTHEST, FURTHEST)
         above = (maximum - WIDTH * self._of._top).clamp(0, WIDTH)  # the lower edge of its bin
-        edges = above + WIDTH * torch.arange(-1, BINS, dtype=torch.float64)
+        edges = above + WIDTH * torch.arange(-1, BINS, dtype=torch.float64, device="cpu")
         rounding = 8 * UNIT * maximum.abs()
         return (edges - rounding).clamp_min(0), with_nothing_beyond(edges[1:] + rounding)
 
@@ -196,4 +196,4 @@ def _bins(x: np.ndarray, tau: float) -> np.ndarray:
 
 
 def _number(value: float) -> Tensor:
-    return torch.tensor([value], dtype=torch.float64)
+    return torch.tensor([value], dtype=torch.float64, device="cpu")

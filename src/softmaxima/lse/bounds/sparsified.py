@@ -87,7 +87,5 @@ def _kept(rows: GapsOfRows, reach: float) -> tuple[Tensor, Tensor]:
 
 def _kept_of_few(rows: GapsOfRows, reach: float) -> Tensor:
     kept = rows.each <= reach
-    row, column = kept.nonzero(as_tuple=True)
-    terms = torch.where(rows.is_highest[row, column], 0.0, (-rows.each[row, column]).exp())
-    rest = rows.count.new_zeros(len(rows.scores)).index_add(0, row, terms)
+    rest = torch.where(kept & ~rows.is_highest, (-rows.each).exp(), 0.0).sum(-1)
     return torch.stack((kept.sum(-1).double(), rest), -1)

@@ -270,7 +270,7 @@ class _Request:
 
 
 def _over(score: float, tau: float) -> float:
-    return float(quotient(torch.tensor(score, dtype=torch.float64), tau))
+    return float(quotient(torch.tensor(score, dtype=torch.float64, device="cpu"), tau))
 
 
 # What reads everything ------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _not_a_number(ask: _Request, evaluations: int, draws: int = 0) -> Estimate:
 
 def _as_asked(ask: _Request, value: float, differentiable: Tensor | None) -> Any:
     """The value as the kind of the source, with the gradient of a tensor that is about it."""
-    number = torch.tensor(value, dtype=torch.float64)
+    number = torch.tensor(value, dtype=torch.float64, device="cpu")
     if isinstance(ask.source.like, Tensor):
         number = number.to(ask.source.like.device)
     if differentiable is not None:
@@ -463,7 +463,8 @@ def _head_and_tail(ask: _Request, head: np.ndarray, slack: float | None, spent: 
 
 def _largest(ask: _Request, k: int) -> np.ndarray:
     """The numbers of the k largest scores, in one pass."""
-    values, numbers, start = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64), 0
+    values, numbers = (torch.empty(0, dtype=dtype, device="cpu") for dtype in (torch.float64, torch.int64))
+    start = 0
     with torch.no_grad():
         for block in ask.source.blocks():
             found = torch.topk(block, min(k, len(block)))

@@ -114,7 +114,7 @@ def open_source(source: Any) -> Source:
 
 def _followed(blocks: Iterator[Tensor], tau: float) -> Total:
     """The total of blocks in float64, for autograd to follow."""
-    largest, sums = -math.inf, [torch.tensor(-math.inf, dtype=torch.float64)]
+    largest, sums = -math.inf, [torch.tensor(-math.inf, dtype=torch.float64, device="cpu")]
     for block in blocks:
         z = quotient(block, tau)
         largest = max(largest, float(z.detach().max()))
@@ -126,7 +126,7 @@ def _summed(pieces: Iterable[Tensor], tau: float, error: float) -> Total:
     """The total of pieces by the native kernel, which reads each once."""
     states = [states for piece in pieces if (states := native.logsumexp(piece.detach(), tau, None, wide=True)[1]) is not None]
     if not states:
-        return Total(torch.tensor(-math.inf, dtype=torch.float64), -math.inf, 0.0)
+        return Total(torch.tensor(-math.inf, dtype=torch.float64, device="cpu"), -math.inf, 0.0)
     highest, rest = torch.stack(states, 1)
     tops = quotient(highest, tau)
     return Total(row_logsumexp(tops + rest, 1.0, None), float(tops.max()), error)

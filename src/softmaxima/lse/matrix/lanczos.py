@@ -421,7 +421,8 @@ def _largest_quantile(confidence: float, count: int) -> float:
 def _quantile_of_squares(confidence: float, size: int) -> float:
     """The t with P(|T| ≤ t) = confidence for the t statistic T of `size` squares of normal numbers, from draws."""
     draws = CHI_SQUARES // size
-    squares = torch.randn(draws, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).square_()
+    generator = torch.Generator("cpu").manual_seed(0)
+    squares = torch.randn(draws, size, dtype=torch.float64, generator=generator, device="cpu").square_()
     statistics = (squares.mean(1) - 1).abs() / squares.std(1) * math.sqrt(size)
     return float(statistics.kthvalue(math.ceil(confidence * draws)).values)
 

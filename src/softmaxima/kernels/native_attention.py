@@ -1,0 +1,152 @@
+"""The functions of `attention.py` on the CPU: tensors as matrices in memory, and the structures of the library's two kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima.kernels import native
+from softmaxima.kernels.attention import Options, computed_in, contiguous_rows, new_results
+from softmaxima.kernels.interface import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    Attention,
+    AttentionBackward,
+    Matrices,
+    find_function,
+    run,
+    threads,
+)
+from softmaxima.kernels.native import DTYPES, Kernel, in_memory, one_per_row, theta_in_memory
+
+ALL = 2**62  # how far a query sees that sees all
+
+
+def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int) -> bool:
+    """Whether there is attention by the kernel's map with these numbers, None for tensors, of heads of this size."""
+    return native.has(kernel, "forward") and native.has(kernel, "backward")
+
+
+def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of what `forward` leaves for `backward`."""
+    return (0,), (0,)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, *, lse: bool, keeps: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """(o, LSE of the scores that a query sees, what `backward` needs); of no elements what is not asked for, and here the last."""
+    out, sums = new_results(q, v, lse)
+    matrices = q.shape[:-2].numel()
+    parts = max(1, -(-4 * threads() // matrices)) if matrices % threads() else 1
+    call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None)
+    run(find_function("attention"), ATTENTION(*call))
+    return out, sums, (q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.int8))
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    g_lse: Tensor | None,
+    options: Options,
+    *,
+    out: Tensor,
+    kept: tuple[Tensor, Tensor],
+    uses_scores: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in; the LSE is that with the sinks of elastic softmax."""
+    wide = computed_in(q.dtype)
+    matrices = q.shape[:-2].numel()
+    parts = -(-threads() // matrices)
+    call, _kept = _describe(q, k, v, options, parts, None, None)
+    g = in_memory(g)
+    g_lse = None if g_lse is None else in_memory(g_lse.to(wide))
+    dq = q.new_empty(q.shape, dtype=wide)
+    dk, dv = (q.new_empty((parts, *q.shape[:-2], *x.shape[-2:]), dtype=wide) for x in (k, v))
+    own = AttentionBackward(
+        derivative=options.kernel.addresses.backward,
+        uses_scores=int(uses_scores),
+        on_support=int(options.sparse and not uses_scores),
+        g=g.data_ptr(),
+        g_lse=0 if g_lse is None else g_lse.data_ptr(),
+        dq=dq.data_ptr(),
+        dk=dk.data_ptr(),
+        dv=dv.data_ptr(),
+    )
+    run(find_function("attention_backward"), ATTENTION_BACKWARD(*call, *own))
+    return dq, _shared(dk, k, options.groups), _shared(dv, v, options.groups)
+
+
+def _shared(gradient: Tensor, x: Tensor, groups: int) -> Tensor:
+    """A gradient [parts, ..., S, size] of each head of the queries, summed to what x had."""
+    gradient = gradient.squeeze(0) if gradient.shape[0] == 1 else gradient.sum(0)
+    return (gradient if groups == 1 else gradient.unflatten(-3, (-1, groups)).sum(-3)).sum_to_size(x.shape)
+
+
+def _describe(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, parts: int, out: Tensor | None, lse: Tensor | None
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(the fields of `Attention` with its matrices, what they point into)."""
+    batch, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
+    wide = computed_in(q.dtype)
+    tau, taus = one_per_row(options.tau, q)
+    numbers, theta, distance = theta_in_memory(options.theta, q)
+    mask = None if options.mask is None else _of_scores(options.mask.view(torch.uint8), keys)
+    bias = None if options.bias is None else _of_scores(options.bias.to(wide), keys)
+    lengths = None if options.lengths is None else options.lengths.long().expand(*batch, 1, 1).contiguous()
+    sinks = None if options.sinks is None else torch.as_tensor(options.sinks, dtype=torch.float64, device=q.device) * options.tau
+    if sinks is not None:  # as scores, none of which is +∞
+        sinks = in_memory(sinks.detach().double().clamp_max(torch.finfo(wide).max).expand(*q.shape[:-1], 1))
+    q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
+    lie = [_lie(x, batch, groups) for x, groups in ((q, 1), (k, options.groups), (v, options.groups), (mask, 1), (bias, 1))]
+    call = Attention(
+        dtype=DTYPES[q.dtype],
+        matrices=batch.numel(),
+        queries=queries,
+        keys=keys,
+        size=q.shape[-1],
+        value_size=v.shape[-1],
+        threads=threads(),
+        parts=parts,
+        lengths=0 if lengths is None else lengths.data_ptr(),
+        left=ALL if options.left is None else options.left,
+        right=ALL if options.right is None else options.right,
+        scale=options.scale,
+        tau=tau,
+        taus=0 if taus is None else taus.data_ptr(),
+        theta=theta,
+        distance=distance,
+        sinks=0 if sinks is None else sinks.data_ptr(),
+        sparse=int(options.sparse),
+        map=options.kernel.addresses.forward,
+        out=0 if out is None else out.data_ptr(),
+        lse=0 if lse is None else lse.data_ptr(),
+    )
+    fields = (*(field for matrices, _ in lie for field in matrices), *call)
+    return fields, (q, k, v, mask, bias, lie, taus, numbers, lengths, sinks)
+
+
+def _of_scores(x: Tensor, keys: int) -> Tensor:
+    """A mask or a bias [..., L or 1, S]."""
+    x = x[(None,) * max(0, 2 - x.ndim)]
+    return contiguous_rows(x.expand(*x.shape[:-1], keys))
+
+
+def _lie(x: Tensor | None, batch: torch.Size, groups: int) -> tuple[Matrices, np.ndarray | None]:
+    """(where the matrices are, what that points into)."""
+    if x is None:
+        return Matrices(0, 0, 0), None
+    offsets = np.zeros((), np.int64)
+    for size, stride in zip(x.shape[:-2], x.stride()[:-2], strict=True):
+        offsets = np.add.outer(offsets, np.arange(0, size * stride, stride) if stride else np.zeros(size, np.int64))
+    if groups > 1:
+        offsets = offsets.repeat(groups, -1)
+    if offsets.shape != batch:
+        offsets = np.ascontiguousarray(np.broadcast_to(offsets, batch))
+    distance = 0 if x.shape[-2] == 1 else x.stride(-2)
+    return Matrices(x.data_ptr(), distance, offsets.__array_interface__["data"][0]), offsets
