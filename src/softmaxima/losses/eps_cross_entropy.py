@@ -18,7 +18,9 @@ from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare,
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
-STEEP = 1e-20  # with an ε below so much of a weight w the slope w/(p + ε) may be larger than the numbers of float32, of which p is one
+STEEP = (
+    1e-20  # with an ε below so much of a weight w the slope w/(p + ε) may be larger than the numbers of float32, of which p is one
+)
 
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, eps: float, **params: Any) -> Tensor:
