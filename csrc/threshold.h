@@ -275,8 +275,8 @@ struct Entmax {
     static constexpr double ROUGH = 5e-5;       // of Σp, what a rough bound may leave beside its roundings
     static constexpr double SMALLEST_EDGE = 1e-30, SMALLEST_ROUGH = 0x1p-6;
     static constexpr double LEAST_EDGED = 0x1p-4, MOST_EDGED = 16;
-    static constexpr int64_t CHUNK = 512;   // masses that are added up plainly
-    static constexpr double NOISE = 4e-15;  // what rounding may leave of Σp − 1
+    static constexpr int64_t CHUNK = 32 * LANES<double>;  // masses that are added up plainly, 16 of each lane
+    static constexpr double NOISE = 4e-15;                // what rounding may leave of Σp − 1
     static constexpr bool costly = true;
 
     double beta;

@@ -515,7 +515,7 @@ def test_a_crowd_about_the_lowest_threshold_gets_its_share(
     with mpmath.workdps(60):
         exact = exact_shares(shares, [0.0, gap], [largest, n])
         # The rounding of a logarithm, which its exponential multiplies; short rows are added plainly, four at a time.
-        lost = 24 * 2.0**-52 * max(1.0, reach / 4) * (1 if n > 128 else 1 + n / 16)
+        lost = 32 * 2.0**-52 * max(1.0, reach / 4) * (1 if n > 128 else 1 + n / 16)
         unit = torch.finfo(kind).eps
         for p in (REGISTRY[name](x, **params), *ways(name, params, x)):
             ours = [float(p[0]), float(p[-1])]
