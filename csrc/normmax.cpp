@@ -46,7 +46,7 @@ struct Normmax2 : Entmax15 {
 
     Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
         Threshold threshold = Entmax15::solve(gaps, count, lowest, lost);
-        shift(correction(gaps, count, threshold.edge, threshold.rest), threshold.edge, threshold.rest);
+        if (lost <= 1e-15) shift(correction(gaps, count, threshold.edge, threshold.rest), threshold.edge, threshold.rest);
         double mass = 0, rounded = 0;
 #pragma omp simd reduction(+ : mass, rounded)
         for (int64_t i = 0; i < count; ++i) add_exactly(share(gaps[i], threshold.edge, threshold.rest), mass, rounded);
