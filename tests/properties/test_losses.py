@@ -266,6 +266,45 @@ def test_a_mean_over_weights_whose_sum_is_beyond_float32():
     torch.testing.assert_close(heavy, sm.cross_entropy(x, target))
 
 
+@pytest.mark.parametrize("eps", [1e-6, 1e-3, 0.5])
+@pytest.mark.parametrize("heavy", [1e30, 1e36, 3e38])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_eps_cross_entropy_of_weights_whose_slope_is_beyond_float32(eps: float, heavy: float, smoothing: float):
+    x = torch.tensor([[0.0, 40.0, 41.0], [3.0, 0.0, 1.0]])
+    loss = lambda x, weight: sm.eps_cross_entropy(
+        x, torch.tensor([0, 1]), weight, map="softmax", eps=eps, label_smoothing=smoothing
+    )
+    grads = [torch.func.grad(loss)(x, torch.full((3,), w)) for w in (1.0, heavy)] if smoothing == 0 and heavy < 1e31 else []
+    x = x.requires_grad_()
+    values = [loss(x, torch.full((3,), w)) for w in (1.0, heavy)]
+    grads += [torch.autograd.grad(value, x)[0] for value in values]
+    torch.testing.assert_close(values[1], values[0])
+    for grad in grads[1:]:
+        torch.testing.assert_close(grad, grads[0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_mean_over_heavy_weights_is_that_over_light_ones(loss: LossCase, smoothing: float):
+    x, target = loss.scores(4, 3, dtype=torch.float32), labels((4,), 3)
+    values = []
+    for weight in (1.0, 3e38):
+        scores = x.clone().requires_grad_()
+        value = loss(scores, target, weight=torch.full((3,), weight), label_smoothing=smoothing)
+        (grad,) = torch.autograd.grad(value, scores, create_graph=True)
+        values.append((value, grad))
+    for light, heavy in zip(*values, strict=True):
+        torch.testing.assert_close(heavy, light)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "elastic_cross_entropy", "sparse_softmax_loss", "sparsemax_loss", "entmax_loss"])
+def test_a_small_share_of_a_span_beyond_float32_counts(name: str):
+    x, y = torch.tensor([[3e38, -3e38]], requires_grad=True), torch.tensor([[0.999, 0.001]])
+    value = sm.losses.REGISTRY[name].function(x, y, **({"k": 2} if name == "sparse_softmax_loss" else {}))
+    (grad,) = torch.autograd.grad(value, x, create_graph=True)
+    assert float(value.detach()) == pytest.approx(6e35, rel=1e-5)
+    torch.testing.assert_close(grad, torch.tensor([[0.001, -0.001]]), rtol=1e-4, atol=1e-7)
+
+
 def test_a_weight_that_the_dtype_of_the_scores_does_not_have_is_refused():
     with pytest.raises(ValueError, match=r"got 1e\+39, beyond torch.float32, for class 1"):
         sm.cross_entropy(torch.zeros(1, 2), torch.tensor([0]), torch.tensor([1.0, 1e39], dtype=torch.float64))

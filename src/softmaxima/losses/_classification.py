@@ -58,6 +58,15 @@ class Batch:
         soft, class_weight = (None if x is None else x.double() for x in (self.soft, self.class_weight))
         return replace(self, rows=self.rows.double(), soft=soft, class_weight=class_weight)
 
+    def in_range(self) -> Batch:
+        """The same, in float64 where a sum of weighted losses may be beyond float32, and those of double scores as they are."""
+        if self.rows.dtype == torch.float64 or not is_concrete(self.rows):
+            return self
+        scores = self.rows.detach().abs()
+        span = 2 * float(scores.where(scores < math.inf, 0.0).max()) + 128 if scores.numel() else 0.0
+        weight = 1.0 if self.class_weight is None else max(1.0, float(self.class_weight.sum(dtype=torch.float64)))
+        return self.in_double() if span * weight * scores.numel() > 2.0**126 else self
+
     @property
     def scores(self) -> Tensor:
         """[rows…, classes]: half precision as float32, and 0 in rows that are ignored, whatever they hold."""
@@ -141,14 +150,14 @@ class Batch:
         """
         target: Tensor = self.soft if self.labels is None else self.labels  # type: ignore[assignment]
         if losses is None or not is_fusible(self.rows, target, self.class_weight, *others):
-            return self.result(composite(self))
+            return self.result(composite(self.in_range()))
         compiling, dtype = is_compiling(), self.dtype
         # A compiler has no number to scale the gradient by, and reduces the rows itself.
         normaliser = self._normaliser() if self.reduction == "mean" and not compiling else 1.0
         if is_concrete(self.rows):
             normaliser = float(normaliser)
             if not normaliser > 0:
-                return self.result(composite(self))
+                return self.result(composite(self.in_range()))
         scale = 1.0 / normaliser
         if self.labels is not None and not is_concrete(target) and not compiling:
             classes = self.rows.shape[-1]
@@ -176,7 +185,7 @@ class Batch:
 
         # Probabilities are not rounded to the scores' dtype.
         rows = self.rows if self.soft is None and not wide else _wide(self.rows)
-        loss = fused(by_kernel, lambda rows: composite(replace(self, rows=rows)).to(dtype), rows)
+        loss = fused(by_kernel, lambda rows: composite(replace(self, rows=rows).in_range()).to(dtype), rows)
         return self.result(self.reduce(loss) if compiling else loss)
 
     def _normaliser(self) -> float | Tensor:

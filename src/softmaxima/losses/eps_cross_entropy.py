@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_number
-from softmaxima.core.tracing import is_exporting_to_onnx, sizes
+from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
 from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
-STEEP = 1e-20  # with an ε below it the slope 1/(p + ε) may be larger than the numbers of float32, of which p is one
+STEEP = (
+    1e-20  # with an ε below so much of a weight w the slope w/(p + ε) may be larger than the numbers of float32, of which p is one
+)
 
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, eps: float, **params: Any) -> Tensor:
@@ -54,7 +57,7 @@ def eps_cross_entropy(
     """
     batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
     eps = _check_eps(batch.name, eps)
-    if eps < STEEP:
+    if eps < STEEP * _largest(batch.class_weight):
         batch = batch.in_double()
     found = probability_map(batch.name, map)
     values = class_params(batch, found, params)
@@ -83,6 +86,13 @@ def log_share(p: Tensor, n: int, eps: float) -> Tensor:
 def _of_p(p: Tensor, n: int, eps: float) -> tuple[Tensor, Tensor]:
     eps = _check_eps("eps_cross_entropy", eps)
     return -log_share(p, n, eps), torch.where(p + eps == 0, 0.0, -1 / (p + eps))
+
+
+def _largest(weight: Tensor | None) -> float:
+    """The largest class weight, or 1; that of float32 where a compiler has no number for it."""
+    if weight is None or 0 in sizes(weight):
+        return 1.0
+    return max(1.0, float(weight.max())) if is_concrete(weight) and not is_compiling() else torch.finfo(torch.float32).max
 
 
 def _check_eps(name: str, eps: Any) -> float:
