@@ -35,8 +35,8 @@ from softmaxima.experiments.compare import (
     total_steps,
     trained_folds,
 )
+from softmaxima.experiments.differences import Difference, difference
 from softmaxima.experiments.measures import METRICS, Result, evaluate
-from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.experiments.saved import as_json, as_text, read_folds
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.experiments.tables import Table, read_table

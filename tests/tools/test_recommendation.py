@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from softmaxima.experiments.differences import Difference, difference, interval
 from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
-from softmaxima.experiments.recommendation import Difference, difference, interval, recommend
+from softmaxima.experiments.recommendation import recommend
 from softmaxima.integrations.pairs import Pair
 from softmaxima.report.compare_figures import NAME_SHOWN, _shortened
 

@@ -7,7 +7,7 @@ held-out rows. A difference to softmax is therefore taken seed by seed, and the 
     s²/J + v/n,
 
 with s² the variance over seeds, which training makes, and v that over rows, since the rows held out are a sample too. What may be
-said of it is `recommendation`'s: t of J − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
+said of it is `differences`: t of J − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
 better.
 """
 
@@ -29,8 +29,8 @@ from softmaxima.bench.machine import installed
 from softmaxima.experiments.attention_plan import LEFT_OUT, REFERENCE, VARIANTS, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.compare import one_thread
+from softmaxima.experiments.differences import STAY, Difference, Words, best_of, interval_of, sight, spread_of, stay
 from softmaxima.experiments.measures import METRICS, Metric
-from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, sight, spread_of, stay
 from softmaxima.experiments.transformer import Transformer
 from softmaxima.maps import REGISTRY
 

@@ -24,8 +24,9 @@ from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError
+from softmaxima.experiments.differences import Difference, difference
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
-from softmaxima.experiments.recommendation import Difference, Recommendation, difference, learnt, proving, recommend
+from softmaxima.experiments.recommendation import Recommendation, learnt, proving, recommend
 from softmaxima.experiments.tables import Table
 from softmaxima.experiments.wording import rows
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs

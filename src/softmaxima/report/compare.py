@@ -11,8 +11,9 @@ from statistics import median_low
 
 from softmaxima.core.writing import write_text
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
+from softmaxima.experiments.differences import difference, interval, listed, paces
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
-from softmaxima.experiments.recommendation import difference, interval, listed, paces, proving
+from softmaxima.experiments.recommendation import proving
 from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.report.compare_figures import figures, rarest_first

@@ -11,7 +11,7 @@ from softmaxima.core.writing import write_text
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
 from softmaxima.experiments.attention_plan import LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
-from softmaxima.experiments.recommendation import interval, listed, paces
+from softmaxima.experiments.differences import interval, listed, paces
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import Figure, cut_note, gain_cell
 from softmaxima.report.markdown import table

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from softmaxima.experiments.attention import COST, Finding, Result, difference
 from softmaxima.experiments.attention_plan import REFERENCE
+from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.measures import Metric
-from softmaxima.experiments.recommendation import Difference
 from softmaxima.report.figures import Figure, Point, Priced, cost_plot, gain_plot, panel, panels, rows_layout, styles
 
 # Blank is 0, and what is not shows on a light page and on a dark one.

@@ -12,8 +12,8 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
+from softmaxima.experiments.differences import Difference, difference
 from softmaxima.experiments.measures import METRICS, Result
-from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
 from softmaxima.report.figures import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.measures import Metric
-from softmaxima.experiments.recommendation import Difference
 from softmaxima.maps import REGISTRY
 
 # Okabe and Ito's colours without yellow and black; orange and sky blue are darker, for 3 : 1 against both backgrounds.
