@@ -80,6 +80,33 @@ def test_rows_that_are_the_same_have_no_interval() -> None:
     assert (alike.same, other_rows.same) == (True, False)
 
 
+def alike(folds: int, name: str = "a", step: float = 1e-3) -> Result:
+    """Right on the same rows as `softmax` of the same number of folds."""
+    result = scored(name, [0.9] * folds, step=step)
+    same = {reference: dict.fromkeys(METRICS, 0.0) for reference in ("softmax", "class frequencies")}
+    return replace(result, folds=tuple(replace(fold, squares=same) for fold in result.folds))
+
+
+@pytest.mark.parametrize("comparisons", [1, 17])
+@pytest.mark.parametrize("metric", [metric for metric in METRICS.values() if not metric.by_ratio], ids=lambda metric: metric.name)
+def test_rows_of_which_none_differs_bound_what_is_a_mean_over_them(metric: Metric, comparisons: int) -> None:
+    for folds, repeats in ((2, 1), (5, 1), (5, 2)):
+        found = difference(alike(folds * repeats), alike(folds * repeats, "softmax"), metric, folds, comparisons)
+        unseen = stats.binomtest(0, folds * ROWS, alternative="less").proportion_ci(1 - 0.05 / comparisons).high
+        reach = metric.most_gain * unseen if metric.name in ("accuracy", "log-loss", "brier") else 0.0
+        assert (found.same, found.mean, found.low, found.high) == (True, 0.0, pytest.approx(-reach), pytest.approx(reach))
+
+
+@pytest.mark.parametrize(("folds", "taken"), [(2, False), (5, True)])
+def test_a_faster_pair_that_is_right_on_the_same_rows_is_taken_only_if_they_are_many(folds: int, taken: bool) -> None:
+    """Of 200 rows of which none differs three may, which is more than a point."""
+    softmax, fast = alike(folds, "softmax"), alike(folds, "fast", step=5e-4)
+    baseline = scored("class frequencies", [0.1] * folds)
+    found = recommend(softmax, baseline, [fast], METRICS["cost"], folds)
+    assert (found.headline == "Take fast") == taken
+    assert ("known of none" in found.reason) == (not taken)
+
+
 @pytest.mark.parametrize("accuracies", [[0.9], [0.9, math.nan]])
 def test_one_fold_or_nan_tells_nothing(accuracies: list[float]) -> None:
     found = difference(scored("a", accuracies), scored("softmax", [0.1] * len(accuracies)), ACCURACY, 5, 1)
@@ -136,6 +163,21 @@ def test_what_is_no_better_than_frequencies_is_never_taken(metric: Metric) -> No
 def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
     one = [scored(name, [accuracy]) for name, accuracy in (("softmax", 0.9), ("class frequencies", 0.1), ("a", 0.95))]
     assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too few folds to tell"
+
+
+def test_every_reason_is_made_of_whole_sentences() -> None:
+    softmax, other = scored("softmax", spread(0.9, 0)), scored("a", spread(0.95, 1), step=5e-4)
+    stupid = [scored(name, spread(0.5, seed)) for seed, name in enumerate(("softmax", "a", "b"))]
+    few = [scored(name, [0.4, 0.6]) for name in ("softmax", "a")]
+    reasons = [
+        recommend(first, scored("class frequencies", [0.5] * len(first.folds)), others, metric, folds).reason
+        for first, *others in ([softmax], [softmax, other], [softmax, other, scored("b", spread(0.9, 2))], stupid, few)
+        for metric in METRICS.values()
+        for folds in (2, 5, 12)
+    ]
+    known = "No|So|Softmax|None|Neither|The|Its|It|Of|What|A|1"
+    assert all(re.fullmatch(rf"({known}) .*\.", reason) for reason in reasons)
+    assert {"So far no pair is", "No pair is shown"} <= {" ".join(reason.split()[:n]) for reason in reasons for n in (4, 5)}
 
 
 def test_few_folds_of_many_say_so_instead_of_staying() -> None:
@@ -197,7 +239,7 @@ def test_a_time_that_is_hardly_longer_is_no_loss() -> None:
 def test_softmax_stays_where_nothing_differs() -> None:
     found = recommend(SOFTMAX, BASELINE, [scored("a", spread(0.901, 4)), scored("b", spread(0.899, 5))], ACCURACY, 5)
     assert (found.headline, found.pair) == ("Stay with softmax", SOFTMAX.pair)
-    assert "None of the 2 other pairs is shown to be better" in found.reason
+    assert "Neither of the 2 other pairs is shown to be better" in found.reason
     alone = recommend(SOFTMAX, BASELINE, [], ACCURACY, 5)
     assert "only pair" in alone.reason
     assert "for half of the pairs only a gain above" in found.reason
@@ -252,6 +294,15 @@ def test_a_faster_pair_is_taken_only_if_it_is_as_accurate() -> None:
     assert recommend(SOFTMAX, BASELINE, [wrong], cost, 5).pair == SOFTMAX.pair
     hardly = scored("hardly", spread(0.90, 13), step=0.97e-3)
     assert recommend(SOFTMAX, BASELINE, [hardly], cost, 5).pair == SOFTMAX.pair
+
+
+@pytest.mark.parametrize("steps", [(1e-3, 1e-3, 9e-3), (2e-3, 1e-3, 0.1e-3), (1e-3, 4e-3)])
+def test_the_ratio_of_the_times_that_are_shown_is_the_difference_that_is_told(steps: Sequence[float]) -> None:
+    cost = METRICS["cost"]
+    uneven, even = (scored(name, [0.9] * len(steps)) for name in ("a", "softmax"))
+    uneven = replace(uneven, folds=tuple(replace(fold, step_seconds=step) for fold, step in zip(uneven.folds, steps, strict=True)))
+    shown = cost.gain(uneven.step_seconds, even.step_seconds)
+    assert difference(uneven, even, cost, len(steps), 1).mean == pytest.approx(shown)
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())

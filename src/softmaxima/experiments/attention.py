@@ -30,7 +30,7 @@ from softmaxima.experiments.attention_plan import LEFT_OUT, REFERENCE, VARIANTS,
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.compare import one_thread
 from softmaxima.experiments.differences import STAY, Difference, Words, best_of, interval_of, sight, spread_of, stay
-from softmaxima.experiments.measures import METRICS, Metric
+from softmaxima.experiments.measures import METRICS, Metric, geometric_mean
 from softmaxima.experiments.transformer import Transformer
 from softmaxima.maps import REGISTRY
 
@@ -88,7 +88,7 @@ class Result:
 
     @property
     def step_seconds(self) -> float:
-        return median(run.step_seconds for run in self.runs)
+        return geometric_mean([run.step_seconds for run in self.runs])
 
     @property
     def kept_bytes(self) -> int:
@@ -346,7 +346,7 @@ def difference(result: Result, reference: Result, metric: Metric, comparisons: i
         return interval_of(gains, math.nan, metric, comparisons)
     of_rows = [torch.tensor([run.rows for run in one.runs], dtype=torch.float64).mean(0) for one in (result, reference)]
     v = float((of_rows[0] - of_rows[1]).var(correction=0))
-    return interval_of(gains, spread_of(gains) / len(gains) + v / len(of_rows[0]), metric, comparisons)
+    return interval_of(gains, spread_of(gains) / len(gains) + v / len(of_rows[0]), metric, comparisons, len(of_rows[0]))
 
 
 def summary(

@@ -10,7 +10,19 @@ than two trained networks, and which Bouckaert and Frank (PAKDD 2004) take for r
 the difference over the table's n rows, keeps few folds that happen to agree from counting as certainty. The interval is
 mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of pairs that are compared): Bonferroni's correction, so
 that in one metric all the intervals hold at once with about 95 %, and the best of many pairs is not taken for what luck made of it.
-A pair differs where its interval leaves out 0. No estimate of that variance is without bias (Bengio and Grandvalet, JMLR 5, 2004):
+A pair differs where its interval leaves out 0.
+
+Where no row differs, both variances are 0, and an interval of 0 to 0 would claim that no row can. Of n rows of which none differs
+the share that does may be as large as the upper end of Clopper and Pearson's interval for 0 of n,
+
+    u = 1 − a^(1/n),    a = 5 %/(number of pairs),
+
+about 3/n for a single pair. What is a mean over rows of numbers that are at most m apart (accuracy: 1, Brier score: 2, log loss:
+13.8) can then be u m better or worse, which is the interval. Macro F1 and the calibration error have none, and are held to no such
+claim: they are no means over rows, a few of which can be all of a rare class, so that u does not bound their difference. Both ends
+follow from the one statement about u, so that a is not halved.
+
+No estimate of that variance is without bias (Bengio and Grandvalet, JMLR 5, 2004):
 how often the rule is wrong is measured, by `make confirmation`.
 """
 
@@ -38,6 +50,7 @@ class Difference:
     mean: float
     low: float
     high: float
+    same: bool = False  # nothing differs in any fold, so that the interval is what the number of rows leaves open
 
     @property
     def better(self) -> bool:
@@ -46,11 +59,6 @@ class Difference:
     @property
     def worse(self) -> bool:
         return self.high < 0
-
-    @property
-    def same(self) -> bool:
-        """Whether no row differs in any fold, so that there is no spread to take an interval from."""
-        return self.low == self.mean == self.high == 0
 
     def beyond(self, least: float) -> bool:
         """Whether all of the interval is further from 0 than that, on either side."""
@@ -66,15 +74,20 @@ def difference(result: Result, reference: Result, metric: Metric, folds: int, co
     if not all(map(math.isfinite, gains)):
         return interval_of(gains, math.nan, metric, comparisons)
     spread = (1 / len(gains) + 1 / (folds - 1)) * spread_of(gains)
+    rows = rows_of(result, folds)
     squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
     if None not in squares:
-        rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
         spread = max(spread, (fmean(squares) - fmean(gains) ** 2) / rows)  # type: ignore[type-var]
-    return interval_of(gains, spread, metric, comparisons)
+    return interval_of(gains, spread, metric, comparisons, rows)
 
 
-def interval_of(gains: Sequence[float], spread: float, metric: Metric, comparisons: int) -> Difference:
-    """Of paired gains with that variance of their mean, one of so many that are compared.
+def rows_of(result: Result, folds: int) -> float:
+    """How many rows of the table were held out: repeats hold the same ones out."""
+    return sum(counts.rows for counts in result.classes) * min(1.0, folds / len(result.folds))
+
+
+def interval_of(gains: Sequence[float], spread: float, metric: Metric, comparisons: int, rows: float = math.inf) -> Difference:
+    """Of paired gains on so many rows with that variance of their mean, one of so many that are compared.
 
     One gain tells nothing of their spread: its interval is infinite. A gain that is not a number makes all so. Another interval
     ends at the latest where the metric's differences do.
@@ -84,8 +97,20 @@ def interval_of(gains: Sequence[float], spread: float, metric: Metric, compariso
     mean = fmean(gains)
     if len(gains) < 2:
         return Difference(mean, -math.inf, math.inf)
+    same = spread <= 0 and not any(gains)
     reach = _quantile(comparisons, len(gains) - 1) * math.sqrt(max(spread, 0.0))
-    return Difference(mean, max(mean - reach, -metric.most_gain), min(mean + reach, metric.most_gain))
+    if same and metric.is_mean_of_rows:
+        reach = metric.most_gain * unseen(rows, comparisons)
+    return Difference(mean, max(mean - reach, -metric.most_gain), min(mean + reach, metric.most_gain), same)
+
+
+def unseen(rows: float, comparisons: int) -> float:
+    """The largest share of rows that may differ where none of so many did, one of so many that are compared.
+
+    >>> round(300 * unseen(300, 1), 2)
+    2.98
+    """
+    return -math.expm1(math.log(LEVEL / comparisons) / rows)
 
 
 def spread_of(gains: Sequence[float]) -> float:
@@ -156,7 +181,9 @@ def stay(
 
 
 def none_of(others: int, words: Words) -> str:
-    return f"The other {words.one} is not" if others == 1 else f"None of the {others} other {words.many} is"
+    if others == 1:
+        return f"The other {words.one} is not"
+    return f"Neither of the 2 other {words.many} is" if others == 2 else f"None of the {others} other {words.many} is"
 
 
 def paces(found: Mapping[str, Difference]) -> str:

@@ -65,13 +65,13 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
     known = {r.name for found in learnt((softmax, *others), baseline, judged, folds).values() for r in found}
     tries = len(judged) * (1 + len(others))
     if not known:
-        shown = f"o pair is shown to have a better {_either(judged)} than {baseline.name}"
+        none = f"pair is shown to have a better {_either(judged)} than {baseline.name}"
         if len(softmax.folds) < folds:
-            return _too_few(metric, f"So far n{shown}.")
+            return _too_few(metric, f"So far no {none}.")
         over = {by: {r.name: difference(r, baseline, by, folds, tries) for r in (softmax, *others)} for by in judged}
         seen = [sight(_by_folds(baseline, by), gains, by, WORDS) for by, gains in over.items()]
         if all(each is not None and each.is_blind for each in seen):
-            return _too_few(metric, f"N{shown}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
+            return _too_few(metric, f"No {none}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
         return _nothing((softmax, *others), baseline, metric, folds)
     proven = [r for r in others if r.name in known or difference(r, baseline, metric, folds, tries).better]
     taken = _fastest(softmax, proven, others, folds) if metric.name == "cost" else _best(softmax, proven, others, metric, folds)
@@ -135,8 +135,8 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
         return None
     taken = max(cheaper, key=lambda r: found[r.name].mean)
     reason = (
-        f"A step of training takes {value_of(taken, metric)}, that of softmax {value_of(softmax, metric)}, and its accuracy is within "
-        f"a point of that of softmax, {value_of(softmax, accuracy)}, or above."
+        f"A step of training takes {value_of(taken, metric)}, that of softmax {value_of(softmax, metric)}, and its accuracy is "
+        f"within a point of that of softmax, {value_of(softmax, accuracy)}, or above."
     )
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median_low
 
 from softmaxima.core.writing import write_text
+from softmaxima.experiments import wording
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
-from softmaxima.experiments.differences import difference, interval, listed, paces
+from softmaxima.experiments.differences import difference, interval, listed, paces, rows_of, unseen
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import proving
 from softmaxima.experiments.saved import as_csv, as_text
@@ -110,7 +111,7 @@ MEASURES = (
     "the figures; what is said of differences in them goes by the folds. "
     "Support: classes with a non-zero probability. "
     "True class zero: share of rows whose true class gets exactly 0. "
-    "Step: median time of a training step, in turns with the other pairs. "
+    "Step: the time of a training step, in turns with the other pairs: the median of each fold, and of these the geometric mean. "
     "Class frequencies: the same probabilities for every row, the shares of the classes."
 ).replace("e-0", "e-")
 
@@ -122,14 +123,15 @@ def caption(comparison: Comparison) -> str:
     words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
     words.append(cut_note(gains, metric))
     if any(gain.same for gain in gains):
-        rows = min(comparison.facts.rows, sum(counts.rows for counts in comparison.softmax.classes))
+        rows = round(rows_of(comparison.softmax, comparison.settings.folds))
         on = (
             f"right and wrong on the same of {rows} rows as softmax"
             if metric is METRICS["accuracy"]
             else "as softmax in every fold"
         )
+        most = math.ceil(rows * unseen(rows, max(1, len(comparison.others))))
         words.append(
-            f"Same: {on}, without a spread that an interval could be taken of; about 3 in {rows} new rows may still differ."
+            f"Same: {on}, without a spread that an interval could be taken of; up to {most} in {rows} new rows may still differ."
         )
     return " ".join(part for part in (*words, MEASURES, twins(comparison)) if part)
 
@@ -221,8 +223,7 @@ def sentence(comparison: Comparison, result: Result) -> str:
         words.append(f"leaves {kept} of {len(comparison.facts.classes)} classes in the running on average")
     if result.zeros:
         words.append(f"rules the true class out in {100 * result.zeros:.2g} % of rows")
-    text = "; ".join(words)
-    return f"{text[0].upper()}{text[1:]}."
+    return wording.sentence("; ".join(words))
 
 
 CLAIMS = (
@@ -246,7 +247,7 @@ def times(comparison: Comparison) -> str:
 def reservations(comparison: Comparison) -> tuple[str, ...]:
     """Why to doubt the recommendation, or to call it a first one: a table that tells too much, not all rows, or not all folds."""
     table, settings = comparison.facts, comparison.settings
-    found = [f"{note[0].upper()}{note[1:]}." for note in table.notes if isinstance(note, Doubt)]
+    found = [wording.sentence(note) for note in table.notes if isinstance(note, Doubt)]
     if comparison.partial:
         found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
     if settings.rows is not None:

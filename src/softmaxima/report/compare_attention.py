@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softmaxima.core.writing import write_text
+from softmaxima.experiments import wording
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
 from softmaxima.experiments.attention_plan import LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
@@ -86,7 +87,8 @@ CAPTION = (
     "variance is that over seeds and that over held-out rows). "
     f"Keys not 0: the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
     "Keys in effect: the mean of exp(H). "
-    "Step: median time of a training step, in turns with the other maps, on one thread. "
+    "Step: the time of a training step, in turns with the other maps, on one thread: the median of each seed, and of these the "
+    "geometric mean. "
     "Kept for backward: what autograd saves of one step, weights and batch aside, counted and not measured at the process; what "
     "a kernel needs while it runs is not in it. "
     f"{BASELINE.capitalize()}: counted where it is trained, the same for every row."
@@ -133,8 +135,7 @@ def sentence(finding: Finding, result: Result) -> str:
         what = {"alpha": "α", "sink": "sinks"}[result.variant.learnt]
         layers = [", ".join(f"{head.learnt:.2f}".replace("-", "−") for head in layer) for layer in result.heads]
         words.append(f"its {what}, which learn, are {listed([f'{own} in layer {n}' for n, own in enumerate(layers, 1)])}")
-    text = "; ".join(words)
-    return f"{text[0].upper()}{text[1:]}."
+    return wording.sentence("; ".join(words))
 
 
 def times(finding: Finding) -> str:
