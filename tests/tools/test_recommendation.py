@@ -17,6 +17,7 @@ from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fol
 from softmaxima.experiments.recommendation import recommend
 from softmaxima.integrations.pairs import Pair
 from softmaxima.report.compare_figures import NAME_SHOWN, _shortened
+from softmaxima.report.figures import Point, gain_cell, gain_plot
 
 ROWS = 100  # that a fold holds out
 ACCURACY = METRICS["accuracy"]
@@ -320,6 +321,23 @@ def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) ->
         assert low < mean < 0 < high
     assert not {"+", "−"} & {*better, *worse}
     assert not re.search(r"−0(\.0*)?(?![\d.])", metric.show_gain(-1e-9))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+def test_what_is_marked_is_shown_to_leave_out_0(metric: Metric, sign: int) -> None:
+    """However near the end of its interval is, in the table, in the figure and in words."""
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        near, half = 10 ** random.uniform(-9, -1, 2)
+        low, high = sorted((sign * near, sign * (near + 2 * half)))
+        gain = Difference(sign * (near + half), low, high)
+        cell, label = gain_cell(gain, metric), gain_plot([Point("a", {"color": "red", "symbol": "x"}, gain)], metric).data[0].y[0]
+        assert cell[-1] == label[-1] == ("▲" if sign > 0 else "▼")
+        numbers = [float(number.replace("−", "-")) for number in re.findall(r"[−+]?[\d.]+", cell)]
+        ends = (numbers[0] - numbers[1], numbers[0] + numbers[1]) if "±" in cell else numbers
+        assert all(sign * end > 0 for end in ends), cell
+        assert all(float(number) > 0 for number in re.findall(r"[\d.]+", interval(gain, metric))), interval(gain, metric)
 
 
 def test_names_that_differ_in_the_middle_are_cut_so_that_they_differ() -> None:

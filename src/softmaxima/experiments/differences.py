@@ -40,6 +40,7 @@ from scipy.stats import t as student
 from softmaxima.experiments.measures import METRICS, Metric, Result
 
 LEVEL = 0.05  # the chance that any interval of a family misses
+MOST_DECIMALS = 20  # that a difference is told with
 STAY = "Stay with softmax"
 
 
@@ -233,15 +234,28 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 def interval(gain: Difference, metric: Metric) -> str:
     """How much better it is, or worse where it is that, with the ends of the interval; with signs, + for better, where neither."""
     ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
+    mean, least, most = (metric.show_gain(value, decimals(gain, metric)) for value in (gain.mean, *ends))
     if metric.by_ratio:
-        mean, least, most = (_faster(metric.show_gain(value), metric.gain_unit) for value in (gain.mean, *ends))
+        mean, least, most = (_faster(shown, metric.gain_unit) for shown in (mean, least, most))
         return f"{mean} ({least} to {most})" if math.isfinite(gain.low) else f"{mean} (± ∞)"
-    mean, least, most = (metric.show_gain(value) for value in (gain.mean, *ends))
     if not math.isfinite(gain.low):
         return f"{mean} (± ∞)"
     if gain.better or gain.worse:
         mean, least, most = (value.lstrip("+−") for value in (mean, least, most))
     return f"{mean}{metric.gain_unit} ({least} to {most})"
+
+
+def decimals(gain: Difference, metric: Metric) -> int:
+    """As many as the metric has, and of what is better or worse as many as show that its interval leaves out 0."""
+    if not (gain.better or gain.worse) or not math.isfinite(gain.low + gain.high):
+        return metric.decimals
+    near = metric.in_unit(gain.low if gain.better else gain.high)
+    mean, half = abs(metric.in_unit(gain.mean)), metric.scale * (gain.high - gain.mean)
+
+    def leaves_out_0(digits: int) -> bool:
+        return round(near, digits) != 0 and (metric.by_ratio or round(mean, digits) > round(half, digits))
+
+    return next(filter(leaves_out_0, range(metric.decimals, MOST_DECIMALS)), MOST_DECIMALS)
 
 
 def _faster(shown: str, unit: str) -> str:

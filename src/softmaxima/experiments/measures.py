@@ -260,10 +260,11 @@ class Metric:
         """A gain in its unit; of a ratio, how many per cent less than the reference."""
         return -100 * math.expm1(min(-gain, 700.0)) if self.by_ratio else self.scale * gain
 
-    def show_gain(self, gain: float) -> str:
+    def show_gain(self, gain: float, decimals: int | None = None) -> str:
         """A gain without its unit, positive where it is one."""
-        value = round(self.in_unit(gain), self.decimals) + 0.0  # zero has no minus
-        return "−∞" if self.by_ratio and value < -MOST_SHOWN else f"{value:+.{self.decimals}f}".replace("-", "−")
+        decimals = self.decimals if decimals is None else decimals
+        value = round(self.in_unit(gain), decimals) + 0.0  # zero has no minus
+        return "−∞" if self.by_ratio and value < -MOST_SHOWN else f"{value:+.{decimals}f}".replace("-", "−")
 
     @property
     def gain_unit(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.differences import Difference, decimals
 from softmaxima.experiments.measures import Metric
 from softmaxima.maps import REGISTRY
 
@@ -83,15 +83,16 @@ def gain_cell(gain: Difference, metric: Metric) -> str:
         return "–"
     if gain.same:
         return "same rows" if metric.name == "accuracy" else "same"
-    mean = metric.show_gain(gain.mean)
+    digits = decimals(gain, metric)
+    mean, low, high = (metric.show_gain(end, digits) for end in (gain.mean, gain.low, gain.high))
     if not math.isfinite(gain.low):
         return f"{mean} ± ∞"
     if metric.by_ratio:
-        return f"{mean} ({metric.show_gain(gain.low)} to {metric.show_gain(gain.high)}){_mark(gain)}"
+        return f"{mean} ({low} to {high}){_mark(gain)}"
     if is_cut(gain, metric):
         low, high = (f"{metric.in_unit(end) + 0.0:+.3g}".replace("-", "−") for end in (gain.low, gain.high))
         return f"{mean} ({low} to {high}){_mark(gain)}"
-    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{metric.decimals}f}{_mark(gain)}"
+    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{digits}f}{_mark(gain)}"
 
 
 def is_cut(gain: Difference, metric: Metric) -> bool:
@@ -169,7 +170,7 @@ def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
         plot.add_annotation(
             x=low,
             y=rows[i],
-            text=f"◂ {metric.show_gain(gains[i].mean)}",
+            text=f"◂ {metric.show_gain(gains[i].mean, decimals(gains[i], metric))}",
             showarrow=False,
             xanchor="left",
             xshift=7,
