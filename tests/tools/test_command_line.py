@@ -30,6 +30,7 @@ from softmaxima.bench.machine import machine
 from softmaxima.cli import main
 from softmaxima.cli.compare import show
 from softmaxima.core import writing
+from softmaxima.core.numbers import InputError
 from softmaxima.kernels import interface
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
@@ -359,6 +360,33 @@ def test_a_warning_is_one_line_on_the_command_line(run: Run, tmp_path: Path, mon
     (tmp_path / "x.txt").touch()
     monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", warned)
     assert run("lse", str(tmp_path / "x.txt")) == (0, "", "softmaxima: runs without something\n")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("command", "text", "told"),
+    [
+        ("lse", "`zero_point` must be a number, as `scale` is", "--zero-point must be a number, as --scale is"),
+        ("lse", "the least populated class in `y` has 1 member", "the least populated class in `y` has 1 member"),
+        ("lse", "`maps` and `n_splits` are no options here", "`maps` and `n_splits` are no options here"),
+        ("lse", "`file` is given by its place", "`file` is given by its place"),
+        ("bench", "`maps` is one here", "--maps is one here"),
+    ],
+)
+def test_a_name_in_backticks_is_an_option_only_where_the_command_has_it(
+    command: str, text: str, told: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In errors and in warnings, also those of other packages."""
+
+    def wrong(*_: object, **__: object) -> NoReturn:
+        warnings.warn(text, stacklevel=1)
+        raise InputError(text)
+
+    (tmp_path / "x.txt").touch()
+    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", wrong)
+    monkeypatch.setattr("softmaxima.bench.plan.Settings", wrong)
+    code, _, err = run(*{"lse": ("lse", str(tmp_path / "x.txt")), "bench": ("bench",)}[command])
+    assert (code, err) == (2, 2 * f"softmaxima: {told}\n")
 
 
 def test_each_fold_is_written_before_the_next_is_trained(

@@ -10,7 +10,8 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -193,9 +194,26 @@ def say(line: str) -> None:
     Output().print(Text(line), soft_wrap=True)
 
 
+_OPTIONS: ContextVar[frozenset[str]] = ContextVar("options", default=frozenset())
+
+
+@contextlib.contextmanager
+def naming(options: Iterable[str]) -> Iterator[None]:
+    """Tells of these parameters as options: `zero_point` is --zero-point."""
+    before = _OPTIONS.set(frozenset(options))
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(before)
+
+
+def _option(name: re.Match[str]) -> str:
+    return "--" + name[1].replace("_", "-") if name[1] in _OPTIONS.get() else name[0]
+
+
 def tell(message: str) -> None:
-    """One line on stderr, where a parameter in backticks is an option: `zero_point` is --zero-point."""
-    line = re.sub(r"`([a-z_]+)`", lambda name: "--" + name[1].replace("_", "-"), " ".join(message.split()))
+    """One line on stderr, where a parameter of the command in backticks is an option."""
+    line = re.sub(r"`([a-z_]+)`", _option, " ".join(message.split()))
     printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
     Console(stderr=True).print(Text(f"softmaxima: {printed.removeprefix('softmaxima ')}"), soft_wrap=True)
 
