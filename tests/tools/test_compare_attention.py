@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ from softmaxima.experiments.attention import (
     heads,
     kept_bytes,
     offered,
+    summary,
     total_steps,
     trained,
 )
 from softmaxima.experiments.attention_plan import LEFT_OUT, VARIANTS, Variant, check_names
-from softmaxima.experiments.attention_saved import as_json
+from softmaxima.experiments.attention_saved import as_json, read_trainings
 from softmaxima.experiments.attention_tasks import CONTEXT, Task, digits_task, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.maps import REGISTRY
@@ -348,9 +350,8 @@ def test_the_page_has_every_map_of_every_task(study: Study) -> None:
 def test_blank_is_where_nothing_is_looked_at(study: Study) -> None:
     finding = found(study, "text")
     plot = next(figure.plot for figure in figures(finding) if figure.id == "text-weights")
-    layer, head = finding.pictured
     for result, drawn in zip([r for r in finding.results if r.variant], plot.data, strict=True):
-        p = result.runs[0].weights[layer, head]
+        p = result.runs[0].weights
         blank = torch.tensor([[z is None for z in row] for row in drawn.z])
         assert torch.equal(blank, p == 0)
         assert blank.triu(1).sum() == CONTEXT * (CONTEXT - 1) // 2
@@ -393,7 +394,7 @@ def test_a_text_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert "It is a first look" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_what_is_done_when_it_is_interrupted_is_kept(
+def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     def interrupted(*arguments: Any) -> Iterator[Any]:
@@ -402,15 +403,66 @@ def test_what_is_done_when_it_is_interrupted_is_kept(
                 raise KeyboardInterrupt
             yield one
 
-    monkeypatch.setattr(attention, "trained", interrupted)
-    assert run("--maps=sparsemax", "--steps=1", "--seeds=3", f"--out={tmp_path}") == 130
-    assert "interrupted after 3 of 6 trainings of all maps, which are kept" in capsys.readouterr().out
+    options = ("--maps=sparsemax", "--steps=1", "--seeds=3", f"--out={tmp_path}")
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "trained", interrupted)
+        assert run(*options) == 130
+    assert "interrupted after 3 of 6 trainings of all maps; --resume goes on from there" in capsys.readouterr().out
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["partial"] is True
     assert [max(len(result["runs"]) for result in task["results"]) for task in record["tasks"]] == [2, 1]
     content = (tmp_path / "report.html").read_text()
     assert "Partial: interrupted after 2 of 3 seeds." in content
     assert "Partial: interrupted after 1 of 3 seeds." in content
+    assert run(*options) == 2
+    assert "go on with --resume, or choose another directory" in capsys.readouterr().err
+    assert run(*options, "--resume") == 0
+    assert "3 of 6 done before" in capsys.readouterr().out
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert (record["partial"], "--resume" in record["command"]) == (False, False)
+    assert {len(result["runs"]) for task in record["tasks"] for result in task["results"] if "map" in result} == {3}
+
+
+@pytest.mark.parametrize("done", range(1, 5))
+def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, digits: Task, tmp_path: Path, done: int) -> None:
+    tasks = [text(), digits]
+    first = list(islice(trained(tasks, TINY, SOME), done))
+    write(summary(tasks, TINY, SOME, first, "as it was begun"), tmp_path)
+    kept, command = read_trainings(tmp_path / "results.json", tasks, TINY, SOME)
+    assert (kept, command) == (first, "as it was begun")
+    whole = summary(tasks, TINY, SOME, [*kept, *trained(tasks, TINY, SOME, done)])
+    assert measured(whole) == measured(study)
+    for finding, other in zip(whole.findings, study.findings, strict=True):
+        for result, same in zip(finding.results, other.results, strict=True):
+            weights, expected = result.runs[0].weights, same.runs[0].weights
+            assert (weights is None) == (expected is None)
+            if weights is not None:
+                assert torch.equal(weights == 0, expected == 0)
+                torch.testing.assert_close(weights, expected, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda tasks: (tasks, replace(TINY, seed=1), SOME), "--seed 0, not 1"),
+        (lambda tasks: (tasks, replace(TINY, steps=5), SOME), "--steps 4, not 5"),
+        (lambda tasks: (tasks[:1], TINY, SOME), "another --text or --task"),
+        (lambda tasks: ([text_task(Text("t", NUMBERS[::-1])), tasks[1]], TINY, SOME), "another --text or --task"),
+        (lambda tasks: (tasks, TINY, SOME[:2]), "other --maps"),
+    ],
+)
+def test_another_comparison_is_not_gone_on_with(change: Any, part: str, study: Study, digits: Task, tmp_path: Path) -> None:
+    write(study, tmp_path)
+    with pytest.raises(InputError, match=part):
+        read_trainings(tmp_path / "results.json", *change([text(), digits]))
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"tasks": [3]}', '{"tasks": []}', "[]", "\x00"])
+def test_a_file_that_is_none_of_ours_is_not_gone_on_with(content: str | None, digits: Task, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match="--resume"):
+        read_trainings(tmp_path / "results.json", [digits], TINY, SOME)
 
 
 @pytest.mark.parametrize(

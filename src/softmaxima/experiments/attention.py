@@ -18,7 +18,8 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from statistics import fmean, median
 
 import torch
@@ -64,7 +65,7 @@ class Run:
     step_seconds: float  # the median over steps
     kept_bytes: int  # what a step's forward pass keeps for its backward pass, weights and batch aside
     diverged: int | None = None  # the step whose loss was no number
-    weights: Tensor | None = field(default=None, compare=False)  # p of the first held-out row, [layers, heads, queries, keys]
+    weights: Tensor | None = field(default=None, compare=False)  # of the first held-out row in the head pictured, [queries, keys]
 
 
 Trained = Mapping[str, Run]  # of each map, with one seed
@@ -149,12 +150,16 @@ class Finding:
 
     @property
     def pictured(self) -> tuple[int, int]:
-        """The layer and head that is shown: where softmax, with the first seed, looks at the fewest keys; without a causal mask in
-        the last layer, whose first token alone is read on."""
-        heads = self.softmax.runs[0].heads
-        first = 0 if self.task.causal else len(heads) - 1
-        places = [(layer, head) for layer in range(first, len(heads)) for head in range(len(heads[layer]))]
-        return min(places, key=lambda place: heads[place[0]][place[1]].keys, default=(0, 0))
+        """The layer and head that is shown."""
+        return pictured(self.softmax.runs[0].heads, self.task.causal)
+
+
+def pictured(heads: tuple[tuple[Head, ...], ...], causal: bool) -> tuple[int, int]:
+    """The layer and head that is shown, of the heads of softmax with the first seed: that which looks at the fewest keys; without a
+    causal mask in the last layer, whose first token alone is read on."""
+    first = 0 if causal else max(0, len(heads) - 1)
+    places = [(layer, head) for layer in range(first, len(heads)) for head in range(len(heads[layer]))]
+    return min(places, key=lambda place: heads[place[0]][place[1]].keys, default=(0, 0))
 
 
 @dataclass(frozen=True)
@@ -195,17 +200,21 @@ def compare_attention(
     tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], advanced: Callable[[int], None] = lambda steps: None
 ) -> Study:
     """Train every chosen map, and softmax, on every task with every seed. `advanced(steps)` is called after steps of training."""
-    return summary(tasks, settings, chosen, list(trained(tasks, settings, chosen, advanced)))
+    return summary(tasks, settings, chosen, list(trained(tasks, settings, chosen, advanced=advanced)))
 
 
 def trained(
-    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], advanced: Callable[[int], None] = lambda steps: None
+    tasks: Sequence[Task],
+    settings: Settings,
+    chosen: Sequence[Variant],
+    start: int = 0,
+    advanced: Callable[[int], None] = lambda steps: None,
 ) -> Iterator[tuple[str, Trained]]:
-    """(a task's name, what every map reached), seed after seed, on all tasks with each, so that an early end leaves some of all."""
-    for number in range(settings.seeds):
-        for task in tasks:
-            with one_thread():
-                yield task.name, _trained(task, settings, compared(chosen), settings.seed + number, number == 0, advanced)
+    """(a task's name, what every map reached), seed after seed, on all tasks with each, so that an early end leaves some of all;
+    from the one of number `start` on."""
+    for number, task in islice(product(range(settings.seeds), tasks), start, None):
+        with one_thread():
+            yield task.name, _trained(task, settings, compared(chosen), settings.seed + number, number == 0, advanced)
 
 
 def _trained(
@@ -216,7 +225,11 @@ def _trained(
     for first in range(0, settings.steps, TURN):
         for training in trainings:
             advanced(training.advance(min(TURN, settings.steps - first)))
-    return {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
+    runs = {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
+    layer, head = pictured(runs[REFERENCE].heads, task.causal)
+    return {
+        name: run if run.weights is None else replace(run, weights=run.weights[layer, head].clone()) for name, run in runs.items()
+    }
 
 
 class Training:
@@ -316,20 +329,21 @@ def heads(p: Tensor, causal: bool, learnt: list[list[float]] | None) -> tuple[tu
     )
 
 
-def total_steps(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> int:
-    """Of all trainings together."""
-    return settings.seeds * settings.steps * len(compared(chosen)) * len(tasks)
+def total_steps(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], start: int = 0) -> int:
+    """Of all trainings together, from the ones of number `start` on."""
+    return (settings.seeds * len(tasks) - start) * settings.steps * len(compared(chosen))
 
 
-def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> float:
-    """About what all trainings take, by a few steps of each map."""
+def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], start: int = 0) -> float:
+    """About what all trainings take from the ones of number `start` on, by a few steps of each map."""
     total = 0.0
     with one_thread():
-        for task in tasks:
+        for place, task in enumerate(tasks):
             trainings = [Training(task, variant, settings.seed, 3) for variant in compared(chosen)]
             for training in trainings:
                 training.advance(3)
-            total += settings.seeds * settings.steps * sum(min(training.seconds) for training in trainings)
+            left = len(range(place, settings.seeds * len(tasks), len(tasks))) - len(range(place, start, len(tasks)))
+            total += left * settings.steps * sum(min(training.seconds) for training in trainings)
     return total
 
 

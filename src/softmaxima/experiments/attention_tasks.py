@@ -6,6 +6,7 @@ scikit-learn, 30 % are held out, the classes in proportion; a picture of 8×8 is
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,6 +53,14 @@ class Task:
     embedding: Callable[[int], nn.Module]
     notes: tuple[str, ...]  # what it is made of
     shape: Shape
+
+    @property
+    def digest(self) -> str:
+        """Of what is learnt and held out."""
+        found = hashlib.sha256()
+        for part in (self.x, self.y, self.held_x, self.held_y):
+            found.update(part.contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
 
     def model(self, variant: Variant) -> Transformer:
         """Untrained."""

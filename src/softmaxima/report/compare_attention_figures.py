@@ -155,7 +155,7 @@ def weights_figure(finding: Finding) -> Figure | None:
     layer, head = finding.pictured
     which = f"head {head + 1} of layer {layer + 1}, where softmax looks at the fewest keys"
     labels = [_label(finding, result) for result, _ in shown]
-    matrices = [weights[layer, head] for _, weights in shown]
+    matrices = [weights for _, weights in shown]
     if finding.task.causal:
         letters = bytes(finding.task.held_x[0].tolist()).decode(errors="replace")
         begin = " ".join(letters.split())[:40]
