@@ -41,6 +41,8 @@ VARIANTS = (
     Variant("normalised softplus", "proportional", {"f": "softplus"}),
     Variant("normalised square", "proportional", {"f": "square"}),
 )
+# What all are held to: each head averages all that it sees, so that nothing of queries and keys counts.
+EVEN = Variant("even attention", "softmax", {"temperature": 1e6})
 # The registered maps that are not compared, and why.
 LEFT_OUT = {
     "log_softmax": "it gives logarithms of probabilities",
@@ -49,7 +51,7 @@ LEFT_OUT = {
 }
 
 
-SEEDS, STEPS = 5, 200  # trainings of each map, and their steps
+SEEDS, STEPS = 5, 500  # trainings of each map, and their steps
 QUICK_SEEDS, QUICK_STEPS = 2, 30
 
 

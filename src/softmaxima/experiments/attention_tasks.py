@@ -26,8 +26,11 @@ CONTEXT = 64  # bytes that are read at once
 TEXT_BATCH, DIGITS_BATCH = 8, 32
 HELD_OUT_OF_TEXT, HELD_OUT_OF_DIGITS = 0.1, 0.3
 MOST_BLOCKS = 512  # that are scored, evenly spaced, of those held out
+SEARCHED = 1 << 30  # bytes that are searched at most for blocks that were learnt word for word
 BYTES = 256
 SHAPE = Shape(size=32, heads=4, layers=2)
+
+MUCH = 0.1  # of what is held out, that is known word for word
 
 BITS = Metric("bits", "loss per character", "quality", -1, "{:.3f} bits", unit="bits per character", decimals=3)
 ACCURACY = replace(METRICS["accuracy"], attribute="quality")
@@ -52,6 +55,7 @@ class Task:
     bits: float  # what a nat of a prediction adds to the quality of a text
     embedding: Callable[[int], nn.Module]
     notes: tuple[str, ...]  # what it is made of
+    doubt: str  # why what is held out says less than it seems, or nothing
     shape: Shape
 
     @property
@@ -90,6 +94,8 @@ def text_task(text: Text) -> Task:
     blocks = content[cut:].unfold(0, CONTEXT + 1, CONTEXT)
     blocks = blocks[torch.linspace(0, len(blocks) - 1, min(len(blocks), MOST_BLOCKS)).long()]
     held = bytes(blocks[:, 1:].flatten().tolist())
+    looked_for, learnt = blocks[:: max(1, len(blocks) * cut // SEARCHED)].tolist(), text.content[:cut]
+    known = sum(bytes(block) in learnt for block in looked_for)
     return Task(
         name="text",
         title=text.name,
@@ -107,9 +113,14 @@ def text_task(text: Text) -> Task:
         embedding=lambda size: nn.Embedding(BYTES, size),
         notes=(
             *text.notes,
-            f"{text.characters} characters, of which the last tenth is held out",
+            f"{text.characters} characters, of which the last tenth of the bytes is held out",
             f"{len(blocks)} blocks of {CONTEXT} bytes are scored, each read by itself",
+            f"{known} of {len(looked_for)} occur word for word in what is learnt",
         ),
+        doubt=f"{100 * known / len(looked_for):.0f} % of the blocks held out occur word for word in what is learnt: who remembers them "
+        "is better without knowing more."
+        if known > MUCH * len(looked_for)
+        else "",
         shape=SHAPE,
     )
 
@@ -136,5 +147,6 @@ def digits_task() -> Task:
         bits=0.0,
         embedding=lambda size: nn.Linear(4, size),
         notes=(f"{len(labels)} pictures of 8×8, of which {len(held)} are held out", "16 patches of 2×2 and a token of its own"),
+        doubt="",
         shape=SHAPE,
     )

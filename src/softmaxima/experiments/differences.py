@@ -10,7 +10,8 @@ than two trained networks, and which Bouckaert and Frank (PAKDD 2004) take for r
 the difference over the table's n rows, keeps few folds that happen to agree from counting as certainty. The interval is
 mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of pairs that are compared): Bonferroni's correction, so
 that in one metric all the intervals hold at once with about 95 %, and the best of many pairs is not taken for what luck made of it.
-A pair differs where its interval leaves out 0.
+A pair differs where its interval leaves out 0. A variance that is the sum of two, each known to other degrees of freedom, makes it
+mean ± √(t₁² variance₁ + t₂² variance₂).
 
 Where no row differs, both variances are 0, and an interval of 0 to 0 would claim that no row can. Of n rows of which none differs
 the share that does may be as large as the upper end of Clopper and Pearson's interval for 0 of n,
@@ -73,13 +74,13 @@ def difference(result: Result, reference: Result, metric: Metric, folds: int, co
         for fold, other in zip(result.folds, reference.folds, strict=True)
     ]
     if not all(map(math.isfinite, gains)):
-        return interval_of(gains, math.nan, metric, comparisons)
+        return interval_of(gains, [], metric, comparisons)
     spread = (1 / len(gains) + 1 / (folds - 1)) * spread_of(gains)
     rows = rows_of(result, folds)
     squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
     if None not in squares:
         spread = max(spread, (fmean(squares) - fmean(gains) ** 2) / rows)  # type: ignore[type-var]
-    return interval_of(gains, spread, metric, comparisons, rows)
+    return interval_of(gains, [Spread(spread, len(gains) - 1)], metric, comparisons, rows)
 
 
 def rows_of(result: Result, folds: int) -> float:
@@ -87,8 +88,18 @@ def rows_of(result: Result, folds: int) -> float:
     return sum(counts.rows for counts in result.classes) * min(1.0, folds / len(result.folds))
 
 
-def interval_of(gains: Sequence[float], spread: float, metric: Metric, comparisons: int, rows: float = math.inf) -> Difference:
-    """Of paired gains on so many rows with that variance of their mean, one of so many that are compared.
+@dataclass(frozen=True)
+class Spread:
+    """A part of the variance of a mean, and how many degrees of freedom it is known to."""
+
+    variance: float
+    freedom: int
+
+
+def interval_of(
+    gains: Sequence[float], spreads: Sequence[Spread], metric: Metric, comparisons: int, rows: float = math.inf
+) -> Difference:
+    """Of paired gains on so many rows, whose mean has these variances together, one of so many that are compared.
 
     One gain tells nothing of their spread: its interval is infinite. A gain that is not a number makes all so. Another interval
     ends at the latest where the metric's differences do.
@@ -98,8 +109,8 @@ def interval_of(gains: Sequence[float], spread: float, metric: Metric, compariso
     mean = fmean(gains)
     if len(gains) < 2:
         return Difference(mean, -math.inf, math.inf)
-    same = spread <= 0 and not any(gains)
-    reach = _quantile(comparisons, len(gains) - 1) * math.sqrt(max(spread, 0.0))
+    same = not any(gains) and all(spread.variance <= 0 for spread in spreads)
+    reach = math.hypot(*(_quantile(comparisons, spread.freedom) * math.sqrt(max(spread.variance, 0.0)) for spread in spreads))
     if same and metric.is_mean_of_rows:
         reach = metric.most_gain * unseen(rows, comparisons)
     return Difference(mean, max(mean - reach, -metric.most_gain), min(mean + reach, metric.most_gain), same)

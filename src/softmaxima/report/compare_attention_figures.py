@@ -39,8 +39,8 @@ def _label(finding: Finding, result: Result) -> str:
 
 
 def _trained(finding: Finding) -> list[Result]:
-    """What came to numbers with every seed."""
-    return [result for result in finding.results if result.variant is not None and math.isfinite(result.quality)]
+    """The maps that came to numbers with every seed."""
+    return [result for result in finding.maps if math.isfinite(result.quality)]
 
 
 def gain_figure(finding: Finding) -> Figure:
@@ -100,9 +100,10 @@ def heads_figure(finding: Finding) -> Figure:
     return Figure(
         f"{finding.task.name}-heads",
         f"{finding.task.name.capitalize()}: how many keys each head looks at",
-        "A column for each layer and head: 2.1 is the first head of the second layer. The colour is the share of the keys that a "
-        "query may see whose probability is not 0; the number is exp(H), as many equal keys as would be spread as widely. Means "
-        "over seeds and over queries of held-out rows.",
+        "A column for each layer and head, of each seed that with the fewest keys first: 2.1 is that head of the second layer. The "
+        "colour is the share of the keys that a query may see whose probability is not 0; the number is exp(H), as many equal keys as "
+        "would be spread as widely. Means over seeds and over queries of held-out rows"
+        + ("." if finding.task.causal else ", in the last layer of the query that is read alone."),
         plot,
     )
 
@@ -149,7 +150,7 @@ def cost_figure(finding: Finding) -> Figure:
 
 def weights_figure(finding: Finding) -> Figure | None:
     """The attention of one head to one held-out row, by map; None where softmax has none to show."""
-    shown = [(result, weights) for result in finding.results if (weights := result.runs[0].weights) is not None]
+    shown = [(result, weights) for result in finding.maps if (weights := result.runs[0].weights) is not None]
     if not any(result.name == REFERENCE for result, _ in shown):
         return None
     layer, head = finding.pictured
