@@ -291,7 +291,7 @@ def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) ->
     from softmaxima.experiments.compare import Settings, compare
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
-    from softmaxima.report.compare import COLUMNS
+    from softmaxima.report.compare import columns
 
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     some = choose(pairs(10), ["softmax", "top-p softmax", "sparsemax"])
@@ -303,11 +303,12 @@ def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) ->
     assert len(rows) == len(comparison.results) - 1  # a row each, but for softmax: no cell is wrapped
     assert all(any(line.startswith(result.name) for line in lines) for result in comparison.results)
     headings = " ".join(lines[: lines.index(rows[0])])
-    shown = [column for column in COLUMNS if column.short.split()[0] in headings]
-    assert comparison.metric.attribute in {column.attribute for column in shown}
-    assert (len(shown) < len(COLUMNS)) == any(line.startswith("Left out, for a terminal of") for line in lines)
-    assert len(shown) == len(COLUMNS) or width <= 100
-    assert [column for column in COLUMNS if not column.spare] == [column for column in shown if not column.spare]
+    offered = columns(comparison)
+    shown = [column for column in offered if column.short.split()[0] in headings]
+    assert any(column.orders for column in shown)
+    assert (len(shown) < len(offered)) == any(line.startswith("Left out, for a terminal of") for line in lines)
+    assert len(shown) == len(offered) or width <= 100
+    assert [column for column in offered if not column.spare] == [column for column in shown if not column.spare]
     code = [line for line in lines if line.startswith("    ")]
     assert all(len(line) <= width for line in lines if line not in code)
 

@@ -196,16 +196,12 @@ def introduce(data: Table, settings: Settings) -> None:
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
-    from softmaxima.report.compare import COLUMNS, caption, rates, reservations
+    from softmaxima.report.compare import caption, columns, rates, reservations
 
     console = console or Output()
-    headings = [column.short for column in COLUMNS]
-    cells = [[column.cell(comparison, result) for column in COLUMNS] for result in comparison.results]
-    by_spare = sorted(range(len(COLUMNS)), key=lambda number: -COLUMNS[number].spare)
-    spare = [n for n in by_spare if COLUMNS[n].spare and COLUMNS[n].attribute != comparison.metric.attribute]
     taken = comparison.recommendation
     bold = [taken.pair is not None and result.pair == taken.pair for result in comparison.results]
-    show_table(console, headings, cells, spare, bold)
+    show_table(console, "pair", columns(comparison), comparison.results, bold)
     console.print(Text(caption(comparison), style="dim"))
     if told := rates(comparison):
         console.print(Text(f"Learning rates: {told}", style="dim"))

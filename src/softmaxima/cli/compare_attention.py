@@ -138,12 +138,8 @@ def show(study: Study, console: Console | None = None) -> None:
 
     console = console or Output()
     for finding in study.findings:
-        shown = columns(finding)
-        cells = [[column.cell(result) for column in shown] for result in finding.results]
-        spare = sorted((n for n, column in enumerate(shown) if column.spare), key=lambda number: -shown[number].spare)
-        headings = [column.short for column in shown]
-        headings[0] = finding.task.name
-        show_table(console, headings, cells, spare, [result is finding.taken for result in finding.results])
+        taken = [result is finding.taken for result in finding.results]
+        show_table(console, finding.task.name, columns(finding), finding.results, taken)
         words = " ".join((f". {finding.reason}", *reservations(study, finding)))
         console.print(Text.assemble((finding.headline, "bold"), words))
         if told := note(finding):

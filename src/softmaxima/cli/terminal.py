@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cyclopts
 from rich.cells import cell_len
@@ -21,6 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from softmaxima.report.columns import Column
 
 WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, NOT_READ, TERMINATED = 1, 1, 2, 130, 141, 143
 WIDE = 116  # columns of a terminal that fit the tables with their full headings
@@ -149,12 +152,14 @@ def fitting(
     return kept
 
 
-def show_table(
-    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int], bold: Sequence[bool]
-) -> None:
-    """The columns that fit, with those rows bold, and which columns are left out."""
+def show_table(console: Console, name: str, columns: Sequence[Column], results: Sequence[Any], bold: Sequence[bool]) -> None:
+    """The columns that fit, the first under that name, with those rows bold, and which columns are left out."""
+    from softmaxima.report.columns import spare
+
+    headings = [name, *(column.short for column in columns[1:])]
+    rows = [[column.cell(result) for column in columns] for result in results]
     wide = console.width >= WIDE
-    kept = fitting(headings, rows, console.width, padding(wide), spare)
+    kept = fitting(headings, rows, console.width, padding(wide), spare(columns))
     table = plain_table(list(kept.values()), wide)
     for row, is_bold in zip(rows, bold, strict=True):
         table.add_row(*(Text(row[number]) for number in kept), style="bold" if is_bold else None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import median_low
 
-from softmaxima.core.writing import write_text
 from softmaxima.experiments import wording
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
 from softmaxima.experiments.differences import difference, interval, listed, paces, rows_of, unseen
@@ -17,39 +16,14 @@ from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import proving
 from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
+from softmaxima.report.columns import Column, page_table, write_files
 from softmaxima.report.compare_figures import figures, rarest_first
 from softmaxima.report.figures import cut_note, gain_cell
-from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
+from softmaxima.report.page import choice, document, facts, figure, sentences
 
 COST = METRICS["cost"]
 
 # The table ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: its heading, a short one for terminals, a result's cell, and what it is sorted by."""
-
-    heading: Callable[[Comparison], str]
-    short: str
-    cell: Callable[[Comparison, Result], str]
-    value: Callable[[Comparison, Result], float | str]
-    spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
-    attribute: str = ""  # of Result, where it is one
-    best_first: str = "descending"  # the order in which it is sorted at first
-
-
-def _measure(
-    heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0, best_first: str = "descending"
-) -> Column:
-    def cell(comparison: Comparison, result: Result) -> str:
-        return shown.format(scale * getattr(result, attribute))
-
-    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute, best_first)
-
-
-def _name(comparison: Comparison, result: Result) -> str:
-    return result.name
 
 
 def twins(comparison: Comparison) -> str:
@@ -58,45 +32,45 @@ def twins(comparison: Comparison) -> str:
     return f"One row for pairs that predicted the same: {found}." if found else ""
 
 
-def _gain_heading(comparison: Comparison) -> str:
+def columns(comparison: Comparison) -> tuple[Column[Result], ...]:
+    """Of the table."""
     metric = comparison.metric
+
+    def measure(heading: str, short: str, of: str, shown: str, spare: int, scale: float = 1.0, best: str = "descending") -> Column:
+        value = attrgetter(of)
+        orders = of == metric.attribute
+        return Column(heading, short, lambda result: shown.format(scale * value(result)), value, spare, best, orders)
+
+    def gain(result: Result) -> str:
+        return "" if result is comparison.softmax else gain_cell(comparison.gain(result), metric)
+
     twice = " (−100 is twice the time)" if metric.by_ratio else ""
-    return f"{metric.words}, better than softmax by, {metric.unit}{twice}"
+    return (
+        Column("pair", "pair", attrgetter("name"), attrgetter("name"), best_first="ascending"),
+        measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
+        Column(
+            f"{metric.words}, better than softmax by, {metric.unit}{twice}",
+            "vs softmax",
+            gain,
+            lambda result: 0.0 if result is comparison.softmax else comparison.gain(result).mean,
+        ),
+        measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
+        measure("log loss", "log loss", "log_loss", "{:.3f}", 2, best="ascending"),
+        measure("Brier score", "Brier", "brier", "{:.4f}", 4, best="ascending"),
+        measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100, "ascending"),
+        measure("mean support", "supp.", "support", "{:.2f}", 7),
+        measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100, "ascending"),
+        Column(
+            "step, ms",
+            "ms",
+            lambda result: f"{1000 * result.step_seconds:.2f}" if result.pair else "",
+            lambda result: result.step_seconds if result.pair else math.nan,
+            3,
+            "ascending",
+            metric is COST,
+        ),
+    )
 
-
-def _gain(comparison: Comparison, result: Result) -> str:
-    return "" if result is comparison.softmax else gain_cell(comparison.gain(result), comparison.metric)
-
-
-def _step(comparison: Comparison, result: Result) -> str:
-    return f"{1000 * result.step_seconds:.2f}" if result.pair else ""
-
-
-COLUMNS = (
-    Column(lambda _: "pair", "pair", _name, _name, best_first="ascending"),
-    _measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
-    Column(
-        _gain_heading,
-        "vs softmax",
-        _gain,
-        lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
-    ),
-    _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
-    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2, best_first="ascending"),
-    _measure("Brier score", "Brier", "brier", "{:.4f}", 4, best_first="ascending"),
-    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100, "ascending"),
-    _measure("mean support", "supp.", "support", "{:.2f}", 7),
-    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100, "ascending"),
-    Column(
-        lambda _: "step, ms",
-        "ms",
-        _step,
-        lambda _, result: result.step_seconds if result.pair else math.nan,
-        3,
-        "step_seconds",
-        "ascending",
-    ),
-)
 
 DIFFERENCES = (
     "Better than softmax by: the mean over folds of the difference to softmax on the same fold ± half of its interval, widened so "
@@ -268,14 +242,6 @@ def page(comparison: Comparison) -> str:
     drawn, taken = figures(comparison), comparison.recommendation
     beside = {"classes": recall_table(comparison)}
     notes = [note for note in comparison.facts.notes if not isinstance(note, Doubt)]
-    rows = [
-        Row(
-            [column.cell(comparison, result) for column in COLUMNS],
-            [column.value(comparison, result) for column in COLUMNS],
-            taken.pair is not None and result.pair == taken.pair,
-        )
-        for result in comparison.results
-    ]
     return document(
         f"softmaxima compare: {comparison.facts.name}",
         f"Which map and which loss for {comparison.facts.name}?",
@@ -283,14 +249,12 @@ def page(comparison: Comparison) -> str:
         (
             choice(taken.headline, taken.reason, reservations(comparison), taken.pair.code if taken.pair else ""),
             facts("What was trained", settings_in_words(comparison), notes),
-            sorted_table(
+            page_table(
                 "pairs",
                 "All pairs, the best first",
-                [
-                    Heading(column.heading(comparison), column.best_first, column.attribute == comparison.metric.attribute)
-                    for column in COLUMNS
-                ],
-                rows,
+                columns(comparison),
+                comparison.results,
+                lambda result: taken.pair is not None and result.pair == taken.pair,
                 caption(comparison),
             ),
             sentences(
@@ -332,7 +296,4 @@ FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  #
 
 def write(comparison: Comparison, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
     """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
-    paths = [directory / name for name in names]
-    for path in paths:
-        write_text(path, FILES[path.name](comparison))
-    return tuple(paths)
+    return write_files(FILES, comparison, directory, names)

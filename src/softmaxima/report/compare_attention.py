@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from softmaxima.core.writing import write_text
 from softmaxima.experiments import wording
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
 from softmaxima.experiments.attention_plan import LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
 from softmaxima.experiments.differences import interval, listed, paces
+from softmaxima.report.columns import Column, page_table, write_files
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import Figure, cut_note, gain_cell
 from softmaxima.report.markdown import table
-from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
+from softmaxima.report.page import choice, document, facts, figure, sentences
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: its heading, a short one for terminals, a result's cell, and what it is sorted by."""
-
-    heading: str
-    short: str
-    cell: Callable[[Result], str]
-    value: Callable[[Result], float | str]
-    spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
-    best_first: str = "descending"  # the order in which it is sorted at first
-
-
-def columns(finding: Finding) -> tuple[Column, ...]:
+def columns(finding: Finding) -> tuple[Column[Result], ...]:
     """Of the table of a task."""
     metric = finding.metric
     unit = metric.unit if finding.task.causal else "%"
@@ -54,7 +41,7 @@ def columns(finding: Finding) -> tuple[Column, ...]:
 
     share, keys = (lambda result: 100 * result.mean("share")), (lambda result: result.mean("keys"))
     step, kept = (lambda result: 1000 * result.step_seconds), (lambda result: result.kept_bytes / 2**20)
-    found = [
+    found: list[Column[Result]] = [
         Column("map", "map", lambda result: result.name, lambda result: result.name, best_first="ascending"),
         Column(
             f"{'loss' if finding.task.causal else metric.words}, {unit}",
@@ -63,6 +50,7 @@ def columns(finding: Finding) -> tuple[Column, ...]:
             lambda result: result.quality,
             1,
             "ascending" if finding.task.causal else "descending",
+            orders=True,
         ),
         Column(
             f"better than softmax by, {metric.unit}",
@@ -192,18 +180,15 @@ def note(finding: Finding) -> str:
 
 
 def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
-    name, shown = finding.task.name, columns(finding)
-    rows = [
-        Row([column.cell(result) for column in shown], [column.value(result) for column in shown], result is finding.taken)
-        for result in finding.results
-    ]
+    name = finding.task.name
     said = {result.name: sentence(finding, result) for result in finding.results}
     return [
-        sorted_table(
+        page_table(
             f"{name}-maps",
             f"{name.capitalize()}: all maps, the best first",
-            [Heading(column.heading, column.best_first, number == 1) for number, column in enumerate(shown)],
-            rows,
+            columns(finding),
+            finding.results,
+            lambda result: result is finding.taken,
             f"{caption} {note(finding)}".strip(),
         ),
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
@@ -230,7 +215,4 @@ FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  #
 
 def write(study: Study, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
     """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
-    paths = [directory / name for name in names]
-    for path in paths:
-        write_text(path, FILES[path.name](study))
-    return tuple(paths)
+    return write_files(FILES, study, directory, names)
