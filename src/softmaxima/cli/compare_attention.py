@@ -43,7 +43,7 @@ def compare_attention(
     seeds: Annotated[
         int | None, Parameter(help="Trainings of each map: 5, or 2 with --quick; more tell smaller differences.")
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Of each training: 200, or 30 with --quick.")] = None,
+    steps: Annotated[int | None, Parameter(help="Of each training: 500, or 30 with --quick.")] = None,
     seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
         "softmaxima-compare-attention"

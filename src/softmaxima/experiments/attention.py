@@ -175,6 +175,12 @@ class Finding:
         """How much better a result is than softmax."""
         return difference(result, self.softmax, self.metric, max(1, len(self.others)))
 
+    def pace(self, result: Result) -> Difference:
+        """How much faster a step is than with softmax."""
+        if result.variant is None:
+            return Difference(math.nan, -math.inf, math.inf)
+        return difference(result, self.softmax, COST, max(1, len(self.others)))
+
     @property
     def pictured(self) -> tuple[int, int]:
         """The layer and head that is shown."""
@@ -321,7 +327,7 @@ class Training:
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         rows = self.batches[number]
-        return self.task.x[rows], self.task.y[rows]
+        return self.task.x[rows], self.task.y[rows].long()
 
 
 def kept_bytes(model: Transformer, x: Tensor, y: Tensor) -> int:
@@ -434,20 +440,22 @@ def _rank(result: Result, metric: Metric) -> tuple[bool, float, str]:
 def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple[Result | None, str, str]:
     """(what to take, in words, why). Nothing where no map has learnt where to look, softmax unless another is better."""
     metric = task.metric
-    softmax, even = (next(result for result in results if result.name == name) for name in (REFERENCE, EVEN.name))
+    by_name = {result.name: result for result in results}
+    softmax, even = by_name[REFERENCE], by_name[EVEN.name]
     if softmax.diverged:
-        told = f"With {len(softmax.diverged)} of {len(softmax.runs)} seeds it came to no numbers, so that nothing can be compared with it"
-        return None, "Softmax diverged", f"{told}: other seeds or fewer steps may train it."
+        told = f"With {len(softmax.diverged)} of {len(softmax.runs)} seeds it came to no numbers"
+        return (
+            None,
+            "Softmax diverged",
+            f"{told}, so that nothing can be compared with it: other seeds or fewer steps may train it.",
+        )
     if len(softmax.runs) < 2:
         return None, "Too few seeds to tell", "What is chance shows in several seeds, and one is done."
     maps = [result for result in results if result is not even]
     others = [result for result in maps if result is not softmax]
     words = Words("map", "maps", f"on {task.title}", "seed by seed")
     better = {result.name: over(result, (baseline, even), len(maps), metric) for result in maps}
-    for beaten, why in (
-        (baseline, "which read nothing: there is nothing to be learnt here, or"),
-        (even, "which averages all that it sees:"),
-    ):
+    for beaten in (baseline, even):
         gains = {name: found[beaten.name] for name, found in better.items()}
         if any(gain.better for gain in gains.values()):
             continue
@@ -455,10 +463,15 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
         seen = sight(beaten.quality, gains, metric, words)
         if seen is not None and seen.is_blind:
             return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
+        why = (
+            "reads nothing: nothing can be learnt here"
+            if beaten is baseline
+            else "looks at all alike: where to look makes no difference here"
+        )
         return (
             None,
             "Nothing to choose",
-            f"{shown}, {why} there are too few steps to learn where to look, or too few seeds to see it.",
+            f"{shown}, which {why}, or there are too few steps to learn it, or too few seeds to see it.",
         )
     learnt = [result for result in maps if all(gain.better for gain in better[result.name].values())]
     gains = {result.name: difference(result, softmax, metric, len(others)) for result in others}

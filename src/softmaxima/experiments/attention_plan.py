@@ -65,6 +65,8 @@ class Settings:
     quick: bool = False
 
     def __post_init__(self) -> None:
+        if self.seed >= 2**32:
+            raise InputError(f"--seed must be below 2**32, got {self.seed}")
         for option, value, least in (("--seeds", self.seeds, 1), ("--steps", self.steps, 1), ("--seed", self.seed, 0)):
             if value < least:
                 raise InputError(f"{option} must be at least {least}, got {value}")

@@ -15,7 +15,7 @@ import torch
 
 from softmaxima import __version__
 from softmaxima.core.writing import finite
-from softmaxima.experiments.attention import BETAS, WARMING, Finding, Head, Result, Run, Study, Trained, compared
+from softmaxima.experiments.attention import BETAS, COST, WARMING, Finding, Head, Result, Run, Study, Trained, compared
 from softmaxima.experiments.attention_plan import LEFT_OUT, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.resumption import begun, changed, check_same
@@ -76,6 +76,7 @@ def _result(finding: Finding, result: Result, rows: bool) -> dict[str, Any]:
         **({} if variant is None else {"map": variant.map, "params": variant.params, "learnt": variant.learnt}),
         **{measure: getattr(result, measure) for measure in MEASURES},
         "gain": None if result is finding.softmax else asdict(finding.gain(result)),
+        "log_of_times": None if result is finding.softmax else asdict(finding.pace(result)),
         "diverged": result.diverged,
         "heads": [[asdict(head) for head in layer] for layer in result.heads],
         "runs": [] if variant is None else [_run(run, rows) for run in result.runs],
@@ -100,10 +101,11 @@ def as_csv(study: Study) -> str:
     """One line a task and a map, the best first."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["task", "name", "map", *MEASURES, "gain", "gain_low", "gain_high", *OF_HEADS, "diverged", "recommended"])
+    gains = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")
+    lines.writerow(["task", "name", "map", *MEASURES, *gains, *OF_HEADS, "diverged", "recommended"])
     for finding in study.findings:
         for result in finding.results:
-            gain = finding.gain(result)
+            gain, pace = finding.gain(result), finding.pace(result)
             lines.writerow(
                 [
                     finding.task.name,
@@ -111,6 +113,7 @@ def as_csv(study: Study) -> str:
                     result.variant.map if result.variant else "",
                     *(getattr(result, measure) for measure in MEASURES),
                     *(gain.mean, gain.low, gain.high),
+                    *map(COST.in_unit, (pace.mean, pace.low, pace.high)),
                     *(result.mean(measure) for measure in OF_HEADS),
                     len(result.diverged),
                     int(result is finding.taken),

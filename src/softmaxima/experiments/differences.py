@@ -233,7 +233,7 @@ def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: 
     differ = "" if len(reaches) == len(gains) else f" that differ{'s' * (len(reaches) == 1)} from it"
     half = f"for half of the {len(reaches)} {words.many}{differ} " if differ else f"for half of the {words.many} "
     half = (f"for the one{differ} " if differ else "") if len(reaches) == 1 else half
-    told = f"{half}no gain would have shown, for {most} is all that is possible"
+    told = f"{half}the largest gain that is possible, {most}, would not have shown"
     return Sight(reach, possible, told if reach > possible else f"{half}only a gain above {size} would have shown")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from softmaxima.experiments import wording
-from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
-from softmaxima.experiments.attention_plan import LEFT_OUT
+from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study
+from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
 from softmaxima.experiments.differences import interval, listed, paces
 from softmaxima.report.columns import Column, page_table, write_files
@@ -39,6 +39,9 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
     def gain(result: Result) -> str:
         return "" if result is finding.softmax else gain_cell(finding.gain(result), metric)
 
+    def faster(result: Result) -> str:
+        return "" if result is finding.softmax or result.variant is None else gain_cell(finding.pace(result), COST)
+
     share, keys = (lambda result: 100 * result.mean("share")), (lambda result: result.mean("keys"))
     step, kept = (lambda result: 1000 * result.step_seconds), (lambda result: result.kept_bytes / 2**20)
     found: list[Column[Result]] = [
@@ -61,6 +64,7 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
         Column("keys not 0, %", "keys %", measured("{:.1f}", share), share, 3, "ascending"),
         Column("keys in effect", "eff. keys", measured("{:.1f}", keys), keys, 4, "ascending"),
         Column("step, ms", "ms", measured("{:.1f}", step), step, 2, "ascending"),
+        Column("step faster than softmax by, %", "faster %", faster, lambda result: finding.pace(result).mean, 7),
         Column("kept for backward, MiB", "MiB", measured("{:.2f}", kept), kept, 5, "ascending"),
     ]
     if not finding.task.causal:
@@ -70,16 +74,18 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
 
 
 CAPTION = (
-    "Better than softmax by: the mean over seeds of the difference to softmax with the same seed ± half of its interval, widened "
-    "so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (t, Bonferroni; the "
-    "variance is that over seeds and that over held-out rows). "
-    f"Keys not 0: the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
-    "Keys in effect: the mean of exp(H). "
-    "Step: the time of a training step, in turns with the other maps, on one thread: the median of each seed, and of these the "
-    "geometric mean. "
-    "Kept for backward: what autograd saves of one step, weights and batch aside, counted and not measured at the process; what "
-    "a kernel needs while it runs is not in it. "
-    f"{BASELINE.capitalize()}: counted where it is trained, the same for every row."
+    "Better than softmax by (vs softmax, more is better): the mean over seeds of the difference to softmax with the same seed ± "
+    "half of its interval, widened so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it "
+    "(t, Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours). "
+    f"Keys not 0 (keys %): the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
+    "Keys in effect (eff. keys): the mean of exp(H), H = −Σ p log p of p/Σp: as many equal keys as would be spread as widely. "
+    "Step (ms): the time of a training step, in turns with the other maps, on one thread: the median of each seed, and of these "
+    "the geometric mean; faster by: the ratio of these, with an interval as above. "
+    "Kept for backward (MiB): what autograd saves of one step, weights and batch aside, counted and not measured at the process; "
+    "what a kernel needs while it runs is not in it. "
+    f"{BASELINE.capitalize()}: counted where it is trained, the same for every row. "
+    f"{EVEN.name.capitalize()}: every head averages all that it sees. To be recommended, a map must be better than both, with "
+    "intervals that hold for all maps and both together."
 )
 
 
@@ -91,9 +97,11 @@ def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
         found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
     if study.settings.quick:
         found.append(
-            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look; more steps learn what attention "
-            "is for, and more seeds tell smaller differences."
+            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look: where to look is learnt in "
+            "hundreds of steps, and two seeds show enormous differences alone."
         )
+    if finding.task.doubt:
+        found.append(finding.task.doubt)
     return tuple(found)
 
 
@@ -104,12 +112,17 @@ def sentence(finding: Finding, result: Result) -> str:
         return "It reads nothing."
     if result.diverged:
         steps = listed([str(step) for step in result.diverged])
-        return f"It diverged with {len(result.diverged)} of {len(result.runs)} seeds, at step {steps}: its loss was no number."
+        seeds = f"{len(result.diverged)} of {len(result.runs)} seeds"
+        return f"It diverged with {seeds}, at step {steps}: its loss or its scores were no numbers."
     words = []
-    if not difference(result, finding.baseline, metric, 1 + len(finding.others)).better:
-        words.append(f"not known to be better than {BASELINE}")
+    if result.variant is EVEN:
+        words.append("averages all that it sees, so that it learns nothing of where to look")
+    elif unbeaten := [name for name, own in finding.over(result).items() if not own.better]:
+        words.append(f"not known to be better than {listed(unbeaten)}")
     if result is finding.softmax:
         words.append("what the others are compared with")
+    elif finding.softmax.diverged:
+        words.append("nothing to compare with, for softmax diverged")
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
@@ -118,18 +131,21 @@ def sentence(finding: Finding, result: Result) -> str:
     if share < 0.9995:
         words.append(f"looks at {100 * share:.0f} % of the keys that it may see, {result.mean('keys'):.1f} in effect")
     if (mass := result.mean("mass")) < 0.9995:
-        words.append(f"gives keys {100 * mass:.0f} % of its mass and nothing the rest")
+        words.append(f"the weights of a query add up to {100 * mass:.0f} % in the mean")
     if result.variant.learnt:
-        what = {"alpha": "α", "sink": "sinks"}[result.variant.learnt]
-        layers = [", ".join(f"{head.learnt:.2f}".replace("-", "−") for head in layer) for layer in result.heads]
-        words.append(f"its {what}, which learn, are {listed([f'{own} in layer {n}' for n, own in enumerate(layers, 1)])}")
+        what, begin = {"alpha": ("α", "1.50"), "sink": ("sinks", "0")}[result.variant.learnt]
+        ends = [f"{_signed(low)} to {_signed(high)} in layer {n}" for n, (low, high) in enumerate(result.learnt, 1)]
+        words.append(f"its {what}, which begin at {begin} and learn, end at {listed(ends)} over heads and seeds")
     return wording.sentence("; ".join(words))
+
+
+def _signed(number: float) -> str:
+    return f"{round(number, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def times(finding: Finding) -> str:
     """With which maps a step takes another time than with softmax, for certain and by more than is worth a word."""
-    found = {result.name: difference(result, finding.softmax, COST, max(1, len(finding.others))) for result in finding.others}
-    return paces(found)
+    return paces({result.name: finding.pace(result) for result in finding.others})
 
 
 def settings_in_words(study: Study) -> dict[str, str]:

@@ -224,7 +224,7 @@ def cost_plot(
     """
     front = pareto_front(len(points), better, faster)
     steps, values = [point.milliseconds for point in points], [point.value for point in points]
-    low, high = _span(values, 1.25)
+    low, high = _span(values, 1.25, 0.25)
     ordered: list[int] = []
     for i in sorted(front, key=lambda i: (steps[i], values[i])):
         if not ordered or values[i] < values[ordered[-1]]:
@@ -279,10 +279,13 @@ def pareto_front(count: int, *better: Callable[[int, int], bool]) -> set[int]:
 # Axes and small plots -----------------------------------------------------------------------------------------------------
 
 
-def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """The range of positive values on a logarithmic axis."""
+def _span(values: Sequence[float], margin: float, share: float = math.inf) -> tuple[float, float]:
+    """The range of positive values on a logarithmic axis, with that margin or the share of the range, whichever is less."""
     positive = [value for value in values if value > 0] or [1.0]
-    return min(positive) / margin, max(positive) * margin
+    low, high = min(positive), max(positive)
+    if high > low:
+        margin = min(margin, (high / low) ** share)
+    return low / margin, high * margin
 
 
 def logarithmic(low: float, high: float) -> dict[str, Any]:
