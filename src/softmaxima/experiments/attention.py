@@ -155,7 +155,7 @@ class Finding:
     @property
     def beaten(self) -> tuple[Result, ...]:
         """What a map must be better than to have learnt where to look: the baseline and even attention."""
-        return tuple(result for result in self.results if result.variant in (None, EVEN))
+        return tuple(next(result for result in self.results if result.variant == variant) for variant in (None, EVEN))
 
     @property
     def maps(self) -> tuple[Result, ...]:
