@@ -55,7 +55,7 @@ from softmaxima.report import estimators as estimators_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report.attention_figures import picture as attention_picture
-from softmaxima.report.compare import COLUMNS, twins
+from softmaxima.report.compare import columns, twins
 from softmaxima.report.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
 from softmaxima.report.compare_attention import markdown as study_markdown
 from softmaxima.report.compare_attention_figures import figures as attention_figures
@@ -86,11 +86,11 @@ def compare_blocks() -> Blocks:
 def markdown_table(comparison: Comparison) -> str:
     rows = []
     for result in comparison.results:
-        cells = [column.cell(comparison, result) for column in COLUMNS]
+        cells = [column.cell(result) for column in columns(comparison)]
         if result.pair is not None and result.pair == comparison.recommendation.pair:
             cells = [cell and f"**{cell}**" for cell in cells]
         rows.append(cells)
-    return table([column.heading(comparison) for column in COLUMNS], rows)
+    return table([column.heading for column in columns(comparison)], rows)
 
 
 def confirmation_blocks() -> Blocks:
@@ -161,7 +161,7 @@ def compare_attention_blocks() -> Blocks:
 
 def study_blocks(study: Study) -> Blocks:
     """The numbers, pictures and tables of a comparison of attention."""
-    numbers = made_on() | attention_json(study)
+    numbers = made_on() | attention_json(study, rows=False)
     for task in numbers["tasks"]:
         del task["picture"]  # which is drawn
     (DOCS / "attention.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")

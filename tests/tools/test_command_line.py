@@ -30,6 +30,7 @@ from softmaxima.bench.machine import machine
 from softmaxima.cli import main
 from softmaxima.cli.compare import show
 from softmaxima.core import writing
+from softmaxima.core.numbers import InputError
 from softmaxima.kernels import interface
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
@@ -290,7 +291,7 @@ def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) ->
     from softmaxima.experiments.compare import Settings, compare
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
-    from softmaxima.report.compare import COLUMNS
+    from softmaxima.report.compare import columns
 
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     some = choose(pairs(10), ["softmax", "top-p softmax", "sparsemax"])
@@ -302,11 +303,12 @@ def test_the_table_fits_the_terminal(width: int, metric: str, tmp_path: Path) ->
     assert len(rows) == len(comparison.results) - 1  # a row each, but for softmax: no cell is wrapped
     assert all(any(line.startswith(result.name) for line in lines) for result in comparison.results)
     headings = " ".join(lines[: lines.index(rows[0])])
-    shown = [column for column in COLUMNS if column.short.split()[0] in headings]
-    assert comparison.metric.attribute in {column.attribute for column in shown}
-    assert (len(shown) < len(COLUMNS)) == any(line.startswith("Left out, for a terminal of") for line in lines)
-    assert len(shown) == len(COLUMNS) or width <= 100
-    assert [column for column in COLUMNS if not column.spare] == [column for column in shown if not column.spare]
+    offered = columns(comparison)
+    shown = [column for column in offered if column.short.split()[0] in headings]
+    assert any(column.orders for column in shown)
+    assert (len(shown) < len(offered)) == any(line.startswith("Left out, for a terminal of") for line in lines)
+    assert len(shown) == len(offered) or width <= 100
+    assert [column for column in offered if not column.spare] == [column for column in shown if not column.spare]
     code = [line for line in lines if line.startswith("    ")]
     assert all(len(line) <= width for line in lines if line not in code)
 
@@ -359,6 +361,33 @@ def test_a_warning_is_one_line_on_the_command_line(run: Run, tmp_path: Path, mon
     (tmp_path / "x.txt").touch()
     monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", warned)
     assert run("lse", str(tmp_path / "x.txt")) == (0, "", "softmaxima: runs without something\n")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("command", "text", "told"),
+    [
+        ("lse", "`zero_point` must be a number, as `scale` is", "--zero-point must be a number, as --scale is"),
+        ("lse", "the least populated class in `y` has 1 member", "the least populated class in `y` has 1 member"),
+        ("lse", "`maps` and `n_splits` are no options here", "`maps` and `n_splits` are no options here"),
+        ("lse", "`file` is given by its place", "`file` is given by its place"),
+        ("bench", "`maps` is one here", "--maps is one here"),
+    ],
+)
+def test_a_name_in_backticks_is_an_option_only_where_the_command_has_it(
+    command: str, text: str, told: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In errors and in warnings, also those of other packages."""
+
+    def wrong(*_: object, **__: object) -> NoReturn:
+        warnings.warn(text, stacklevel=1)
+        raise InputError(text)
+
+    (tmp_path / "x.txt").touch()
+    monkeypatch.setattr("softmaxima.streams.files.file_logsumexp", wrong)
+    monkeypatch.setattr("softmaxima.bench.plan.Settings", wrong)
+    code, _, err = run(*{"lse": ("lse", str(tmp_path / "x.txt")), "bench": ("bench",)}[command])
+    assert (code, err) == (2, 2 * f"softmaxima: {told}\n")
 
 
 def test_each_fold_is_written_before_the_next_is_trained(

@@ -35,8 +35,8 @@ from softmaxima.experiments.compare import (
     total_steps,
     trained_folds,
 )
+from softmaxima.experiments.differences import Difference, difference
 from softmaxima.experiments.measures import METRICS, Result, evaluate
-from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.experiments.saved import as_json, as_text, read_folds
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.experiments.tables import Table, read_table
@@ -792,7 +792,33 @@ def test_unknown_pairs_are_refused_with_those_that_there_are() -> None:
         choose(pairs(3), ["softmax", "hardmax"])
 
 
+@pytest.mark.parametrize(
+    ("begun", "whole"),
+    [("top-p", "top-p softmax"), ("Top P", "top-p softmax"), ("top-k", "top-3 softmax"), ("top", "top-3 softmax or top-p softmax"),
+     ("normalised", "normalised sigmoid or normalised softplus or normalised square"), ("rectified", "rectified softmax")],
+)  # fmt: skip
+def test_a_name_that_is_not_whole_is_refused_with_the_whole_ones(begun: str, whole: str) -> None:
+    with pytest.raises(InputError) as refused:
+        choose(pairs(10), [begun])
+    assert str(refused.value) == f"--maps: there is no pair or map {begun!r}; write the whole name: {whole}"
+    assert choose(pairs(10), whole.split(" or "))
+
+
 def test_classes_are_checked_before_anything_is_trained(table: Table) -> None:
     check_classes(table, Settings(folds=16))
     with pytest.raises(InputError, match="--folds 16"):
         compare(table, Settings(folds=17), advanced=lambda steps: pytest.fail("training started"))
+
+
+@pytest.mark.parametrize("numeric", [True, False])
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("classes", [2, 3, 10, 40])
+def test_folds_are_advised_wherever_they_work_and_nowhere_else(classes: int, least: int, numeric: bool) -> None:
+    labels = np.repeat(np.arange(classes), [least, *[least + 1] * (classes - 1)])
+    table = Table("t", "y", numeric, np.zeros((len(labels), 1)), labels, tuple(map(str, range(classes))))
+    with pytest.raises(InputError) as refused:
+        check_classes(table, Settings(folds=5))
+    advised = re.findall(r"--folds (\d+)", str(refused.value))
+    assert advised == ([str(least)] if least >= 2 else [])
+    if advised:
+        check_classes(table, Settings(folds=least))

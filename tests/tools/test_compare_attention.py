@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from softmaxima.experiments import attention
 from softmaxima.experiments.attention import (
     BASELINE,
     Finding,
+    Head,
     Result,
     Run,
     Settings,
@@ -35,11 +37,12 @@ from softmaxima.experiments.attention import (
     heads,
     kept_bytes,
     offered,
+    summary,
     total_steps,
     trained,
 )
-from softmaxima.experiments.attention_plan import LEFT_OUT, VARIANTS, Variant, check_names
-from softmaxima.experiments.attention_saved import as_json
+from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT, VARIANTS, Variant, check_names
+from softmaxima.experiments.attention_saved import as_json, read_trainings
 from softmaxima.experiments.attention_tasks import CONTEXT, Task, digits_task, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.maps import REGISTRY
@@ -67,7 +70,7 @@ def easy(digits: Task) -> Task:
     """Zeros and ones alone, which a few steps tell apart."""
     own, held = digits.y < 2, digits.held_y < 2
     two = {"x": digits.x[own], "y": digits.y[own], "held_x": digits.held_x[held], "held_y": digits.held_y[held]}
-    return replace(digits, classes=2, batch=16, **two)
+    return replace(digits, classes=2, counts=digits.counts[:2], batch=16, **two)
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +209,7 @@ def test_the_steps_are_those_that_were_announced(digits: Task) -> None:
     taken: list[int] = []
     settings = Settings(seeds=2, steps=7)
     compare_attention([digits], settings, SOME[:2], taken.append)
-    assert sum(taken) == total_steps([digits], settings, SOME[:2]) == 2 * 2 * 7
+    assert sum(taken) == total_steps([digits], settings, SOME[:2]) == 2 * 3 * 7
 
 
 def test_what_learns_has_learnt(study: Study) -> None:
@@ -216,8 +219,15 @@ def test_what_learns_has_learnt(study: Study) -> None:
         sinks = [head.learnt for layer in by_name["elastic softmax"].heads for head in layer]
         assert all(1 < alpha < 2 and alpha != 1.5 for alpha in alphas)
         assert all(sink != 0 for sink in sinks)
+        for name, numbers in (("entmax-α", alphas), ("elastic softmax", sinks)):
+            own = [head.learnt for run in by_name[name].runs for layer in run.heads for head in layer]
+            assert (min(own), max(own)) == (
+                min(low for low, _ in by_name[name].learnt),
+                max(high for _, high in by_name[name].learnt),
+            )
+            assert min(own) <= min(numbers) <= max(numbers) <= max(own)
         assert by_name["softmax"].heads[0][0].learnt is None
-        assert "which learn, are" in sentence(finding, by_name["entmax-α"])
+        assert "which begin at 1.50 and learn, end at" in sentence(finding, by_name["entmax-α"])
 
 
 def test_heads_are_counted_by_hand() -> None:
@@ -228,6 +238,22 @@ def test_heads_are_counted_by_hand() -> None:
     ((even,),) = heads(torch.full((1, 1, 1, 4, 4), 0.25), False, [[1.5]])
     assert (even.share, even.mass, even.learnt) == (1.0, 1.0, 1.5)
     assert even.keys == pytest.approx(4.0)
+
+
+def test_of_the_last_layer_that_query_counts_which_is_read() -> None:
+    alike = torch.full((4, 4), 0.25)
+    first_alone = torch.cat((torch.eye(4)[:1], alike[1:]))
+    (before,), (last,) = heads(torch.stack((first_alone, first_alone))[:, None, None], False, None)
+    assert (before.share, last.share) == pytest.approx((13 / 16, 1 / 4))
+    assert (before.keys, last.keys) == pytest.approx((13 / 4, 1.0))
+
+
+def test_heads_of_seeds_are_put_in_order_before_their_mean(digits: Task) -> None:
+    sharp, wide = (Head(keys / 8, float(keys), 1.0, learnt=float(keys)) for keys in (1, 8))
+    runs = [replace(ran("a", [0.5]).runs[0], heads=((one, other),)) for one, other in ((sharp, wide), (wide, sharp))]
+    result = Result("a", SOFTMAX_ALONE[0], tuple(runs))
+    assert result.heads == ((sharp, wide),)
+    assert result.learnt == ((1.0, 8.0),)
 
 
 def test_sparse_maps_look_at_fewer_keys(study: Study) -> None:
@@ -254,22 +280,108 @@ def ran(name: str, qualities: Sequence[float], rows: Sequence[float] | None = No
     return Result(name, Variant(name, name), tuple(runs))
 
 
+def of_rows(name: str, rows: np.ndarray) -> Result:
+    """A map whose held-out rows [seeds, rows] are such; one with NaN diverged."""
+    qualities = rows.mean(-1).tolist()
+    runs = [
+        Run(quality, quality, tuple(own.tolist()), (), 0.01, 1, diverged=None if math.isfinite(quality) else 3)
+        for quality, own in zip(qualities, rows, strict=True)
+    ]
+    return Result(name, Variant(name, name), tuple(runs))
+
+
+def said(task: Task, rows: dict[str, np.ndarray]) -> Finding:
+    """What is found where the maps, "softmax" and "even attention" among them, add so much in each held-out row, [seeds, rows]."""
+    chosen = [Variant(name, name) for name in rows if name not in ("softmax", EVEN.name)]
+    runs = {name: of_rows(name, own).runs for name, own in rows.items()}
+    seeds = len(next(iter(rows.values())))
+    trainings = [(task.name, {name: runs[name][seed] for name in runs}) for seed in range(seeds)]
+    return summary([task], Settings(seeds=seeds), chosen, trainings).findings[0]
+
+
 def test_the_interval_has_the_variance_over_seeds_and_over_rows(digits: Task) -> None:
     ours, other = np.array([0.81, 0.85, 0.83, 0.9]), np.array([0.8, 0.8, 0.81, 0.83])
     rows = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.9]
     gain = difference(ran("a", ours.tolist(), rows), ran("softmax", other.tolist(), [0.0] * 9), digits.metric, 3)
     gains = ours - other
-    half = stats.t.ppf(1 - 0.05 / 3 / 2, 3) * math.sqrt(gains.var(ddof=1) / 4 + np.var(rows) / 9)
+    over_seeds, over_rows = (stats.t.ppf(1 - 0.05 / 3 / 2, freedom) for freedom in (3, 8))
+    half = math.sqrt(over_seeds**2 * gains.var(ddof=1) / 4 + over_rows**2 * np.var(rows, ddof=1) / 9)
     assert (gain.mean, gain.low, gain.high) == pytest.approx((gains.mean(), gains.mean() - half, gains.mean() + half))
+
+
+def test_rows_that_follow_one_another_count_together(digits: Task) -> None:
+    rows = np.repeat(np.arange(16.0), 4)
+    gain = difference(
+        ran("a", [1.0, 1.0], rows.tolist()), ran("softmax", [0.0, 0.0], [0.0] * 64), replace(digits.metric, most_gain=99.0), 1
+    )
+    assert gain.high - gain.mean == pytest.approx(stats.t.ppf(0.975, 15) * math.sqrt(np.var(np.arange(16), ddof=1) / 16))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+def test_no_better_map_is_seldom_taken_for_one_though_held_out_rows_are_alike(correlation: float, digits: Task) -> None:
+    """Twenty seeds and few maps, so that the rows are most of the variance, and correlated as much as those of a text."""
+    random, taken, tries = np.random.default_rng(0), 0, 200
+    task = replace(digits, metric=replace(digits.metric, most_gain=math.inf))
+    for _ in range(tries):
+        noise = random.normal(size=(3, 512))
+        for i in range(1, 512):
+            noise[:, i] += correlation * noise[:, i - 1]
+        own = noise[:, None] + 0.1 * random.normal(size=(3, 20, 512)) + 0.001 * random.normal(size=(3, 20, 1))
+        gains = {
+            name: difference(of_rows(name, rows), of_rows("softmax", own[0]), task.metric, 2)
+            for name, rows in zip("ab", own[1:], strict=True)
+        }
+        taken += any(gain.better for gain in gains.values())
+    assert taken <= stats.binom.isf(1e-4, tries, 0.05)
 
 
 def test_a_map_twice_differs_by_nothing_and_is_not_recommended(digits: Task) -> None:
     study = compare_attention([digits], Settings(seeds=2, steps=8), [*SOFTMAX_ALONE, Variant("softmax again", "softmax")])
     finding = study.findings[0]
     gain = finding.gain(next(result for result in finding.results if result.name == "softmax again"))
-    assert (gain.mean, gain.low, gain.high) == (0.0, 0.0, 0.0)
+    unseen = 1 - 0.05 ** (1 / len(digits.held_y))
+    assert (gain.same, gain.mean, gain.low, gain.high) == (True, 0.0, pytest.approx(-unseen), pytest.approx(unseen))
     assert finding.taken in (None, finding.softmax)
     assert finding.headline in ("Stay with softmax", "Nothing to choose")
+
+
+HELD = 540
+
+
+@pytest.mark.parametrize(
+    ("levels", "headline", "words"),
+    [
+        ({"softmax": 0.1, "even attention": 0.1, "a": 0.1}, "Nothing to choose", "accuracy than class frequencies"),
+        ({"softmax": 0.5, "even attention": 0.5, "a": 0.5}, "Nothing to choose", "accuracy than even attention"),
+        ({"softmax": 0.8, "even attention": 0.4, "a": 0.8}, "Stay with softmax", "The other map is not shown to be better"),
+        ({"softmax": 0.7, "even attention": 0.4, "a": 0.9}, "Take a", "it is better by"),
+        ({"softmax": 0.4, "even attention": 0.4, "a": 0.4, "b": 0.9}, "Take b", "it is better by"),
+        ({"softmax": math.nan, "even attention": 0.4, "a": 0.8}, "Softmax diverged", "With 5 of 5 seeds"),
+    ],
+)
+def test_nothing_is_compared_where_nothing_is_learnt(levels: dict[str, float], headline: str, words: str, digits: Task) -> None:
+    random = np.random.default_rng(1)
+    rows = {
+        name: (random.random((5, HELD)) < level) * 1.0 if level == level else np.full((5, HELD), level)
+        for name, level in levels.items()
+    }
+    finding = said(digits, rows)
+    assert (finding.headline, finding.taken and f"Take {finding.taken.name}") == (
+        headline,
+        {"Stay with softmax": "Take softmax"}.get(headline, headline if headline.startswith("Take") else None),
+    )
+    assert words in finding.reason
+    assert "nan" not in finding.reason
+    assert "nan" not in " ".join(sentence(finding, result) for result in finding.results)
+
+
+def test_softmax_stays_only_where_it_has_learnt_itself(digits: Task) -> None:
+    """Another map has, and whether it is better than softmax cannot be told: with two seeds, of which softmax failed at one."""
+    random = np.random.default_rng(2)
+    levels = {"softmax": (0.9, 0.1), "even attention": (0.15, 0.15), "a": (0.9, 0.9)}
+    rows = {name: (random.random((2, HELD)) < np.array(own)[:, None]) * 1.0 for name, own in levels.items()}
+    finding = said(digits, rows)
+    assert (finding.headline, finding.taken) == ("Too few seeds to tell", None)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, forward: Any) -> Variant:
@@ -282,17 +394,18 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str, forward: Any) -> Variant
 
 
 def test_maps_made_worse_on_purpose_are_told_apart(monkeypatch: pytest.MonkeyPatch, easy: Task) -> None:
-    """One looks at nothing, so that the token that decides has seen nothing; one at all alike, which may do, but is not better."""
+    """One looks at nothing, so that the token that decides has seen nothing; even attention at all, which is enough for two digits."""
     blind = planted(monkeypatch, "blind", torch.zeros_like)
-    even = planted(monkeypatch, "even", lambda z: torch.softmax(torch.zeros_like(z).masked_fill(z == -math.inf, -math.inf), -1))
-    finding = compare_attention([easy], Settings(seeds=4, steps=60), [*SOFTMAX_ALONE, blind, even]).findings[0]
+    finding = compare_attention([easy], Settings(seeds=4, steps=60), [*SOFTMAX_ALONE, blind]).findings[0]
     by_name = {result.name: result for result in finding.results}
-    assert finding.taken is finding.softmax
+    assert finding.taken is None
+    assert f"better accuracy than {EVEN.name}" in finding.reason
     assert finding.gain(by_name["blind"]).worse
     assert "worse than softmax in accuracy" in sentence(finding, by_name["blind"])
-    assert "not known to be better than class frequencies" in sentence(finding, by_name["blind"]).lower()
-    assert not finding.gain(by_name["even"]).better
-    assert (by_name["blind"].mean("share"), by_name["even"].mean("keys")) == (0.0, pytest.approx(17.0))
+    assert "not known to be better than class frequencies and even attention" in sentence(finding, by_name["blind"]).lower()
+    assert "learns nothing of where to look" in sentence(finding, by_name[EVEN.name])
+    assert not finding.gain(by_name[EVEN.name]).better
+    assert (by_name["blind"].mean("share"), by_name[EVEN.name].mean("keys")) == (0.0, pytest.approx(17.0))
 
 
 def test_where_labels_are_shuffled_nothing_is_recommended(easy: Task) -> None:
@@ -328,7 +441,7 @@ def test_one_seed_tells_nothing(digits: Task) -> None:
 
 def test_the_page_has_every_map_of_every_task(study: Study) -> None:
     content = page(study)
-    names = {*[variant.name for variant in SOME], BASELINE}
+    names = {*[variant.name for variant in SOME], EVEN.name, BASELINE}
     for finding in study.findings:
         table = re.search(f'<table id="{finding.task.name}-maps">.*?<tbody>(.*?)</tbody>', content, re.DOTALL)
         assert table is not None
@@ -347,9 +460,8 @@ def test_the_page_has_every_map_of_every_task(study: Study) -> None:
 def test_blank_is_where_nothing_is_looked_at(study: Study) -> None:
     finding = found(study, "text")
     plot = next(figure.plot for figure in figures(finding) if figure.id == "text-weights")
-    layer, head = finding.pictured
-    for result, drawn in zip([r for r in finding.results if r.variant], plot.data, strict=True):
-        p = result.runs[0].weights[layer, head]
+    for result, drawn in zip(finding.maps, plot.data, strict=True):
+        p = result.runs[0].weights
         blank = torch.tensor([[z is None for z in row] for row in drawn.z])
         assert torch.equal(blank, p == 0)
         assert blank.triu(1).sum() == CONTEXT * (CONTEXT - 1) // 2
@@ -366,7 +478,7 @@ def test_the_files_agree_with_the_study(study: Study, tmp_path: Path) -> None:
         assert entry["quality"] == float(row["quality"]) == result.quality
         assert float(row["gain"]) == finding.gain(result).mean
     assert record["partial"] is False
-    assert set(record["tasks"][0]["picture"]["weights"]) == {variant.name for variant in SOME}
+    assert set(record["tasks"][0]["picture"]["weights"]) == {*[variant.name for variant in SOME], EVEN.name}
 
 
 # The command ----------------------------------------------------------------------------------------------------------------
@@ -392,7 +504,7 @@ def test_a_text_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert "It is a first look" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_what_is_done_when_it_is_interrupted_is_kept(
+def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     def interrupted(*arguments: Any) -> Iterator[Any]:
@@ -401,15 +513,66 @@ def test_what_is_done_when_it_is_interrupted_is_kept(
                 raise KeyboardInterrupt
             yield one
 
-    monkeypatch.setattr(attention, "trained", interrupted)
-    assert run("--maps=sparsemax", "--steps=1", "--seeds=3", f"--out={tmp_path}") == 130
-    assert "interrupted after 3 of 6 trainings of all maps, which are kept" in capsys.readouterr().out
+    options = ("--maps=sparsemax", "--steps=1", "--seeds=3", f"--out={tmp_path}")
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "trained", interrupted)
+        assert run(*options) == 130
+    assert "interrupted after 3 of 6 trainings of all maps; --resume goes on from there" in capsys.readouterr().out
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["partial"] is True
     assert [max(len(result["runs"]) for result in task["results"]) for task in record["tasks"]] == [2, 1]
     content = (tmp_path / "report.html").read_text()
     assert "Partial: interrupted after 2 of 3 seeds." in content
     assert "Partial: interrupted after 1 of 3 seeds." in content
+    assert run(*options) == 2
+    assert "go on with --resume, or choose another directory" in capsys.readouterr().err
+    assert run(*options, "--resume") == 0
+    assert "3 of 6 done before" in capsys.readouterr().out
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert (record["partial"], "--resume" in record["command"]) == (False, False)
+    assert {len(result["runs"]) for task in record["tasks"] for result in task["results"] if "map" in result} == {3}
+
+
+@pytest.mark.parametrize("done", range(1, 5))
+def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, digits: Task, tmp_path: Path, done: int) -> None:
+    tasks = [text(), digits]
+    first = list(islice(trained(tasks, TINY, SOME), done))
+    write(summary(tasks, TINY, SOME, first, "as it was begun"), tmp_path)
+    kept, command = read_trainings(tmp_path / "results.json", tasks, TINY, SOME)
+    assert (kept, command) == (first, "as it was begun")
+    whole = summary(tasks, TINY, SOME, [*kept, *trained(tasks, TINY, SOME, done)])
+    assert measured(whole) == measured(study)
+    for finding, other in zip(whole.findings, study.findings, strict=True):
+        for result, same in zip(finding.results, other.results, strict=True):
+            weights, expected = result.runs[0].weights, same.runs[0].weights
+            assert (weights is None) == (expected is None)
+            if weights is not None:
+                assert torch.equal(weights == 0, expected == 0)
+                torch.testing.assert_close(weights, expected, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda tasks: (tasks, replace(TINY, seed=1), SOME), "--seed 0, not 1"),
+        (lambda tasks: (tasks, replace(TINY, steps=5), SOME), "--steps 4, not 5"),
+        (lambda tasks: (tasks[:1], TINY, SOME), "another --text or --task"),
+        (lambda tasks: ([text_task(Text("t", NUMBERS[::-1])), tasks[1]], TINY, SOME), "another --text or --task"),
+        (lambda tasks: (tasks, TINY, SOME[:2]), "other --maps"),
+    ],
+)
+def test_another_comparison_is_not_gone_on_with(change: Any, part: str, study: Study, digits: Task, tmp_path: Path) -> None:
+    write(study, tmp_path)
+    with pytest.raises(InputError, match=part):
+        read_trainings(tmp_path / "results.json", *change([text(), digits]))
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"tasks": [3]}', '{"tasks": []}', "[]", "\x00"])
+def test_a_file_that_is_none_of_ours_is_not_gone_on_with(content: str | None, digits: Task, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match="--resume"):
+        read_trainings(tmp_path / "results.json", [digits], TINY, SOME)
 
 
 @pytest.mark.parametrize(

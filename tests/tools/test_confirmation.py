@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from softmaxima.experiments.compare import Comparison, Settings
 from softmaxima.experiments.confirmation import KNOWN, METRICS_OF_PROBABILITIES, NOISE, TABLES, Share, Trial, half_table, trials
-from softmaxima.experiments.recommendation import Difference
+from softmaxima.experiments.differences import Difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.report.confirmation import by_metric, by_table, refuted, verdict
 

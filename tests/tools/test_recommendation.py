@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from softmaxima.experiments.differences import Difference, difference, interval
 from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
-from softmaxima.experiments.recommendation import Difference, difference, interval, recommend
+from softmaxima.experiments.recommendation import recommend
 from softmaxima.integrations.pairs import Pair
 from softmaxima.report.compare_figures import NAME_SHOWN, _shortened
+from softmaxima.report.figures import Point, gain_cell, gain_plot
 
 ROWS = 100  # that a fold holds out
 ACCURACY = METRICS["accuracy"]
@@ -79,6 +81,33 @@ def test_rows_that_are_the_same_have_no_interval() -> None:
     assert (alike.same, other_rows.same) == (True, False)
 
 
+def alike(folds: int, name: str = "a", step: float = 1e-3) -> Result:
+    """Right on the same rows as `softmax` of the same number of folds."""
+    result = scored(name, [0.9] * folds, step=step)
+    same = {reference: dict.fromkeys(METRICS, 0.0) for reference in ("softmax", "class frequencies")}
+    return replace(result, folds=tuple(replace(fold, squares=same) for fold in result.folds))
+
+
+@pytest.mark.parametrize("comparisons", [1, 17])
+@pytest.mark.parametrize("metric", [metric for metric in METRICS.values() if not metric.by_ratio], ids=lambda metric: metric.name)
+def test_rows_of_which_none_differs_bound_what_is_a_mean_over_them(metric: Metric, comparisons: int) -> None:
+    for folds, repeats in ((2, 1), (5, 1), (5, 2)):
+        found = difference(alike(folds * repeats), alike(folds * repeats, "softmax"), metric, folds, comparisons)
+        unseen = stats.binomtest(0, folds * ROWS, alternative="less").proportion_ci(1 - 0.05 / comparisons).high
+        reach = metric.most_gain * unseen if metric.name in ("accuracy", "log-loss", "brier") else 0.0
+        assert (found.same, found.mean, found.low, found.high) == (True, 0.0, pytest.approx(-reach), pytest.approx(reach))
+
+
+@pytest.mark.parametrize(("folds", "taken"), [(2, False), (5, True)])
+def test_a_faster_pair_that_is_right_on_the_same_rows_is_taken_only_if_they_are_many(folds: int, taken: bool) -> None:
+    """Of 200 rows of which none differs three may, which is more than a point."""
+    softmax, fast = alike(folds, "softmax"), alike(folds, "fast", step=5e-4)
+    baseline = scored("class frequencies", [0.1] * folds)
+    found = recommend(softmax, baseline, [fast], METRICS["cost"], folds)
+    assert (found.headline == "Take fast") == taken
+    assert ("known of none" in found.reason) == (not taken)
+
+
 @pytest.mark.parametrize("accuracies", [[0.9], [0.9, math.nan]])
 def test_one_fold_or_nan_tells_nothing(accuracies: list[float]) -> None:
     found = difference(scored("a", accuracies), scored("softmax", [0.1] * len(accuracies)), ACCURACY, 5, 1)
@@ -137,6 +166,21 @@ def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
     assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too few folds to tell"
 
 
+def test_every_reason_is_made_of_whole_sentences() -> None:
+    softmax, other = scored("softmax", spread(0.9, 0)), scored("a", spread(0.95, 1), step=5e-4)
+    stupid = [scored(name, spread(0.5, seed)) for seed, name in enumerate(("softmax", "a", "b"))]
+    few = [scored(name, [0.4, 0.6]) for name in ("softmax", "a")]
+    reasons = [
+        recommend(first, scored("class frequencies", [0.5] * len(first.folds)), others, metric, folds).reason
+        for first, *others in ([softmax], [softmax, other], [softmax, other, scored("b", spread(0.9, 2))], stupid, few)
+        for metric in METRICS.values()
+        for folds in (2, 5, 12)
+    ]
+    known = "No|So|Softmax|None|Neither|The|Its|It|Of|What|A|1"
+    assert all(re.fullmatch(rf"({known}) .*\.", reason) for reason in reasons)
+    assert {"So far no pair is", "No pair is shown"} <= {" ".join(reason.split()[:n]) for reason in reasons for n in (4, 5)}
+
+
 def test_few_folds_of_many_say_so_instead_of_staying() -> None:
     """Where softmax is not known to have learnt, and where only more than there is would show."""
     baseline = scored("class frequencies", [0.5] * 3)
@@ -144,7 +188,7 @@ def test_few_folds_of_many_say_so_instead_of_staying() -> None:
     assert recommend(softmax, baseline, [other], ACCURACY, 3).headline == "Stay with softmax"
     found = recommend(softmax, baseline, [other], ACCURACY, 12)
     assert (found.headline, found.pair) == ("Too few folds to tell", None)
-    assert "16.00 points is all that is possible" in found.reason
+    assert "the largest gain that is possible, 16.00 points, would not have shown" in found.reason
     unsure = scored("softmax", [0.4, 0.95, 0.9])
     found = recommend(unsure, baseline, [scored("a", [0.84, 0.85, 0.83])], ACCURACY, 12)
     assert (found.headline, found.pair) == ("Too few folds to tell", None)
@@ -157,7 +201,7 @@ def test_a_whole_round_of_folds_stays_and_says_that_no_gain_would_have_shown() -
     softmax, other = scored("softmax", spread(0.97, 0)), scored("a", [1.0, 0.95] * 5)
     found = recommend(softmax, BASELINE, [other], ACCURACY, 5)
     assert found.headline == "Stay with softmax"
-    assert "no gain would have shown, for" in found.reason
+    assert "the largest gain that is possible, 2.98 points, would not have shown" in found.reason
     perfect = recommend(scored("softmax", [1.0] * 10), BASELINE, [scored("a", [1.0] * 10)], ACCURACY, 5)
     assert (perfect.headline, "chance" in perfect.reason) == ("Stay with softmax", False)
 
@@ -196,7 +240,7 @@ def test_a_time_that_is_hardly_longer_is_no_loss() -> None:
 def test_softmax_stays_where_nothing_differs() -> None:
     found = recommend(SOFTMAX, BASELINE, [scored("a", spread(0.901, 4)), scored("b", spread(0.899, 5))], ACCURACY, 5)
     assert (found.headline, found.pair) == ("Stay with softmax", SOFTMAX.pair)
-    assert "None of the 2 other pairs is shown to be better" in found.reason
+    assert "Neither of the 2 other pairs is shown to be better" in found.reason
     alone = recommend(SOFTMAX, BASELINE, [], ACCURACY, 5)
     assert "only pair" in alone.reason
     assert "for half of the pairs only a gain above" in found.reason
@@ -253,6 +297,15 @@ def test_a_faster_pair_is_taken_only_if_it_is_as_accurate() -> None:
     assert recommend(SOFTMAX, BASELINE, [hardly], cost, 5).pair == SOFTMAX.pair
 
 
+@pytest.mark.parametrize("steps", [(1e-3, 1e-3, 9e-3), (2e-3, 1e-3, 0.1e-3), (1e-3, 4e-3)])
+def test_the_ratio_of_the_times_that_are_shown_is_the_difference_that_is_told(steps: Sequence[float]) -> None:
+    cost = METRICS["cost"]
+    uneven, even = (scored(name, [0.9] * len(steps)) for name in ("a", "softmax"))
+    uneven = replace(uneven, folds=tuple(replace(fold, step_seconds=step) for fold, step in zip(uneven.folds, steps, strict=True)))
+    shown = cost.gain(uneven.step_seconds, even.step_seconds)
+    assert difference(uneven, even, cost, len(steps), 1).mean == pytest.approx(shown)
+
+
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) -> None:
     differences = (0.05, 0.02, 0.08), (-0.05, -0.08, -0.02), (-0.01, -0.04, 0.02)
@@ -268,6 +321,23 @@ def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) ->
         assert low < mean < 0 < high
     assert not {"+", "−"} & {*better, *worse}
     assert not re.search(r"−0(\.0*)?(?![\d.])", metric.show_gain(-1e-9))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+def test_what_is_marked_is_shown_to_leave_out_0(metric: Metric, sign: int) -> None:
+    """However near the end of its interval is, in the table, in the figure and in words."""
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        near, half = 10 ** random.uniform(-9, -1, 2)
+        low, high = sorted((sign * near, sign * (near + 2 * half)))
+        gain = Difference(sign * (near + half), low, high)
+        cell, label = gain_cell(gain, metric), gain_plot([Point("a", {"color": "red", "symbol": "x"}, gain)], metric).data[0].y[0]
+        assert cell[-1] == label[-1] == ("▲" if sign > 0 else "▼")
+        numbers = [float(number.replace("−", "-")) for number in re.findall(r"[−+]?[\d.]+", cell)]
+        ends = (numbers[0] - numbers[1], numbers[0] + numbers[1]) if "±" in cell else numbers
+        assert all(sign * end > 0 for end in ends), cell
+        assert all(float(number) > 0 for number in re.findall(r"[\d.]+", interval(gain, metric))), interval(gain, metric)
 
 
 def test_names_that_differ_in_the_middle_are_cut_so_that_they_differ() -> None:

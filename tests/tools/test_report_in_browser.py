@@ -29,7 +29,9 @@ from softmaxima.report.compare import page
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: chromium, chromium-browser or google-chrome on the PATH")
 
-WIDTHS = (1280, 390)
+WIDE, NARROW = 1400, 400
+WIDTHS = (WIDE, NARROW)
+APART = 5  # pixels between names in a row
 OPTIONS = 60  # of a command that takes several lines
 FIGURES = ("gain", "cost", "classes", "reliability", "support", "curves", "simplex")
 QUIET = (
@@ -210,14 +212,31 @@ def test_names_of_many_classes_have_room(browser: Browser, long_names: Path, wid
     assert room >= 0
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("between", [" ", "_"])
+def test_the_numbers_of_classes_with_long_names_are_seen(browser: Browser, long_names: Path, width: int, between: str) -> None:
+    browser.open(long_names, width)
+    table = (
+        "document.querySelectorAll('#recall tbody th').forEach(name => {"
+        f"  name.textContent = name.textContent.replace(/ /g, '{between}'); }});"
+        "(() => { const table = document.getElementById('recall'), around = table.parentElement.getBoundingClientRect();"
+        "  const cells = [...table.querySelectorAll('th, td')].map(cell => cell.getBoundingClientRect());"
+        "  const [name] = table.querySelectorAll('tbody th');"
+        "  return [Math.max(...cells.map(({ right }) => right)) - around.right, name.getBoundingClientRect().width]; })()"
+    )
+    beyond, name = browser.evaluate(table)
+    assert beyond <= 0
+    assert name >= 100
+
+
 def test_figures_follow_the_width_of_the_window(browser: Browser, report: Path) -> None:
     columns = "document.getElementById('curves')._fullLayout.grid.columns"
-    browser.open(report, WIDTHS[0])
+    browser.open(report, WIDE)
     wide = browser.evaluate(columns)
-    browser.call("Emulation.setDeviceMetricsOverride", width=WIDTHS[1], height=900, deviceScaleFactor=1, mobile=False)
+    browser.call("Emulation.setDeviceMetricsOverride", width=NARROW, height=900, deviceScaleFactor=1, mobile=False)
     browser.evaluate("new Promise(done => setTimeout(() => done(true), 500))")
     assert browser.evaluate(columns) == 2 < wide
-    assert browser.evaluate("document.documentElement.scrollWidth") <= WIDTHS[1]
+    assert browser.evaluate("document.documentElement.scrollWidth") <= NARROW
     assert browser.complaints() == []
 
 
@@ -234,7 +253,7 @@ def test_figures_follow_the_width_of_the_window(browser: Browser, report: Path) 
 def test_the_check_of_the_console_sees_a_fault(browser: Browser, tmp_path: Path, fault: str, expected: str | None) -> None:
     faulty = tmp_path / "faulty.html"
     faulty.write_text(f"<!doctype html><title>faulty</title><script>{fault}</script>")
-    browser.open(faulty, WIDTHS[0])
+    browser.open(faulty, WIDE)
     if expected is None:
         assert browser.complaints() == []
     else:
@@ -256,7 +275,7 @@ SORTED = (
 
 
 def test_a_heading_sorts_numbers_as_numbers_with_missing_ones_last(browser: Browser, report: Path) -> None:
-    browser.open(report, WIDTHS[0])
+    browser.open(report, WIDE)
     columns = browser.evaluate("document.querySelectorAll('th button').length")
     assert columns == browser.evaluate("document.querySelectorAll('#pairs thead th').length") > 5
     browser.evaluate(
@@ -281,7 +300,7 @@ def test_a_heading_sorts_numbers_as_numbers_with_missing_ones_last(browser: Brow
 
 
 def test_the_best_comes_first_and_the_order_of_the_page_is_marked(browser: Browser, report: Path) -> None:
-    browser.open(report, WIDTHS[0])
+    browser.open(report, WIDE)
     headings = "[...document.querySelectorAll('#pairs thead th')].map(heading => [heading.innerText, heading.ariaSort])"
     marked = [(words.split(",")[0], order) for words, order in browser.evaluate(headings) if order != "none"]
     assert marked == [("accuracy", "descending")]
@@ -293,14 +312,14 @@ def test_the_best_comes_first_and_the_order_of_the_page_is_marked(browser: Brows
 
 
 def test_the_time_of_what_takes_no_steps_is_missing(browser: Browser, report: Path) -> None:
-    browser.open(report, WIDTHS[0])
+    browser.open(report, WIDE)
     for _ in range(2):
         *_, values = browser.evaluate(f"{SORTED}(document.querySelectorAll('#pairs thead th').length - 1)")
         assert values[-1] == "nan"
 
 
 def test_the_keyboard_reaches_and_sorts_by_a_heading(browser: Browser, report: Path) -> None:
-    browser.open(report, WIDTHS[1])
+    browser.open(report, NARROW)
     reached = []
     for _ in range(4):
         for kind in ("keyDown", "keyUp"):
@@ -324,12 +343,13 @@ BOXES = (
 
 
 def overlaps(names: Sequence[Sequence[float]], points: Sequence[Sequence[float]]) -> list[tuple[Sequence[float], Sequence[float]]]:
-    """The boxes of names that lie on a point or on another name."""
+    """The boxes of names that lie on a point or on another name, or that run into one in the same row."""
+    apart = [(left - APART, top, right + APART, bottom) for left, top, right, bottom in names]
     return [
         (a, b)
         for i, a in enumerate(names)
-        for b in (*names[:i], *points)
-        if all(a[k] < b[k + 2] and b[k] < a[k + 2] for k in (0, 1))
+        for b in (*apart[:i], *points)
+        if all(a[k] + 1 < b[k + 2] and b[k] + 1 < a[k + 2] for k in (0, 1))
     ]
 
 
@@ -452,7 +472,7 @@ def test_an_option_is_on_one_line(browser: Browser, report: Path, width: int) ->
 
 
 def test_every_figure_has_a_name_and_a_description(browser: Browser, report: Path) -> None:
-    browser.open(report, WIDTHS[0])
+    browser.open(report, WIDE)
     described = (
         "[...document.querySelectorAll('.figure')].map(figure => [figure.getAttribute('role'),"
         "  ...['labelledby', 'describedby'].map(by => document.getElementById(figure.getAttribute('aria-' + by))"
@@ -473,7 +493,7 @@ def luminance(colour: Sequence[float]) -> float:
 def test_all_text_stands_out_in_both_themes(browser: Browser, report: Path, theme: str) -> None:
     other = {"light": "dark", "dark": "light"}[theme]
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": other}])
-    browser.open(report, WIDTHS[0])
+    browser.open(report, WIDE)
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])  # figures follow
     browser.evaluate("new Promise(done => setTimeout(() => done(true), 300))")
     pairs_of_colours = (

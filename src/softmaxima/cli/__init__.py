@@ -18,7 +18,7 @@ from softmaxima.cli.compare import compare
 from softmaxima.cli.compare_attention import compare_attention
 from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
-from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, short_warnings
+from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
 from softmaxima.cli.version import version
 
 REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly", "skops": "skops"}  # module and package
@@ -32,7 +32,10 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
-for command in (compare, compare_attention, predict, bench, bench_attention, lse):
+COMMANDS = {
+    command.__name__.replace("_", "-"): command for command in (compare, compare_attention, predict, bench, bench_attention, lse)
+}
+for command in COMMANDS.values():
     app.command(command)
 app.command(version, name="--version")
 
@@ -41,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        with short_warnings():  # and standard input, a path, looks like one, so that all else with a hyphen is an option
+        with short_warnings(), naming(options(given)):
+            # standard input looks like a path, so that all else with a hyphen is an option
             app(["./-" if word == "-" else word for word in given], print_error=False, exit_on_error=False)
     except CycloptsError as error:
         problem = besides(error) if isinstance(error, UnusedCliTokensError) else str(error).rstrip(".")
@@ -56,6 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
+
+
+def options(given: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that are options of the command that is called."""
+    called = COMMANDS.get(given[0]) if given else None
+    places = inspect.signature(called).parameters.values() if called else ()
+    return tuple(place.name for place in places if place.kind is place.KEYWORD_ONLY)
 
 
 def besides(error: UnusedCliTokensError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from dataclasses import replace
@@ -11,28 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import TextColumn
 from rich.text import Text
 
+from softmaxima.cli import pieces
 from softmaxima.cli.terminal import (
-    INTERRUPTED,
     NOT_WRITTEN,
-    TERMINATED,
     WRONG_RESULT,
     Output,
-    Terminated,
     check_file,
     check_named,
     check_writable,
-    duration,
     fail,
-    in_the_table_alone,
-    keeping,
     names,
-    progress_bar,
     say,
     show_table,
-    terminable,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +98,8 @@ def compare(
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
     from softmaxima.experiments.model import check_format
-    from softmaxima.experiments.saved import interrupted, read_folds
+    from softmaxima.experiments.resumption import interrupted
+    from softmaxima.experiments.saved import read_folds
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
 
@@ -149,58 +141,24 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
     from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES, write
 
+    def seconds(start: int) -> float:
+        return total_steps(data, settings, chosen, start) * seconds_a_step(data, settings, chosen)
+
     check_writable("--out", out, is_directory=True)
     introduce(data, settings)
-    comparison = summary(data, settings, done, chosen, command) if done else None
-    interrupted: KeyboardInterrupt | None = None
-    saved = len(done)  # of them, in results.json
-    left, steps = settings.splits - len(done), total_steps(data, settings, chosen, len(done))
-    try:
-        with terminable():
-            if left:
-                seconds = steps * seconds_a_step(data, settings, chosen)
-                before = f", {len(done)} of {settings.splits} done before" if done else ""
-                say(f"about {duration(seconds)}: {left} folds of {duration(seconds / left)}{before}")
-            with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
-                task = progress.add_task("", total=steps)
-
-                def advanced(steps: int) -> None:
-                    progress.update(task, advance=steps, description=f"fold {len(done) + 1} of {settings.splits}")
-
-                for fold in trained_folds(data, settings, chosen, len(done), advanced):
-                    done.append(fold)
-                    comparison = summary(data, settings, done, chosen, command)
-                    if comparison.partial:
-                        with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
-                            write(comparison, out, ["results.json"])
-                            saved = len(done)
-    except KeyboardInterrupt as error:
-        interrupted = error
-    if comparison is None:
-        fail(
-            "interrupted before a fold was done; nothing is kept",
-            TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED,
-        )
-
-    def write_all() -> None:
-        nonlocal saved
-        write(comparison, out, ["results.json"])
-        saved = len(done)
-        write(comparison, out, [name for name in FILES if name != "results.json"])
-
-    def what_is_left() -> str:
-        if not saved:
-            return in_the_table_alone()
-        then = "writes the rest" if saved == settings.splits else "goes on from there"
-        return f"{out / 'results.json'} has {saved} of {settings.splits} folds, and --resume {then} where there is room"
-
-    with keeping("--out", out, write_all, what_is_left):
-        show(comparison)
-    say("\nwritten: " + ", ".join(str(out / name) for name in FILES))
-    if interrupted is not None:
-        say(f"interrupted after {len(done)} of {settings.splits} folds; --resume goes on from there")
-        raise SystemExit(TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED)
-    return comparison
+    folds = pieces.Pieces(
+        wanted=settings.splits,
+        one="fold",
+        many="folds",
+        trained=lambda start, advanced: trained_folds(data, settings, chosen, start, advanced),
+        steps=lambda start: total_steps(data, settings, chosen, start),
+        seconds=seconds,
+        place=lambda number: f"fold {number + 1} of {settings.splits}",
+        summary=lambda folds: summary(data, settings, folds, chosen, command),
+        write=write,
+        files=tuple(FILES),
+    )
+    return pieces.run(folds, done, out, show)
 
 
 def save_model(data: Table, comparison: Comparison, path: Path) -> None:
@@ -238,16 +196,12 @@ def introduce(data: Table, settings: Settings) -> None:
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
     """The table, its caption, and the recommendation."""
-    from softmaxima.report.compare import COLUMNS, caption, rates, reservations
+    from softmaxima.report.compare import caption, columns, rates, reservations
 
     console = console or Output()
-    headings = [column.short for column in COLUMNS]
-    cells = [[column.cell(comparison, result) for column in COLUMNS] for result in comparison.results]
-    by_spare = sorted(range(len(COLUMNS)), key=lambda number: -COLUMNS[number].spare)
-    spare = [n for n in by_spare if COLUMNS[n].spare and COLUMNS[n].attribute != comparison.metric.attribute]
     taken = comparison.recommendation
     bold = [taken.pair is not None and result.pair == taken.pair for result in comparison.results]
-    show_table(console, headings, cells, spare, bold)
+    show_table(console, "pair", columns(comparison), comparison.results, bold)
     console.print(Text(caption(comparison), style="dim"))
     if told := rates(comparison):
         console.print(Text(f"Learning rates: {told}", style="dim"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,26 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import TextColumn
 from rich.text import Text
 
+from softmaxima.cli import pieces
 from softmaxima.cli.terminal import (
-    INTERRUPTED,
-    TERMINATED,
     Output,
-    Terminated,
     check_file,
     check_named,
     check_writable,
-    duration,
     fail,
-    in_the_table_alone,
-    keeping,
     names,
-    progress_bar,
     say,
     show_table,
-    terminable,
 )
 
 if TYPE_CHECKING:
@@ -52,11 +43,14 @@ def compare_attention(
     seeds: Annotated[
         int | None, Parameter(help="Trainings of each map: 5, or 2 with --quick; more tell smaller differences.")
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Of each training: 200, or 30 with --quick.")] = None,
+    steps: Annotated[int | None, Parameter(help="Of each training: 500, or 30 with --quick.")] = None,
     seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
         "softmaxima-compare-attention"
     ),
+    resume: Annotated[
+        bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
+    ] = False,
     json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
     quick: Annotated[bool, Parameter(help="A first look: two seeds and few steps.", negative=())] = False,
 ) -> None:
@@ -64,7 +58,7 @@ def compare_attention(
 
     Initial weights and batches are the same for every map. A map is recommended where its difference to softmax is more than chance
     explains, given how many maps are tried. Also how many keys each head looks at, the α and the sinks that were learnt, and time
-    and memory of a step. Ctrl-C keeps the seeds that are done.
+    and memory of a step. Ctrl-C keeps the seeds that are done, and --resume goes on from there.
     """
     check_named("--maps", maps, "to train all maps")
     if text is not None:
@@ -73,8 +67,11 @@ def compare_attention(
         check_file(text, ", a text in UTF-8")
     from softmaxima.core.numbers import InputError, choose
     from softmaxima.experiments.attention_plan import QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
+    from softmaxima.experiments.resumption import interrupted
     from softmaxima.experiments.texts import read_text
 
+    if not resume and interrupted(out / pieces.NUMBERS):
+        fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another directory")
     try:
         check_names(names(maps))
         usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
@@ -82,20 +79,25 @@ def compare_attention(
         content = read_text(text) if task != "digits" else None
         check_writable("--out", out, is_directory=True)
         from softmaxima.experiments.attention import offered
+        from softmaxima.experiments.attention_saved import read_trainings
         from softmaxima.experiments.attention_tasks import digits_task, text_task
 
         chosen = choose("--maps", offered(), names(maps), "map")
+        tasks = [text_task(content)] if content is not None else []
+        if task != "text":
+            tasks.append(digits_task())
+        command = shlex.join(["softmaxima", *sys.argv[1:]])
+        done, command = read_trainings(out / pieces.NUMBERS, tasks, settings, chosen) if resume else ([], command)
     except InputError as error:
         fail(error)
-    tasks = [text_task(content)] if content is not None else []
-    if task != "text":
-        tasks.append(digits_task())
-    run(tasks, settings, chosen, out, shlex.join(["softmaxima", *sys.argv[1:]]), json)
+    run(tasks, settings, chosen, done, out, command, json)
 
 
-def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], out: Path, command: str, json: bool) -> None:
+def run(
+    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], done: list, out: Path, command: str, json: bool
+) -> None:
     """Train seed after seed, and after each write what is known; then show it."""
-    from softmaxima.experiments.attention import compared, seconds_of_all, summary, total_steps, trained
+    from softmaxima.experiments.attention import seconds_of_all, summary, total_steps, trained
     from softmaxima.experiments.attention_saved import as_text
     from softmaxima.report.compare_attention import FILES, write
 
@@ -103,44 +105,31 @@ def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], ou
         if not json:
             say(line)
 
-    for task in tasks:
-        tell(f"{task.name}: {task.title}; {'; '.join(task.notes)}")
-    done: list = []
-    study: Study | None = None
-    interrupted: KeyboardInterrupt | None = None
-    wanted = settings.seeds * len(tasks)
-    try:
-        with terminable():
-            about = duration(seconds_of_all(tasks, settings, chosen))
-            tell(f"about {about}: {len(compared(chosen))} maps, {settings.seeds} seeds")
-            with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
-                bar = progress.add_task("", total=total_steps(tasks, settings, chosen))
+    def place(number: int) -> str:
+        seed, task = divmod(number, len(tasks))
+        return f"{tasks[task].name}, seed {seed + 1} of {settings.seeds}"
 
-                def advanced(steps: int) -> None:
-                    number, place = divmod(len(done), len(tasks))
-                    words = f"{tasks[place].name}, seed {number + 1} of {settings.seeds}"
-                    progress.update(bar, advance=steps, description=words)
-
-                for found in trained(tasks, settings, chosen, advanced):
-                    done.append(found)
-                    study = summary(tasks, settings, chosen, done, command)
-                    if study.partial:
-                        with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
-                            write(study, out, ["results.json"])
-    except KeyboardInterrupt as error:
-        interrupted = error
-    code = TERMINATED if isinstance(interrupted, Terminated) else INTERRUPTED
-    if study is None:
-        fail("interrupted before a seed was done; nothing is kept", code)
-    with keeping("--out", out, lambda: write(study, out), in_the_table_alone):
+    def shown(study: Study) -> None:
         if json:
             Output().print(Text(as_text(study).rstrip()), soft_wrap=True)
         else:
             show(study)
-    tell("\nwritten: " + ", ".join(str(out / name) for name in FILES))
-    if interrupted is not None:
-        tell(f"interrupted after {len(done)} of {wanted} trainings of all maps, which are kept")
-        raise SystemExit(code)
+
+    for task in tasks:
+        tell(f"{task.name}: {task.title}; {'; '.join(task.notes)}")
+    trainings = pieces.Pieces(
+        wanted=settings.seeds * len(tasks),
+        one="training of all maps",
+        many="trainings of all maps",
+        trained=lambda start, advanced: trained(tasks, settings, chosen, start, advanced),
+        steps=lambda start: total_steps(tasks, settings, chosen, start),
+        seconds=lambda start: seconds_of_all(tasks, settings, chosen, start),
+        place=place,
+        summary=lambda done: summary(tasks, settings, chosen, done, command),
+        write=write,
+        files=tuple(FILES),
+    )
+    pieces.run(trainings, done, out, shown, tell)
 
 
 def show(study: Study, console: Console | None = None) -> None:
@@ -149,12 +138,8 @@ def show(study: Study, console: Console | None = None) -> None:
 
     console = console or Output()
     for finding in study.findings:
-        shown = columns(finding)
-        cells = [[column.cell(result) for column in shown] for result in finding.results]
-        spare = sorted((n for n, column in enumerate(shown) if column.spare), key=lambda number: -shown[number].spare)
-        headings = [column.short for column in shown]
-        headings[0] = finding.task.name
-        show_table(console, headings, cells, spare, [result is finding.taken for result in finding.results])
+        taken = [result is finding.taken for result in finding.results]
+        show_table(console, finding.task.name, columns(finding), finding.results, taken)
         words = " ".join((f". {finding.reason}", *reservations(study, finding)))
         console.print(Text.assemble((finding.headline, "bold"), words))
         if told := note(finding):

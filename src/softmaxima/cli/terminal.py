@@ -10,9 +10,10 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cyclopts
 from rich.cells import cell_len
@@ -20,6 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from softmaxima.report.columns import Column
 
 WRONG_RESULT, NOT_WRITTEN, WRONG_USE, INTERRUPTED, NOT_READ, TERMINATED = 1, 1, 2, 130, 141, 143
 WIDE = 116  # columns of a terminal that fit the tables with their full headings
@@ -148,12 +152,14 @@ def fitting(
     return kept
 
 
-def show_table(
-    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int], bold: Sequence[bool]
-) -> None:
-    """The columns that fit, with those rows bold, and which columns are left out."""
+def show_table(console: Console, name: str, columns: Sequence[Column], results: Sequence[Any], bold: Sequence[bool]) -> None:
+    """The columns that fit, the first under that name, with those rows bold, and which columns are left out."""
+    from softmaxima.report.columns import spare
+
+    headings = [name, *(column.short for column in columns[1:])]
+    rows = [[column.cell(result) for column in columns] for result in results]
     wide = console.width >= WIDE
-    kept = fitting(headings, rows, console.width, padding(wide), spare)
+    kept = fitting(headings, rows, console.width, padding(wide), spare(columns))
     table = plain_table(list(kept.values()), wide)
     for row, is_bold in zip(rows, bold, strict=True):
         table.add_row(*(Text(row[number]) for number in kept), style="bold" if is_bold else None)
@@ -193,9 +199,26 @@ def say(line: str) -> None:
     Output().print(Text(line), soft_wrap=True)
 
 
+_OPTIONS: ContextVar[frozenset[str]] = ContextVar("options", default=frozenset())
+
+
+@contextlib.contextmanager
+def naming(options: Iterable[str]) -> Iterator[None]:
+    """Tells of these parameters as options: `zero_point` is --zero-point."""
+    before = _OPTIONS.set(frozenset(options))
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(before)
+
+
+def _option(name: re.Match[str]) -> str:
+    return "--" + name[1].replace("_", "-") if name[1] in _OPTIONS.get() else name[0]
+
+
 def tell(message: str) -> None:
-    """One line on stderr, where a parameter in backticks is an option: `zero_point` is --zero-point."""
-    line = re.sub(r"`([a-z_]+)`", lambda name: "--" + name[1].replace("_", "-"), " ".join(message.split()))
+    """One line on stderr, where a parameter of the command in backticks is an option."""
+    line = re.sub(r"`([a-z_]+)`", _option, " ".join(message.split()))
     printed = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
     Console(stderr=True).print(Text(f"softmaxima: {printed.removeprefix('softmaxima ')}"), soft_wrap=True)
 

@@ -124,11 +124,17 @@ def choose(option: str, offered: Sequence[N], names: Sequence[str], what: str, t
     for name in names:
         found = [one for one in offered if _letters(one.name) == _letters(name)]
         found = found or [one for one in offered if _letters(one.map) == _letters(name)]
+        if not found and (named := [one.name for one in told or offered if _begins((one.name, one.map), name)]):
+            raise InputError(f"{option}: there is no {what} {name!r}; write the whole name: {' or '.join(named)}")
         if not found:
             known = ", ".join(one.name for one in told or offered)
             raise InputError(f"{option}: there is no {what} {name!r}; choose among: {known}")
         wanted.update(one.name for one in found)
     return tuple(one for one in offered if one.name in wanted or not names)
+
+
+def _begins(names: Iterable[str], begin: str) -> bool:
+    return bool(_letters(begin)) and any(_letters(name).startswith(_letters(begin)) for name in names)
 
 
 def _letters(name: str) -> str:

@@ -1,13 +1,16 @@
 """compare-attention: the same Transformer trained with every map in softmax's place, on a text and on pictures.
 
-For every map the initial weights, the batches, their order and the optimiser are the same, so that what differs comes from the map;
-beside them stands a baseline that has counted classes and reads nothing. Each seed is other weights and other batches, on the same
-held-out rows. A difference to softmax is therefore taken seed by seed, and the variance of its mean over J seeds and n rows is
+For every map the initial weights, the batches, their order and the optimiser are the same, so that what differs comes from the map.
+Beside them stand a baseline that has counted classes and reads nothing, and even attention, which averages all that it sees: a map
+that is not better than both has not learnt where to look, and says nothing of attention. Each seed is other weights and other
+batches, on the same held-out rows. A difference to softmax is therefore taken seed by seed, and the variance of its mean over J
+seeds is
 
-    s²/J + v/n,
+    s²/J + b²/B,
 
-with s² the variance over seeds, which training makes, and v that over rows, since the rows held out are a sample too. What may be
-said of it is `recommendation`'s: t of J − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
+with s² the variance over seeds, which training makes, and b² that of the means of B = 16 batches of held-out rows, since these are
+a sample too, and what follows in a text is alike: of single blocks the variance is 5 to 7 times too small. What may be said of it
+is `differences`: t of J − 1 and of B − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
 better.
 """
 
@@ -18,19 +21,21 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from statistics import fmean, median
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from softmaxima.bench.machine import installed
-from softmaxima.experiments.attention_plan import LEFT_OUT, REFERENCE, VARIANTS, Settings, Variant
+from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT, REFERENCE, VARIANTS, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.compare import one_thread
-from softmaxima.experiments.measures import METRICS, Metric
-from softmaxima.experiments.recommendation import STAY, Difference, Words, best_of, interval_of, sight, spread_of, stay
+from softmaxima.experiments.differences import STAY, Difference, Spread, Words, best_of, interval_of, listed, sight, spread_of, stay
+from softmaxima.experiments.measures import METRICS, Metric, geometric_mean
 from softmaxima.experiments.transformer import Transformer
 from softmaxima.maps import REGISTRY
 
@@ -39,6 +44,7 @@ BETAS = (0.9, 0.99)
 TURN = 5  # steps of one map before it is the next one's turn
 SCORED = 64  # held-out rows at once
 LOOKED_AT = 16  # held-out rows, of whose attention is counted what is not 0
+BATCHES = 16  # of held-out rows that follow one another, whose means count as independent
 BASELINE = "class frequencies"
 COST = METRICS["cost"]
 
@@ -64,7 +70,7 @@ class Run:
     step_seconds: float  # the median over steps
     kept_bytes: int  # what a step's forward pass keeps for its backward pass, weights and batch aside
     diverged: int | None = None  # the step whose loss was no number
-    weights: Tensor | None = field(default=None, compare=False)  # p of the first held-out row, [layers, heads, queries, keys]
+    weights: Tensor | None = field(default=None, compare=False)  # of the first held-out row in the head pictured, [queries, keys]
 
 
 Trained = Mapping[str, Run]  # of each map, with one seed
@@ -88,7 +94,7 @@ class Result:
 
     @property
     def step_seconds(self) -> float:
-        return median(run.step_seconds for run in self.runs)
+        return geometric_mean([run.step_seconds for run in self.runs])
 
     @property
     def kept_bytes(self) -> int:
@@ -101,9 +107,21 @@ class Result:
 
     @property
     def heads(self) -> tuple[tuple[Head, ...], ...]:
-        """Means over the seeds that did not diverge; nothing where all did."""
-        kept = [run.heads for run in self.runs if run.diverged is None]
+        """Means over the seeds that did not diverge, of the head with the fewest keys in effect first; nothing where all did.
+
+        The first head of one seed is no relative of that of another.
+        """
+        kept = [[sorted(layer, key=lambda head: head.keys) for layer in run.heads] for run in self.runs if run.diverged is None]
         return tuple(tuple(_mean_head(same) for same in zip(*layers, strict=True)) for layers in zip(*kept, strict=True))
+
+    @property
+    def learnt(self) -> tuple[tuple[float, float], ...]:
+        """The least and the largest number that heads of each layer have learnt, over the seeds that did not diverge."""
+        kept = [run.heads for run in self.runs if run.diverged is None]
+        found = [
+            [head.learnt for layer in layers for head in layer if head.learnt is not None] for layers in zip(*kept, strict=True)
+        ]
+        return tuple((min(numbers), max(numbers)) for numbers in found if numbers)
 
     def mean(self, measure: str) -> float:
         """Over all heads."""
@@ -135,26 +153,46 @@ class Finding:
         return next(result for result in self.results if result.name == REFERENCE)
 
     @property
-    def baseline(self) -> Result:
-        return next(result for result in self.results if result.variant is None)
+    def beaten(self) -> tuple[Result, ...]:
+        """What a map must be better than to have learnt where to look: the baseline and even attention."""
+        return tuple(next(result for result in self.results if result.variant == variant) for variant in (None, EVEN))
+
+    @property
+    def maps(self) -> tuple[Result, ...]:
+        """What may be taken."""
+        return tuple(result for result in self.results if result not in self.beaten)
 
     @property
     def others(self) -> tuple[Result, ...]:
         """What is compared with softmax."""
-        return tuple(result for result in self.results if result not in (self.softmax, self.baseline))
+        return tuple(result for result in self.maps if result is not self.softmax)
+
+    def over(self, result: Result) -> dict[str, Difference]:
+        """How much better a map is than what it must be better than."""
+        return over(result, self.beaten, len(self.maps), self.metric)
 
     def gain(self, result: Result) -> Difference:
         """How much better a result is than softmax."""
         return difference(result, self.softmax, self.metric, max(1, len(self.others)))
 
+    def pace(self, result: Result) -> Difference:
+        """How much faster a step is than with softmax."""
+        if result.variant is None:
+            return Difference(math.nan, -math.inf, math.inf)
+        return difference(result, self.softmax, COST, max(1, len(self.others)))
+
     @property
     def pictured(self) -> tuple[int, int]:
-        """The layer and head that is shown: where softmax, with the first seed, looks at the fewest keys; without a causal mask in
-        the last layer, whose first token alone is read on."""
-        heads = self.softmax.runs[0].heads
-        first = 0 if self.task.causal else len(heads) - 1
-        places = [(layer, head) for layer in range(first, len(heads)) for head in range(len(heads[layer]))]
-        return min(places, key=lambda place: heads[place[0]][place[1]].keys, default=(0, 0))
+        """The layer and head that is shown."""
+        return pictured(self.softmax.runs[0].heads, self.task.causal)
+
+
+def pictured(heads: tuple[tuple[Head, ...], ...], causal: bool) -> tuple[int, int]:
+    """The layer and head that is shown, of the heads of softmax with the first seed: that which looks at the fewest keys; without a
+    causal mask in the last layer, whose first token alone is read on."""
+    first = 0 if causal else max(0, len(heads) - 1)
+    places = [(layer, head) for layer in range(first, len(heads)) for head in range(len(heads[layer]))]
+    return min(places, key=lambda place: heads[place[0]][place[1]].keys, default=(0, 0))
 
 
 @dataclass(frozen=True)
@@ -186,26 +224,30 @@ def offered() -> tuple[Variant, ...]:
 
 
 def compared(chosen: Sequence[Variant]) -> tuple[Variant, ...]:
-    """The chosen ones, and softmax, which they are compared with."""
+    """The chosen ones, softmax, which they are compared with, and even attention."""
     softmax = VARIANTS[0]
-    return tuple(chosen) if softmax in chosen else (softmax, *chosen)
+    return (*chosen, EVEN) if softmax in chosen else (softmax, *chosen, EVEN)
 
 
 def compare_attention(
     tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], advanced: Callable[[int], None] = lambda steps: None
 ) -> Study:
     """Train every chosen map, and softmax, on every task with every seed. `advanced(steps)` is called after steps of training."""
-    return summary(tasks, settings, chosen, list(trained(tasks, settings, chosen, advanced)))
+    return summary(tasks, settings, chosen, list(trained(tasks, settings, chosen, advanced=advanced)))
 
 
 def trained(
-    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], advanced: Callable[[int], None] = lambda steps: None
+    tasks: Sequence[Task],
+    settings: Settings,
+    chosen: Sequence[Variant],
+    start: int = 0,
+    advanced: Callable[[int], None] = lambda steps: None,
 ) -> Iterator[tuple[str, Trained]]:
-    """(a task's name, what every map reached), seed after seed, on all tasks with each, so that an early end leaves some of all."""
-    for number in range(settings.seeds):
-        for task in tasks:
-            with one_thread():
-                yield task.name, _trained(task, settings, compared(chosen), settings.seed + number, number == 0, advanced)
+    """(a task's name, what every map reached), seed after seed, on all tasks with each, so that an early end leaves some of all;
+    from the one of number `start` on."""
+    for number, task in islice(product(range(settings.seeds), tasks), start, None):
+        with one_thread():
+            yield task.name, _trained(task, settings, compared(chosen), settings.seed + number, number == 0, advanced)
 
 
 def _trained(
@@ -213,10 +255,15 @@ def _trained(
 ) -> Trained:
     """What every map reached with that seed, some steps of each in turn, so that a machine that is busy for a while slows all."""
     trainings = [Training(task, variant, seed, settings.steps) for variant in chosen]
-    for first in range(0, settings.steps, TURN):
-        for training in trainings:
+    for turn, first in enumerate(range(0, settings.steps, TURN)):
+        begin = turn % len(trainings)
+        for training in (*trainings[begin:], *trainings[:begin]):
             advanced(training.advance(min(TURN, settings.steps - first)))
-    return {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
+    runs = {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
+    layer, head = pictured(runs[REFERENCE].heads, task.causal)
+    return {
+        name: run if run.weights is None else replace(run, weights=run.weights[layer, head].clone()) for name, run in runs.items()
+    }
 
 
 class Training:
@@ -280,7 +327,7 @@ class Training:
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         rows = self.batches[number]
-        return self.task.x[rows], self.task.y[rows]
+        return self.task.x[rows], self.task.y[rows].long()
 
 
 def kept_bytes(model: Transformer, x: Tensor, y: Tensor) -> int:
@@ -300,36 +347,41 @@ def kept_bytes(model: Transformer, x: Tensor, y: Tensor) -> int:
 
 
 def heads(p: Tensor, causal: bool, learnt: list[list[float]] | None) -> tuple[tuple[Head, ...], ...]:
-    """What p [layers, rows, heads, queries, keys] is like, of each layer and head."""
-    p = p.double()
+    """What p [layers, rows, heads, queries, keys] is like, of each layer and head; of the last layer without a causal mask that of
+    the first token, for the others are not read."""
+    layers = [*p.double()]
+    if not causal:
+        layers[-1] = layers[-1][:, :, :1]
+    return tuple(_heads(layer, causal, learnt[n] if learnt else [None] * layer.shape[1]) for n, layer in enumerate(layers))
+
+
+def _heads(p: Tensor, causal: bool, learnt: Sequence[float | None]) -> tuple[Head, ...]:
+    """Of p [rows, heads, queries, keys]."""
     queries, keys = p.shape[-2:]
     visible = torch.arange(1, queries + 1, dtype=p.dtype) if causal else torch.full((queries,), float(keys), dtype=p.dtype)
     mass = p.sum(-1)
     even = p / mass.clamp_min(1e-300).unsqueeze(-1)
     spread = torch.special.entr(even).sum(-1).exp().where(mass > 0, 0.0)
-    share = (p > 0).sum(-1).sum((1, 3)) / (visible.sum() * p.shape[1])
-    share, keys, mass = (x.tolist() for x in (share, spread.mean((1, 3)), mass.mean((1, 3))))
-    layers, count = p.shape[0], p.shape[2]
-    return tuple(
-        tuple(Head(share[n][head], keys[n][head], mass[n][head], learnt[n][head] if learnt else None) for head in range(count))
-        for n in range(layers)
-    )
+    share = (p > 0).sum(-1).sum((0, 2)) / (visible.sum() * len(p))
+    numbers = (x.tolist() for x in (share, spread.mean((0, 2)), mass.mean((0, 2))))
+    return tuple(Head(*own) for own in zip(*numbers, learnt, strict=True))
 
 
-def total_steps(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> int:
-    """Of all trainings together."""
-    return settings.seeds * settings.steps * len(compared(chosen)) * len(tasks)
+def total_steps(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], start: int = 0) -> int:
+    """Of all trainings together, from the ones of number `start` on."""
+    return (settings.seeds * len(tasks) - start) * settings.steps * len(compared(chosen))
 
 
-def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> float:
-    """About what all trainings take, by a few steps of each map."""
+def seconds_of_all(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], start: int = 0) -> float:
+    """About what all trainings take from the ones of number `start` on, by a few steps of each map."""
     total = 0.0
     with one_thread():
-        for task in tasks:
+        for place, task in enumerate(tasks):
             trainings = [Training(task, variant, settings.seed, 3) for variant in compared(chosen)]
             for training in trainings:
                 training.advance(3)
-            total += settings.seeds * settings.steps * sum(min(training.seconds) for training in trainings)
+            left = len(range(place, settings.seeds * len(tasks), len(tasks))) - len(range(place, start, len(tasks)))
+            total += left * settings.steps * sum(min(training.seconds) for training in trainings)
     return total
 
 
@@ -340,13 +392,23 @@ def difference(result: Result, reference: Result, metric: Metric, comparisons: i
     """The gain of a result over a reference, of the same seeds and the same held-out rows."""
     if metric is COST:
         gains = [metric.gain(a.step_seconds, b.step_seconds) for a, b in zip(result.runs, reference.runs, strict=True)]
-        return interval_of(gains, spread_of(gains) / len(gains), metric, comparisons)
+        return interval_of(gains, [_over_seeds(gains)], metric, comparisons)
     gains = [metric.gain(a.quality, b.quality) for a, b in zip(result.runs, reference.runs, strict=True)]
     if not all(map(math.isfinite, gains)):
-        return interval_of(gains, math.nan, metric, comparisons)
-    of_rows = [torch.tensor([run.rows for run in one.runs], dtype=torch.float64).mean(0) for one in (result, reference)]
-    v = float((of_rows[0] - of_rows[1]).var(correction=0))
-    return interval_of(gains, spread_of(gains) / len(gains) + v / len(of_rows[0]), metric, comparisons)
+        return interval_of(gains, [], metric, comparisons)
+    of_rows = [np.mean([run.rows for run in one.runs], 0) for one in (result, reference)]
+    batches = [float(batch.mean()) for batch in np.array_split(of_rows[0] - of_rows[1], min(BATCHES, len(of_rows[0])))]
+    over_rows = Spread(spread_of(batches) / len(batches), len(batches) - 1)
+    return interval_of(gains, [_over_seeds(gains), over_rows], metric, comparisons, len(of_rows[0]))
+
+
+def _over_seeds(gains: Sequence[float]) -> Spread:
+    return Spread(spread_of(gains) / len(gains), len(gains) - 1)
+
+
+def over(result: Result, beaten: Sequence[Result], maps: int, metric: Metric) -> dict[str, Difference]:
+    """How much better one of so many maps is than each of what all must be better than."""
+    return {other.name: difference(result, other, metric, len(beaten) * maps) for other in beaten}
 
 
 def summary(
@@ -376,28 +438,48 @@ def _rank(result: Result, metric: Metric) -> tuple[bool, float, str]:
 
 
 def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple[Result | None, str, str]:
-    """(what to take, in words, why). Nothing where no map is better than the baseline, softmax unless another is better."""
+    """(what to take, in words, why). Nothing where no map has learnt where to look, softmax unless another is better."""
     metric = task.metric
-    softmax, *_ = (result for result in results if result.name == REFERENCE)
+    by_name = {result.name: result for result in results}
+    softmax, even = by_name[REFERENCE], by_name[EVEN.name]
+    if softmax.diverged:
+        told = f"With {len(softmax.diverged)} of {len(softmax.runs)} seeds it came to no numbers"
+        return (
+            None,
+            "Softmax diverged",
+            f"{told}, so that nothing can be compared with it: other seeds or fewer steps may train it.",
+        )
     if len(softmax.runs) < 2:
         return None, "Too few seeds to tell", "What is chance shows in several seeds, and one is done."
-    others = [result for result in results if result is not softmax]
+    maps = [result for result in results if result is not even]
+    others = [result for result in maps if result is not softmax]
     words = Words("map", "maps", f"on {task.title}", "seed by seed")
-    over = {result.name: difference(result, baseline, metric, len(results)) for result in results}
-    learnt = [result for result in results if over[result.name].better]
-    if not learnt:
-        shown = f"No map is shown to have a better {metric.words} than {baseline.name} ({metric.show(baseline.quality)})"
-        seen = sight(baseline.quality, over, metric, words)
+    better = {result.name: over(result, (baseline, even), len(maps), metric) for result in maps}
+    for beaten in (baseline, even):
+        gains = {name: found[beaten.name] for name, found in better.items()}
+        if any(gain.better for gain in gains.values()):
+            continue
+        shown = f"No map is shown to have a better {metric.words} than {beaten.name} ({metric.show(beaten.quality)})"
+        seen = sight(beaten.quality, gains, metric, words)
         if seen is not None and seen.is_blind:
             return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
-        reason = (
-            f"{shown}, which read nothing: there is nothing to be learnt here, or there are too few steps or seeds to see that "
-            "there is."
+        why = (
+            "reads nothing: nothing can be learnt here"
+            if beaten is baseline
+            else "looks at all alike: where to look makes no difference here"
         )
-        return None, "Nothing to choose", reason
+        return (
+            None,
+            "Nothing to choose",
+            f"{shown}, which {why}, or there are too few steps to learn it, or too few seeds to see it.",
+        )
+    learnt = [result for result in maps if all(gain.better for gain in better[result.name].values())]
     gains = {result.name: difference(result, softmax, metric, len(others)) for result in others}
-    best = best_of(softmax, [result for result in others if result in learnt], gains, metric, words)
-    if best is None:
-        return softmax, STAY, stay(softmax, gains, metric, words, sight(softmax.quality, gains, metric, words))
-    taken, reason = best
-    return taken, f"Take {taken.name}", reason
+    if best := best_of(softmax, [result for result in others if result in learnt], gains, metric, words):
+        taken, reason = best
+        return taken, f"Take {taken.name}", reason
+    if softmax not in learnt:
+        beaten = listed([name for name, gain in better[softmax.name].items() if not gain.better])
+        told = f"Softmax is not shown to be better than {beaten}, and no other map to be better than softmax"
+        return None, "Too few seeds to tell", f"{told}: more seeds or steps may tell."
+    return softmax, STAY, stay(softmax, gains, metric, words, sight(softmax.quality, gains, metric, words))

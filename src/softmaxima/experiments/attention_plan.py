@@ -41,6 +41,8 @@ VARIANTS = (
     Variant("normalised softplus", "proportional", {"f": "softplus"}),
     Variant("normalised square", "proportional", {"f": "square"}),
 )
+# What all are held to: each head averages all that it sees, so that nothing of queries and keys counts.
+EVEN = Variant("even attention", "softmax", {"temperature": 1e6})
 # The registered maps that are not compared, and why.
 LEFT_OUT = {
     "log_softmax": "it gives logarithms of probabilities",
@@ -49,7 +51,7 @@ LEFT_OUT = {
 }
 
 
-SEEDS, STEPS = 5, 200  # trainings of each map, and their steps
+SEEDS, STEPS = 5, 500  # trainings of each map, and their steps
 QUICK_SEEDS, QUICK_STEPS = 2, 30
 
 
@@ -63,6 +65,8 @@ class Settings:
     quick: bool = False
 
     def __post_init__(self) -> None:
+        if self.seed >= 2**32:
+            raise InputError(f"--seed must be below 2**32, got {self.seed}")
         for option, value, least in (("--seeds", self.seeds, 1), ("--steps", self.steps, 1), ("--seed", self.seed, 0)):
             if value < least:
                 raise InputError(f"{option} must be at least {least}, got {value}")

@@ -1,23 +1,31 @@
-"""The numbers of a comparison of attention as JSON and CSV."""
+"""The numbers of a comparison of attention as JSON and CSV, and the trainings that are done out of a JSON, to go on from there."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from softmaxima import __version__
 from softmaxima.core.writing import finite
-from softmaxima.experiments.attention import BETAS, WARMING, Finding, Result, Run, Study
-from softmaxima.experiments.attention_plan import LEFT_OUT
+from softmaxima.experiments.attention import BETAS, COST, WARMING, Finding, Head, Result, Run, Study, Trained, compared
+from softmaxima.experiments.attention_plan import LEFT_OUT, Settings, Variant
+from softmaxima.experiments.attention_tasks import Task
+from softmaxima.experiments.resumption import begun, changed, check_same
 
 MEASURES = ("quality", "log_loss", "step_seconds", "kept_bytes")
 OF_HEADS = ("share", "keys", "mass")
 
 
-def as_json(study: Study) -> dict[str, Any]:
-    """Everything but what each held-out row adds; a number that is not finite becomes null."""
+def as_json(study: Study, rows: bool = True) -> dict[str, Any]:
+    """Everything, or all but what each held-out row adds; a number that is not finite becomes null."""
     record = {
         "versions": dict(study.versions),
         "settings": {**asdict(study.settings), "warming": WARMING, "betas": BETAS},
@@ -25,16 +33,17 @@ def as_json(study: Study) -> dict[str, Any]:
         "date": study.date,
         "command": study.command,
         "partial": study.partial,
-        "tasks": [_task(finding) for finding in study.findings],
+        "tasks": [_task(finding, rows) for finding in study.findings],
     }
     return finite(record)
 
 
-def _task(finding: Finding) -> dict[str, Any]:
+def _task(finding: Finding, rows: bool) -> dict[str, Any]:
     task = finding.task
     layer, head = finding.pictured
     return {
         "task": task.name,
+        "digest": task.digest,
         "title": task.title,
         "notes": task.notes,
         "model": {**asdict(task.shape), "length": task.length, "classes": task.classes, "causal": task.causal},
@@ -47,12 +56,12 @@ def _task(finding: Finding) -> dict[str, Any]:
             "map": finding.taken and finding.taken.name,
             "reason": finding.reason,
         },
-        "results": [_result(finding, result) for result in finding.results],
+        "results": [_result(finding, result, rows) for result in finding.results],
         "picture": {
             "layer": layer,
             "head": head,
             "weights": {
-                result.name: [[round(p, 4) for p in row] for row in weights[layer, head].tolist()]
+                result.name: [[float(f"{p:.4g}") for p in row] for row in weights.tolist()]
                 for result in finding.results
                 if (weights := result.runs[0].weights) is not None
             },
@@ -60,21 +69,23 @@ def _task(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, result: Result) -> dict[str, Any]:
+def _result(finding: Finding, result: Result, rows: bool) -> dict[str, Any]:
     variant = result.variant
     return {
         "name": result.name,
         **({} if variant is None else {"map": variant.map, "params": variant.params, "learnt": variant.learnt}),
         **{measure: getattr(result, measure) for measure in MEASURES},
         "gain": None if result is finding.softmax else asdict(finding.gain(result)),
+        "log_of_times": None if result is finding.softmax else asdict(finding.pace(result)),
         "diverged": result.diverged,
         "heads": [[asdict(head) for head in layer] for layer in result.heads],
-        "runs": [] if variant is None else [_run(run) for run in result.runs],
+        "runs": [] if variant is None else [_run(run, rows) for run in result.runs],
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: Run, rows: bool) -> dict[str, Any]:
     return {
+        **({"rows": run.rows} if rows else {}),
         **{measure: getattr(run, measure) for measure in MEASURES},
         "diverged": run.diverged,
         "heads": [[asdict(head) for head in layer] for layer in run.heads],
@@ -90,10 +101,11 @@ def as_csv(study: Study) -> str:
     """One line a task and a map, the best first."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["task", "name", "map", *MEASURES, "gain", "gain_low", "gain_high", *OF_HEADS, "diverged", "recommended"])
+    gains = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")
+    lines.writerow(["task", "name", "map", *MEASURES, *gains, *OF_HEADS, "diverged", "recommended"])
     for finding in study.findings:
         for result in finding.results:
-            gain = finding.gain(result)
+            gain, pace = finding.gain(result), finding.pace(result)
             lines.writerow(
                 [
                     finding.task.name,
@@ -101,9 +113,71 @@ def as_csv(study: Study) -> str:
                     result.variant.map if result.variant else "",
                     *(getattr(result, measure) for measure in MEASURES),
                     *(gain.mean, gain.low, gain.high),
+                    *map(COST.in_unit, (pace.mean, pace.low, pace.high)),
                     *(result.mean(measure) for measure in OF_HEADS),
                     len(result.diverged),
                     int(result is finding.taken),
                 ]
             )
     return text.getvalue()
+
+
+def read_trainings(
+    path: Path, tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]
+) -> tuple[list[tuple[str, Trained]], str]:
+    """The trainings in a JSON that such a comparison of these tasks began, in their order, and its command.
+
+    Raises:
+        InputError: where there is none, or it is of other tasks, other settings or other maps.
+    """
+    was, version, command, digests, found = begun(path, _begun)
+    other = changed(was, asdict(settings), {"quick": "--quick:"})
+    if version != __version__:
+        other.insert(0, f"softmaxima {version}, not {__version__}")
+    if any(digests.get(task.name, task.digest) != task.digest for task in tasks) or not digests.keys() <= {t.name for t in tasks}:
+        other.insert(0, "another --text or --task")
+    if any(runs.keys() != {variant.name for variant in compared(chosen)} for runs in found.values()):
+        other.append("other --maps")
+    count = max(len(runs) for of_task in found.values() for runs in of_task.values())
+    expected = [(task.name, number) for number in range(count) for task in tasks]
+    done: list[tuple[str, Trained]] = [
+        (name, {map: runs[number] for map, runs in found[name].items()})
+        for name, number in expected
+        if name in found and all(number < len(runs) for runs in found[name].values())
+    ]
+    if [name for name, _ in done] != [name for name, _ in expected[: len(done)]]:
+        other.append("another --task")
+    check_same(path, other)
+    return done, command
+
+
+def _begun(record: Any) -> tuple[dict[str, Any], str, str, dict[str, str], dict[str, dict[str, list[Run]]]]:
+    """Settings, version, command, and of each task its digest and each map's runs."""
+    tasks = {task["task"]: task for task in record["tasks"]}
+    found = {
+        name: {
+            result["name"]: [
+                _read_run(run, task["picture"]["weights"].get(result["name"]) if number == 0 else None)
+                for number, run in enumerate(result["runs"])
+            ]
+            for result in task["results"]
+            if "map" in result
+        }
+        for name, task in tasks.items()
+    }
+    digests = {name: task["digest"] for name, task in tasks.items()}
+    if not found:
+        raise IndexError("it has no trainings")
+    return record["settings"], record["versions"]["softmaxima"], record["command"], digests, found
+
+
+def _read_run(record: dict[str, Any], weights: list[list[float]] | None) -> Run:
+    """A run as it was; what JSON has no number for was NaN."""
+    measures: dict[str, Any] = {name: math.nan if record[name] is None else record[name] for name in MEASURES}
+    return Run(
+        **measures,
+        rows=tuple(record["rows"]),
+        heads=tuple(tuple(Head(**head) for head in layer) for layer in record["heads"]),
+        diverged=record["diverged"],
+        weights=None if weights is None else torch.tensor(weights),
+    )

@@ -24,8 +24,9 @@ from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError
+from softmaxima.experiments.differences import Difference, difference
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
-from softmaxima.experiments.recommendation import Difference, Recommendation, difference, learnt, proving, recommend
+from softmaxima.experiments.recommendation import Recommendation, learnt, proving, recommend
 from softmaxima.experiments.tables import Table
 from softmaxima.experiments.wording import rows
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
@@ -381,15 +382,17 @@ def check_classes(table: Table, settings: Settings) -> None:
     smallest = int(sizes.argmin())
     if sizes[smallest] >= settings.folds:
         return
+    least = int(sizes[smallest])
     if len(sizes) > max(settings.folds, table.rows / settings.folds):
         kind = "a quantity (regression)" if table.numeric_target else "a name of each row"
         raise InputError(
             f"{table.name}: the target {table.target!r} has {len(sizes)} different values in {table.rows} rows, too many classes "
             f"for {settings.folds} folds; it looks like {kind}, so choose a column of classes with --target"
+            + (f", or --folds {least} if these are classes" if least >= 2 else "")
         )
-    fewer = f"use --folds {sizes[smallest]}, or " if sizes[smallest] >= 2 else ""
+    fewer = f"use --folds {least}, or " if least >= 2 else "two folds, the fewest, need 2; "
     raise InputError(
-        f"{table.name}: class {table.classes[smallest]!r} of {table.target!r} has {rows(int(sizes[smallest]))}, and "
+        f"{table.name}: class {table.classes[smallest]!r} of {table.target!r} has {rows(least)}, and "
         f"{settings.folds} folds need {settings.folds} of each class; {fewer}add rows, or remove or merge that class"
     )
 

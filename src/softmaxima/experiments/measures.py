@@ -13,17 +13,20 @@ With p the probabilities of a row with n classes, t its class and y the indicato
 A result's are means over folds, but for two that are no means over rows: macro F1 and the calibration error are those of the
 held-out rows of all folds together, counts of classes and of bins summed, as figures draw them. A fold has few rows, which bias
 both: the calibration error upwards (Kumar, Liang and Ma, NeurIPS 2019), F1 by how the rare classes fell (Forman and Scholz, SIGKDD
-Explorations 12, 2010). Times are medians.
+Explorations 12, 2010).
+
+The time of a step is the median over steps in each fold, and of several folds the geometric mean: the ratio of two such times is
+then exp of the mean over folds of the logarithms of their ratios, which is what a gain in time is.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -97,6 +100,11 @@ class Fold:
     @property
     def macro_f1(self) -> float:
         return macro_f1(self.classes)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm; 0 where one is."""
+    return math.exp(fmean(map(math.log, values))) if all(values) else 0.0
 
 
 def macro_f1(classes: tuple[ClassCounts, ...]) -> float:
@@ -202,7 +210,7 @@ class Result:
     brier = Measure(fmean)
     support = Measure(fmean)
     zeros = Measure(fmean)
-    step_seconds = Measure[float](median)
+    step_seconds = Measure[float](geometric_mean)
     bins = Measure[tuple[Bin, ...]](_pooled)
     classes = Measure[tuple[ClassCounts, ...]](_pooled)
     support_rows = Measure[tuple[int, ...]](_pooled)
@@ -234,6 +242,7 @@ class Metric:
     decimals: int = 2  # of that
     least_gain: float = 0.0  # what is less is not worth a change
     most_gain: float = math.inf  # by which two values can differ
+    is_mean_of_rows: bool = False  # of numbers of which two are at most that far apart
 
     def gain(self, value: float, reference: float) -> float:
         if not self.by_ratio:
@@ -251,10 +260,11 @@ class Metric:
         """A gain in its unit; of a ratio, how many per cent less than the reference."""
         return -100 * math.expm1(min(-gain, 700.0)) if self.by_ratio else self.scale * gain
 
-    def show_gain(self, gain: float) -> str:
+    def show_gain(self, gain: float, decimals: int | None = None) -> str:
         """A gain without its unit, positive where it is one."""
-        value = round(self.in_unit(gain), self.decimals) + 0.0  # zero has no minus
-        return "−∞" if self.by_ratio and value < -MOST_SHOWN else f"{value:+.{self.decimals}f}".replace("-", "−")
+        decimals = self.decimals if decimals is None else decimals
+        value = round(self.in_unit(gain), decimals) + 0.0  # zero has no minus
+        return "−∞" if self.by_ratio and value < -MOST_SHOWN else f"{value:+.{decimals}f}".replace("-", "−")
 
     @property
     def gain_unit(self) -> str:
@@ -265,10 +275,20 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", "accuracy", "accuracy", 1, "{:.2f} %", 100, unit="points", most_gain=1.0),
+        Metric("accuracy", "accuracy", "accuracy", 1, "{:.2f} %", 100, unit="points", most_gain=1.0, is_mean_of_rows=True),
         Metric("macro-f1", "macro F1", "macro_f1", 1, "{:.2f} %", 100, unit="points", most_gain=1.0),
-        Metric("log-loss", "log loss", "log_loss", -1, "{:.3f}", unit="nats", decimals=3, most_gain=math.log1p(1 / EPS)),
-        Metric("brier", "Brier score", "brier", -1, "{:.4f}", unit="Brier score", decimals=4, most_gain=2.0),
+        Metric(
+            "log-loss",
+            "log loss",
+            "log_loss",
+            -1,
+            "{:.3f}",
+            unit="nats",
+            decimals=3,
+            most_gain=math.log1p(1 / EPS),
+            is_mean_of_rows=True,
+        ),
+        Metric("brier", "Brier score", "brier", -1, "{:.4f}", unit="Brier score", decimals=4, most_gain=2.0, is_mean_of_rows=True),
         Metric("calibration", "calibration error", "calibration", -1, "{:.2f} %", 100, unit="points", most_gain=1.0),
         Metric(
             "cost",

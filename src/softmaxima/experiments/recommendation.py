@@ -1,102 +1,30 @@
-"""Whether a pair differs from softmax, and which to take.
-
-A difference is taken fold by fold, for both pairs were trained and tested on the same rows. The folds' training rows overlap, so
-that their differences d_1 … d_J are not independent, and the variance of their mean is not s²/J. It is taken as
-
-    max((1/J + n_test/n_train) s², v/n),
-
-the first by Nadeau and Bengio, "Inference for the Generalization Error" (Machine Learning 52, 2003), which tests learners rather
-than two trained networks, and which Bouckaert and Frank (PAKDD 2004) take for repeated folds; the second, with v the variance of
-the difference over the table's n rows, keeps few folds that happen to agree from counting as certainty. The interval is
-mean ± t √variance, t of J − 1 degrees of freedom at level 1 − 5 %/(number of pairs that are compared): Bonferroni's correction, so
-that in one metric all the intervals hold at once with about 95 %, and the best of many pairs is not taken for what luck made of it.
-A pair differs where its interval leaves out 0. No estimate of that variance is without bias (Bengio and Grandvalet, JMLR 5, 2004):
-how often the rule is wrong is measured, by `make confirmation`.
-"""
+"""Which pair `softmaxima compare` recommends, and why; what differs is told by `differences`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from statistics import fmean, median, variance
-from typing import Protocol, TypeVar
+from statistics import fmean
 
-from scipy.stats import t as student
-
+from softmaxima.experiments.differences import (
+    STAY,
+    Words,
+    best_of,
+    difference,
+    interval,
+    listed,
+    none_of,
+    shown_gain,
+    sight,
+    stay,
+    value_of,
+)
 from softmaxima.experiments.measures import METRICS, Metric, Result
 from softmaxima.integrations.pairs import Pair
 
-LEVEL = 0.05  # the chance that any interval of a family misses
 ACCURACY_GIVEN_UP = 0.01  # for a shorter time: no more than a point
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much better one is than another, a mean and an interval that holds together with those of the other pairs."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def better(self) -> bool:
-        return self.low > 0
-
-    @property
-    def worse(self) -> bool:
-        return self.high < 0
-
-    @property
-    def same(self) -> bool:
-        """Whether no row differs in any fold, so that there is no spread to take an interval from."""
-        return self.low == self.mean == self.high == 0
-
-    def beyond(self, least: float) -> bool:
-        """Whether all of the interval is further from 0 than that, on either side."""
-        return self.low > least or self.high < -least
-
-
-def difference(result: Result, reference: Result, metric: Metric, folds: int, comparisons: int) -> Difference:
-    """The gain of a result over a reference of the same folds, of which so many (`folds`) make up the table each time."""
-    gains = [
-        metric.gain(getattr(fold, metric.attribute), getattr(other, metric.attribute))
-        for fold, other in zip(result.folds, reference.folds, strict=True)
-    ]
-    if not all(map(math.isfinite, gains)):
-        return interval_of(gains, math.nan, metric, comparisons)
-    spread = (1 / len(gains) + 1 / (folds - 1)) * spread_of(gains)
-    squares = [fold.squares.get(reference.name, {}).get(metric.name) for fold in result.folds]
-    if None not in squares:
-        rows = sum(counts.rows for counts in result.classes) * min(1.0, folds / len(gains))  # of the table: repeats hold the same
-        spread = max(spread, (fmean(squares) - fmean(gains) ** 2) / rows)  # type: ignore[type-var]
-    return interval_of(gains, spread, metric, comparisons)
-
-
-def interval_of(gains: Sequence[float], spread: float, metric: Metric, comparisons: int) -> Difference:
-    """Of paired gains with that variance of their mean, one of so many that are compared.
-
-    One gain tells nothing of their spread: its interval is infinite. A gain that is not a number makes all so. Another interval
-    ends at the latest where the metric's differences do.
-    """
-    if not all(map(math.isfinite, gains)):
-        return Difference(math.nan, -math.inf, math.inf)
-    mean = fmean(gains)
-    if len(gains) < 2:
-        return Difference(mean, -math.inf, math.inf)
-    reach = _quantile(comparisons, len(gains) - 1) * math.sqrt(max(spread, 0.0))
-    return Difference(mean, max(mean - reach, -metric.most_gain), min(mean + reach, metric.most_gain))
-
-
-def spread_of(gains: Sequence[float]) -> float:
-    """The variance of gains; of a single one, which does not show it, 0."""
-    return variance(gains) if len(gains) > 1 else 0.0
-
-
-@cache
-def _quantile(comparisons: int, freedom: int) -> float:
-    return float(student.isf(LEVEL / 2 / comparisons, freedom))
+WORDS = Words("pair", "pairs", "on this table", "fold by fold")
 
 
 @dataclass(frozen=True)
@@ -137,13 +65,13 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
     known = {r.name for found in learnt((softmax, *others), baseline, judged, folds).values() for r in found}
     tries = len(judged) * (1 + len(others))
     if not known:
-        shown = f"o pair is shown to have a better {_either(judged)} than {baseline.name}"
+        none = f"pair is shown to have a better {_either(judged)} than {baseline.name}"
         if len(softmax.folds) < folds:
-            return _too_few(metric, f"So far n{shown}.")
+            return _too_few(metric, f"So far no {none}.")
         over = {by: {r.name: difference(r, baseline, by, folds, tries) for r in (softmax, *others)} for by in judged}
         seen = [sight(_by_folds(baseline, by), gains, by, WORDS) for by, gains in over.items()]
         if all(each is not None and each.is_blind for each in seen):
-            return _too_few(metric, f"N{shown}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
+            return _too_few(metric, f"No {none}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
         return _nothing((softmax, *others), baseline, metric, folds)
     proven = [r for r in others if r.name in known or difference(r, baseline, metric, folds, tries).better]
     taken = _fastest(softmax, proven, others, folds) if metric.name == "cost" else _best(softmax, proven, others, metric, folds)
@@ -170,7 +98,7 @@ def _too_few(metric: Metric, reason: str) -> Recommendation:
 def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds: int) -> Recommendation:
     """Why there is nothing to choose by this metric, and by which there may be."""
     judged = proving(metric)
-    reached = listed([_value(baseline, by) for by in judged])
+    reached = listed([value_of(baseline, by) for by in judged])
     largest = ", the share of the largest class" if judged == (METRICS["accuracy"],) else ""
     reason = (
         f"No pair is shown to have a better {_either(judged)} than {baseline.name} ({reached}{largest}), which ignore the features"
@@ -180,7 +108,7 @@ def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds:
     if not found:
         reason += ": these do not tell the target, or there are too few rows or folds to see that they do."
         return Recommendation(metric, None, "Nothing to choose", reason)
-    told = listed([f"in {by.words} ({best.name}: {_value(best, by)} for {_value(baseline, by)})" for by, best in found.items()])
+    told = listed([f"in {by.words} ({best.name}: {value_of(best, by)} for {value_of(baseline, by)})" for by, best in found.items()])
     reason += f". Yet some are shown to be better than the frequencies {told}: the features do tell something of the target, and "
     reason += f"{listed([f'--metric {by.name}' for by in found], 'or')} may tell which pair to take."
     return Recommendation(metric, None, f"Nothing to choose by {metric.words}", reason)
@@ -195,55 +123,6 @@ def _best(softmax: Result, proven: Sequence[Result], others: Sequence[Result], m
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
 
 
-class Named(Protocol):
-    """What is compared: it has a name, and the metric's attribute."""
-
-    @property
-    def name(self) -> str: ...
-
-
-N = TypeVar("N", bound=Named)
-
-
-@dataclass(frozen=True)
-class Words:
-    """What is compared, on what, and how often."""
-
-    one: str
-    many: str
-    place: str
-    each: str
-
-
-WORDS = Words("pair", "pairs", "on this table", "fold by fold")
-STAY = "Stay with softmax"
-
-
-def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], metric: Metric, words: Words) -> tuple[N, str] | None:
-    """(the one of `proven` that is better than softmax by the most, why), given all gains over softmax; None where nothing is."""
-    # What is no mean over rows can be better in each fold and worse in all of them together, which is the value that is shown.
-    better = [r for r in proven if gains[r.name].better and _shown_gain(r, softmax, metric) > 0]
-    if not better:
-        return None
-    taken = max(better, key=lambda r: gains[r.name].mean)
-    gain = gains[taken.name]
-    reason = (
-        f"Its {metric.words} is {_value(taken, metric)}, that of softmax {_value(softmax, metric)}: {words.each} it is better "
-        f"by {interval(gain, metric)}."
-    )
-    if ahead := [r for r in proven if r not in better and gains[r.name].mean > gain.mean]:
-        reason += f" Of {listed([r.name for r in ahead])} the mean is better still, and too uncertain to tell from that of softmax."
-    if len(better) > 1:
-        shown = "is" if len(better) == 2 else "are"
-        rest = ", ".join(r.name for r in better if r is not taken)
-        reason += f" {len(better) - 1} more {shown} shown to be better than softmax: {rest}."
-    return taken, reason
-
-
-def _shown_gain(result: Named, reference: Named, metric: Metric) -> float:
-    return metric.gain(getattr(result, metric.attribute), getattr(reference, metric.attribute))
-
-
 def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result], folds: int) -> Recommendation | None:
     metric, accuracy = METRICS["cost"], METRICS["accuracy"]
     found = {r.name: difference(r, softmax, metric, folds, len(others)) for r in others}
@@ -256,65 +135,10 @@ def _fastest(softmax: Result, proven: Sequence[Result], others: Sequence[Result]
         return None
     taken = max(cheaper, key=lambda r: found[r.name].mean)
     reason = (
-        f"A step of training takes {_value(taken, metric)}, that of softmax {_value(softmax, metric)}, and its accuracy is within "
-        f"a point of that of softmax, {_value(softmax, accuracy)}, or above."
+        f"A step of training takes {value_of(taken, metric)}, that of softmax {value_of(softmax, metric)}, and its accuracy is "
+        f"within a point of that of softmax, {value_of(softmax, accuracy)}, or above."
     )
     return Recommendation(metric, taken.pair, f"Take {taken.name}", reason + _lost(taken, softmax, metric, folds, len(others)))
-
-
-def stay(
-    softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words, seen: Sight | None, elsewhere: str = ""
-) -> str:
-    """That nothing is shown to be better than softmax, given all gains over it, and what could have been."""
-    if not gains:
-        return f"It is the only {words.one} that was trained; its {metric.words} is {_value(softmax, metric)}."
-    shown = f"be better than softmax in {metric.words} {words.place}, where that of softmax is {_value(softmax, metric)}"
-    return f"{_none(len(gains), words)} shown to {shown}{elsewhere}." + (
-        f" What looks better may be chance: {seen.told}." if seen else ""
-    )
-
-
-def _none(others: int, words: Words) -> str:
-    return f"The other {words.one} is not" if others == 1 else f"None of the {others} other {words.many} is"
-
-
-def paces(found: Mapping[str, Difference]) -> str:
-    """With which a step takes another time than with softmax, for certain and by more than is worth a word."""
-    least = METRICS["cost"].least_gain
-    told = [
-        f"{how} with {listed(names)}"
-        for how, sign in (("faster", 1), ("slower", -1))
-        if (names := [name for name, by in found.items() if sign * by.mean > 0 and by.beyond(least)])
-    ]
-    limit = 100 * math.expm1(least)
-    return f"By more than {limit:.0f} %, for certain, a step of training is {'; it is '.join(told)}." if told else ""
-
-
-@dataclass(frozen=True)
-class Sight:
-    """The gain that half of those compared would have shown, and the largest that there can be."""
-
-    gain: float
-    possible: float
-    told: str  # in words
-
-    @property
-    def is_blind(self) -> bool:
-        return self.gain > self.possible
-
-
-def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: Words) -> Sight | None:
-    """What gains over a value could be seen; None where none looks better, or nothing is known of it."""
-    reaches = [gain.high - gain.mean for gain in gains.values() if math.isfinite(gain.high) and not gain.same]
-    if not reaches or not any(gain.mean > 0 for gain in gains.values()):
-        return None
-    reach, possible = median(reaches), metric.possible(value)
-    size, most = (f"{metric.show_gain(gain).lstrip('+')}{metric.gain_unit}" for gain in (reach, possible))
-    differ = "" if len(reaches) == len(gains) else f" that differ{'s' * (len(reaches) == 1)} from it"
-    half = f"for half of the {len(reaches)} {words.many}{differ} " if differ else f"for half of the {words.many} "
-    half = (f"for the one{differ} " if differ else "") if len(reaches) == 1 else half
-    told = f"{half}no gain would have shown, for {most} is all that is possible"
-    return Sight(reach, possible, told if reach > possible else f"{half}only a gain above {size} would have shown")
 
 
 def _stay(softmax: Result, proven: Sequence[Result], others: Sequence[Result], metric: Metric, folds: int) -> Recommendation:
@@ -333,8 +157,8 @@ def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
     cost, accuracy = METRICS["cost"], METRICS["accuracy"]
     near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
     return (
-        f"{_none(len(others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
-        f"({_value(softmax, cost)} a step) and to be at most a point less accurate, which is known of {near or 'none'}"
+        f"{none_of(len(others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
+        f"({value_of(softmax, cost)} a step) and to be at most a point less accurate, which is known of {near or 'none'}"
     )
 
 
@@ -349,7 +173,7 @@ def _elsewhere(softmax: Result, proven: Sequence[Result], metric: Metric, folds:
     for other in METRICS.values():
         if other is metric or other.by_ratio:
             continue
-        found = {r.name: difference(r, softmax, other, folds, comparisons) for r in proven if _shown_gain(r, softmax, other) > 0}
+        found = {r.name: difference(r, softmax, other, folds, comparisons) for r in proven if shown_gain(r, softmax, other) > 0}
         if better := {name: gain for name, gain in found.items() if gain.better}:
             best = max(better, key=lambda name: better[name].mean)
             told.append(f"in {other.words} {best} is better by {interval(better[best], other)}")
@@ -359,7 +183,7 @@ def _elsewhere(softmax: Result, proven: Sequence[Result], metric: Metric, folds:
 def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparisons: int) -> str:
     """What the pair is worse at than softmax, by more than is worth a word, and how often it rules out what is true."""
     lost = [
-        f"{other.words} ({_value(taken, other)} for {_value(softmax, other)})"
+        f"{other.words} ({value_of(taken, other)} for {value_of(softmax, other)})"
         for other in METRICS.values()
         if other is not metric
         and (by := difference(taken, softmax, other, folds, comparisons)).worse
@@ -367,31 +191,3 @@ def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparison
     ]
     told = f" It is worse than softmax in {listed(lost)}." if lost else ""
     return told + (f" It rules the true class out in {100 * taken.zeros:.2g} % of rows." if taken.zeros else "")
-
-
-def listed(words: Sequence[str], last: str = "and") -> str:
-    """Words as a sentence lists them: a, b and c."""
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def interval(gain: Difference, metric: Metric) -> str:
-    """How much better it is, or worse where it is that, with the ends of the interval; with signs, + for better, where neither."""
-    ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
-    if metric.by_ratio:
-        mean, least, most = (_faster(metric.show_gain(value), metric.gain_unit) for value in (gain.mean, *ends))
-        return f"{mean} ({least} to {most})" if math.isfinite(gain.low) else f"{mean} (± ∞)"
-    mean, least, most = (metric.show_gain(value) for value in (gain.mean, *ends))
-    if not math.isfinite(gain.low):
-        return f"{mean} (± ∞)"
-    if gain.better or gain.worse:
-        mean, least, most = (value.lstrip("+−") for value in (mean, least, most))
-    return f"{mean}{metric.gain_unit} ({least} to {most})"
-
-
-def _faster(shown: str, unit: str) -> str:
-    """Per cent with a sign in words."""
-    return f"{shown.lstrip('+−')}{unit} {'slower' if shown.startswith('−') else 'faster'}"
-
-
-def _value(result: Named, metric: Metric) -> str:
-    return metric.show(getattr(result, metric.attribute))

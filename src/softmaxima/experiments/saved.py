@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from softmaxima import __version__
-from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import finite
 from softmaxima.experiments.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Bin, ClassCounts, Fold
+from softmaxima.experiments.resumption import begun, changed, check_same
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.pairs import Pair
 
@@ -86,46 +86,33 @@ def as_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def interrupted(path: Path) -> bool:
-    """Whether a JSON holds a comparison that was interrupted."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["partial"] is True
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> tuple[list[dict[str, Fold]], str]:
     """The folds in a JSON that such a comparison of this table began, and its command.
 
     Raises:
         InputError: where there is none, or it is of another table, other settings or other pairs.
     """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
-        was, digest, names = record["settings"], record["table"]["digest"], set(record["folds"][0])
-        version, command = record["versions"]["softmaxima"], record["command"]
-    except FileNotFoundError:
-        raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(f"--resume: {path} cannot be read ({error}); begin again without --resume") from None
+    was, digest, version, command, folds = begun(path, _begun)
     asked = asdict(settings)
     if not settings.tune:
         del asked["metric"]  # the folds tell all of them
-    other = [
-        f"{'--quick: rows' if name == 'rows' else f'--{name}'} {was.get(name)}, not {value}"
-        for name, value in asked.items()
-        if was.get(name) != value
-    ]
+    other = changed(was, asked, {"rows": "--quick: rows"})
     if version != __version__:
         other.insert(0, f"softmaxima {version}, not {__version__}")
     if digest != table.digest:
         other.insert(0, "another table or target")
-    if names - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
+    if set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
         other.append("other --maps")
-    if other:
-        raise InputError(f"--resume: {path} was begun with {'; '.join(other)}; give the same, or begin again without --resume")
+    check_same(path, other)
     return folds, command
+
+
+def _begun(record: Any) -> tuple[dict[str, Any], str, str, str, list[dict[str, Fold]]]:
+    """Settings, digest of the table, version, command and folds, of which there is one at least."""
+    folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
+    if not folds:
+        raise IndexError("it has no folds")
+    return record["settings"], record["table"]["digest"], record["versions"]["softmaxima"], record["command"], folds
 
 
 def _fold(record: dict[str, Any]) -> Fold:

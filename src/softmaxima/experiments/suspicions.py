@@ -61,15 +61,23 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
         lines.append(f"tells only what another column tells: {pairs}; {_without(twins)}")
     usual, leaks = _leaks(telling, numbering, labels, sample)
     if leaks:
-        shares = named(f"{name!r} ({share:.1%} right)" for name, share in leaks.items())
-        which = "column" if len(leaks) == 1 else "each of the columns"
+        if len(leaks) == 1:
+            ((name, share),) = leaks.items()
+            told = f"column {name!r} alone tells the target in {_per_cent(share)}"
+        else:
+            shares = named(f"{name!r} ({_per_cent(share)})" for name, share in leaks.items())
+            told = f"each of the columns {shares} alone tells the target in such a share"
         lines.append(
             Doubt(
-                f"{which} {shares} alone gives the target, where the most frequent class is right in {usual:.1%}; if it is not "
-                f"known before the target is, {_without(leaks)}"
+                f"{told} of {len(sample) // 2} rows that it was not learnt from, where the most frequent class is right in "
+                f"{_per_cent(usual)}; if it is not known before the target is, {_without(leaks)}"
             )
         )
     return lines
+
+
+def _per_cent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _names(names: Iterable[str]) -> str:

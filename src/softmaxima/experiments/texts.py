@@ -39,7 +39,7 @@ def read_text(path: Path | None) -> Text:
     if path is None:
         from pydoc_data.topics import topics
 
-        return Text(f"the help of Python {platform.python_version()}", "\n".join(topics.values()).encode())
+        return Text(f"the help of Python {platform.python_version()}", "\n".join(dict.fromkeys(topics.values())).encode())
     try:
         with path.open("rb") as file:
             content = file.read(MOST + 1)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def named(columns: Iterable[str], limit: int = 10) -> str:
     """The first few, and how many more."""
     names = list(columns)

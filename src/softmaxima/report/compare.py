@@ -4,50 +4,26 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import median_low
 
-from softmaxima.core.writing import write_text
+from softmaxima.experiments import wording
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
+from softmaxima.experiments.differences import difference, interval, listed, paces, rows_of, unseen
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
-from softmaxima.experiments.recommendation import difference, interval, listed, paces, proving
+from softmaxima.experiments.recommendation import proving
 from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
+from softmaxima.report.columns import Column, page_table, write_files
 from softmaxima.report.compare_figures import figures, rarest_first
 from softmaxima.report.figures import cut_note, gain_cell
-from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
+from softmaxima.report.page import choice, document, facts, figure, sentences
 
 COST = METRICS["cost"]
 
 # The table ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: its heading, a short one for terminals, a result's cell, and what it is sorted by."""
-
-    heading: Callable[[Comparison], str]
-    short: str
-    cell: Callable[[Comparison, Result], str]
-    value: Callable[[Comparison, Result], float | str]
-    spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
-    attribute: str = ""  # of Result, where it is one
-    best_first: str = "descending"  # the order in which it is sorted at first
-
-
-def _measure(
-    heading: str, short: str, attribute: str, shown: str, spare: int, scale: float = 1.0, best_first: str = "descending"
-) -> Column:
-    def cell(comparison: Comparison, result: Result) -> str:
-        return shown.format(scale * getattr(result, attribute))
-
-    return Column(lambda _: heading, short, cell, lambda _, result: getattr(result, attribute), spare, attribute, best_first)
-
-
-def _name(comparison: Comparison, result: Result) -> str:
-    return result.name
 
 
 def twins(comparison: Comparison) -> str:
@@ -56,45 +32,45 @@ def twins(comparison: Comparison) -> str:
     return f"One row for pairs that predicted the same: {found}." if found else ""
 
 
-def _gain_heading(comparison: Comparison) -> str:
+def columns(comparison: Comparison) -> tuple[Column[Result], ...]:
+    """Of the table."""
     metric = comparison.metric
+
+    def measure(heading: str, short: str, of: str, shown: str, spare: int, scale: float = 1.0, best: str = "descending") -> Column:
+        value = attrgetter(of)
+        orders = of == metric.attribute
+        return Column(heading, short, lambda result: shown.format(scale * value(result)), value, spare, best, orders)
+
+    def gain(result: Result) -> str:
+        return "" if result is comparison.softmax else gain_cell(comparison.gain(result), metric)
+
     twice = " (−100 is twice the time)" if metric.by_ratio else ""
-    return f"{metric.words}, better than softmax by, {metric.unit}{twice}"
+    return (
+        Column("pair", "pair", attrgetter("name"), attrgetter("name"), best_first="ascending"),
+        measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
+        Column(
+            f"{metric.words}, better than softmax by, {metric.unit}{twice}",
+            "vs softmax",
+            gain,
+            lambda result: 0.0 if result is comparison.softmax else comparison.gain(result).mean,
+        ),
+        measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
+        measure("log loss", "log loss", "log_loss", "{:.3f}", 2, best="ascending"),
+        measure("Brier score", "Brier", "brier", "{:.4f}", 4, best="ascending"),
+        measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100, "ascending"),
+        measure("mean support", "supp.", "support", "{:.2f}", 7),
+        measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100, "ascending"),
+        Column(
+            "step, ms",
+            "ms",
+            lambda result: f"{1000 * result.step_seconds:.2f}" if result.pair else "",
+            lambda result: result.step_seconds if result.pair else math.nan,
+            3,
+            "ascending",
+            metric is COST,
+        ),
+    )
 
-
-def _gain(comparison: Comparison, result: Result) -> str:
-    return "" if result is comparison.softmax else gain_cell(comparison.gain(result), comparison.metric)
-
-
-def _step(comparison: Comparison, result: Result) -> str:
-    return f"{1000 * result.step_seconds:.2f}" if result.pair else ""
-
-
-COLUMNS = (
-    Column(lambda _: "pair", "pair", _name, _name, best_first="ascending"),
-    _measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
-    Column(
-        _gain_heading,
-        "vs softmax",
-        _gain,
-        lambda comparison, result: comparison.gain(result).mean if result is not comparison.softmax else 0.0,
-    ),
-    _measure("macro F1, %", "F1 %", "macro_f1", "{:.2f}", 6, 100),
-    _measure("log loss", "log loss", "log_loss", "{:.3f}", 2, best_first="ascending"),
-    _measure("Brier score", "Brier", "brier", "{:.4f}", 4, best_first="ascending"),
-    _measure("calibration error, %", "ECE %", "calibration", "{:.2f}", 5, 100, "ascending"),
-    _measure("mean support", "supp.", "support", "{:.2f}", 7),
-    _measure("true class zero, %", "zero %", "zeros", "{:.2f}", 8, 100, "ascending"),
-    Column(
-        lambda _: "step, ms",
-        "ms",
-        _step,
-        lambda _, result: result.step_seconds if result.pair else math.nan,
-        3,
-        "step_seconds",
-        "ascending",
-    ),
-)
 
 DIFFERENCES = (
     "Better than softmax by: the mean over folds of the difference to softmax on the same fold ± half of its interval, widened so "
@@ -109,7 +85,7 @@ MEASURES = (
     "the figures; what is said of differences in them goes by the folds. "
     "Support: classes with a non-zero probability. "
     "True class zero: share of rows whose true class gets exactly 0. "
-    "Step: median time of a training step, in turns with the other pairs. "
+    "Step: the time of a training step, in turns with the other pairs: the median of each fold, and of these the geometric mean. "
     "Class frequencies: the same probabilities for every row, the shares of the classes."
 ).replace("e-0", "e-")
 
@@ -121,14 +97,15 @@ def caption(comparison: Comparison) -> str:
     words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
     words.append(cut_note(gains, metric))
     if any(gain.same for gain in gains):
-        rows = min(comparison.facts.rows, sum(counts.rows for counts in comparison.softmax.classes))
+        rows = round(rows_of(comparison.softmax, comparison.settings.folds))
         on = (
             f"right and wrong on the same of {rows} rows as softmax"
             if metric is METRICS["accuracy"]
             else "as softmax in every fold"
         )
+        most = math.ceil(rows * unseen(rows, max(1, len(comparison.others))))
         words.append(
-            f"Same: {on}, without a spread that an interval could be taken of; about 3 in {rows} new rows may still differ."
+            f"Same: {on}, without a spread that an interval could be taken of; up to {most} in {rows} new rows may still differ."
         )
     return " ".join(part for part in (*words, MEASURES, twins(comparison)) if part)
 
@@ -220,8 +197,7 @@ def sentence(comparison: Comparison, result: Result) -> str:
         words.append(f"leaves {kept} of {len(comparison.facts.classes)} classes in the running on average")
     if result.zeros:
         words.append(f"rules the true class out in {100 * result.zeros:.2g} % of rows")
-    text = "; ".join(words)
-    return f"{text[0].upper()}{text[1:]}."
+    return wording.sentence("; ".join(words))
 
 
 CLAIMS = (
@@ -245,7 +221,7 @@ def times(comparison: Comparison) -> str:
 def reservations(comparison: Comparison) -> tuple[str, ...]:
     """Why to doubt the recommendation, or to call it a first one: a table that tells too much, not all rows, or not all folds."""
     table, settings = comparison.facts, comparison.settings
-    found = [f"{note[0].upper()}{note[1:]}." for note in table.notes if isinstance(note, Doubt)]
+    found = [wording.sentence(note) for note in table.notes if isinstance(note, Doubt)]
     if comparison.partial:
         found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
     if settings.rows is not None:
@@ -266,14 +242,6 @@ def page(comparison: Comparison) -> str:
     drawn, taken = figures(comparison), comparison.recommendation
     beside = {"classes": recall_table(comparison)}
     notes = [note for note in comparison.facts.notes if not isinstance(note, Doubt)]
-    rows = [
-        Row(
-            [column.cell(comparison, result) for column in COLUMNS],
-            [column.value(comparison, result) for column in COLUMNS],
-            taken.pair is not None and result.pair == taken.pair,
-        )
-        for result in comparison.results
-    ]
     return document(
         f"softmaxima compare: {comparison.facts.name}",
         f"Which map and which loss for {comparison.facts.name}?",
@@ -281,14 +249,12 @@ def page(comparison: Comparison) -> str:
         (
             choice(taken.headline, taken.reason, reservations(comparison), taken.pair.code if taken.pair else ""),
             facts("What was trained", settings_in_words(comparison), notes),
-            sorted_table(
+            page_table(
                 "pairs",
                 "All pairs, the best first",
-                [
-                    Heading(column.heading(comparison), column.best_first, column.attribute == comparison.metric.attribute)
-                    for column in COLUMNS
-                ],
-                rows,
+                columns(comparison),
+                comparison.results,
+                lambda result: taken.pair is not None and result.pair == taken.pair,
                 caption(comparison),
             ),
             sentences(
@@ -330,7 +296,4 @@ FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  #
 
 def write(comparison: Comparison, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
     """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
-    paths = [directory / name for name in names]
-    for path in paths:
-        write_text(path, FILES[path.name](comparison))
-    return tuple(paths)
+    return write_files(FILES, comparison, directory, names)

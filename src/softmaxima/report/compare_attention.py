@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from softmaxima.core.writing import write_text
-from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study, difference
-from softmaxima.experiments.attention_plan import LEFT_OUT
+from softmaxima.experiments import wording
+from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study
+from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
-from softmaxima.experiments.recommendation import interval, listed, paces
+from softmaxima.experiments.differences import interval, listed, paces
+from softmaxima.report.columns import Column, page_table, write_files
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import Figure, cut_note, gain_cell
 from softmaxima.report.markdown import table
-from softmaxima.report.page import Heading, Row, choice, document, facts, figure, sentences, sorted_table
+from softmaxima.report.page import choice, document, facts, figure, sentences
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: its heading, a short one for terminals, a result's cell, and what it is sorted by."""
-
-    heading: str
-    short: str
-    cell: Callable[[Result], str]
-    value: Callable[[Result], float | str]
-    spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
-    best_first: str = "descending"  # the order in which it is sorted at first
-
-
-def columns(finding: Finding) -> tuple[Column, ...]:
+def columns(finding: Finding) -> tuple[Column[Result], ...]:
     """Of the table of a task."""
     metric = finding.metric
     unit = metric.unit if finding.task.causal else "%"
@@ -51,9 +39,12 @@ def columns(finding: Finding) -> tuple[Column, ...]:
     def gain(result: Result) -> str:
         return "" if result is finding.softmax else gain_cell(finding.gain(result), metric)
 
+    def faster(result: Result) -> str:
+        return "" if result is finding.softmax or result.variant is None else gain_cell(finding.pace(result), COST)
+
     share, keys = (lambda result: 100 * result.mean("share")), (lambda result: result.mean("keys"))
     step, kept = (lambda result: 1000 * result.step_seconds), (lambda result: result.kept_bytes / 2**20)
-    found = [
+    found: list[Column[Result]] = [
         Column("map", "map", lambda result: result.name, lambda result: result.name, best_first="ascending"),
         Column(
             f"{'loss' if finding.task.causal else metric.words}, {unit}",
@@ -62,6 +53,7 @@ def columns(finding: Finding) -> tuple[Column, ...]:
             lambda result: result.quality,
             1,
             "ascending" if finding.task.causal else "descending",
+            orders=True,
         ),
         Column(
             f"better than softmax by, {metric.unit}",
@@ -72,6 +64,7 @@ def columns(finding: Finding) -> tuple[Column, ...]:
         Column("keys not 0, %", "keys %", measured("{:.1f}", share), share, 3, "ascending"),
         Column("keys in effect", "eff. keys", measured("{:.1f}", keys), keys, 4, "ascending"),
         Column("step, ms", "ms", measured("{:.1f}", step), step, 2, "ascending"),
+        Column("step faster than softmax by, %", "faster %", faster, lambda result: finding.pace(result).mean, 7),
         Column("kept for backward, MiB", "MiB", measured("{:.2f}", kept), kept, 5, "ascending"),
     ]
     if not finding.task.causal:
@@ -81,15 +74,18 @@ def columns(finding: Finding) -> tuple[Column, ...]:
 
 
 CAPTION = (
-    "Better than softmax by: the mean over seeds of the difference to softmax with the same seed ± half of its interval, widened "
-    "so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (t, Bonferroni; the "
-    "variance is that over seeds and that over held-out rows). "
-    f"Keys not 0: the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
-    "Keys in effect: the mean of exp(H). "
-    "Step: median time of a training step, in turns with the other maps, on one thread. "
-    "Kept for backward: what autograd saves of one step, weights and batch aside, counted and not measured at the process; what "
-    "a kernel needs while it runs is not in it. "
-    f"{BASELINE.capitalize()}: counted where it is trained, the same for every row."
+    "Better than softmax by (vs softmax, more is better): the mean over seeds of the difference to softmax with the same seed ± "
+    "half of its interval, widened so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it "
+    "(t, Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours). "
+    f"Keys not 0 (keys %): the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
+    "Keys in effect (eff. keys): the mean of exp(H), H = −Σ p log p of p/Σp: as many equal keys as would be spread as widely. "
+    "Step (ms): the time of a training step, in turns with the other maps, on one thread: the median of each seed, and of these "
+    "the geometric mean; faster by: the ratio of these, with an interval as above. "
+    "Kept for backward (MiB): what autograd saves of one step, weights and batch aside, counted and not measured at the process; "
+    "what a kernel needs while it runs is not in it. "
+    f"{BASELINE.capitalize()}: counted where it is trained, the same for every row. "
+    f"{EVEN.name.capitalize()}: every head averages all that it sees. To be recommended, a map must be better than both, with "
+    "intervals that hold for all maps and both together."
 )
 
 
@@ -101,9 +97,11 @@ def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
         found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
     if study.settings.quick:
         found.append(
-            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look; more steps learn what attention "
-            "is for, and more seeds tell smaller differences."
+            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look: where to look is learnt in "
+            "hundreds of steps, and two seeds show enormous differences alone."
         )
+    if finding.task.doubt:
+        found.append(finding.task.doubt)
     return tuple(found)
 
 
@@ -114,12 +112,17 @@ def sentence(finding: Finding, result: Result) -> str:
         return "It reads nothing."
     if result.diverged:
         steps = listed([str(step) for step in result.diverged])
-        return f"It diverged with {len(result.diverged)} of {len(result.runs)} seeds, at step {steps}: its loss was no number."
+        seeds = f"{len(result.diverged)} of {len(result.runs)} seeds"
+        return f"It diverged with {seeds}, at step {steps}: its loss or its scores were no numbers."
     words = []
-    if not difference(result, finding.baseline, metric, 1 + len(finding.others)).better:
-        words.append(f"not known to be better than {BASELINE}")
+    if result.variant is EVEN:
+        words.append("averages all that it sees, so that it learns nothing of where to look")
+    elif unbeaten := [name for name, own in finding.over(result).items() if not own.better]:
+        words.append(f"not known to be better than {listed(unbeaten)}")
     if result is finding.softmax:
         words.append("what the others are compared with")
+    elif finding.softmax.diverged:
+        words.append("nothing to compare with, for softmax diverged")
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
@@ -128,19 +131,21 @@ def sentence(finding: Finding, result: Result) -> str:
     if share < 0.9995:
         words.append(f"looks at {100 * share:.0f} % of the keys that it may see, {result.mean('keys'):.1f} in effect")
     if (mass := result.mean("mass")) < 0.9995:
-        words.append(f"gives keys {100 * mass:.0f} % of its mass and nothing the rest")
+        words.append(f"the weights of a query add up to {100 * mass:.0f} % in the mean")
     if result.variant.learnt:
-        what = {"alpha": "α", "sink": "sinks"}[result.variant.learnt]
-        layers = [", ".join(f"{head.learnt:.2f}".replace("-", "−") for head in layer) for layer in result.heads]
-        words.append(f"its {what}, which learn, are {listed([f'{own} in layer {n}' for n, own in enumerate(layers, 1)])}")
-    text = "; ".join(words)
-    return f"{text[0].upper()}{text[1:]}."
+        what, begin = {"alpha": ("α", "1.50"), "sink": ("sinks", "0")}[result.variant.learnt]
+        ends = [f"{_signed(low)} to {_signed(high)} in layer {n}" for n, (low, high) in enumerate(result.learnt, 1)]
+        words.append(f"its {what}, which begin at {begin} and learn, end at {listed(ends)} over heads and seeds")
+    return wording.sentence("; ".join(words))
+
+
+def _signed(number: float) -> str:
+    return f"{round(number, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def times(finding: Finding) -> str:
     """With which maps a step takes another time than with softmax, for certain and by more than is worth a word."""
-    found = {result.name: difference(result, finding.softmax, COST, max(1, len(finding.others))) for result in finding.others}
-    return paces(found)
+    return paces({result.name: finding.pace(result) for result in finding.others})
 
 
 def settings_in_words(study: Study) -> dict[str, str]:
@@ -191,18 +196,15 @@ def note(finding: Finding) -> str:
 
 
 def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
-    name, shown = finding.task.name, columns(finding)
-    rows = [
-        Row([column.cell(result) for column in shown], [column.value(result) for column in shown], result is finding.taken)
-        for result in finding.results
-    ]
+    name = finding.task.name
     said = {result.name: sentence(finding, result) for result in finding.results}
     return [
-        sorted_table(
+        page_table(
             f"{name}-maps",
             f"{name.capitalize()}: all maps, the best first",
-            [Heading(column.heading, column.best_first, number == 1) for number, column in enumerate(shown)],
-            rows,
+            columns(finding),
+            finding.results,
+            lambda result: result is finding.taken,
             f"{caption} {note(finding)}".strip(),
         ),
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
@@ -229,7 +231,4 @@ FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  #
 
 def write(study: Study, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
     """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
-    paths = [directory / name for name in names]
-    for path in paths:
-        write_text(path, FILES[path.name](study))
-    return tuple(paths)
+    return write_files(FILES, study, directory, names)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from softmaxima.experiments.attention import COST, Finding, Result, difference
 from softmaxima.experiments.attention_plan import REFERENCE
+from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.measures import Metric
-from softmaxima.experiments.recommendation import Difference
 from softmaxima.report.figures import Figure, Point, Priced, cost_plot, gain_plot, panel, panels, rows_layout, styles
 
 # Blank is 0, and what is not shows on a light page and on a dark one.
-WEIGHTS = [[0, "#d3e1ec"], [0.35, "#7fb2d6"], [1, "#0072B2"]]
-SHARES = [[0, "#0072B2"], [0.5, "#9cc3de"], [1, "#f0e0c8"]]
+WEIGHTS = [[0, "rgba(0, 114, 178, 0.25)"], [1, "rgba(0, 114, 178, 1)"]]
+SHARES = [[0, "#8fc1e3"], [0.5, "#c2dbec"], [1, "#f0e0c8"]]  # under dark numbers
 INK = [[0, "#f4f4f4"], [1, "#3a3a3a"]]
 
 
@@ -39,8 +39,8 @@ def _label(finding: Finding, result: Result) -> str:
 
 
 def _trained(finding: Finding) -> list[Result]:
-    """What came to numbers with every seed."""
-    return [result for result in finding.results if result.variant is not None and math.isfinite(result.quality)]
+    """The maps that came to numbers with every seed."""
+    return [result for result in finding.maps if math.isfinite(result.quality)]
 
 
 def gain_figure(finding: Finding) -> Figure:
@@ -71,7 +71,7 @@ def heads_figure(finding: Finding) -> Figure:
             z=[[100 * head.share for head in row] for row in cells],
             text=[[_short(head.keys) for head in row] for row in cells],
             texttemplate="%{text}",
-            textfont={"size": 11},
+            textfont={"size": 11, "color": "#222"},
             zmin=0,
             zmax=100,
             colorscale=SHARES,
@@ -100,9 +100,10 @@ def heads_figure(finding: Finding) -> Figure:
     return Figure(
         f"{finding.task.name}-heads",
         f"{finding.task.name.capitalize()}: how many keys each head looks at",
-        "A column for each layer and head: 2.1 is the first head of the second layer. The colour is the share of the keys that a "
-        "query may see whose probability is not 0; the number is exp(H), as many equal keys as would be spread as widely. Means "
-        "over seeds and over queries of held-out rows.",
+        "A column for each layer and head, of each seed the head with the fewest keys first: 2.1 is that of the second layer. The "
+        "colour is the share of the keys that a query may see whose probability is not 0; the number is exp(H), as many equal keys "
+        "as would be spread as widely. Means over seeds and over queries of held-out rows"
+        + ("." if finding.task.causal else ", in the last layer of the query that is read alone."),
         plot,
     )
 
@@ -149,16 +150,16 @@ def cost_figure(finding: Finding) -> Figure:
 
 def weights_figure(finding: Finding) -> Figure | None:
     """The attention of one head to one held-out row, by map; None where softmax has none to show."""
-    shown = [(result, weights) for result in finding.results if (weights := result.runs[0].weights) is not None]
+    shown = [(result, weights) for result in finding.maps if (weights := result.runs[0].weights) is not None]
     if not any(result.name == REFERENCE for result, _ in shown):
         return None
     layer, head = finding.pictured
     which = f"head {head + 1} of layer {layer + 1}, where softmax looks at the fewest keys"
     labels = [_label(finding, result) for result, _ in shown]
-    matrices = [weights[layer, head] for _, weights in shown]
+    matrices = [weights for _, weights in shown]
     if finding.task.causal:
-        letters = bytes(finding.task.held_x[0].tolist()).decode(errors="replace")
-        begin = " ".join(letters.split())[:40]
+        letters = bytes(finding.task.held_x[0].tolist()).decode(errors="ignore")
+        begin = "".join(filter(str.isprintable, " ".join(letters.split())))[:40]
         return Figure(
             "text-weights",
             "Text: what a head looks at",

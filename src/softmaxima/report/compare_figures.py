@@ -12,8 +12,8 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
+from softmaxima.experiments.differences import Difference, difference
 from softmaxima.experiments.measures import METRICS, Result
-from softmaxima.experiments.recommendation import Difference, difference
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
 from softmaxima.report.figures import (
@@ -83,8 +83,8 @@ def gain_figure(comparison: Comparison) -> Figure:
         "Each symbol is the mean difference over folds, to the right for the better; each bar its interval, wide enough for all "
         "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it; of its bar the part is drawn that reaches the axis. Another symbol without a bar is the same as "
-        "softmax in every fold.",
+        "written beside it; of its bar the part is drawn that reaches the axis. Of what is the same as softmax in every row the "
+        "bar is what so few rows leave open; another symbol without a bar has the same value as softmax in every fold.",
         gain_plot(points, metric),
     )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from softmaxima.experiments.differences import Difference, decimals
 from softmaxima.experiments.measures import Metric
-from softmaxima.experiments.recommendation import Difference
 from softmaxima.maps import REGISTRY
 
 # Okabe and Ito's colours without yellow and black; orange and sky blue are darker, for 3 : 1 against both backgrounds.
@@ -83,15 +83,16 @@ def gain_cell(gain: Difference, metric: Metric) -> str:
         return "–"
     if gain.same:
         return "same rows" if metric.name == "accuracy" else "same"
-    mean = metric.show_gain(gain.mean)
+    digits = decimals(gain, metric)
+    mean, low, high = (metric.show_gain(end, digits) for end in (gain.mean, gain.low, gain.high))
     if not math.isfinite(gain.low):
         return f"{mean} ± ∞"
     if metric.by_ratio:
-        return f"{mean} ({metric.show_gain(gain.low)} to {metric.show_gain(gain.high)}){_mark(gain)}"
+        return f"{mean} ({low} to {high}){_mark(gain)}"
     if is_cut(gain, metric):
         low, high = (f"{metric.in_unit(end) + 0.0:+.3g}".replace("-", "−") for end in (gain.low, gain.high))
         return f"{mean} ({low} to {high}){_mark(gain)}"
-    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{metric.decimals}f}{_mark(gain)}"
+    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{digits}f}{_mark(gain)}"
 
 
 def is_cut(gain: Difference, metric: Metric) -> bool:
@@ -169,7 +170,7 @@ def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
         plot.add_annotation(
             x=low,
             y=rows[i],
-            text=f"◂ {metric.show_gain(gains[i].mean)}",
+            text=f"◂ {metric.show_gain(gains[i].mean, decimals(gains[i], metric))}",
             showarrow=False,
             xanchor="left",
             xshift=7,
@@ -223,7 +224,7 @@ def cost_plot(
     """
     front = pareto_front(len(points), better, faster)
     steps, values = [point.milliseconds for point in points], [point.value for point in points]
-    low, high = _span(values, 1.25)
+    low, high = _span(values, 1.25, 0.25)
     ordered: list[int] = []
     for i in sorted(front, key=lambda i: (steps[i], values[i])):
         if not ordered or values[i] < values[ordered[-1]]:
@@ -278,10 +279,13 @@ def pareto_front(count: int, *better: Callable[[int, int], bool]) -> set[int]:
 # Axes and small plots -----------------------------------------------------------------------------------------------------
 
 
-def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """The range of positive values on a logarithmic axis."""
+def _span(values: Sequence[float], margin: float, share: float = math.inf) -> tuple[float, float]:
+    """The range of positive values on a logarithmic axis, with that margin or the share of the range, whichever is less."""
     positive = [value for value in values if value > 0] or [1.0]
-    return min(positive) / margin, max(positive) * margin
+    low, high = min(positive), max(positive)
+    if high > low:
+        margin = min(margin, (high / low) ** share)
+    return low / margin, high * margin
 
 
 def logarithmic(low: float, high: float) -> dict[str, Any]:
