@@ -394,7 +394,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str, forward: Any) -> Variant
 
 
 def test_maps_made_worse_on_purpose_are_told_apart(monkeypatch: pytest.MonkeyPatch, easy: Task) -> None:
-    """One looks at nothing, so that the token that decides has seen nothing; even attention at all, which is enough for two digits."""
+    """One looks at nothing, so that the token that decides has seen nothing; even attention at all: enough for two digits."""
     blind = planted(monkeypatch, "blind", torch.zeros_like)
     finding = compare_attention([easy], Settings(seeds=4, steps=60), [*SOFTMAX_ALONE, blind]).findings[0]
     by_name = {result.name: result for result in finding.results}
