@@ -161,7 +161,7 @@ def compare_attention_blocks() -> Blocks:
 
 def study_blocks(study: Study) -> Blocks:
     """The numbers, pictures and tables of a comparison of attention."""
-    numbers = made_on() | attention_json(study, rows=False)
+    numbers = made_on() | {"threads": 1} | attention_json(study, rows=False)
     for task in numbers["tasks"]:
         del task["picture"]  # which is drawn
     (DOCS / "attention.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
