@@ -394,6 +394,18 @@ def test_a_module_that_computes_a_softmax_after_all_says_so():
     model(X)
 
 
+def test_to_undo_takes_an_alpha_away_that_was_to_learn():
+    model = encoder()
+    before = model.state_dict().keys()
+    report = sm.replace_attention(model, "entmax", alpha=1.3)
+    (module,) = [one for one in model.modules() if isinstance(one, sm.MultiheadAttention)][:1]
+    module.alpha = nn.Parameter(torch.full((module.num_heads,), 1.3))
+    model(X).square().sum().backward()
+    assert module.alpha.grad.abs().sum() > 0
+    report.undo()
+    assert model.state_dict().keys() == before
+
+
 def test_the_softmaxes_of_modules_inside_are_not_its_own():
     for inside in (ByHelpers(), encoder(), Block(Attention())):
         for calls in (False, True):

@@ -187,7 +187,8 @@ def _become(module: nn.MultiheadAttention, map: str, options: dict[str, Any]) ->
     give_map(module, NAME, map, **options)  # type: ignore[arg-type]
 
     def back() -> None:
-        for name in set(vars(module)) - before:
+        learnt = {name for name in module.options if name in module._parameters}  # that were given in the place of numbers
+        for name in (set(vars(module)) - before) | learnt:
             delattr(module, name)
         module._qkv_same_embed_dim = of_one_size
         module.__class__ = nn.MultiheadAttention
