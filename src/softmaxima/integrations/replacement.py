@@ -181,14 +181,13 @@ def _reason(module: nn.Module) -> str | None:
 
 def _become(module: nn.MultiheadAttention, map: str, options: dict[str, Any]) -> Callable[[], None]:
     """Make it an `sm.MultiheadAttention`, which is one; the way back."""
-    before = set(vars(module))
+    before = {*vars(module), *module._parameters}
     of_one_size = module._qkv_same_embed_dim
     module.__class__ = MultiheadAttention
     give_map(module, NAME, map, **options)  # type: ignore[arg-type]
 
     def back() -> None:
-        learnt = {name for name in module.options if name in module._parameters}  # that were given in the place of numbers
-        for name in (set(vars(module)) - before) | learnt:
+        for name in {*vars(module), *module._parameters} - before:  # what was given to learn is among these
             delattr(module, name)
         module._qkv_same_embed_dim = of_one_size
         module.__class__ = nn.MultiheadAttention
