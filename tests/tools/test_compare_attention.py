@@ -402,7 +402,7 @@ def test_maps_made_worse_on_purpose_are_told_apart(monkeypatch: pytest.MonkeyPat
     assert f"better accuracy than {EVEN.name}" in finding.reason
     assert finding.gain(by_name["blind"]).worse
     assert "worse than softmax in accuracy" in sentence(finding, by_name["blind"])
-    assert "not known to be better than class frequencies and even attention" in sentence(finding, by_name["blind"]).lower()
+    assert "not known to be better than class frequencies or even attention" in sentence(finding, by_name["blind"]).lower()
     assert "learns nothing of where to look" in sentence(finding, by_name[EVEN.name])
     assert not finding.gain(by_name[EVEN.name]).better
     assert (by_name["blind"].mean("share"), by_name[EVEN.name].mean("keys")) == (0.0, pytest.approx(17.0))

@@ -118,7 +118,7 @@ def sentence(finding: Finding, result: Result) -> str:
     if result.variant is EVEN:
         words.append("averages all that it sees, so that it learns nothing of where to look")
     elif unbeaten := [name for name, own in finding.over(result).items() if not own.better]:
-        words.append(f"not known to be better than {listed(unbeaten)}")
+        words.append(f"not known to be better than {listed(unbeaten, 'or')}")
     if result is finding.softmax:
         words.append("what the others are compared with")
     elif finding.softmax.diverged:
