@@ -75,8 +75,8 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
 
 CAPTION = (
     "Better than softmax by (vs softmax, more is better): the mean over seeds of the difference to softmax with the same seed ± "
-    "half of its interval, widened so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not in "
-    "it (t, Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours). "
+    "half of its interval, widened so that the intervals of all maps together hold at 95 %; ▲ better and ▼ worse, where 0 is not "
+    "in it (t, Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours). "
     f"Keys not 0 (keys %): the share of the keys that a query may see with p > 0, on {LOOKED_AT} held-out rows, over all heads. "
     "Keys in effect (eff. keys): the mean of exp(H), H = −Σ p log p of p/Σp: as many equal keys as would be spread as widely. "
     "Step (ms): the time of a training step, in turns with the other maps, on one thread: the median of each seed, and of these "
