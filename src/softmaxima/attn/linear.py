@@ -44,7 +44,8 @@ def linear_attention(
     It equals `attention(query, key, value, map="taylor_softmax")`.
 
     Args:
-        query, key, value, is_causal, scale, temperature, key_lengths, enable_gqa: as of `attention`; τ may be one a head.
+        query, key, value, scale, temperature, key_lengths, enable_gqa: as of `attention`; τ may be one a head.
+        is_causal: Query i sees the keys 0 to i, of which there must be as many as queries; earlier keys come as a state.
         order: 2. Those of a higher one have more features than there are keys, and of order 1 there are no probabilities.
         state: What an earlier call returned for keys before these, which all queries see.
         return_state: Also the state with these keys, for the next call: a token at a time takes the same time at any length.
