@@ -1,6 +1,6 @@
 """Make the tables and pictures of README.md and docs/: `python docs/update.py COMMAND …`, where COMMAND is
 
-maps         the table of the maps, from what each states of itself                                    make readme
+maps         the tables of the maps and of their parameters, from what each states of itself           make readme
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
@@ -116,7 +116,20 @@ def maps_blocks() -> Blocks:
         names = ", ".join(parameter.name for parameter in map.params)
         called = f"`{map.name}({names})`" if names else f"`{map.name}`"
         rows.append([called, map.formula, "yes" if map.properties.sparse else "no", MASS.get(_mass(map), names)])
-    return {"maps": table(["map", "p_i", "zeros", "sum"], rows, left=range(4))}
+    headings = ["`map=`", "parameters beside it, and their defaults", "may be a tensor, and learn"]
+    beside = [_beside(map) for map in sorted(MAPS.values(), key=_place) if not map.properties.logarithmic]
+    return {
+        "maps": table(["map", "p_i", "zeros", "sum"], rows, left=range(4)),
+        "parameters": table(headings, beside, left=range(3)),
+    }
+
+
+def _beside(map: Map) -> list[str]:
+    """What stands beside the map's name in a call, and what of it learns."""
+    values = [f"torch.{each.default.__name__}" if callable(each.default) else repr(each.default) for each in map.params]
+    defaults = [f"`{each.name}={value}`" for each, value in zip(map.params, values, strict=True)]
+    learns = [f"`{each.name}`" for each in map.params if each.gradient is not None]
+    return [f"`{map.name}`", ", ".join(defaults) or "none", ", ".join(learns)]
 
 
 def _place(map: Map) -> tuple[int, bool, bool, str]:

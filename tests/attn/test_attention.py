@@ -350,6 +350,22 @@ def test_dropout_keeps_the_mean(name: str) -> None:
     assert abs(output.mean() - 1) < 0.01
 
 
+def test_dropout_of_all_gives_zero_as_in_torch() -> None:
+    q, k, v = small(3, 4), small(5, 4), small(5, 2)
+    output = sm.attention(q, k, v, dropout_p=1.0)
+    assert torch.equal(output, scaled_dot_product_attention(q, k, v, dropout_p=1.0))
+    assert (torch.autograd.grad(output.sum(), q)[0] == 0).all()
+
+
+@pytest.mark.parametrize("window", [2**62, 2**63, 10**30, (10**30, 0)])
+def test_a_window_may_be_wider_than_any_row(window: Any) -> None:
+    q, k, v = small(3, 4), small(5, 4), small(5, 2)
+    expected = sm.attention(q, k, v, is_causal=isinstance(window, tuple))
+    for options in ({}, {"return_weights": True}):
+        found = sm.attention(q, k, v, window=window, **options)
+        torch.testing.assert_close(found[0] if options else found, expected)
+
+
 @pytest.mark.parametrize("params", [{"map": "softmax", "is_causal": True}, {"map": "sparsemax"}, {"map": "elastic_softmax"}])
 def test_compiled_without_a_break(params: dict[str, Any]) -> None:
     q, k, v = small(1, 2, 3, 4), small(1, 2, 5, 4), small(1, 2, 5, 2)
@@ -393,10 +409,24 @@ def test_transforms() -> None:
         ({"window": (1, 2, 3)}, "window must be"),
         ({"window": -1}, "window must be"),
         ({"key_lengths": torch.tensor([6])}, "key_lengths"),
-        ({"dropout_p": 1.0}, "dropout_p must be"),
+        ({"dropout_p": 1.1}, "dropout_p must be between 0 and 1, got 1.1"),
         ({"scale": math.inf}, "scale must be"),
         ({"enable_gqa": True, "key": torch.ones(3, 5, 4)}, "must divide those of queries"),
-        ({"typo": 1}, "unknown parameter typo"),
+        ({"typo": 1}, "^attention: unknown argument 'typo'; map 'softmax' takes: none$"),
+        ({"is_casual": True}, r"unknown argument 'is_casual'; did you mean 'is_causal'\?; map 'softmax' takes: none$"),
+        ({"mask": None}, r"unknown argument 'mask'; did you mean 'attn_mask'\?"),
+        ({"where": None}, r"unknown argument 'where'; did you mean 'attn_mask'\?"),
+        ({"map": "entmax", "alpa": 1.3}, r"unknown argument 'alpa'; did you mean 'alpha'\?; map 'entmax' takes: alpha$"),
+        ({"map": sm.Entmax(alpha=1.3)}, "got the module Entmax; give map='entmax', alpha=module.alpha$"),
+        ({"map": sm.Sparsemax()}, "got the module Sparsemax; give map='sparsemax'$"),
+        (
+            {"query": np.ones((2, 3, 4))},
+            "all must be tensors or all NumPy arrays, got query an array, key a tensor, value a tensor",
+        ),
+        (
+            {"query": torch.nested.nested_tensor([torch.ones(3, 4)], layout=torch.jagged)},
+            "query must be a dense tensor, got a nested one; .* key_lengths=",
+        ),
         ({"sink": torch.ones(2, device="meta")}, "sink must be on the device of the scores"),
         ({"bias": torch.ones(3, 5, device="meta")}, "bias must be on the device"),
         ({"attn_mask": torch.ones(3, 5, device="meta") > 0}, "attn_mask must be on the device"),

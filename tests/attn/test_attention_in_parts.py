@@ -100,10 +100,24 @@ def test_what_cannot_be_done_is_refused() -> None:
     whole = replace(sm.find_map("softmax"), blocks=None)
     with pytest.raises(ValueError, match=r"^attention_in_parts: softmax does not say how it works on parts"):
         sm.attention_in_parts(q, map=whole)
-    with pytest.raises(TypeError, match="unknown parameter sink"):
+    with pytest.raises(TypeError, match=r"^attention_in_parts: unknown argument 'sink'; map 'softmax' takes: none$"):
         sm.attention_in_parts(q, sink=1.0)
+    with pytest.raises(TypeError, match=r"unknown argument 'is_casual'; did you mean 'is_causal'\?"):
+        sm.attention_in_parts(q, is_casual=True)
+    with pytest.raises(ValueError, match=r"^attention_in_parts: query must not require grad"):
+        sm.attention_in_parts(q.clone().requires_grad_())
+    with pytest.raises(TypeError, match=r"^attention_in_parts: all must be tensors or all NumPy arrays"):
+        sm.attention_in_parts(q.numpy()).part(k.detach(), v)
     queries = sm.attention_in_parts(q)
     part = queries.part(k.detach(), v)
     state = queries.state([part])
+    assert torch.equal(queries.attend(part for _ in range(1)), queries.attend([part]))
+    for wrong in (lambda: queries.finish(3, state), lambda: queries.state([3]), lambda: queries.begin_pull(3, v, state)):
+        with pytest.raises(TypeError, match=r"a part must come from \.part\(key, value\), got int"):
+            wrong()
+    with pytest.raises(TypeError, match=r"parts must be a list of what \.part\(key, value\) gives, got AttentionPart"):
+        queries.attend(part)
+    with pytest.raises(TypeError, match=r"state must be of all parts, from \.state\(parts\), got int"):
+        queries.finish(part, 4)
     with pytest.raises(ValueError, match="g must have the shape"):
         queries.begin_pull(part, torch.ones(3, 1), state)

@@ -121,6 +121,13 @@ def test_parts_that_do_not_fit_are_told(outputs: list[Tensor], masses: list[Tens
         sm.merge_attention(outputs, masses)
 
 
+def test_what_is_no_list_and_mixed_kinds_are_told():
+    with pytest.raises(TypeError, match="outputs must be a list of tensors or arrays, one a part, got NoneType"):
+        sm.merge_attention(None, None)
+    with pytest.raises(TypeError, match="must be all tensors or all NumPy arrays, got both"):
+        sm.merge_attention([np.ones((2, 3)), torch.ones(2, 3)], [torch.ones(2)] * 2)
+
+
 def test_integers_are_told():
     with pytest.raises(TypeError, match="an output must be float64"):
         sm.merge_attention([torch.ones(2, 3).int()], [torch.ones(2)])

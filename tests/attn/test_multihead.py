@@ -150,7 +150,9 @@ def test_a_query_that_sees_nothing() -> None:
         ({"map": "entmax", "alpha": 0.5}, "alpha must be"),
         ({"map": "entmax", "alpha": torch.full((3,), 1.5)}, r"alpha must have the shape \[2\]"),
         ({"temperature": -1.0}, "temperature must be"),
-        ({"beta": 1.0}, "unknown parameter beta"),
+        ({"beta": 1.0}, "^MultiheadAttention: unknown argument 'beta'; map 'softmax' takes: none$"),
+        ({"batch_frist": True}, r"unknown argument 'batch_frist'; did you mean 'batch_first'\?"),
+        ({"dropout": 1.1}, "dropout must be between 0 and 1"),
     ],
 )
 def test_what_is_wrong_is_said_when_it_is_made(arguments: dict[str, Any], words: str) -> None:
@@ -162,6 +164,8 @@ def test_what_is_wrong_is_said_when_it_is_made(arguments: dict[str, Any], words:
     ("change", "words"),
     [
         ({"query": torch.ones(2, 5, 7)}, "query must be"),
+        ({"query": torch.ones(2, 5, 8).numpy()}, "MultiheadAttention: query must be a torch.Tensor, got ndarray"),
+        ({"key": torch.ones(2, 5, 8).double()}, "key must be of the weights' dtype, torch.float32, got torch.float64"),
         ({"key": torch.ones(5, 8)}, "key must be"),
         ({"attn_mask": torch.ones(5, 4) > 0}, "attn_mask must have the shape"),
         ({"attn_mask": torch.ones(5, 5, dtype=torch.int64)}, "attn_mask must be boolean"),

@@ -411,6 +411,18 @@ def test_a_module_that_computes_a_softmax_after_all_says_so():
     model(X)
 
 
+def test_to_undo_takes_an_alpha_away_that_was_to_learn():
+    model = encoder()
+    before = model.state_dict().keys()
+    report = sm.replace_attention(model, "entmax", alpha=1.3)
+    (module,) = [one for one in model.modules() if isinstance(one, sm.MultiheadAttention)][:1]
+    module.alpha = nn.Parameter(torch.full((module.num_heads,), 1.3))
+    model(X).square().sum().backward()
+    assert module.alpha.grad.abs().sum() > 0
+    report.undo()
+    assert model.state_dict().keys() == before
+
+
 def test_the_softmaxes_of_modules_inside_are_not_its_own():
     for inside in (ByHelpers(), encoder(), Block(Attention())):
         for calls in (False, True):
@@ -437,7 +449,8 @@ def test_models_of_transformers_are_told_of_their_registry():
         ({"map": "sparcemax"}, "replace_attention: unknown map 'sparcemax'; did you mean 'sparsemax'"),
         ({"map": "log_softmax"}, "attention: map must give probabilities, got 'log_softmax'"),
         ({"map": "entmax", "alpha": 0.5}, "attention: alpha must be at least 1 and finite, got 0.5"),
-        ({"map": "sparsemax", "alpha": 1.5}, "sparsemax: unknown parameter alpha; this map takes: none"),
+        ({"map": "sparsemax", "alpha": 1.5}, "replace_attention: unknown argument 'alpha'; map 'sparsemax' takes: none"),
+        ({"map": "softmax", "temprature": 0.5}, r"unknown argument 'temprature'; did you mean 'temperature'\?"),
         (
             {"map": "softmax", "temperature": torch.ones(2)},
             "temperature must be one number for all modules, got a tensor of shape",

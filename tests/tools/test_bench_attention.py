@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from softmaxima.bench import attention
 from softmaxima.cli import main
-from softmaxima.report.attention import cells, markdown
+from softmaxima.report.attention import cells, made_with, markdown
 from softmaxima.report.attention_figures import picture
 
 
@@ -32,6 +33,7 @@ def test_a_quick_look(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert all(result.deviation <= 1 and result.seconds > 0 for result in benchmark.results)
     assert json.loads(found.read_text())["versions"]["torch"] in shown
     assert markdown(benchmark).count("sparsemax") == 2
+    assert f"{benchmark.date}, {benchmark.machine['processor']}, " in made_with(replace(benchmark, commit=None))
 
 
 def test_linear_attention_is_checked_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -72,7 +74,10 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     [
         (("--lengths", "0"), "lengths must be"),
         (("--lengths", "many"), "lengths must be"),
-        (("--maps", "softmx"), "unknown map"),
+        (("--lengths", "100000000"), "--lengths: 100000000x100000000 does not fit in memory; take smaller lengths"),
+        (("--lengths", ""), "--lengths: no name is given"),
+        (("--maps", "softmx"), "--maps: unknown map 'softmx'; did you mean 'softmax'?"),
+        (("--maps", "softmax,log_softmax"), "--maps: log_softmax is left out, for it gives logarithms of probabilities"),
         (("--threads", "0"), "threads must be"),
     ],
 )

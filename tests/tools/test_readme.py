@@ -71,9 +71,12 @@ def test_links_lead_somewhere(page: Path):
         assert (page.parent / path).exists(), path
 
 
-def test_the_table_of_maps_is_what_they_state(monkeypatch: pytest.MonkeyPatch):
+def test_the_tables_of_maps_are_what_they_state(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
-    table = importlib.import_module("update").maps_blocks()["maps"]
+    blocks = importlib.import_module("update").maps_blocks()
+    parameters = f"written by make readme -->\n{blocks['parameters']}\n<!-- end of parameters"
+    assert parameters in (ROOT / "docs" / "attention.md").read_text()
+    table = blocks["maps"]
     assert f"written by make readme -->\n{table}\n<!-- end of maps" in (ROOT / "README.md").read_text()
     assert all(f"`{name}" in table and map.formula for name, map in REGISTRY.items() if map.function is not None)
 

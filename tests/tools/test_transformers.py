@@ -371,10 +371,25 @@ def test_parameters_are_saved_and_loaded_with_the_config(tmp_path: Any):
     model = LLAMA.build("softmaxima_entmax", softmaxima={"alpha": 1.8})
     model.save_pretrained(tmp_path)
     assert LlamaConfig.from_pretrained(tmp_path).softmaxima == {"alpha": 1.8}
+    assert LlamaForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"  # which transformers does not save
     loaded = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="softmaxima_entmax")
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
     loaded.config.softmaxima = {"alpha": 1.2}
     assert not torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+@torch.no_grad()
+def test_the_config_saves_the_implementation_where_it_is_told(tmp_path: Any):
+    model = LLAMA.build("softmaxima_entmax", softmaxima={"alpha": 1.8})
+    model.config.attn_implementation = "softmaxima_entmax"
+    model.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+    assert LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").config._attn_implementation == "eager"
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("softmaxima_entmax", "softmaxima_not_registered"))
+    with pytest.raises(ValueError, match="softmaxima_not_registered"):
+        LlamaForCausalLM.from_pretrained(tmp_path)
 
 
 @torch.no_grad()
@@ -410,6 +425,11 @@ def test_to_register_again_changes_nothing():
             "softmaxima_entmax",
             {"alpha": [1.5, 2.0]},
             r"config.softmaxima: alpha must be a number or a list of 4, one a head, got \[1",
+        ),
+        (
+            "softmaxima_entmax",
+            {"alpha": nn.Parameter(torch.tensor(1.5))},
+            "list of 4, one a head, got Parameter: a config cannot save it",
         ),
         ("softmaxima_entmax", {"alpha": ["1", 2, 3, 4]}, "config.softmaxima: alpha must be a number or a list of 4, one a head"),
         (

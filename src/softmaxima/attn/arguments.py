@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import Map, find_map
-from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number, nearest
 from softmaxima.core.tracing import is_concrete, sizes
 
 
@@ -111,11 +113,17 @@ def check_request(
     window: Any = None,
     key_lengths: Any = None,
     params: Mapping[str, Any] | None = None,
+    function: Callable[..., Any] | None = None,
 ) -> Request:
-    """The request, or an error that names the function which was called, and says what was wrong, what arrived and what to do."""
+    """The request, or an error that names the function which was called, and says what was wrong, what arrived and what to do.
+
+    `function` is the one whose own arguments may have been meant by one of `params` that the map does not have.
+    """
     found = find_map(map, name)
     if found.properties.logarithmic:
         raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms")
+    _check_known(name, found, params or {}, function)
+    check_kinds(name, query=query, key=key, value=value)
     query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
     _check_alike(name, query, key, value)
     query, groups = _check_heads(name, query, key, value, check_flag(name, "enable_gqa", enable_gqa))
@@ -154,7 +162,7 @@ def check_request(
         temperature=_per_row(name, "temperature", temperature, query, shape, *TEMPERATURE),
         sink=sink,
         params=per_row,
-        dropout=check_number(name, "dropout_p", dropout_p, lambda p: 0 <= p < 1, "at least 0 and below 1"),
+        dropout=check_number(name, "dropout_p", dropout_p, lambda p: 0 <= p <= 1, "between 0 and 1"),
     )
 
 
@@ -162,6 +170,28 @@ def with_params(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a map in attention as `check_request` has them: the map's parameters by themselves."""
     own = {name: value for name, value in options.items() if name in ("map", "temperature", "sink", "window")}
     return {**own, "params": {name: value for name, value in options.items() if name not in own}}
+
+
+ELSEWHERE = {"where": "attn_mask"}  # what functions of scores call it
+
+
+def _check_known(name: str, map: Map, params: Mapping[str, Any], function: Callable[..., Any] | None) -> None:
+    """That the map has these parameters: what it has not may be an argument that is written wrong."""
+    known = [parameter.name for parameter in map.params]
+    for given in params:
+        if given not in known:
+            own = [] if function is None else [what for what in inspect.signature(function).parameters if what != "params"]
+            meant = ELSEWHERE.get(given)
+            hint = f"; did you mean {meant!r}?" if meant in own else nearest(given, (*own, *known))
+            raise TypeError(f"{name}: unknown argument {given!r}{hint}; map {map.name!r} takes: {', '.join(known) or 'none'}")
+
+
+def check_kinds(name: str, **given: Any) -> None:
+    """That all are tensors or all are arrays: what comes back is of one kind, and an array has no gradient."""
+    kinds = [isinstance(x, Tensor) for x in given.values()]
+    if any(kinds) and any(isinstance(x, (np.ndarray, np.generic)) for x in given.values()):
+        arrived = ", ".join(f"{what} {'a tensor' if kind else 'an array'}" for what, kind in zip(given, kinds, strict=True))
+        raise TypeError(f"{name}: all must be tensors or all NumPy arrays, got {arrived}; call torch.from_numpy() or .numpy()")
 
 
 def _check_scale(name: str, scale: Any, size: int) -> float:
@@ -181,6 +211,8 @@ def _with_sink(name: str, map: Map, sink: Any, params: Mapping[str, Any]) -> tup
 
 
 def _check_projection(name: str, what: str, x: Any) -> Tensor:
+    if isinstance(x, Tensor) and x.is_nested:
+        raise TypeError(f"{name}: {what} must be a dense tensor, got a nested one; pad it, and say what is there by key_lengths=")
     x = as_scores(name, x, what)
     if x.ndim < 2:
         raise ValueError(f"{name}: {what} must have a shape [..., length, size], got {tuple(x.shape)}")
@@ -254,12 +286,15 @@ def _check_bias(name: str, what: str, bias: Any, query: Tensor, shape: tuple[int
     return bias
 
 
+FURTHEST = 2**62  # more than any row has, and a number that kernels can have
+
+
 def check_window(name: str, window: Any) -> tuple[int | None, int | None]:
     """(how many keys before a query's place it sees, how many after)."""
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"{name}: window must be an int or (before, after), None for all, got {window!r}")
-    left, right = (None if side is None else check_count(name, "window", side, 0) for side in sides)
+    left, right = (None if side is None else min(check_count(name, "window", side, 0), FURTHEST) for side in sides)
     return left, right
 
 

@@ -48,13 +48,13 @@ def attention(
         value: [..., S, Ev]. The axes before the last two broadcast among the three; outputs, LSE and p have those of all.
         attn_mask: of booleans, True where a query may see a key, or of floating point, which is added to the scores; it
             broadcasts to [..., L, S].
-        dropout_p: The share of probabilities that are set to 0, the others scaled by 1/(1 − dropout_p). As in torch's function, it
-            applies whenever it is given.
+        dropout_p: The share of probabilities that are set to 0, the others scaled by 1/(1 − dropout_p); 1 sets all to 0. As in
+            torch's function, it applies whenever it is given.
         is_causal: Query i sees the keys 0 to i, together with whatever else is masked.
         scale: A factor of ⟨q, k⟩; without it 1/√E.
         enable_gqa: Heads of queries share those of keys and values, whose number divides theirs, in groups.
-        map: The name or the function of a registered map, or a `Map`; `params` are its parameters. One that may be a tensor, such
-            as α of entmax, may be one a head, [heads], or broadcast to [..., L, 1].
+        map: The name or the function of a registered map, or a `sm.Map`; `params` are its parameters. One that may be a tensor,
+            such as α of entmax, may be one a head, [heads], or broadcast to [..., L, 1].
         bias: Added to the scores, and differentiable; broadcasts to [..., L, S].
         temperature: τ > 0, a number, one a head or one a query.
         sink: The score of one more key with the value 0, not divided by τ: a number, one a head or one a query. With softmax this
@@ -69,8 +69,8 @@ def attention(
         o [..., L, Ev] in value's dtype; a tuple (o, LSE, p) of what was asked for otherwise. The LSE is float32 at least.
 
     Raises:
-        TypeError, ValueError: Before any work, for shapes that do not broadcast, dtypes that do not fit, numbers outside their
-            domain, and a map that gives logarithms.
+        TypeError, ValueError: Before any work, for shapes that do not broadcast, dtypes that do not fit, tensors beside arrays,
+            numbers outside their domain, and a map that gives logarithms.
 
     Cost: 2·L·S·(E + Ev) operations. A kernel holds the scores of 48 queries and the keys and values of a head in each thread;
     `return_weights=True`, second derivatives and torch.func hold [..., L, S]. Without a kernel, and with a gradient by a bias, by α
@@ -106,6 +106,7 @@ def attention(
         window=window,
         key_lengths=key_lengths,
         params=params,
+        function=attention,
     )
     found = attend(request, value, wants_lse=wants_lse, wants_weights=wants_weights)
     found = [like_input(x, query) for x in found if x is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +53,11 @@ def merge_attention(outputs: Iterable[Array], lses: Iterable[Array]) -> tuple[Ar
     >>> sm.attention(q, k, v)
     tensor([[2.3565, 3.3565]])
     """
-    given = list(outputs)
+    given, given_masses = _listed("outputs", outputs), _listed("lses", lses)
     parts = [as_scores(NAME, o, "an output") for o in given]
-    masses = [as_scores(NAME, m, "an LSE") for m in lses]
+    masses = [as_scores(NAME, m, "an LSE") for m in given_masses]
+    if len({isinstance(x, Tensor) for x in (*given, *given_masses)}) > 1:
+        raise TypeError(f"{NAME}: outputs and lses must be all tensors or all NumPy arrays, got both; call torch.from_numpy()")
     _check(parts, masses)
     dtype = _widest(parts)
     mass = torch.stack([m.to(_widest(masses)) for m in masses], -1)  # [..., L, parts]
@@ -64,6 +67,13 @@ def merge_attention(outputs: Iterable[Array], lses: Iterable[Array]) -> tuple[Ar
         for w, o, m in zip(shares, parts, masses, strict=True)
     )
     return like_input(merged.to(dtype), given[0]), like_input(logsumexp(mass, -1), given[0])  # type: ignore[union-attr]
+
+
+def _listed(what: str, given: Any) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        raise TypeError(f"{NAME}: {what} must be a list of tensors or arrays, one a part, got {type(given).__name__}") from None
 
 
 def _widest(parts: list[Tensor]) -> torch.dtype:

@@ -70,7 +70,7 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         for what, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
             if value is not None:
                 check_count(NAME, what, value, 1)
-        dropout = check_number(NAME, "dropout", dropout, lambda p: 0 <= p < 1, "at least 0 and below 1")
+        dropout = check_number(NAME, "dropout", dropout, lambda p: 0 <= p <= 1, "between 0 and 1")
         if embed_dim % num_heads:
             raise ValueError(f"{NAME}: num_heads must divide embed_dim, got {num_heads} and {embed_dim}")
         super().__init__(
@@ -116,8 +116,21 @@ class MultiheadAttention(WithOptions, nn.MultiheadAttention):
         return output if self.batch_first else output.transpose(0, 1), weights
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        if query.is_nested:
-            raise TypeError(f"{NAME}: query must not be nested; make the nn.TransformerEncoder with enable_nested_tensor=False")
+        weight = self.out_proj.weight
+        cast = torch.is_autocast_enabled(weight.device.type) if weight.device.type != "meta" else True
+        for what, x in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    f"{NAME}: {what} must be a torch.Tensor, got {type(x).__name__}; call torch.from_numpy() of an array"
+                )
+            if x.is_nested:
+                raise TypeError(
+                    f"{NAME}: {what} must not be nested; make the nn.TransformerEncoder with enable_nested_tensor=False"
+                )
+            if x.dtype != weight.dtype and not cast:
+                raise TypeError(
+                    f"{NAME}: {what} must be of the weights' dtype, {weight.dtype}, got {x.dtype}; call {what}.to({weight.dtype})"
+                )
         sizes = (self.embed_dim, self.kdim, self.vdim)
         for what, x, size in zip(("query", "key", "value"), (query, key, value), sizes, strict=True):
             if x.ndim != query.ndim or x.ndim not in (2, 3) or x.shape[-1] != size:
@@ -193,6 +206,6 @@ def give_map(module: MultiheadAttention, name: str, map: AnyMap, **options: Any)
             given[option] = value
     row = torch.zeros(module.num_heads, 1, 1, dtype=module.out_proj.weight.dtype, device="cpu")
     told = {option: value.detach().cpu() if isinstance(value, Tensor) else value for option, value in given.items()}
-    check_request(name, row, row, row, **with_params(told))  # says what is wrong with them
+    check_request(name, row, row, row, function=MultiheadAttention, **with_params(told))  # says what is wrong with them
     module.hold(**given)
     module._qkv_same_embed_dim = False  # of which torch's own layers ask before they go around `forward`

@@ -8,7 +8,7 @@ each says what it adds to o. The derivative has two more: with g_j = ⟨∂o, v_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,29 +82,32 @@ class AttentionInParts:
 
     def state(self, parts: Iterable[AttentionPart]) -> State:
         """The state of the scores, of which `parts` have all."""
-        return self.rows.state([part.scores for part in parts])
+        return self.rows.state([_checked(part).scores for part in _listed(parts)])
 
     def finish(self, part: AttentionPart, state: State) -> Any:
         """What a part adds to the output, Σ_{j∈part} p_j v_j [..., L, Ev], in float32 at least."""
-        p = self.rows.wide(part.scores, state)
+        if not isinstance(state, tuple):
+            raise TypeError(f"{NAME}: state must be of all parts, from .state(parts), got {type(state).__name__}")
+        p = self.rows.wide(_checked(part).scores, state)
         return like_input(_weighted(p.to(COMPUTE_DTYPE[part.request.value.dtype]), part.request), self.query)
 
-    def attend(self, parts: Sequence[AttentionPart]) -> Any:
+    def attend(self, parts: Iterable[AttentionPart]) -> Any:
         """The output, of all parts."""
+        parts = _listed(parts)
         state = self.state(parts)
         output = sum(self.finish(part, state) for part in parts)
         return like_input(torch.as_tensor(output).to(parts[0].request.value.dtype), self.query)
 
     def begin_pull(self, part: AttentionPart, g: Any, state: State) -> State:
         """What the gradients by a part need of it, of the output's gradient g: `rows.merge_pull` merges these."""
-        return self.rows.begin_pull(part.scores, _slopes(part, g), state)
+        return self.rows.begin_pull(_checked(part).scores, _slopes(part, g), state)
 
     def pull(self, part: AttentionPart, g: Any, state: State, sums: State) -> dict[str, Any]:
         """Gradients by "key", "value" and "bias" of the part, and what it adds to those by "query" and each tensor of the map.
 
         The latter, "temperature" and parameters, have the shape of numbers of rows, [..., L, 1].
         """
-        request, g = part.request, as_scores(NAME, g, "g")
+        request, g = _checked(part).request, as_scores(NAME, g, "g")
         dx, learnt = self.rows.pull(part.scores, _slopes(part, g), state, sums)
         p = self.rows.finish(part.scores, state)
         own = {"query": request.query, "key": request.key, "value": request.value}
@@ -160,11 +163,24 @@ def attention_in_parts(
     """
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
     given = as_scores(NAME, query, "query")
-    nothing = given[..., :0, :]
-    request = check_request(NAME, query, nothing, nothing, map=map, temperature=temperature, params=params, **options)
+    no_graph("query", given, NAME)
+    nothing, own = given[..., :0, :], {"temperature": temperature, "params": params, "function": attention_in_parts}
+    request = check_request(NAME, given, nothing, nothing, map=map, **own, **options)
     if request.map.blocks is None:
         raise ValueError(f"{NAME}: {request.map.name} does not say how it works on parts; give its Map `blocks`")
     return AttentionInParts(query, in_parts(request.map, temperature=request.temperature, **request.params), options)
+
+
+def _checked(part: Any) -> AttentionPart:
+    if not isinstance(part, AttentionPart):
+        raise TypeError(f"{NAME}: a part must come from .part(key, value), got {type(part).__name__}")
+    return part
+
+
+def _listed(parts: Any) -> list[AttentionPart]:
+    if isinstance(parts, AttentionPart) or not isinstance(parts, Iterable):
+        raise TypeError(f"{NAME}: parts must be a list of what .part(key, value) gives, got {type(parts).__name__}")
+    return list(parts)
 
 
 def _slopes(part: AttentionPart, g: Any) -> Tensor:

@@ -25,6 +25,7 @@ from softmaxima.bench.machine import commit, machine, versions
 from softmaxima.bench.peers import missing
 from softmaxima.bench.subjects import DIRECTIONS, Direction
 from softmaxima.bench.workers import describe
+from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import finite, write_text
 
 HEADS, SIZE = 8, 64
@@ -121,6 +122,15 @@ def cases(
     ]
     found += [Case(LINEAR, length, length, causal, "forward") for length in linear for causal in (False, True)]
     return found + [Case(map, 1, many_keys, False, "forward") for map in maps if many_keys]
+
+
+def refuse_what_does_not_fit(chosen: Sequence[Case], dtype: torch.dtype, device: str) -> None:
+    """Raise InputError for a case whose queries, keys, values, output and their gradients no memory holds."""
+    for case in chosen:
+        try:
+            torch.empty(4, HEADS, case.queries + case.keys, case.size, dtype=dtype, device=device)
+        except (RuntimeError, TypeError, OverflowError):
+            raise InputError(f"`lengths`: {case.shape} does not fit in memory; take smaller lengths") from None
 
 
 def bench(

@@ -10,7 +10,19 @@ from cyclopts import Parameter
 from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, check_writable, fail, names, plain_table, progress_bar, say
+from softmaxima.cli.terminal import (
+    WIDE,
+    WRONG_RESULT,
+    Output,
+    check_named,
+    check_writable,
+    fail,
+    keeping,
+    names,
+    plain_table,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
     from softmaxima.bench.attention import Benchmark
@@ -57,29 +69,39 @@ def bench_attention(
         SIZE,
         bench,
         cases,
+        refuse_what_does_not_fit,
         write,
     )
     from softmaxima.core.contract import find_map
     from softmaxima.core.numbers import InputError, check_count
 
+    check_named("--maps", maps, "to measure the usual ones")
+    check_named("--lengths", lengths, "to measure the usual ones")
     if device == "cuda" and not torch.cuda.is_available():
         fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     try:
         sizes = tuple(check_count("bench-attention", "lengths", _number(name), 1) for name in names(lengths))
         wanted = names(maps) or (*MAPS, LINEAR)
-        chosen = tuple(find_map(name, "bench-attention").name for name in wanted if name != LINEAR)
+        found = [find_map(name, "--maps") for name in wanted if name != LINEAR]
+        if logarithmic := [map.name for map in found if map.properties.logarithmic]:
+            fail(f"--maps: {logarithmic[0]} is left out, for it gives logarithms of probabilities; choose another")
+        chosen = tuple(map.name for map in found)
         if threads is not None:
             torch.set_num_threads(check_count("bench-attention", "threads", threads, 1))
     except (InputError, TypeError, ValueError) as error:
         fail(error)
-    if json is not None:
-        check_writable("--json", json)
     on_gpu = device == "cuda"
     linear = () if LINEAR not in wanted else sizes or (QUICK_LENGTHS if quick else LINEAR_LENGTHS)
     sizes = sizes or (QUICK_LENGTHS if quick else GPU_LENGTHS if on_gpu else LENGTHS)
     planned = cases(sizes, chosen, None if on_gpu or quick else MANY_KEYS, linear, GPU_SIZES if on_gpu else (SIZE,), device)
     remembered = () if on_gpu or quick else sizes
     kind = dtype or ("bfloat16" if on_gpu else "float32")
+    try:
+        refuse_what_does_not_fit(planned, getattr(torch, kind), device)
+    except InputError as error:
+        fail(error)
+    if json is not None:
+        check_writable("--json", json)
     with progress_bar() as progress:
         task = progress.add_task("", total=len(planned) + 3 * len(remembered))
         done = itertools.count()
@@ -88,9 +110,11 @@ def bench_attention(
             progress.update(task, completed=next(done), description=escape(what))
 
         benchmark = bench(planned, getattr(torch, kind), device, 0.03 if quick else 2.0, starting, remembered)
-    _show(benchmark)
-    if json is not None:
-        write(benchmark, json)
+    if json is None:
+        _show(benchmark)
+    else:
+        with keeping("--json", json, lambda: write(benchmark, json)):
+            _show(benchmark)
         say(f"\nwritten: {json}")
     wrong = [f"{result.case}: {result.problem}" for result in benchmark.results if result.problem]
     if wrong:

@@ -235,6 +235,12 @@ def find_map(map: AnyMap, name: str = "find_map") -> Map:
     called = map if isinstance(map, str) else getattr(map, "__name__", type(map).__name__)
     found = REGISTRY.get(called)
     if found is None or not (isinstance(map, str) or found.function is map):
+        if isinstance(own := getattr(map, "map", None), Map):  # a module, which has parameters of its own
+            params = "".join(f", {parameter.name}=module.{parameter.name}" for parameter in own.params)
+            raise TypeError(
+                f"{name}: map must be the name or the function of a map, or a Map, got the module {type(map).__name__}; give "
+                f"map={own.name!r}{params}"
+            )
         known = ", ".join(REGISTRY)
         what = repr(map) if isinstance(map, str) else f"function {getattr(map, '__module__', '')}.{called}"
         raise ValueError(f"{name}: unknown map {what}{nearest(called, REGISTRY)}; registered are: {known}")

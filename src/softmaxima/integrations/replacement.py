@@ -120,7 +120,9 @@ def replace_attention(
             )
         options[name] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
     row = torch.zeros(1, 1, device="cpu")
-    check_request(NAME, row, row, row, map=found, **with_params(options))  # says what is wrong with them
+    check_request(
+        NAME, row, row, row, map=found, function=replace_attention, **with_params(options)
+    )  # says what is wrong with them
     return _replace(model, found.name, options)
 
 
@@ -183,13 +185,13 @@ def _reason(module: nn.Module) -> str | None:
 
 def _become(module: nn.MultiheadAttention, map: str, options: dict[str, Any]) -> Callable[[], None]:
     """Make it an `sm.MultiheadAttention`, which is one; the way back."""
-    before = set(vars(module))
+    before = {*vars(module), *module._parameters}
     of_one_size = module._qkv_same_embed_dim
     module.__class__ = MultiheadAttention
     give_map(module, NAME, map, **options)  # type: ignore[arg-type]
 
     def back() -> None:
-        for name in set(vars(module)) - before:
+        for name in {*vars(module), *module._parameters} - before:  # what was given to learn is among these
             delattr(module, name)
         module._qkv_same_embed_dim = of_one_size
         module.__class__ = nn.MultiheadAttention

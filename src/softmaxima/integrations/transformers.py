@@ -12,6 +12,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,9 +42,13 @@ def register() -> tuple[str, ...]:
     `output_attentions=True` returns p, without dropout.
 
     The parameters of the map, `temperature` and `sink` are a dictionary in the config, `config.softmaxima = {"alpha": 1.3}`, which
-    is saved and loaded with it; a list has one number a head, and `f` of `proportional` is given by its name. It is the attention
-    module's own config that counts: in a model of several parts, such as text and vision, that of the part. Set it before the model
-    is made, for some, as T5, copy it.
+    is saved and loaded with it; a list has one number a head, and `f` of `proportional` is given by its name. These are numbers,
+    which do not learn: a config has no parameters. It is the attention module's own config that counts: in a model of several
+    parts, such as text and vision, that of the part. Set it before the model is made, for some, as T5, copy it.
+
+    transformers does not save which implementation a model has, and loads it with softmax, without a word: give
+    `from_pretrained` the same `attn_implementation` again, or set `model.config.attn_implementation = "softmaxima_entmax"` before
+    each `save_pretrained`. With it the file tells, and a process that has not called `register()` raises a ValueError.
 
     Maps that are registered later need another call, which is harmless to the rest.
 
@@ -53,12 +58,13 @@ def register() -> tuple[str, ...]:
     Raises:
         ModuleNotFoundError, ImportError: Without transformers 5 or later.
 
-    A model raises a TypeError or a ValueError in its first layer, before any attention, for a parameter that the map does not have,
-    and for a keyword of a model that would change the weights and is not known here, such as the chosen keys of DeepSeek 3.2.
-    A model that computes its own softmax, as BLOOM does, raises one where transformers makes its mask. A few that make their masks
-    themselves too, DeBERTa (1 and 2), XLNet and Funnel, ask for nothing that is registered: they take the name and keep their
-    softmax without a word. `type(model)._can_set_attn_implementation()` is False for them, and `sm.replace_attention` names them.
-    Falcon and GPT-Neo, which choose among classes of their own, raise transformers' KeyError with the name when they are made.
+    A model raises a TypeError or a ValueError in its first layer, before any attention, for a parameter that the map does not have
+    or that is a tensor, and for a keyword of a model that would change the weights and is not known here, such as the chosen keys
+    of DeepSeek 3.2. A model that computes its own softmax, as BLOOM does, raises one where transformers makes its mask. A few that
+    make their masks themselves too, DeBERTa (1 and 2), XLNet and Funnel, ask for nothing that is registered: they take the name
+    and keep their softmax without a word. `type(model)._can_set_attn_implementation()` is False for them, and
+    `sm.replace_attention` names them. Falcon and GPT-Neo, which choose among classes of their own, raise transformers' KeyError
+    with the name when they are made.
 
     Cost: that of `sm.attention`. With a soft cap and with `output_attentions` the scores of a layer are held, [batch, heads, L, S].
 
@@ -211,6 +217,11 @@ def _options(module: torch.nn.Module, map: Map, query: Tensor) -> dict[str, Any]
 
 def _value(name: str, value: Any, query: Tensor) -> Any:
     """What stands for a value of a config: a list for one number a head, a name for a function."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        raise TypeError(
+            f"config.softmaxima: {name} must be a number or a list of {query.shape[1]}, one a head, got {type(value).__name__}: a "
+            "config cannot save it, and it would be no parameter of the model; call .tolist()"
+        )
     if isinstance(value, str):
         return FUNCTIONS.get(value, value)
     if not isinstance(value, (list, tuple)):
