@@ -239,6 +239,34 @@ def test_softmax_is_what_torch_computes(is_causal: bool) -> None:
     torch.testing.assert_close(grouped, scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
 
 
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_queries_broadcast_to_keys_and_keys_to_values(precision: torch.dtype) -> None:
+    rows = [small(4, 3, 8), small(2, 1, 6, 8), small(1, 4, 6, 5)], [small(3, 8), small(4, 4, 6, 8), small(6, 5)]
+    for inputs in rows:
+        q, k, v = (x.to(precision).detach().requires_grad_() for x in inputs)
+        batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v)))
+        whole = [x.detach().expand(*batch, *x.shape[-2:]).contiguous().requires_grad_() for x in (q, k, v)]
+        for name in ("softmax", "entmax15"):
+            options: dict[str, Any] = {"map": name, "key_lengths": torch.tensor([5]), "is_causal": True}
+            assert fused.fits(check_request("attention", q, k, v, **options))
+            found, expected = (sm.attention(*x, **options) for x in ((q, k, v), whole))
+            torch.testing.assert_close(found, expected)
+            gradients = torch.autograd.grad(found.square().sum(), (q, k, v))
+            right = torch.autograd.grad(expected.square().sum(), whole)
+            for a, b in zip(gradients, right, strict=True):
+                torch.testing.assert_close(a, b.sum_to_size(a.shape), rtol=1e-4, atol=1e-4)
+    lse, p = sm.attention(q, k, v, return_lse=True, return_weights=True)[1:]
+    assert (lse.shape, p.shape) == ((4, 4, 3), (4, 4, 3, 6))
+    torch.testing.assert_close(sm.attention(q, k, v), scaled_dot_product_attention(q, k, v))
+
+
+def test_weights_have_the_dtype_of_queries() -> None:
+    for dtype in TOLERANCE:
+        q, k, v = (normal(2, n, 4, seed=n, scale=1.0).to(dtype) for n in (3, 5, 5))
+        _, lse, p = sm.attention(q, k, v, return_lse=True, return_weights=True)
+        assert (lse.dtype, p.dtype) == (torch.promote_types(dtype, torch.float32), dtype)
+
+
 def test_a_query_that_may_see_nothing_gives_zero_and_no_gradient() -> None:
     q, k, v = small(1, 2, 3, 4), small(1, 2, 5, 4), small(1, 2, 5, 2)
     mask = torch.tensor([True, False, True])[:, None]
@@ -366,7 +394,8 @@ def test_transforms() -> None:
         ({"key": torch.ones(2, 5, 3)}, "query and key must be of one size, got 4 and 3"),
         ({"value": torch.ones(2, 6, 2)}, "a value for each key, got 5 keys and 6 values"),
         ({"key": torch.ones(2, 5, 4).double()}, "one dtype and device"),
-        ({"key": torch.ones(4, 5, 4)}, "must broadcast to query"),
+        ({"key": torch.ones(4, 5, 4)}, r"must broadcast with query of shape \(2, 3, 4\) but"),
+        ({"value": torch.ones(3, 5, 2)}, r"must broadcast with query of shape \(2, 3, 4\) and key of shape \(2, 5, 4\) but"),
         ({"attn_mask": torch.ones(3, 5, dtype=torch.int64)}, "attn_mask must be boolean"),
         ({"attn_mask": torch.ones(3, 6) > 0}, "attn_mask must broadcast"),
         ({"bias": torch.ones(3, 6)}, "bias must broadcast"),

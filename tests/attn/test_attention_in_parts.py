@@ -79,6 +79,16 @@ def test_parts_are_attention_over_all_keys(case: tuple[dict[str, Tensor], dict[s
         torch.testing.assert_close(together, right[name], rtol=1e-6, atol=1e-8, msg=lambda words, name=name: f"{name}: {words}")
 
 
+def test_a_query_gets_its_gradient_from_every_matrix_of_keys() -> None:
+    q, k, v = normal(2, 4).requires_grad_(), normal(3, 5, 4), normal(3, 5, 1)
+    g = normal(3, 2, 1)
+    (expected,) = torch.autograd.grad(sm.attention(q, k, v, map="sparsemax"), q, g)
+    queries = sm.attention_in_parts(q.detach(), map="sparsemax")
+    part = queries.part(k, v)
+    state = queries.state([part])
+    torch.testing.assert_close(queries.pull(part, g, state, queries.begin_pull(part, g, state))["query"], expected)
+
+
 def test_what_cannot_be_done_is_refused() -> None:
     q, k, v = torch.ones(2, 4), torch.ones(3, 4), torch.ones(3, 1)
     with pytest.raises(ValueError, match="first must be"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -88,6 +90,34 @@ def test_first_and_second_derivatives(is_causal: bool, monkeypatch: pytest.Monke
 
     assert torch.autograd.gradcheck(attend, (*rows, state))
     assert torch.autograd.gradgradcheck(attend, (*rows, state))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_in_a_batch_are_those_one_by_one(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "CHUNK", 3)
+    rows = [normal(2, 7, n, seed=n).requires_grad_() for n in (4, 4, 3)]
+    output, g = sm.linear_attention(*rows, is_causal=is_causal), normal(2, 2, 7, 3)
+    together = torch.autograd.grad(output, rows, g, retain_graph=True, is_grads_batched=True)
+    for i in range(2):
+        for a, b in zip(together, torch.autograd.grad(output, rows, g[i], retain_graph=True), strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(("is_causal", "most"), [(False, 45), (True, 80)])
+def test_memory_does_not_grow_by_the_features_of_every_chunk(is_causal: bool, most: int) -> None:
+    """Those of 256 keys are 17 MiB for 8 heads of 64, and so are those of 256 queries."""
+    code = f"""
+import torch, softmaxima as sm
+torch.set_num_threads(1)
+def peak(n):
+    rows = [torch.randn(8, n, 64, requires_grad=True) for _ in range(3)]
+    sm.linear_attention(*rows, is_causal={is_causal}).sum().backward()
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
+print(-peak(256) + peak(1024))
+"""
+    grown = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert grown < most, grown
 
 
 def test_states_add_up_and_nothing_gives_zero() -> None:

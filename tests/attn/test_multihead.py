@@ -128,6 +128,12 @@ def test_nested_tensors_are_refused() -> None:
         sm.MultiheadAttention(8, 2, batch_first=True)(x, x, x)
 
 
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_have_the_dtype_of_the_module(average: bool) -> None:
+    layer, x = sm.MultiheadAttention(8, 2, dtype=torch.bfloat16), torch.randn(3, 1, 8).bfloat16()
+    assert layer(x, x, x, average_attn_weights=average)[1].dtype == torch.bfloat16
+
+
 def test_a_query_that_sees_nothing() -> None:
     layer = sm.MultiheadAttention(8, 2, batch_first=True)
     x = torch.randn(1, 3, 8)

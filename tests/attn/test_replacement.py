@@ -86,6 +86,16 @@ class ByAnotherName(nn.Module):
         return sdpa(x / 4, x, x)
 
 
+class ByOperation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.scaled_dot_product_attention(x / 4, x, x)
+
+
+class ByOverload(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.scaled_dot_product_attention.default(x / 4, x, x)
+
+
 class ByCheckpoint(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(attend, x, x, x, None, use_reentrant=False)
@@ -246,7 +256,7 @@ def test_a_caller_gets_the_attention_of_its_own_arguments():
         torch.testing.assert_close(model(X), sm.attention(X / 4, X, X, mask, is_causal=mask is None, **options))
 
 
-@pytest.mark.parametrize("build", [by_closure, ByAnotherName])
+@pytest.mark.parametrize("build", [by_closure, ByAnotherName, ByOperation, ByOverload])
 def test_a_caller_is_found_by_what_it_calls(build: Callable[[], nn.Module]):
     model = build()
     assert sm.replace_attention(model, "sparsemax").replaced == {"": "scaled_dot_product_attention, with sparsemax"}
@@ -301,6 +311,13 @@ def test_it_compiles_in_one_graph(build: Callable[[], nn.Module]):
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
+
+
+def test_a_compiled_model_is_reported_once():
+    model = torch.compile(ByHelpers(), backend="eager")
+    report = sm.replace_attention(model, "sparsemax")
+    assert str(report) == "_orig_mod: scaled_dot_product_attention, with sparsemax"
+    torch.testing.assert_close(model(X), sm.attention(X / 4, X, X, map="sparsemax", is_causal=True, scale=0.5))
 
 
 def test_an_optimiser_goes_on():
@@ -438,6 +455,8 @@ def test_models_of_transformers_are_told_of_their_registry():
             {"map": "softmax", "temperature": torch.ones(2)},
             "temperature must be one number for all modules, got a tensor of shape",
         ),
+        ({"map": "entmax", "alpha": nn.Parameter(torch.tensor(1.5))}, r"alpha must be one number .* of shape \(\); replace with"),
+        ({"map": "softmax", "sink": torch.tensor(0.0)}, "sink must be one number for all modules, got a tensor"),
         ({"map": "softmax", "model": "vit"}, "replace_attention: model must be a torch.nn.Module, got str"),
     ],
 )

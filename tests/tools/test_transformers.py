@@ -16,14 +16,19 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoModel,
     BertConfig,
     BertModel,
     BloomConfig,
     BloomModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    FalconConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -243,8 +248,9 @@ def test_half_precision_and_autocast_are_near_single(kind: Kind):
     with torch.autocast("cpu", torch.bfloat16):
         found = kind.outputs(model, padded=True)
     assert (found.float() - expected).norm() < 0.1 * expected.norm()
-    found = kind.outputs(copy.deepcopy(model).bfloat16(), padded=True)
-    assert found.dtype == torch.bfloat16
+    half = copy.deepcopy(model).bfloat16()
+    found = kind.outputs(half, padded=True)
+    assert found.dtype == half(**kind.inputs, output_attentions=True).attentions[0].dtype == torch.bfloat16
     assert (found.float() - expected).norm() < 0.1 * expected.norm()
 
 
@@ -457,6 +463,16 @@ def test_a_model_that_computes_its_own_softmax_is_refused():
     model = BloomModel._from_config(config, attn_implementation="softmaxima_sparsemax")
     with pytest.raises(ValueError, match="softmaxima_sparsemax: BloomAttention does not ask transformers' registry, and"):
         model(IDS)
+
+
+def test_what_the_page_says_of_models_that_never_ask():
+    silent = DebertaV2Config(**SIZE)
+    model = DebertaV2Model._from_config(silent, attn_implementation="softmaxima_sparsemax")
+    assert not model._can_set_attn_implementation()
+    assert set(sm.replace_attention(model, "sparsemax").kept.values()) == {"it calls softmax itself, which may be attention"}
+    for own in (FalconConfig(**SIZE), GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]])):
+        with pytest.raises(KeyError, match="softmaxima_sparsemax"):
+            AutoModel.from_config(own, attn_implementation="softmaxima_sparsemax")
 
 
 @torch.no_grad()

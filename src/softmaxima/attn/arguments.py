@@ -15,7 +15,7 @@ from torch import Tensor
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import Map, find_map
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_flag, check_number, nearest
-from softmaxima.core.tracing import is_concrete
+from softmaxima.core.tracing import is_concrete, sizes
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def check_request(
     check_kinds(name, query=query, key=key, value=value)
     query, key, value = (_check_projection(name, what, x) for what, x in (("query", query), ("key", key), ("value", value)))
     _check_alike(name, query, key, value)
-    groups = _check_heads(name, query, key, value, check_flag(name, "enable_gqa", enable_gqa))
+    query, groups = _check_heads(name, query, key, value, check_flag(name, "enable_gqa", enable_gqa))
     shape = (*query.shape[:-1], key.shape[-2])
     if sink is not None:
         sink = _per_row(name, "sink", sink, query, shape, lambda level: level < math.inf, "a number below +∞")
@@ -230,8 +230,8 @@ def _check_alike(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(f"{name}: there must be a value for each key, got {key.shape[-2]} keys and {value.shape[-2]} values")
 
 
-def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> int:
-    """How many heads of queries share one of keys and values."""
+def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> tuple[Tensor, int]:
+    """(queries in the batch of all three, how many of their heads share one of keys and values)."""
     groups = 1
     if grouped:
         if min(query.ndim, key.ndim, value.ndim) < 3:
@@ -243,17 +243,19 @@ def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: 
                 f"{own} of keys and {value.shape[-3]} of values"
             )
         groups = heads // own
+    batch, others = sizes(query)[:-2], f"query of shape {tuple(query.shape)}"
     for what, x in (("key", key), ("value", value)):
-        heads = tuple(groups * size for size in x.shape[-3:-2])
-        batch, whole = (*x.shape[:-3], *heads), query.shape[:-2]
-        if len(batch) > len(whole) or any(a not in (1, b) for a, b in zip(reversed(batch), reversed(whole), strict=False)):
-            heads_differ = not grouped and x.ndim > 2 and query.ndim > 2 and x.shape[-3] not in (1, query.shape[-3])
-            hint = "; enable_gqa=True shares them among heads" if heads_differ else ""
+        own = (*sizes(x)[:-3], *(groups * size for size in sizes(x)[-3:-2]))
+        try:
+            batch = torch.broadcast_shapes(batch, own)
+        except RuntimeError:
+            heads_differ = not grouped and x.ndim > 2 and query.ndim > 2 and 1 not in (x.shape[-3], query.shape[-3])
+            hint = "; enable_gqa=True shares them among heads" if heads_differ and x.shape[-3] != query.shape[-3] else ""
             raise ValueError(
-                f"{name}: {what} of shape {tuple(x.shape)} must broadcast to query of shape {tuple(query.shape)} "
-                f"but for the last two axes{hint}"
-            )
-    return groups
+                f"{name}: {what} of shape {tuple(x.shape)} must broadcast with {others} but for the last two axes{hint}"
+            ) from None
+        others += f" and {what} of shape {tuple(x.shape)}"
+    return (query if batch == sizes(query)[:-2] else query.expand(*batch, *query.shape[-2:])), groups
 
 
 def _check_mask(name: str, attn_mask: Any, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:

@@ -45,7 +45,7 @@ def attention(
     Args:
         query: [..., L, E]; with heads [batch, heads, L, E].
         key: [..., S, E], and
-        value: [..., S, Ev]; their axes before the last two broadcast to those of query.
+        value: [..., S, Ev]. The axes before the last two broadcast among the three; outputs, LSE and p have those of all.
         attn_mask: of booleans, True where a query may see a key, or of floating point, which is added to the scores; it
             broadcasts to [..., L, S].
         dropout_p: The share of probabilities that are set to 0, the others scaled by 1/(1 − dropout_p); 1 sets all to 0. As in
@@ -63,10 +63,10 @@ def attention(
         key_lengths: Integers [batch]: how many keys there are; those behind are padding.
         return_lse: Also LSE_j(x_ij/τ), the sink included, [..., L], of softmax and elastic_softmax, by which `merge_attention`
             merges outputs over different keys; −∞ where a query may see nothing.
-        return_weights: Also p, [..., L, S].
+        return_weights: Also p, [..., L, S], before dropout, in query's dtype.
 
     Returns:
-        o [..., L, Ev] in value's dtype; a tuple (o, LSE, p) of what was asked for otherwise.
+        o [..., L, Ev] in value's dtype; a tuple (o, LSE, p) of what was asked for otherwise. The LSE is float32 at least.
 
     Raises:
         TypeError, ValueError: Before any work, for shapes that do not broadcast, dtypes that do not fit, tensors beside arrays,
@@ -116,7 +116,7 @@ def attention(
 def attend(
     request: Request, value: Any, *, wants_lse: bool = False, wants_weights: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(o in the dtype of `value` as it was given, LSE and p where they are wanted)."""
+    """(o and p in the dtype of `value` as it was given, LSE; the last two where they are wanted)."""
     if wants_lse:
         request.check_lse()
     if wants_weights:
@@ -127,4 +127,5 @@ def attend(
         p = None
     if isinstance(value, Tensor):
         output = output.to(value.dtype)  # under autocast half precision came as float32
+    p = None if p is None else p.to(output.dtype)
     return output, mass if wants_lse else None, p

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,6 +117,7 @@ class AttentionInParts:
             linear = replace(request, **own)  # what has x and o for its linear functions
             x, o = naive.scores(linear), _weighted(p.to(dx.dtype), linear)
             found = torch.autograd.grad((x, o), list(own.values()), (dx, g.to(o.dtype)))
+        found = (found[0].sum_to_size(np.shape(self.query)), *found[1:])  # keys may have more axes of the batch
         return {name: like_input(v, self.query) for name, v in (dict(zip(own, found, strict=True)) | learnt).items()}
 
 

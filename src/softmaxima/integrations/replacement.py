@@ -25,6 +25,8 @@ from softmaxima.integrations.calls import attend
 
 NAME = "replace_attention"
 FUNCTION = "scaled_dot_product_attention"
+OPERATION = torch.ops.aten.scaled_dot_product_attention
+ATTENTIONS = (functional.scaled_dot_product_attention, OPERATION, OPERATION.default)
 SOFTMAXES = ("softmax", "multi_head_attention_forward")  # the names of what computes one where it is called
 OTHERS = (
     *("flex_attention", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "memory_efficient_attention"),
@@ -79,8 +81,8 @@ def replace_attention(
       This is so for its own calls and those of the modules in it, and for no other caller of torch's function. Copies and pickles
       of the model have it too.
     - A module that computes a softmax itself stays as it is, and is named with the reason. Which is which is read from the code
-      that its forward reaches by names; a function that it finds in a dictionary or in an attribute is not seen. A module that can
-      do either raises a RuntimeError if it calls its own softmax after all.
+      that its forward reaches by names; a function that it finds in a dictionary, in an attribute or in a `functools.partial` is
+      not seen. A module that can do either raises a RuntimeError if it calls its own softmax after all.
 
     Models of transformers ask a registry: `softmaxima.integrations.transformers.register()` is for them.
 
@@ -94,7 +96,7 @@ def replace_attention(
         What was replaced and what was not, and why; its `undo()` takes all back.
 
     Raises:
-        TypeError, ValueError: Before anything is changed, as `sm.attention` does, and for tensors: what learns belongs to one
+        TypeError, ValueError: Before anything is changed, as `sm.attention` does, and for every tensor: what learns belongs to one
             module, `model.layer.self_attn.alpha = nn.Parameter(…)` of an `sm.MultiheadAttention` that was given `alpha`.
 
     Cost: that of `sm.attention` for each call.
@@ -111,12 +113,12 @@ def replace_attention(
     found = find_map(map, NAME)
     options = {"temperature": temperature, **({} if sink is None else {"sink": sink}), **params}
     for name, value in options.items():
-        if isinstance(value, Tensor) and value.ndim:
+        if isinstance(value, Tensor):
             raise TypeError(
                 f"{NAME}: {name} must be one number for all modules, got a tensor of shape {tuple(value.shape)}; replace with a "
                 "number, and set the module's own afterwards"
             )
-        options[name] = value.item() if isinstance(value, (Tensor, np.ndarray)) and not value.ndim else value
+        options[name] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
     row = torch.zeros(1, 1, device="cpu")
     check_request(
         NAME, row, row, row, map=found, function=replace_attention, **with_params(options)
@@ -137,6 +139,8 @@ def _replace(model: nn.Module, map: str, options: dict[str, Any]) -> AttentionRe
             module.use_nested_tensor = False
             steps.append(partial(setattr, module, "use_nested_tensor", True))
             replaced[name] = "use_nested_tensor=False, for attention with a map takes no nested tensors"
+        elif type(module).__name__ == "OptimizedModule":
+            continue  # torch.compile's, around the model itself
         elif why := _reason(module):
             kept[name] = why
             continue
@@ -215,7 +219,7 @@ class _Mode(TorchFunctionMode):
         self.asked, self.seen = asked, seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention:
+        if func in ATTENTIONS:
             self.seen.append(FUNCTION)
             given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | (kwargs or {})
             return attend(**given, map=self.asked.map, **self.asked.options)[0]

@@ -60,9 +60,11 @@ def register() -> tuple[str, ...]:
 
     A model raises a TypeError or a ValueError in its first layer, before any attention, for a parameter that the map does not have
     or that is a tensor, and for a keyword of a model that would change the weights and is not known here, such as the chosen keys
-    of DeepSeek 3.2. A model that computes its own softmax, as BLOOM does, raises one where transformers makes
-    its mask; a few that make their masks themselves too, as DeBERTa, ask for nothing that is registered, and
-    `sm.replace_attention` names them.
+    of DeepSeek 3.2. A model that computes its own softmax, as BLOOM does, raises one where transformers makes its mask. A few that
+    make their masks themselves too, DeBERTa (1 and 2), XLNet and Funnel, ask for nothing that is registered: they take the name
+    and keep their softmax without a word. `type(model)._can_set_attn_implementation()` is False for them, and
+    `sm.replace_attention` names them. Falcon and GPT-Neo, which choose among classes of their own, raise transformers' KeyError
+    with the name when they are made.
 
     Cost: that of `sm.attention`. With a soft cap and with `output_attentions` the scores of a layer are held, [batch, heads, L, S].
 
