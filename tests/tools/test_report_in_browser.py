@@ -444,7 +444,8 @@ def test_no_leader_and_no_line_runs_through_a_name(browser: Browser, report: Pat
     found = browser.evaluate(
         "(([names, line]) => { const { layout } = figures.cost, div = document.getElementById('cost');"
         "  const axis = (low, high) => ({ range: [Math.log10(low), Math.log10(high)] });"
-        "  const { xaxis, yaxis, meta } = layout, over = { ...layout, meta: { ...meta, names, line },"
+        "  const { xaxis, yaxis, meta, margin } = layout, room = 270 + meta.row * names.filter(({ text }) => text).length;"
+        "  const over = { ...layout, height: margin.t + room + margin.b, meta: { ...meta, names, line },"
         "    xaxis: { ...xaxis, ...axis(0.22, 1.8) }, yaxis: { ...yaxis, ...axis(0.01, 0.4) } };"
         "  const dots = { ...div.data.at(-1), x: names.map(({ x }) => x), y: names.map(({ y }) => y) };"
         "  figures.cost = { data: [{ ...div.data[0], x: line.map(({ x }) => x), y: line.map(({ y }) => y) }, dots], layout: over };"
