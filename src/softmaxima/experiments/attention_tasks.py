@@ -66,7 +66,7 @@ class Task:
         found = hashlib.sha256()
         for part in (self.x, self.y, self.held_x, self.held_y):
             found.update(repr((part.shape, part.stride(), part.storage_offset())).encode())
-            found.update(torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage()).numpy())
+            found.update(torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage()).numpy().data)
         return found.hexdigest()[:16]
 
     def model(self, variant: Variant) -> Transformer:
@@ -94,8 +94,8 @@ class Task:
 class OfBytes(nn.Embedding):
     """A vector for each byte."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.long())
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.long())
 
 
 def text_task(text: Text) -> Task:
