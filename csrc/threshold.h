@@ -546,7 +546,7 @@ struct Entmax {
                     settled[j] = ((now <= 0x1p-52) | (above - below <= rounding) | still) ? 1.0 : 0.0;
                     less[j] = accept ? less[j] : 1.0;
                     error[j] = now;
-                    move[j] = accept & !(!convex & third) ? newton[j] : (below + above) / 2;
+                    move[j] = (accept & !(!convex & third)) ? newton[j] : (below + above) / 2;
                 }
                 left = 0;
                 for (int64_t j = 0; j < WIDTH; ++j) {
