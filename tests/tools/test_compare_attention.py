@@ -276,7 +276,7 @@ def test_memory_is_what_the_backward_pass_needs(digits: Task) -> None:
 
 
 def ran(name: str, qualities: Sequence[float], rows: Sequence[float] | None = None) -> Result:
-    runs = [Run(quality, 1.0, tuple(rows or [quality] * 9), (), 0.01, 1) for quality in qualities]
+    runs = [Run(quality, 1.0, tuple(rows or [quality] * 32), (), 0.01, 1) for quality in qualities]
     return Result(name, Variant(name, name), tuple(runs))
 
 
@@ -301,32 +301,36 @@ def said(task: Task, rows: dict[str, np.ndarray]) -> Finding:
 
 def test_the_interval_has_the_variance_over_seeds_and_over_rows(digits: Task) -> None:
     ours, other = np.array([0.81, 0.85, 0.83, 0.9]), np.array([0.8, 0.8, 0.81, 0.83])
-    rows = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.9]
-    gain = difference(ran("a", ours.tolist(), rows), ran("softmax", other.tolist(), [0.0] * 9), digits.metric, 3)
+    batches = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.9]
+    rows = np.repeat(batches, 16).tolist()
+    gain = difference(ran("a", ours.tolist(), rows), ran("softmax", other.tolist(), [0.0] * len(rows)), digits.metric, 3)
     gains = ours - other
     over_seeds, over_rows = (stats.t.ppf(1 - 0.05 / 3 / 2, freedom) for freedom in (3, 8))
-    half = math.sqrt(over_seeds**2 * gains.var(ddof=1) / 4 + over_rows**2 * np.var(rows, ddof=1) / 9)
+    half = math.sqrt(over_seeds**2 * gains.var(ddof=1) / 4 + over_rows**2 * np.var(batches, ddof=1) / 9)
     assert (gain.mean, gain.low, gain.high) == pytest.approx((gains.mean(), gains.mean() - half, gains.mean() + half))
 
 
-def test_rows_that_follow_one_another_count_together(digits: Task) -> None:
-    rows = np.repeat(np.arange(16.0), 4)
-    gain = difference(
-        ran("a", [1.0, 1.0], rows.tolist()), ran("softmax", [0.0, 0.0], [0.0] * 64), replace(digits.metric, most_gain=99.0), 1
-    )
-    assert gain.high - gain.mean == pytest.approx(stats.t.ppf(0.975, 15) * math.sqrt(np.var(np.arange(16), ddof=1) / 16))
+@pytest.mark.parametrize(("rows", "batches"), [(512, 16), (256, 16), (255, 15), (40, 2), (15, 2)])
+def test_rows_that_follow_one_another_count_together(rows: int, batches: int, digits: Task) -> None:
+    own = np.random.default_rng(0).normal(size=rows)
+    metric = replace(digits.metric, most_gain=math.inf)
+    gain = difference(ran("a", [1.0, 1.0], own.tolist()), ran("softmax", [0.0, 0.0], [0.0] * rows), metric, 1)
+    means = [part.mean() for part in np.array_split(own, batches)]
+    half = stats.t.ppf(0.975, batches - 1) * math.sqrt(np.var(means, ddof=1) / batches)
+    assert gain.high - gain.mean == pytest.approx(half)
 
 
+@pytest.mark.parametrize("held", [15, 40, 128, 512])
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
-def test_no_better_map_is_seldom_taken_for_one_though_held_out_rows_are_alike(correlation: float, digits: Task) -> None:
+def test_no_better_map_is_seldom_taken_for_one_though_held_out_rows_are_alike(correlation: float, held: int, digits: Task) -> None:
     """Twenty seeds and few maps, so that the rows are most of the variance, and correlated as much as those of a text."""
     random, taken, tries = np.random.default_rng(0), 0, 200
     task = replace(digits, metric=replace(digits.metric, most_gain=math.inf))
     for _ in range(tries):
-        noise = random.normal(size=(3, 512))
-        for i in range(1, 512):
+        noise = random.normal(size=(3, held))
+        for i in range(1, held):
             noise[:, i] += correlation * noise[:, i - 1]
-        own = noise[:, None] + 0.1 * random.normal(size=(3, 20, 512)) + 0.001 * random.normal(size=(3, 20, 1))
+        own = noise[:, None] + 0.1 * random.normal(size=(3, 20, held)) + 0.001 * random.normal(size=(3, 20, 1))
         gains = {
             name: difference(of_rows(name, rows), of_rows("softmax", own[0]), task.metric, 2)
             for name, rows in zip("ab", own[1:], strict=True)

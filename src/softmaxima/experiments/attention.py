@@ -8,7 +8,7 @@ seeds is
 
     s²/J + b²/B,
 
-with s² the variance over seeds, which training makes, and b² that of the means of B = 16 batches of held-out rows, since these are
+with s² the variance over seeds, which training makes, and b² that of the means of B ≤ 16 batches of held-out rows, since these are
 a sample too, and what follows in a text is alike: of single blocks the variance is 5 to 7 times too small. What may be said of it
 is `differences`: t of J − 1 and of B − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
 better.
@@ -44,7 +44,8 @@ BETAS = (0.9, 0.99)
 TURN = 5  # steps of one map before it is the next one's turn
 SCORED = 64  # held-out rows at once
 LOOKED_AT = 16  # held-out rows, of whose attention is counted what is not 0
-BATCHES = 16  # of held-out rows that follow one another, whose means count as independent
+# Of held-out rows that follow one another, whose means count as independent: so many at most, of so many rows where there are enough.
+BATCHES, BATCH_ROWS = 16, 16
 BASELINE = "class frequencies"
 COST = METRICS["cost"]
 
@@ -397,7 +398,8 @@ def difference(result: Result, reference: Result, metric: Metric, comparisons: i
     if not all(map(math.isfinite, gains)):
         return interval_of(gains, [], metric, comparisons)
     of_rows = [np.mean([run.rows for run in one.runs], 0) for one in (result, reference)]
-    batches = [float(batch.mean()) for batch in np.array_split(of_rows[0] - of_rows[1], min(BATCHES, len(of_rows[0])))]
+    count = max(2, min(BATCHES, len(of_rows[0]) // BATCH_ROWS))
+    batches = [float(batch.mean()) for batch in np.array_split(of_rows[0] - of_rows[1], count)]
     over_rows = Spread(spread_of(batches) / len(batches), len(batches) - 1)
     return interval_of(gains, [_over_seeds(gains), over_rows], metric, comparisons, len(of_rows[0]))
 

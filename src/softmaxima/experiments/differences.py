@@ -188,7 +188,7 @@ def stay(
         return f"It is the only {words.one} that was trained; its {metric.words} is {value_of(softmax, metric)}."
     shown = f"be better than softmax in {metric.words} {words.place}, where that of softmax is {value_of(softmax, metric)}"
     return f"{none_of(len(gains), words)} shown to {shown}{elsewhere}." + (
-        f" What looks better may be chance: {seen.told}." if seen else ""
+        f" What looks better in {metric.words} may be chance: {seen.told}." if seen else ""
     )
 
 

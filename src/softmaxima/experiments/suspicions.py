@@ -67,10 +67,11 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
         else:
             shares = named(f"{name!r} ({_per_cent(share)})" for name, share in leaks.items())
             told = f"each of the columns {shares} alone tells the target in such a share"
+        advice = _without(leaks) if len(leaks) < len(columns) else "take other columns, for these are all"
         lines.append(
             Doubt(
                 f"{told} of {len(sample) // 2} rows that it was not learnt from, where the most frequent class is right in "
-                f"{_per_cent(usual)}; if it is not known before the target is, {_without(leaks)}"
+                f"{_per_cent(usual)}; if it is not known before the target is, {advice}"
             )
         )
     return lines

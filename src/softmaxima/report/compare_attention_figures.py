@@ -34,7 +34,7 @@ def marks(finding: Finding) -> dict[str, dict[str, str]]:
 
 def _label(finding: Finding, result: Result) -> str:
     """The result's name, that of the recommended map in bold."""
-    name = html.escape(result.name)
+    name = html.escape(result.name, quote=False)
     return f"<b>{name}</b>" if result is finding.taken else name
 
 

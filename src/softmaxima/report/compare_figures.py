@@ -46,7 +46,7 @@ def figures(comparison: Comparison) -> tuple[Figure, ...]:
 
 def _label(comparison: Comparison, result: Result) -> str:
     """The result's name, that of the recommended pair in bold."""
-    name = html.escape(result.name)
+    name = html.escape(result.name, quote=False)
     return f"<b>{name}</b>" if result.pair is not None and result.pair == comparison.recommendation.pair else name
 
 
@@ -141,7 +141,7 @@ def class_figure(comparison: Comparison) -> Figure:
     counted = rarest_first(comparison)
     classes = [(comparison.facts.classes[index][0], comparison.softmax.classes[index].rows) for index in counted]
     names, short = (
-        [f"{html.escape(shown(name))} ({rows})" for name, rows in classes]
+        [f"{html.escape(shown(name), quote=False)} ({rows})" for name, rows in classes]
         for shown in (str, _shortened([name for name, _ in classes]))
     )
     recalls = [[100 * result.classes[index].recall for index in counted] for result in comparison.results]
@@ -321,7 +321,7 @@ def curve_figure(comparison: Comparison) -> Figure:
     t = torch.linspace(-4, 4, 321, dtype=torch.float64)
     scores = torch.stack((t, torch.zeros_like(t), -torch.ones_like(t)), -1)
     plot = panels(
-        [html.escape(label) for label in maps],
+        [html.escape(label, quote=False) for label in maps],
         xaxis={"range": [-4, 4], "tickvals": [-4, 0, 4], "tickfont": {"size": 11}},
         yaxis={"range": [-0.05, 1.05], "tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"], "tickfont": {"size": 11}},
     )
@@ -368,7 +368,7 @@ def simplex_figure(comparison: Comparison) -> Figure:
     maps = drawn_maps([result.pair for result in comparison.results if result.pair is not None])
     across, up = (-0.08, 1.08), (-0.06, 0.94)  # the triangle and a margin
     plot = panels(
-        [html.escape(label) for label in maps],
+        [html.escape(label, quote=False) for label in maps],
         aspect=(up[1] - up[0]) / (across[1] - across[0]),
         xaxis={"range": across, "visible": False},
         yaxis={"range": up, "visible": False},

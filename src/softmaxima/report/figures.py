@@ -260,7 +260,7 @@ def cost_plot(
             "color": [point.style["color"] for point in points],
             "symbol": symbols,
         },
-        customdata=[html.escape(point.name) for point in points],
+        customdata=[html.escape(point.name, quote=False) for point in points],
         cliponaxis=False,
         hovertemplate="%{customdata}: %{x:.2f} ms, %{y:" + shown + "}<extra></extra>",
     )
