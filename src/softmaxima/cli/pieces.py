@@ -64,9 +64,8 @@ def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None
             if left:
                 seconds = pieces.seconds(len(done))
                 before = f", {len(done)} of {pieces.wanted} done before" if done else ""
-                tell(
-                    f"about {duration(seconds)}: {left} {pieces.one if left == 1 else pieces.many} of {duration(seconds / left)}{before}"
-                )
+                what = pieces.one if left == 1 else pieces.many
+                tell(f"about {duration(seconds)}: {left} {what} of {duration(seconds / left)}{before}")
             with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
                 bar = progress.add_task("", total=pieces.steps(len(done)))
 

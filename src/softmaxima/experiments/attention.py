@@ -44,8 +44,8 @@ BETAS = (0.9, 0.99)
 TURN = 5  # steps of one map before it is the next one's turn
 SCORED = 64  # held-out rows at once
 LOOKED_AT = 16  # held-out rows, of whose attention is counted what is not 0
-# Of held-out rows that follow one another, whose means count as independent: so many at most, of so many rows where there are enough.
-BATCHES, BATCH_ROWS = 16, 16
+BATCHES = 16  # at most, of held-out rows that follow one another, whose means count as independent
+BATCH_ROWS = 16  # at least, where there are enough for two
 BASELINE = "class frequencies"
 COST = METRICS["cost"]
 
