@@ -101,9 +101,7 @@ def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
             "hundreds of steps, and two seeds show only enormous differences."
         )
     if finding.taken not in (None, finding.softmax) and (unseen := 0.9**seeds) > LEVEL:
-        found.append(
-            f"What fails with one seed in ten is not seen in {seeds} seeds {100 * unseen:.0f} times of 100, for each map that was tried."
-        )
+        found.append(f"What fails with one seed in ten is not seen in {seeds} seeds {100 * unseen:.0f} times of 100, of each map.")
     if finding.task.doubt:
         found.append(finding.task.doubt)
     return tuple(found)
