@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "threshold.h"
+#include "exponential.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -26,7 +26,7 @@ struct BudgetSparsemax {
         int64_t count;
         C bound;
         bool nan;
-        double anchor, level, rest;  // x, and λ less z of it as a sum of two; +∞ where nothing is allowed
+        double anchor, level;  // x, and λ less z of it; +∞ where nothing is allowed
     };
 
     // ⌈B⌉, from 1 to n.
@@ -76,7 +76,7 @@ struct BudgetSparsemax {
             total += parts[i].count;
             nan = nan || parts[i].nan;
         }
-        double anchor = 0, level = std::numeric_limits<double>::infinity(), rest = 0;
+        double anchor = 0, level = std::numeric_limits<double>::infinity();
         if (!nan && total > 0) {
             double* values = scratch.gaps.at_least(total);
             if (!values) return false;
@@ -87,20 +87,18 @@ struct BudgetSparsemax {
             rank = minimum(rank, total);
             nan = highest(values, total) == -NOTHING;
             anchor = ranked(values, total, rank);
-            if (!nan) level = -1;
-            if (!nan && !sated) solve(row, values, total, anchor, level, rest);
+            if (!nan) level = sated ? -1.0 : solve(row, values, total, anchor);
         }
         for (int i = 0; i < count; ++i) {
             parts[i].nan = nan;
             parts[i].anchor = anchor;
             parts[i].level = level;
-            parts[i].rest = rest;
         }
         return true;
     }
 
-    // λ ∈ [−1, 0], from the anchor, as a sum of two: its last digits count once for every score that it moves.
-    static void solve(const Row<T>& row, double* values, int64_t count, double anchor, double& level, double& rest) {
+    // λ ∈ [−1, 0], from the anchor.
+    static double solve(const Row<T>& row, double* values, int64_t count, double anchor) {
         double ones = 0;  // which there are for every such λ
         int64_t open = 0;
         for (int64_t k = 0; k < count; ++k) {
@@ -109,13 +107,12 @@ struct BudgetSparsemax {
             values[open] = own;
             open += own > -1 && own < 1;
         }
-        double low = -1, low_rest = 0, high = 0, high_rest = 0;
-        level = 0;
+        double low = -1, high = 0, level = 0;
         for (int step = 0;; ++step) {
             double inside = 0, sum = 0, lost = 0, full = 0, at_zero = 0, at_one = 0;
 #pragma omp simd reduction(+ : inside, sum, lost, full, at_zero, at_one)
             for (int64_t k = 0; k < open; ++k) {
-                const double q = (values[k] - level) - rest, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
+                const double q = values[k] - level, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
                 inside += counts;
                 add_exactly(counts * q, sum, lost);
                 full += q >= 1 ? 1.0 : 0.0;
@@ -125,16 +122,12 @@ struct BudgetSparsemax {
             // The ones are counted, for a sum with them would round the rest.
             const double lack = *row.theta - (ones + full) - sum - lost;
             const double moving = inside + (lack > 0 ? at_zero : at_one);  // what the step sets in motion
-            const double newton = -lack / (moving > 1 ? moving : 1.0);
-            if (lack <= 0) low = level, low_rest = rest;
-            if (lack >= 0) high = level, high_rest = rest;
-            const double below = (low - level) + (low_rest - rest), above = (high - level) + (high_rest - rest);
-            const bool inner = newton >= below && newton <= above;
-            if (std::fabs(lack) <= 0x1p-52 * (sum > 1 ? sum : 1.0) || above - below <= 0x1p-104) {
-                if (inner) shift(newton, level, rest);
-                return;
-            }
-            shift(inner && (step < SURE_STEPS || step % 3 != 2) ? newton : (below + above) / 2, level, rest);
+            const double newton = level - lack / (moving > 1 ? moving : 1.0);
+            low = lack < 0 ? level : low;
+            high = lack > 0 ? level : high;
+            if (std::fabs(newton - level) <= 4e-16 || high - low <= 4e-16) return newton;
+            const bool accept = newton >= low && newton <= high && (step < SURE_STEPS || step % 3 != 2);
+            level = accept ? newton : (low + high) / 2;
         }
     }
 
@@ -157,14 +150,14 @@ struct BudgetSparsemax {
             for (int64_t i = begin; i < end; ++i) narrow(std::numeric_limits<double>::quiet_NaN(), row.out[i]);
             return true;
         }
-        const double anchor = part.anchor, level = part.level, rest = part.rest, scale = row.scale;
+        const double anchor = part.anchor, level = part.level, scale = row.scale;
         T* out = row.out;
         for_each_group(
             row, part, scratch, begin, end,
             [=](int64_t at, int64_t length, const C* values) {
                 T* to = out + at;
                 for (int64_t k = 0; k < length; ++k) {
-                    const double q = gap(values[k], anchor, scale) - level - rest;
+                    const double q = gap(values[k], anchor, scale) - level;
                     narrow(q > 0 ? q < 1 ? q : 1.0 : 0.0, to[k]);
                 }
             },
@@ -178,7 +171,7 @@ struct BudgetSparsemax {
         Part part;
         if (!scan(row, 0, row.n, part, scratch) || !finish(row, &part, 1, scratch)) return false;
         if (part.nan) return emit(row, 0, row.n, part, scratch);
-        const double anchor = part.anchor, level = part.level, rest = part.rest, scale = row.scale;
+        const double anchor = part.anchor, level = part.level, scale = row.scale;
         T* out = row.out;
         double active = 0, sum = 0;
         for_each_group(
@@ -188,7 +181,7 @@ struct BudgetSparsemax {
                 T* to = out + at;
                 double some = 0, part_sum = 0;
                 for (int64_t k = 0; k < length; ++k) {
-                    const double q = gap(values[k], anchor, scale) - level - rest, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
+                    const double q = gap(values[k], anchor, scale) - level, counts = ((q > 0) & (q < 1)) ? 1.0 : 0.0;
                     narrow(counts, to[k]);
                     some += counts;
                     part_sum += counts * double(upstream[k]);

@@ -22,41 +22,20 @@ struct Normmax2 : Entmax15 {
 
     static constexpr double stretch(const double*) { return 0.5; }
 
-    static double share(double gap, double edge, double rest) {
-        const double own = distance(gap, edge, rest);
-        return own > 0 ? own : 0.0;
-    }
-
-    // What the threshold lacks, from Σ u² in the digits of two doubles: beside a crowd of small u the last digits of one count once for
-    // each of them.
-    static double correction(const double* gaps, int64_t count, double edge, double rest) {
-        double mass = -1, lost = 0, roots = 0;
-#pragma omp simd reduction(+ : mass, lost, roots)
-        for (int64_t i = 0; i < count; ++i) {
-            const bool inside = distance(gaps[i], edge, rest) > 0;
-            double root = inside ? gaps[i] / 2 : 0.0, low = inside ? -rest / 2 : 0.0;
-            add_exactly(inside ? -edge / 2 : 0.0, root, low);
-            const double square = root * root, rounded = std::fma(root, root, -square) + 2 * root * low;
-            add_exactly(square, mass, lost);
-            lost += rounded;
-            roots += root;
-        }
-        return (mass + lost) / roots;
-    }
+    static double share(double gap, double edge) { return gap > above_rounding(edge) ? gap - edge : 0.0; }
 
     Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
         Threshold threshold = Entmax15::solve(gaps, count, lowest, lost);
-        if (lost <= 1e-15) shift(correction(gaps, count, threshold.edge, threshold.rest), threshold.edge, threshold.rest);
-        double mass = 0, rounded = 0;
-#pragma omp simd reduction(+ : mass, rounded)
-        for (int64_t i = 0; i < count; ++i) add_exactly(share(gaps[i], threshold.edge, threshold.rest), mass, rounded);
-        threshold.weight = 1 / (mass + rounded);
+        double mass = 0;
+#pragma omp simd reduction(+ : mass)
+        for (int64_t i = 0; i < count; ++i) mass += share(gaps[i], threshold.edge);
+        threshold.weight = 1 / mass;
         return threshold;
     }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
-        const double edge = threshold.edge, rest = threshold.rest;
-        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge, rest);
+        const double edge = threshold.edge;
+        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge);
     }
 };
 
@@ -69,21 +48,18 @@ struct Normmax : Entmax {
 
     Threshold solve(const double* gaps, int64_t count, double lowest, double lost) const {
         Threshold threshold = Entmax::solve(gaps, count, lowest, lost);
-        threshold.least = 0;  // what is so near is not little beside one another
-        double mass = 0, rounded = 0;
+        double mass = 0;
         for (int64_t i = 0; i < count; i += PADDING) {
-            double p[PADDING], some = 0;
+            double p[PADDING];
             shares(gaps + i, PADDING, threshold, p);
-            for (int64_t j = 0; j < PADDING; ++j) some += p[j];
-            add_exactly(some, mass, rounded);
+            for (int64_t j = 0; j < PADDING; ++j) mass += p[j];
         }
-        threshold.weight = 1 / (mass + rounded);
+        threshold.weight = 1 / mass;
         return threshold;
     }
 
-    // u, or ρ^{1/β}, which is u relative to the largest.
+    // ρ^{1/β}, which is u relative to the largest.
     void shares(const double* gaps, int64_t count, const Threshold& threshold, double* p) const {
-        if (has_edge()) return powers_above(gaps, count, threshold.edge, threshold.rest, threshold.least, 1 / (alpha * beta), p);
         powers(gaps, count, threshold.growth, 1 / (alpha * beta), 0, p);
     }
 

@@ -13,12 +13,11 @@ namespace SOFTMAXIMA_ISA {
 // The threshold of a row.
 struct Threshold {
     double edge = 0;               // scores above it, less the row's maximum, are the support
-    double rest = 0;               // what the threshold is above the edge by, less than its rounding: see Sparsemax
-    double least = 0;              // how far above it a score is that is more than rounding: see Entmax
     double level = 0, growth = 1;  // Λ, e^{βΛ}
-    double share = 0;              // with a share, p is the mixture with the one at the next threshold: see Entmax
-    double next_edge = 0, next_rest = 0, next_level = 0, next_growth = 1;
+    double share = 0;              // with a share, p is the mixture with the one at the next Λ: see Entmax
+    double next_level = 0, next_growth = 1;
     double weight = 1;  // a factor of the probabilities
+    double rest = 0;    // what the threshold is above the edge by, less than its rounding: see Sparsemax
 };
 
 // Each family has
@@ -59,18 +58,6 @@ C below(double value) {
 inline void add_mass(float term, float& sum, float&) { sum += term; }
 
 inline void add_mass(double term, double& sum, double& lost) { add_exactly(term, sum, lost); }
-
-// How far a score is above a threshold, to all digits: near it no difference is rounded.
-[[gnu::always_inline]] inline double distance(double gap, double edge, double rest) { return (gap - edge) - rest; }
-
-// Moves a threshold, which remains a sum of two.
-[[gnu::always_inline]] inline void shift(double move, double& edge, double& rest) {
-    double lost = rest;
-    add_exactly(move, edge, lost);
-    const double sum = edge + lost;
-    rest = lost - (sum - edge);
-    edge = sum;
-}
 
 // Several rows, whose thresholds are found one after the other.
 template <class Family, int64_t WIDTH>
@@ -155,7 +142,7 @@ struct Sparsemax {
             const Step<double> step(edge, sums.excess, sums.kept, sums.least);
             if (step.settled > 0) {
                 Threshold threshold{edge};
-                shift(step.move, threshold.edge, threshold.rest);
+                add_exactly(step.move, threshold.edge, threshold.rest);
                 return threshold;
             }
             edge = step.next;
@@ -165,7 +152,7 @@ struct Sparsemax {
     double offset(const Threshold& threshold) const { return -threshold.rest - threshold.edge - 1; }
 
     static inline double share(double gap, double edge, double rest) {
-        const double p = distance(gap, edge, rest);
+        const double p = gap - edge - rest;
         return p > 0 ? p : 0.0;
     }
 
@@ -229,54 +216,38 @@ struct Entmax15 {
             const Sums<double> sums(gaps, count, edge);
             const double discriminant = sums.roots * sums.roots - sums.kept * (sums.mass - 1);
             if (discriminant >= 0) {
-                const double exact = 2 * (sums.mass - 1) / (sums.roots + std::sqrt(discriminant));
-                if (sums.least - edge > exact) {
-                    if (exact * sums.roots * (4 + sums.kept / 16) <= 1) return moved(edge, exact);
-                    edge += exact;  // from nearby less is rounded
-                    continue;
-                }
+                const double exact = edge + 2 * (sums.mass - 1) / (sums.roots + std::sqrt(discriminant));
+                if (sums.least > exact) return {exact};
             }
             const double move = sums.step();
-            if (move <= 1e-16) return moved(edge, move > 0 ? move : 0.0);
+            if (move <= 1e-16) break;
             edge += move;
         }
         return {edge};
     }
 
-    double offset(const Threshold& threshold) const { return -threshold.rest - threshold.edge - 2; }
+    double offset(const Threshold& threshold) const { return -threshold.edge - 2; }
 
-    static inline double share(double gap, double edge, double rest) {
-        const double root = gap > above_rounding(edge) ? distance(gap, edge, rest) / 2 : 0.0;
+    static inline double share(double gap, double edge, double) {
+        const double root = gap > above_rounding(edge) ? (gap - edge) / 2 : 0.0;
         return root * root;
     }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
-        const double edge = threshold.edge, rest = threshold.rest;
-        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge, rest);
-    }
-
-    static Threshold moved(double edge, double move) {
-        Threshold threshold{edge};
-        shift(move, threshold.edge, threshold.rest);
-        return threshold;
+        const double edge = threshold.edge;
+        for (int64_t i = 0; i < count; ++i) gaps[i] = share(gaps[i], edge, 0);
     }
 };
 
 // Any α ≥ 1. For β ≤ 1, (Σp)^β is a norm, convex in u = e^{−βΛ}, and Halley's step on it is taken. For β > 1 the step is Newton's on
-// log Σp, and every third step bisects. There a score enters with infinite slope: where neighbouring thresholds leave a jump of Σp
-// across 1, p is their mixture.
-//
-// The threshold is sought as an edge, a sum of two doubles, for its last digits count once for every score of the support, and near it
-// as p^{2−α} does; or as Λ for small β, where p hangs on few digits of the edge, and for so large ones that u may not be a number.
+// log Σp, and every third step bisects. There a score enters with infinite slope: where neighbouring Λ leave a jump of Σp across 1,
+// p is their mixture.
 struct Entmax {
     static constexpr int MOST_STEPS = 200;  // of which a third shrinks the bracket below the rounding of Λ
     static constexpr int ROUGH_STEPS = 12, COARSE_STEPS = 2;
     static constexpr double NEAR_START = 0.02;  // of u, how far a start may be from its edge
     static constexpr double ROUGH = 5e-5;       // of Σp, what a rough bound may leave beside its roundings
     static constexpr double SMALLEST_EDGE = 1e-30, SMALLEST_ROUGH = 0x1p-6;
-    static constexpr double LEAST_EDGED = 0x1p-4, MOST_EDGED = 16;
-    static constexpr int64_t CHUNK = 32 * LANES<double>;  // masses that are added up plainly, 16 of each lane
-    static constexpr double NOISE = 4e-15;                // what rounding may leave of Σp − 1
     static constexpr bool costly = true;
 
     double beta;
@@ -286,50 +257,6 @@ struct Entmax {
     explicit Entmax(const double* alpha) : Entmax(*alpha - 1) {}
 
     double reach() const { return 1 / beta; }
-
-    bool has_edge() const { return beta >= LEAST_EDGED && beta <= MOST_EDGED; }
-
-    // body(power), power(x) = x^exponent.
-    template <class Body>
-    static auto with_power(double exponent, const Body& body) {
-        if (exponent == 1) return body([](double x) __attribute__((always_inline)) { return x; });
-        if (exponent == 2) return body([](double x) __attribute__((always_inline)) { return x * x; });
-        const Exponential<double> exp(Origin<double>{});
-        return body([=](double x) __attribute__((always_inline)) { return exp(log_of_normal(x) * exponent); });
-    }
-
-    struct Excess {
-        double excess, slope, curve;  // Σp − 1, Σp/(βd), Σp/(βd)², d the distance from the threshold
-    };
-
-    Excess evaluate_above(const double* gaps, int64_t count, double edge, double rest) const {
-        const double order = beta;
-        return with_power(1 / beta, [=](const auto& power) {
-            const auto one = [=](double gap, double& inverse) __attribute__((always_inline)) {
-                const double height = distance(gap, edge, rest) * order;
-                const bool inside = height > 0;
-                inverse = inside ? 1 / height : 0.0;
-                return inside ? power(inside ? height : 1.0) : 0.0;
-            };
-            double mass = 0, lost = 0, slope = 0, curve = 0;
-            for (int64_t begin = 0; begin < count; begin += CHUNK) {
-                const int64_t half = minimum(CHUNK, count - begin) / 2;  // two at a time, for log and exp are long chains of operations
-                const double *first = gaps + begin, *second = first + half;
-                double some = 0;
-#pragma omp simd reduction(+ : some, slope, curve)
-                for (int64_t i = 0; i < half; ++i) {
-                    double first_inverse, second_inverse;
-                    const double p = one(first[i], first_inverse), q = one(second[i], second_inverse);
-                    const double p_slope = p * first_inverse, q_slope = q * second_inverse;
-                    some += p + q;
-                    slope += p_slope + q_slope;
-                    curve += p_slope * first_inverse + q_slope * second_inverse;
-                }
-                add_exactly(some, mass, lost);
-            }
-            return Excess{(mass - 1) + lost, slope, curve};
-        });
-    }
 
     struct Mass {
         double mass, slope, curve;  // Σp, Σp/ρ, Σp/ρ²
@@ -345,31 +272,24 @@ struct Entmax {
 
     Mass evaluate(const double* gaps, int64_t count, double level, double growth) const {
         const Exponential<double> exp(Origin<double>{});
-        const double scale = beta * growth, inverse = 1 / beta;
-        double mass = 0, lost = 0, slope = 0, curve = 0;
-        for (int64_t begin = 0; begin < count; begin += CHUNK) {
-            const int64_t length = minimum(CHUNK, count - begin), half = length / 2;  // two at a time, for log and exp are long chains of operations
-            const double *own = gaps + begin, *other = own + half;
-            double some = 0;
-            if (beta == 0) {
-#pragma omp simd reduction(+ : some)
-                for (int64_t i = 0; i < length; ++i) some += exp(own[i] - level);
-            } else {
-#pragma omp simd reduction(+ : some, slope, curve)
-                for (int64_t i = 0; i < half; ++i) {
-                    double first, second;  // 1/ρ
-                    const double p = exp(log_share(own[i], scale, inverse, level, first));
-                    const double q = exp(log_share(other[i], scale, inverse, level, second));
-                    const double p_slope = p > 0 ? p * first : 0.0, q_slope = q > 0 ? q * second : 0.0;
-                    some += p + q;
-                    slope += p_slope + q_slope;
-                    curve += p_slope * first + q_slope * second;
-                }
-            }
-            add_exactly(some, mass, lost);
+        double mass = 0, slope = 0, curve = 0;
+        if (beta == 0) {
+#pragma omp simd reduction(+ : mass)
+            for (int64_t i = 0; i < count; ++i) mass += exp(gaps[i] - level);
+            return {mass, mass, mass};
         }
-        mass += lost;
-        if (beta == 0) return {mass, mass, mass};
+        const double scale = beta * growth, inverse = 1 / beta;
+        const int64_t half = count / 2;  // two at a time, for log and exp are long chains of operations
+#pragma omp simd reduction(+ : mass, slope, curve)
+        for (int64_t i = 0; i < half; ++i) {
+            double first, second;  // 1/ρ
+            const double p = exp(log_share(gaps[i], scale, inverse, level, first));
+            const double q = exp(log_share(gaps[i + half], scale, inverse, level, second));
+            const double p_slope = p > 0 ? p * first : 0.0, q_slope = q > 0 ? q * second : 0.0;
+            mass += p + q;
+            slope += p_slope + q_slope;
+            curve += p_slope * first + q_slope * second;
+        }
         return {mass, slope, curve};
     }
 
@@ -486,100 +406,6 @@ struct Entmax {
         }
 
         void solve(const double* const* gaps, const int64_t* counts, const double* starts, double lost, Threshold* thresholds) const {
-            int64_t edged[WIDTH], levelled[WIDTH];
-            for (int64_t j = 0; j < WIDTH; ++j) {
-                const bool has_edge = Entmax(beta[j]).has_edge();
-                edged[j] = has_edge ? counts[j] : 0;
-                levelled[j] = has_edge ? 0 : counts[j];
-            }
-            solve_edges(gaps, edged, starts, lost, thresholds);
-            solve_levels(gaps, levelled, starts, lost, thresholds);
-        }
-
-        void solve_edges(const double* const* gaps, const int64_t* counts, const double* starts, double lost, Threshold* thresholds) const {
-            alignas(LINE) double edge[WIDTH], rest[WIDTH], low[WIDTH], low_rest[WIDTH], high[WIDTH], high_rest[WIDTH], open[WIDTH], order[WIDTH];
-            alignas(LINE) double excess[WIDTH], slope[WIDTH], curve[WIDTH], error[WIDTH], less[WIDTH], settled[WIDTH], move[WIDTH], newton[WIDTH];
-            double left = 0;
-            for (int64_t j = 0; j < WIDTH; ++j) {
-                open[j] = counts[j] > 0 ? 1.0 : 0.0;
-                left += open[j];
-                order[j] = counts[j] > 0 ? beta[j] : 1.0;
-                high[j] = double(counts[j] > 0 ? counts[j] : 1);
-                excess[j] = low_rest[j] = high_rest[j] = rest[j] = 0;
-                error[j] = 1;
-                slope[j] = curve[j] = 1;
-            }
-            if (left == 0) return;
-#pragma omp simd
-            for (int64_t j = 0; j < WIDTH; ++j) {
-                low[j] = -(1 + 4 * std::numeric_limits<double>::epsilon()) / order[j];
-                high[j] = -exp(-order[j] * log(high[j])) / order[j] * (1 - 1e-14);
-                edge[j] = ((starts[j] > low[j]) & (starts[j] < high[j])) ? starts[j] : low[j];
-            }
-            for (int step = 0; step < MOST_STEPS && left > 0; ++step) {
-                for (int64_t j = 0; j < WIDTH; ++j) {
-                    if (open[j] == 0) continue;
-                    const Excess at = Entmax(beta[j]).evaluate_above(gaps[j], counts[j], edge[j], rest[j]);
-                    excess[j] = at.excess;
-                    slope[j] = at.slope;
-                    curve[j] = at.curve;
-                }
-                const bool third = step % 3 == 2;
-#pragma omp simd
-                for (int64_t j = 0; j < WIDTH; ++j) {
-                    const double own = edge[j], u = -order[j] * own, of_mass = 1 + excess[j], of_slope = slope[j] * u, log_mass = log1p(excess[j]);
-                    const bool is_open = open[j] > 0, convex = order[j] <= 1, is_low = is_open & (excess[j] >= 0), is_high = is_open & (excess[j] <= 0);
-                    low[j] = is_low ? own : low[j];
-                    low_rest[j] = is_low ? rest[j] : low_rest[j];
-                    high[j] = is_high ? own : high[j];
-                    high_rest[j] = is_high ? rest[j] : high_rest[j];
-                    const double below = (low[j] - own) + (low_rest[j] - rest[j]), above = (high[j] - own) + (high_rest[j] - rest[j]);
-                    // Of a convex one as shares of u: Newton's step, N''/N' with which Halley's follows, and an upper bound of it.
-                    const double share = -of_mass * expm1(-order[j] * log_mass) / of_slope, steepness = curve[j] * u / slope[j];
-                    const double bend = (1 / order[j] - 1) * (steepness - of_slope / of_mass), half = share * bend / 2;
-                    const double halley = share / (1 - (half < 0.5 ? half : 0.5)), by_logarithm = -expm1(-order[j] * (of_mass * log_mass / of_slope));
-                    newton[j] = (convex ? halley : by_logarithm) * -own;
-                    // What is lost if it is taken for the last.
-                    less[j] = convex ? std::fabs(share * share * (steepness / order[j])) / order[j] * of_slope : 1.0;
-                    const double now = std::fabs(excess[j]), rounding = 0x1p-104 * -own;
-                    const bool still = (now <= NOISE) & (now > error[j] / 2), accept = (newton[j] > below) & (newton[j] < above);
-                    settled[j] = ((now <= 0x1p-52) | (above - below <= rounding) | still) ? 1.0 : 0.0;
-                    less[j] = accept ? less[j] : 1.0;
-                    error[j] = now;
-                    move[j] = (accept & !(!convex & third)) ? newton[j] : (below + above) / 2;
-                }
-                left = 0;
-                for (int64_t j = 0; j < WIDTH; ++j) {
-                    if (open[j] == 0) continue;
-                    const bool last = settled[j] == 0 && (less[j] <= 1e-16 || (less[j] <= lost && !is_near_one(gaps[j], counts[j], edge[j])));
-                    if (last) {
-                        shift(newton[j], edge[j], rest[j]);
-                        excess[j] = 0;
-                    } else if (settled[j] == 0) {
-                        shift(move[j], edge[j], rest[j]);
-                    }
-                    open[j] = last || settled[j] > 0 ? 0.0 : 1.0;
-                    left += open[j];
-                }
-            }
-            for (int64_t j = 0; j < WIDTH; ++j) {
-                if (counts[j] == 0) continue;
-                Threshold& threshold = thresholds[j];
-                threshold = {edge[j], rest[j]};
-                if (std::fabs(excess[j]) > NOISE) {
-                    const double more = Entmax(beta[j]).evaluate_above(gaps[j], counts[j], low[j], low_rest[j]).excess;
-                    const double lack = -Entmax(beta[j]).evaluate_above(gaps[j], counts[j], high[j], high_rest[j]).excess;
-                    threshold = {low[j], low_rest[j]};
-                    threshold.share = lack > 0 ? more / (more + lack) : 0.0;
-                    threshold.next_edge = high[j];
-                    threshold.next_rest = high_rest[j];
-                }
-                // As far as rounding may have moved it. For β > 1 what is so near would not be little.
-                if (beta[j] <= 1) threshold.least = 8 * std::numeric_limits<double>::epsilon() / (beta[j] * (slope[j] > 1 ? slope[j] : 1.0));
-            }
-        }
-
-        void solve_levels(const double* const* gaps, const int64_t* counts, const double* starts, double lost, Threshold* thresholds) const {
             alignas(LINE) double level[WIDTH], growth[WIDTH], low[WIDTH], high[WIDTH], open[WIDTH], mass[WIDTH], slope[WIDTH], curve[WIDTH];
             alignas(LINE) double newton[WIDTH], less[WIDTH], settled[WIDTH], taken[WIDTH], edge[WIDTH];
             double left = 0;
@@ -590,7 +416,6 @@ struct Entmax {
                 low[j] = 0;
                 mass[j] = slope[j] = curve[j] = 1;
             }
-            if (left == 0) return;
 #pragma omp simd
             for (int64_t j = 0; j < WIDTH; ++j) {
                 const double start = -log(-beta[j] * starts[j]) / beta[j];
@@ -648,10 +473,7 @@ struct Entmax {
                 growth[j] = exp(beta[j] * level[j]);
             }
             for (int64_t j = 0; j < WIDTH; ++j) {
-                if (counts[j] == 0) continue;
-                thresholds[j] = Threshold{edge[j]};
-                thresholds[j].level = level[j];
-                thresholds[j].growth = growth[j];
+                thresholds[j] = {edge[j], level[j], growth[j]};
                 if (std::fabs(mass[j] - 1) > 1e-12) thresholds[j] = Entmax(beta[j]).between(gaps[j], counts[j], low[j], high[j]);
             }
         }
@@ -673,40 +495,10 @@ struct Entmax {
         const double growth = std::exp(beta * low), next_growth = std::exp(beta * high);
         const double excess = evaluate(gaps, count, low, growth).mass - 1, lack = 1 - evaluate(gaps, count, high, next_growth).mass;
         const double edge = beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * low) / beta;
-        Threshold threshold{edge};
-        threshold.level = low;
-        threshold.growth = growth;
-        threshold.share = lack > 0 ? excess / (excess + lack) : 0.0;
-        threshold.next_level = high;
-        threshold.next_growth = next_growth;
-        return threshold;
+        return {edge, low, growth, lack > 0 ? excess / (excess + lack) : 0.0, high, next_growth};
     }
 
-    double offset(const Threshold& threshold) const {
-        if (beta == 0) return -threshold.level;
-        if (!has_edge()) return std::expm1(-beta * threshold.level) / beta;
-        const double farthest = 1 / beta, rounded = std::fma(-beta, farthest, 1.0) / beta;
-        return -threshold.edge - farthest - rounded - threshold.rest;
-    }
-
-    // (βd)^exponent, d the distance from the threshold. The results may take the place of the gaps.
-    void powers_above(const double* gaps, int64_t count, double edge, double rest, double least, double exponent, double* p) const {
-        const double order = beta;
-        with_power(exponent, [=](const auto& power) {
-            const auto one = [=](double gap) __attribute__((always_inline)) {
-                const double own = distance(gap, edge, rest);
-                const bool inside = own > least;
-                return inside ? power(inside ? own * order : 1.0) : 0.0;
-            };
-            const int64_t half = count / 2;
-#pragma omp simd
-            for (int64_t i = 0; i < half; ++i) {
-                const double first = one(gaps[i]), second = one(gaps[i + half]);
-                p[i] = first;
-                p[i + half] = second;
-            }
-        });
-    }
+    double offset(const Threshold& threshold) const { return beta == 0 ? -threshold.level : std::expm1(-beta * threshold.level) / beta; }
 
     // p at one level. The results may take the place of the gaps.
     void at_level(const double* gaps, int64_t count, double level, double growth, double* p) const {
@@ -737,19 +529,11 @@ struct Entmax {
     }
 
     void probabilities(double* gaps, int64_t count, const Threshold& threshold) const {
-        const auto here = [&](double* own, int64_t length, double* p) {
-            if (!has_edge()) return at_level(own, length, threshold.level, threshold.growth, p);
-            powers_above(own, length, threshold.edge, threshold.rest, threshold.least, 1 / beta, p);
-        };
-        if (threshold.share == 0) return here(gaps, count, gaps);
+        if (threshold.share == 0) return at_level(gaps, count, threshold.level, threshold.growth, gaps);
         for (int64_t i = 0; i < count; i += PADDING) {
             double next[PADDING];
-            if (has_edge()) {
-                powers_above(gaps + i, PADDING, threshold.next_edge, threshold.next_rest, threshold.least, 1 / beta, next);
-            } else {
-                at_level(gaps + i, PADDING, threshold.next_level, threshold.next_growth, next);
-            }
-            here(gaps + i, PADDING, gaps + i);
+            at_level(gaps + i, PADDING, threshold.next_level, threshold.next_growth, next);
+            at_level(gaps + i, PADDING, threshold.level, threshold.growth, gaps + i);
             for (int64_t j = 0; j < PADDING; ++j) gaps[i + j] += threshold.share * (next[j] - gaps[i + j]);
         }
     }

@@ -68,7 +68,7 @@ struct Edges<Sparsemax, WIDTH> {
         step(gaps, n, edges, moves);
         for (int64_t j = 0; j < WIDTH; ++j) {
             rests[j] = 0;
-            shift(moves[j], edges[j], rests[j]);
+            add_exactly(moves[j], edges[j], rests[j]);
         }
     }
 };
@@ -132,20 +132,14 @@ struct Edges<Entmax15, WIDTH> {
 #pragma omp simd reduction(+ : left)
             for (int64_t j = 0; j < WIDTH; ++j) {
                 const double roots = sums.roots[j], excess = sums.mass[j] - 1, discriminant = roots * roots - sums.kept[j] * excess;
-                const double exact = 2 * excess / (roots + std::sqrt(discriminant < 0 ? 0.0 : discriminant));
-                const double newton = sums.step(j), move = newton > 0 ? newton : 0.0;
-                const bool solved = (discriminant >= 0) & (sums.least[j] - edges[j] > exact) & (sums.kept[j] > 0);
-                const bool settles = solved | (move <= 1e-16), is_open = open[j] > 0;
-                rests[j] = (is_open & settles) ? (solved ? exact : move) : rests[j];
-                edges[j] += (is_open & !settles) ? move : 0.0;
-                open[j] = settles ? 0.0 : open[j];
+                const double exact = edges[j] + 2 * excess / (roots + std::sqrt(discriminant < 0 ? 0.0 : discriminant));
+                const double newton = sums.step(j), move = newton > 1e-16 ? newton : 0.0;
+                const bool solved = (discriminant >= 0) & (sums.least[j] > exact) & (sums.kept[j] > 0);
+                const double next = solved ? exact : edges[j] + move;
+                edges[j] = open[j] > 0 ? next : edges[j];
+                open[j] = (solved | (move == 0)) ? 0.0 : open[j];
                 left += open[j];
             }
-        }
-        for (int64_t j = 0; j < WIDTH; ++j) {
-            const double move = rests[j];
-            rests[j] = 0;
-            shift(move, edges[j], rests[j]);
         }
     }
 };
