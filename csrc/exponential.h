@@ -24,6 +24,15 @@ constexpr C DEPTH = 16;
     sum = next;
 }
 
+// x·y + z, rounded one way wherever it is written: other products the compiler may fuse with a sum in one place and not in the next.
+[[gnu::always_inline]] inline double product_sum(double x, double y, double z) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return std::fma(x, y, z);
+#else
+    return x * y + z;
+#endif
+}
+
 // A sum and what its roundings lost.
 struct Sum {
     double high = 0, low = 0;

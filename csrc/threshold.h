@@ -262,11 +262,12 @@ struct Entmax {
         double mass, slope, curve;  // Σp, Σp/ρ, Σp/ρ²
     };
 
-    // log p and 1/ρ, p = 0 where ρ is.
+    // log p and 1/ρ, p = 0 where ρ is. Large powers of ρ make much of its last digit, so what Σp is solved with and p itself have one ρ.
     [[gnu::always_inline]] static inline double log_share(double gap, double scale, double inverse, double level, double& inverse_rho) {
-        const double ratio = gap == 0 ? 0.0 : gap * scale, rho = 1 + ratio;
+        const double factor = gap == 0 ? 0.0 : scale, rho = product_sum(gap, factor, 1.0);
         inverse_rho = 1 / rho;
-        const double lost = (ratio - (rho - 1)) * inverse_rho;  // log(1 + ratio) = log ρ + lost, also for small ratios
+        // log(1 + ratio) = log ρ + lost, also for small ratios; for large ones the difference would be rounded itself.
+        const double lost = rho > 0.5 ? product_sum(gap, factor, 1 - rho) * inverse_rho : 0.0;
         return rho > std::numeric_limits<double>::epsilon() ? (log_of_normal(rho) + lost) * inverse - level : NOTHING;
     }
 
@@ -407,13 +408,14 @@ struct Entmax {
 
         void solve(const double* const* gaps, const int64_t* counts, const double* starts, double lost, Threshold* thresholds) const {
             alignas(LINE) double level[WIDTH], growth[WIDTH], low[WIDTH], high[WIDTH], open[WIDTH], mass[WIDTH], slope[WIDTH], curve[WIDTH];
-            alignas(LINE) double newton[WIDTH], less[WIDTH], settled[WIDTH], taken[WIDTH], edge[WIDTH];
+            alignas(LINE) double newton[WIDTH], less[WIDTH], settled[WIDTH], taken[WIDTH], edge[WIDTH], low_growth[WIDTH], high_growth[WIDTH];
             double left = 0;
             for (int64_t j = 0; j < WIDTH; ++j) {
                 open[j] = counts[j] > 0 ? 1.0 : 0.0;
                 left += open[j];
                 high[j] = double(counts[j] > 0 ? counts[j] : 1);
                 low[j] = 0;
+                low_growth[j] = 1;
                 mass[j] = slope[j] = curve[j] = 1;
             }
 #pragma omp simd
@@ -421,6 +423,7 @@ struct Entmax {
                 const double start = -log(-beta[j] * starts[j]) / beta[j];
                 level[j] = ((beta[j] > 0) & (-beta[j] * starts[j] < 1)) ? start : 0.0;
                 high[j] = log(high[j]);
+                high_growth[j] = exp(beta[j] * high[j]);
             }
             for (int step = 0; step < MOST_STEPS && left > 0; ++step) {
                 for (int64_t j = 0; j < WIDTH; ++j) growth[j] = exp(beta[j] * level[j]);
@@ -450,6 +453,8 @@ struct Entmax {
                     const bool accept = (next > below) & (next < above) & !(steep & third);
                     newton[j] = next;
                     taken[j] = accept ? next : (below + above) / 2;
+                    low_growth[j] = (is_open & (of_mass >= 1)) ? growth[j] : low_growth[j];
+                    high_growth[j] = (is_open & (of_mass <= 1)) ? growth[j] : high_growth[j];
                     low[j] = below;
                     high[j] = above;
                     edge[j] = -exp(-order * next) / order;
@@ -474,7 +479,7 @@ struct Entmax {
             }
             for (int64_t j = 0; j < WIDTH; ++j) {
                 thresholds[j] = {edge[j], level[j], growth[j]};
-                if (std::fabs(mass[j] - 1) > 1e-12) thresholds[j] = Entmax(beta[j]).between(gaps[j], counts[j], low[j], high[j]);
+                if (std::fabs(mass[j] - 1) > 1e-12) thresholds[j] = Entmax(beta[j]).between(gaps[j], counts[j], low[j], low_growth[j], high[j], high_growth[j]);
             }
         }
     };
@@ -491,8 +496,7 @@ struct Entmax {
     }
 
     // The mixture of two neighbouring levels.
-    Threshold between(const double* gaps, int64_t count, double low, double high) const {
-        const double growth = std::exp(beta * low), next_growth = std::exp(beta * high);
+    Threshold between(const double* gaps, int64_t count, double low, double growth, double high, double next_growth) const {
         const double excess = evaluate(gaps, count, low, growth).mass - 1, lack = 1 - evaluate(gaps, count, high, next_growth).mass;
         const double edge = beta == 0 ? -std::numeric_limits<double>::infinity() : -std::exp(-beta * low) / beta;
         return {edge, low, growth, lack > 0 ? excess / (excess + lack) : 0.0, high, next_growth};

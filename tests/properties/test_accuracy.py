@@ -476,6 +476,15 @@ def test_entmax15_shares_out_the_mass_among_many_equal_scores():
     assert abs(math.fsum(sm.entmax15(x).tolist()) - 1) <= 2e-13
 
 
+@pytest.mark.parametrize("alpha", [3.0, 10.0, 17.0, 20.0, 50.0, 500.0])
+def test_entmax_of_high_order_sums_to_1(alpha: float):
+    """Where the last digit of a threshold moves p by 0.1, whatever other rows there are beside."""
+    x = normal(20_000, 5, scale=0.3 / (alpha - 1))
+    p = sm.entmax(x, alpha=alpha)
+    assert (p.sum(-1) - 1).abs().max() <= 1e-12
+    torch.testing.assert_close(p[:50], torch.cat([sm.entmax(row[None], alpha=alpha) for row in x[:50]]), atol=1e-11, rtol=0)
+
+
 @pytest.mark.parametrize("kind", [*LIMIT, torch.float64], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 7.0])
 def test_logarithms_of_sums_are_within_1_ulp_and_log_probabilities_within_2(kind: torch.dtype, temperature: float):

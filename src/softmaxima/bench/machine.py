@@ -17,11 +17,16 @@ import softmaxima as sm
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """The processor, its cores, and the threads that torch takes now; of a GPU its name, clocks and sizes too."""
-    facts = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", facts.read_text(encoding="utf-8")) if facts.exists() else []
-    processor = names[0] if names else platform.processor() or platform.machine()
-    host = {"processor": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    host = {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return host if device == "cpu" else {**_gpu(), **host}
+
+
+def _processor() -> str:
+    """Its name, and the numbers that tell generations apart which hypervisors give one name."""
+    source = Path("/proc/cpuinfo")
+    facts = dict(re.findall(r"^(.+?)\s*: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)) if source.exists() else {}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if {"cpu family", "model"} <= facts.keys() else name
 
 
 def _gpu() -> dict[str, Any]:
