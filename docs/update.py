@@ -41,7 +41,7 @@ from softmaxima.experiments.attention import Study, compare_attention, offered, 
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
 from softmaxima.experiments.attention_tasks import digits_task, text_task
-from softmaxima.experiments.compare import Comparison, Settings, compare
+from softmaxima.experiments.compare import Settings, compare
 from softmaxima.experiments.precision import precision
 from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
@@ -55,6 +55,7 @@ from softmaxima.report import estimators as estimators_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report.attention_figures import picture as attention_picture
+from softmaxima.report.columns import markdown_table
 from softmaxima.report.compare import columns, twins
 from softmaxima.report.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
 from softmaxima.report.compare_attention import markdown as study_markdown
@@ -79,18 +80,9 @@ def compare_blocks() -> Blocks:
     numbers = {name: value for name, value in as_json(comparison).items() if name != "folds"}
     (DOCS / "compare.json").write_text(json.dumps(made_on() | numbers, indent=1) + "\n")
     taken = comparison.recommendation
+    shown = markdown_table("pair", columns(comparison), comparison.results, comparison.taken)
     words = f"**{taken.headline}.** {taken.reason}"
-    return {"compare": f"{markdown_table(comparison)}\n\n{words}\n\n{caption('make readme', twins(comparison))}"}
-
-
-def markdown_table(comparison: Comparison) -> str:
-    rows = []
-    for result in comparison.results:
-        cells = [column.cell(result) for column in columns(comparison)]
-        if result.pair is not None and result.pair == comparison.recommendation.pair:
-            cells = [cell and f"**{cell}**" for cell in cells]
-        rows.append(cells)
-    return table([column.heading for column in columns(comparison)], rows)
+    return {"compare": f"{shown}\n\n{words}\n\n{caption('make readme', twins(comparison))}"}
 
 
 def confirmation_blocks() -> Blocks:

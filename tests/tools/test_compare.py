@@ -22,6 +22,7 @@ from sklearn.metrics import f1_score, log_loss
 
 import softmaxima
 from softmaxima.core.numbers import InputError
+from softmaxima.core.writing import finite
 from softmaxima.experiments.compare import (
     BASELINE,
     Comparison,
@@ -35,7 +36,8 @@ from softmaxima.experiments.compare import (
     total_steps,
     trained_folds,
 )
-from softmaxima.experiments.differences import Difference, difference
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import METRICS, Result, evaluate
 from softmaxima.experiments.saved import as_json, as_text, read_folds
 from softmaxima.experiments.suspicions import Doubt
@@ -44,7 +46,7 @@ from softmaxima.integrations.pairs import choose, pairs
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.report.compare import caption, page, rates, sentence, times, unlearnt, write
-from softmaxima.report.compare_figures import LEGEND, drawn_maps, figures, rarest_first, styles_of, support_groups
+from softmaxima.report.compare_figures import LEGEND, drawn_maps, figures, gain_figure, rarest_first, styles_of, support_groups
 from softmaxima.report.figures import COLOURS, GREY, gain_cell, logarithmic, pareto_front
 
 TINY = Settings(folds=2, repeats=1, epochs=2)
@@ -125,7 +127,7 @@ def test_the_baseline_is_a_result_of_its_own_and_pairs_merge_only_where_they_are
     learnt = [{"class frequencies": fold, "softmax": fold, "sparsemax": fold} for fold in frequencies]
     table = Table("t", "y", False, np.zeros((120, 1)), np.arange(120) % 3, ("a", "b", "c"))
     found = summary(table, TINY, learnt, SOME)
-    assert {result.name: result.same for result in found.results} == {"class frequencies": (), "softmax": ("sparsemax",)}
+    assert {result.name: result.twins for result in found.results} == {"class frequencies": (), "softmax": ("sparsemax",)}
     better = [fold | {"sparsemax": replace(fold["softmax"], log_loss=0.995 * fold["softmax"].log_loss)} for fold in learnt]
     assert len(summary(table, TINY, better, SOME).results) == 3
     assert len(summary(table, replace(TINY, metric="cost"), learnt, SOME).results) == 3
@@ -202,8 +204,8 @@ def test_the_baseline_gives_every_row_the_frequencies_of_the_classes(comparison:
 
 
 def test_pairs_that_predict_the_same_are_one_row(comparison: Comparison) -> None:
-    assert "eps softmax" in comparison.softmax.same
-    names = [name for result in comparison.results for name in (result.name, *result.same)]
+    assert "eps softmax" in comparison.softmax.twins
+    names = [name for result in comparison.results for name in (result.name, *result.twins)]
     assert sorted(names) == sorted([BASELINE, *(pair.name for pair in pairs(3))])
 
 
@@ -296,7 +298,7 @@ def test_what_was_interrupted_goes_on_to_the_same_result(table: Table, tmp_path:
     ("change", "part"),
     [
         (lambda table: (table, replace(TINY, seed=1), SOME), "--seed 0, not 1"),
-        (lambda table: (table, replace(TINY, rows=40), SOME), "--quick: rows None, not 40"),
+        (lambda table: (table, replace(TINY, rows=40), SOME), "without --quick"),
         (lambda table: (replace(table, features=table.features + 1), TINY, SOME), "another table"),
         (lambda table: (table, TINY, SOME[:2]), "other --maps"),
     ],
@@ -416,7 +418,10 @@ def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: P
     for entry, row, result in zip(numbers["results"], rows, comparison.results, strict=True):
         for measure in ("accuracy", "macro_f1", "log_loss", "brier", "calibration", "support", "zeros"):
             assert entry[measure] == float(row[measure]) == getattr(result, measure)
-        assert float(row["gain"]) == comparison.gain(result).mean
+        gain = comparison.gain(result)
+        told = [entry["gain"][end] if entry["gain"] else None for end in ("mean", "low", "high")]
+        assert told == [float(row[end]) if row[end] else None for end in ("gain", "gain_low", "gain_high")]
+        assert told == ([None] * 3 if result is comparison.softmax else finite([gain.mean, gain.low, gain.high]))
     taken = comparison.recommendation.pair
     assert [row["pair"] for row in rows if row["recommended"] == "1"] == ([taken.name] if taken else [])
 
@@ -605,16 +610,15 @@ def of_softmaxs_rows(comparison: Comparison, **changes: Any) -> Comparison:
     return replace(comparison, results=results)
 
 
-@pytest.mark.parametrize(
-    ("metric", "words"),
-    [("accuracy", "Right on the same rows as softmax in these folds"), ("brier", "The same Brier score as softmax in every fold")],
-)
-def test_what_is_the_same_in_every_fold_has_no_interval(comparison: Comparison, metric: str, words: str) -> None:
+@pytest.mark.parametrize("metric", [metric.name for metric in METRICS.values() if not metric.by_ratio])
+def test_what_is_the_same_on_every_row_is_called_so(comparison: Comparison, metric: str) -> None:
     found = of_softmaxs_rows(replace(comparison, settings=replace(TINY, metric=metric)), step_seconds=1.0)
     same = found.others[-1]
-    assert sentence(found, same).startswith(words)
-    assert gain_cell(found.gain(same), found.metric) == {"accuracy": "same rows", "brier": "same"}[metric]
-    assert "new rows may still differ" in caption(found)
+    assert sentence(found, same).startswith(f"The same {found.metric.words} as softmax on every row")
+    assert gain_cell(found.gain(same), found.metric) == "same rows"
+    assert "as many new ones may still differ" in caption(found)
+    shown = next(trace for trace in gain_figure(found).plot.data if same.name in (trace.y or ()))
+    assert (shown.error_x.array[list(shown.y).index(same.name)] > 0) == found.metric.is_mean_of_rows
 
 
 def test_an_interval_that_would_leave_the_metrics_range_shows_its_ends(comparison: Comparison) -> None:

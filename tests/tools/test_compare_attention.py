@@ -22,9 +22,11 @@ from scipy import stats
 
 from softmaxima.cli import main
 from softmaxima.core.numbers import InputError
+from softmaxima.core.writing import finite
 from softmaxima.experiments import attention
 from softmaxima.experiments.attention import (
     BASELINE,
+    COST,
     Finding,
     Head,
     Result,
@@ -42,7 +44,7 @@ from softmaxima.experiments.attention import (
     trained,
 )
 from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT, VARIANTS, Variant, check_names
-from softmaxima.experiments.attention_saved import as_json, read_trainings
+from softmaxima.experiments.attention_saved import GAINS, as_json, read_trainings
 from softmaxima.experiments.attention_tasks import CONTEXT, Task, digits_task, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.maps import REGISTRY
@@ -215,18 +217,18 @@ def test_the_steps_are_those_that_were_announced(digits: Task) -> None:
 def test_what_learns_has_learnt(study: Study) -> None:
     for finding in study.findings:
         by_name = {result.name: result for result in finding.results}
-        alphas = [head.learnt for layer in by_name["entmax-α"].heads for head in layer]
-        sinks = [head.learnt for layer in by_name["elastic softmax"].heads for head in layer]
+        alphas, sinks = (
+            [head.learnt for run in by_name[name].runs for layer in run.heads for head in layer]
+            for name in ("entmax-α", "elastic softmax")
+        )
         assert all(1 < alpha < 2 and alpha != 1.5 for alpha in alphas)
         assert all(sink != 0 for sink in sinks)
-        for name, numbers in (("entmax-α", alphas), ("elastic softmax", sinks)):
-            own = [head.learnt for run in by_name[name].runs for layer in run.heads for head in layer]
+        for name, own in (("entmax-α", alphas), ("elastic softmax", sinks)):
             assert (min(own), max(own)) == (
                 min(low for low, _ in by_name[name].learnt),
                 max(high for _, high in by_name[name].learnt),
             )
-            assert min(own) <= min(numbers) <= max(numbers) <= max(own)
-        assert by_name["softmax"].heads[0][0].learnt is None
+        assert by_name["softmax"].runs[0].heads[0][0].learnt is None
         assert "which begin at 1.50 and learn, end at" in sentence(finding, by_name["entmax-α"])
 
 
@@ -252,7 +254,7 @@ def test_heads_of_seeds_are_put_in_order_before_their_mean(digits: Task) -> None
     sharp, wide = (Head(keys / 8, float(keys), 1.0, learnt=float(keys)) for keys in (1, 8))
     runs = [replace(ran("a", [0.5]).runs[0], heads=((one, other),)) for one, other in ((sharp, wide), (wide, sharp))]
     result = Result("a", SOFTMAX_ALONE[0], tuple(runs))
-    assert result.heads == ((sharp, wide),)
+    assert result.heads == (tuple(replace(head, learnt=None) for head in (sharp, wide)),)
     assert result.learnt == ((1.0, 8.0),)
 
 
@@ -480,7 +482,10 @@ def test_the_files_agree_with_the_study(study: Study, tmp_path: Path) -> None:
     for (finding, result), entry, row in zip(flat, entries, rows, strict=True):
         assert entry["name"] == row["name"] == result.name
         assert entry["quality"] == float(row["quality"]) == result.quality
-        assert float(row["gain"]) == finding.gain(result).mean
+        gain, pace = finding.gain(result), finding.pace(result)
+        gains = [gain.mean, gain.low, gain.high, *map(COST.in_unit, (pace.mean, pace.low, pace.high))]
+        told = [float(row[name]) if row[name] else None for name in GAINS]
+        assert told == (finite(gains) if result is not finding.softmax else [None] * len(gains))
     assert record["partial"] is False
     assert set(record["tasks"][0]["picture"]["weights"]) == {*[variant.name for variant in SOME], EVEN.name}
 
@@ -529,7 +534,7 @@ def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
     assert "Partial: interrupted after 2 of 3 seeds." in content
     assert "Partial: interrupted after 1 of 3 seeds." in content
     assert run(*options) == 2
-    assert "go on with --resume, or choose another directory" in capsys.readouterr().err
+    assert "go on with --resume, or choose another --out" in capsys.readouterr().err
     assert run(*options, "--resume") == 0
     assert "3 of 6 done before" in capsys.readouterr().out
     record = json.loads((tmp_path / "results.json").read_text())

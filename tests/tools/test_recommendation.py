@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from softmaxima.experiments.differences import Difference, difference, interval
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
 from softmaxima.experiments.recommendation import recommend
+from softmaxima.experiments.verdicts import interval
 from softmaxima.integrations.pairs import Pair
 from softmaxima.report.compare_figures import NAME_SHOWN, _shortened
 from softmaxima.report.figures import Point, gain_cell, gain_plot
@@ -75,17 +77,31 @@ def test_no_interval_goes_beyond_what_the_metric_can_differ_by(metric: Metric) -
     assert (found.low, found.high) == (-metric.most_gain, metric.most_gain)
 
 
-def test_rows_that_are_the_same_have_no_interval() -> None:
-    alike = difference(scored("a", [0.9, 0.8]), scored("softmax", [0.9, 0.8]), ACCURACY, 2, 1)
-    other_rows = difference(scored("a", [0.9, 0.8], squares=0.1), scored("softmax", [0.9, 0.8]), ACCURACY, 2, 1)
-    assert (alike.same, other_rows.same) == (True, False)
-
-
 def alike(folds: int, name: str = "a", step: float = 1e-3) -> Result:
     """Right on the same rows as `softmax` of the same number of folds."""
     result = scored(name, [0.9] * folds, step=step)
     same = {reference: dict.fromkeys(METRICS, 0.0) for reference in ("softmax", "class frequencies")}
     return replace(result, folds=tuple(replace(fold, squares=same) for fold in result.folds))
+
+
+def test_only_what_is_known_to_differ_in_no_row_is_the_same() -> None:
+    other_rows = difference(scored("a", [0.9, 0.8], squares=0.1), scored("softmax", [0.9, 0.8]), ACCURACY, 2, 1)
+    unknown = difference(scored("a", [0.9, 0.8]), scored("b", [0.9, 0.8]), ACCURACY, 2, 1)
+    assert [difference(alike(2), alike(2, "softmax"), ACCURACY, 2, 1).same, other_rows.same, unknown.same] == [True, False, False]
+
+
+def test_a_difference_turned_round_has_the_same_interval_turned_round() -> None:
+    one, softmax = scored("a", [0.96] * 5, squares=0.5), scored("softmax", [0.90] * 5)
+    there, back = difference(one, softmax, ACCURACY, 5, 1), difference(softmax, one, ACCURACY, 5, 1)
+    assert (back.mean, back.low, back.high) == pytest.approx((-there.mean, -there.high, -there.low))
+
+
+def test_few_folds_see_nothing_even_where_their_interval_ends_before() -> None:
+    """Gains of 60 and 64 points of 100 − 36 that are possible, with two folds: their interval would go on beyond 1."""
+    softmax, baseline = scored("softmax", [0.95, 0.85]), scored("class frequencies", [0.3, 0.3])
+    found = recommend(softmax, baseline, [scored("a", [0.80, 0.99])], ACCURACY, 2)
+    assert found.headline == "Too few folds to tell"
+    assert "would not have shown" in found.reason
 
 
 @pytest.mark.parametrize("comparisons", [1, 17])
@@ -94,7 +110,7 @@ def test_rows_of_which_none_differs_bound_what_is_a_mean_over_them(metric: Metri
     for folds, repeats in ((2, 1), (5, 1), (5, 2)):
         found = difference(alike(folds * repeats), alike(folds * repeats, "softmax"), metric, folds, comparisons)
         unseen = stats.binomtest(0, folds * ROWS, alternative="less").proportion_ci(1 - 0.05 / comparisons).high
-        reach = metric.most_gain * unseen if metric.name in ("accuracy", "log-loss", "brier") else 0.0
+        reach = metric.most_gain * (unseen if metric.name in ("accuracy", "log-loss", "brier") else 1)
         assert (found.same, found.mean, found.low, found.high) == (True, 0.0, pytest.approx(-reach), pytest.approx(reach))
 
 
@@ -210,7 +226,7 @@ def test_what_stays_says_what_is_better_elsewhere_and_what_is_taken_what_it_rule
     calm = scored("calm", spread(0.90, 4), log_loss=0.4)
     found = recommend(SOFTMAX, BASELINE, [calm], ACCURACY, 5)
     assert found.headline == "Stay with softmax"
-    assert "; in log loss calm is better by 0.100 (0.100 to 0.100)." in found.reason
+    assert "; in log loss calm is better by 0.100 nats (0.100 to 0.100)." in found.reason
     sparse = scored("sparse", spread(0.95, 4))
     sparse = replace(sparse, folds=tuple(replace(fold, zeros=0.04) for fold in sparse.folds))
     assert recommend(SOFTMAX, BASELINE, [sparse], ACCURACY, 5).reason.endswith(" It rules the true class out in 4 % of rows.")

@@ -608,7 +608,7 @@ def test_rows_that_occur_again_are_counted_and_make_no_other_column_odd(read: Re
     labels = random.integers(0, 2, 60)
     tiled = pl.DataFrame({name: np.tile(values, 5) for name, values in {**few, "y": labels}.items()})
     (note,) = read(tiled.write_csv().encode()).notes
-    assert note.startswith("rows that are there before, the target too: 240 of 300")
+    assert note.startswith("240 of 300 rows repeat an earlier one, target included")
     assert isinstance(note, Doubt)
 
 

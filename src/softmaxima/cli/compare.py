@@ -62,7 +62,7 @@ def compare(
     ] = None,
     metric: Annotated[
         Literal["accuracy", "macro-f1", "log-loss", "brier", "calibration", "cost"],
-        Parameter(help="What the recommendation goes by; cost is the time of a training step at an equal accuracy."),
+        Parameter(help="What the recommendation goes by; cost: the time of a step, of what is at most a point less accurate."),
     ] = "accuracy",
     model: Annotated[Literal["linear", "mlp"], Parameter(help="One affine layer, or one hidden layer of 128 ReLU units.")] = "mlp",
     tune: Annotated[
@@ -98,13 +98,12 @@ def compare(
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
     from softmaxima.experiments.model import check_format
-    from softmaxima.experiments.resumption import interrupted
     from softmaxima.experiments.saved import read_folds
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
 
-    if not resume and interrupted(out / "results.json"):
-        fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another directory")
+    if not resume:
+        pieces.check_not_interrupted(out)
     if save is not None:
         try:
             check_format(save)
@@ -128,7 +127,7 @@ def compare(
         settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
         chosen = choose(pairs(len(data.classes)), names(maps))
         command = shlex.join(["softmaxima", *sys.argv[1:]])
-        done, command = read_folds(out / "results.json", part, settings, chosen) if resume else ([], command)
+        done, command = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else ([], command)
     except InputError as error:
         fail(error)
     comparison = run(part, settings, chosen, done, out, command)
@@ -163,16 +162,12 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
 
 def save_model(data: Table, comparison: Comparison, path: Path) -> None:
     """Train the recommended pair on all rows and write it. A table that teaches nothing gives no model, which is an error."""
-    from softmaxima.experiments.compare import BASELINE, trained
+    from softmaxima.experiments.compare import trained
     from softmaxima.experiments.model import save
 
     taken = comparison.recommendation
     if taken.pair is None:
-        fail(
-            f"--save: nothing is saved to {path}, for no pair is known to be better than {BASELINE}; add rows, columns or "
-            "--repeats",
-            WRONG_RESULT,
-        )
+        fail(f"--save: nothing is saved to {path}. {taken.headline}: {taken.reason}", WRONG_RESULT)
     if data.encoder is None:
         raise TypeError("a table that is read has an encoder")
     classifier = trained(data, comparison.settings, taken.pair, comparison.folds)
@@ -200,7 +195,7 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
 
     console = console or Output()
     taken = comparison.recommendation
-    bold = [taken.pair is not None and result.pair == taken.pair for result in comparison.results]
+    bold = [result is comparison.taken for result in comparison.results]
     show_table(console, "pair", columns(comparison), comparison.results, bold)
     console.print(Text(caption(comparison), style="dim"))
     if told := rates(comparison):

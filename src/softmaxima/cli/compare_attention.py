@@ -67,11 +67,10 @@ def compare_attention(
         check_file(text, ", a text in UTF-8")
     from softmaxima.core.numbers import InputError, choose
     from softmaxima.experiments.attention_plan import QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
-    from softmaxima.experiments.resumption import interrupted
     from softmaxima.experiments.texts import read_text
 
-    if not resume and interrupted(out / pieces.NUMBERS):
-        fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another directory")
+    if not resume:
+        pieces.check_not_interrupted(out)
     try:
         check_names(names(maps))
         usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)

@@ -53,6 +53,14 @@ class Pieces(Generic[P, F]):
     files: Sequence[str]
 
 
+def check_not_interrupted(out: Path) -> None:
+    """End the command where a directory holds the pieces of an experiment that was interrupted, which would be lost."""
+    from softmaxima.experiments.resumption import interrupted
+
+    if interrupted(out / NUMBERS):
+        fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another --out")
+
+
 def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None], tell: Callable[[str], None] = say) -> F:
     """Train what is left, and after each piece write what is known; then show it."""
     found = pieces.summary(done) if done else None

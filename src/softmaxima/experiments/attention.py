@@ -10,7 +10,7 @@ seeds is
 
 with s² the variance over seeds, which training makes, and b² that of the means of B ≤ 16 batches of held-out rows, since these are
 a sample too, and what follows in a text is alike: of single blocks the variance is 5 to 7 times too small. What may be said of it
-is `differences`: t of J − 1 and of B − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
+is `verdicts`: t of J − 1 and of B − 1 degrees of freedom, Bonferroni's correction over the maps, and softmax where nothing is
 better.
 """
 
@@ -33,10 +33,12 @@ from torch.nn import functional
 from softmaxima.bench.machine import installed
 from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT, REFERENCE, VARIANTS, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
-from softmaxima.experiments.compare import one_thread
-from softmaxima.experiments.differences import STAY, Difference, Spread, Words, best_of, interval_of, listed, sight, spread_of, stay
+from softmaxima.experiments.differences import Difference, Spread, interval_of, spread_of
 from softmaxima.experiments.measures import METRICS, Metric, geometric_mean
 from softmaxima.experiments.transformer import Transformer
+from softmaxima.experiments.turns import one_thread, rotated
+from softmaxima.experiments.verdicts import STAY, Words, best_of, sight, stay
+from softmaxima.experiments.wording import listed
 from softmaxima.maps import REGISTRY
 
 WARMING = 0.1  # of the steps, in which the rate rises; then it falls to 0
@@ -57,7 +59,7 @@ class Head:
     share: float  # of these keys, that have p > 0
     keys: float  # exp(H) of p/Σp: as many equal ones would be as spread
     mass: float  # Σp
-    learnt: float | None = None  # its α or its sink
+    learnt: float | None = None  # its α or its sink, of a single run
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,7 @@ class Result:
 
 
 def _mean_head(heads: Sequence[Head]) -> Head:
-    learnt = [head.learnt for head in heads if head.learnt is not None]
-    share, keys, mass = (fmean(getattr(head, name) for head in heads) for name in ("share", "keys", "mass"))
-    return Head(share, keys, mass, fmean(learnt) if learnt else None)
+    return Head(*(fmean(getattr(head, name) for head in heads) for name in ("share", "keys", "mass")))
 
 
 @dataclass(frozen=True)
@@ -154,33 +154,33 @@ class Finding:
         return next(result for result in self.results if result.name == REFERENCE)
 
     @property
-    def beaten(self) -> tuple[Result, ...]:
+    def bars(self) -> tuple[Result, ...]:
         """What a map must be better than to have learnt where to look: the baseline and even attention."""
         return tuple(next(result for result in self.results if result.variant == variant) for variant in (None, EVEN))
 
     @property
     def maps(self) -> tuple[Result, ...]:
         """What may be taken."""
-        return tuple(result for result in self.results if result not in self.beaten)
+        return tuple(result for result in self.results if result not in self.bars)
 
     @property
     def others(self) -> tuple[Result, ...]:
         """What is compared with softmax."""
         return tuple(result for result in self.maps if result is not self.softmax)
 
-    def over(self, result: Result) -> dict[str, Difference]:
+    def over_bars(self, result: Result) -> dict[str, Difference]:
         """How much better a map is than what it must be better than."""
-        return over(result, self.beaten, len(self.maps), self.metric)
+        return over_bars(result, self.bars, len(self.maps), self.metric)
 
     def gain(self, result: Result) -> Difference:
         """How much better a result is than softmax."""
-        return difference(result, self.softmax, self.metric, max(1, len(self.others)))
+        return difference(result, self.softmax, self.metric, len(self.others))
 
     def pace(self, result: Result) -> Difference:
         """How much faster a step is than with softmax."""
         if result.variant is None:
             return Difference(math.nan, -math.inf, math.inf)
-        return difference(result, self.softmax, COST, max(1, len(self.others)))
+        return difference(result, self.softmax, COST, len(self.others))
 
     @property
     def pictured(self) -> tuple[int, int]:
@@ -254,11 +254,10 @@ def trained(
 def _trained(
     task: Task, settings: Settings, chosen: Sequence[Variant], seed: int, is_first: bool, advanced: Callable[[int], None]
 ) -> Trained:
-    """What every map reached with that seed, some steps of each in turn, so that a machine that is busy for a while slows all."""
+    """What every map reached with that seed, some steps of each in turn."""
     trainings = [Training(task, variant, seed, settings.steps) for variant in chosen]
     for turn, first in enumerate(range(0, settings.steps, TURN)):
-        begin = turn % len(trainings)
-        for training in (*trainings[begin:], *trainings[:begin]):
+        for training in rotated(trainings, turn):
             advanced(training.advance(min(TURN, settings.steps - first)))
     runs = {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
     layer, head = pictured(runs[REFERENCE].heads, task.causal)
@@ -401,16 +400,17 @@ def difference(result: Result, reference: Result, metric: Metric, comparisons: i
     count = max(2, min(BATCHES, len(of_rows[0]) // BATCH_ROWS))
     batches = [float(batch.mean()) for batch in np.array_split(of_rows[0] - of_rows[1], count)]
     over_rows = Spread(spread_of(batches) / len(batches), len(batches) - 1)
-    return interval_of(gains, [_over_seeds(gains), over_rows], metric, comparisons, len(of_rows[0]))
+    same = all(run.rows == other.rows for run, other in zip(result.runs, reference.runs, strict=True))
+    return interval_of(gains, [_over_seeds(gains), over_rows], metric, comparisons, len(of_rows[0]), same)
 
 
 def _over_seeds(gains: Sequence[float]) -> Spread:
     return Spread(spread_of(gains) / len(gains), len(gains) - 1)
 
 
-def over(result: Result, beaten: Sequence[Result], maps: int, metric: Metric) -> dict[str, Difference]:
+def over_bars(result: Result, bars: Sequence[Result], maps: int, metric: Metric) -> dict[str, Difference]:
     """How much better one of so many maps is than each of what all must be better than."""
-    return {other.name: difference(result, other, metric, len(beaten) * maps) for other in beaten}
+    return {bar.name: difference(result, bar, metric, len(bars) * maps) for bar in bars}
 
 
 def summary(
@@ -456,18 +456,18 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
     maps = [result for result in results if result is not even]
     others = [result for result in maps if result is not softmax]
     words = Words("map", "maps", f"on {task.title}", "seed by seed")
-    better = {result.name: over(result, (baseline, even), len(maps), metric) for result in maps}
-    for beaten in (baseline, even):
-        gains = {name: found[beaten.name] for name, found in better.items()}
+    better = {result.name: over_bars(result, (baseline, even), len(maps), metric) for result in maps}
+    for bar in (baseline, even):
+        gains = {name: found[bar.name] for name, found in better.items()}
         if any(gain.better for gain in gains.values()):
             continue
-        shown = f"No map is shown to have a better {metric.words} than {beaten.name} ({metric.show(beaten.quality)})"
-        seen = sight(beaten.quality, gains, metric, words)
+        shown = f"No map is shown to have a better {metric.words} than {bar.name} ({metric.show(bar.quality)})"
+        seen = sight(bar.quality, gains, metric, words)
         if seen is not None and seen.is_blind:
             return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
         why = (
             "reads nothing: nothing can be learnt here"
-            if beaten is baseline
+            if bar is baseline
             else "looks at all alike: where to look makes no difference here"
         )
         return (
@@ -481,7 +481,7 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
         taken, reason = best
         return taken, f"Take {taken.name}", reason
     if softmax not in learnt:
-        beaten = listed([name for name, gain in better[softmax.name].items() if not gain.better])
-        told = f"Softmax is not shown to be better than {beaten}, and no other map to be better than softmax"
+        unbeaten = listed([name for name, gain in better[softmax.name].items() if not gain.better])
+        told = f"Softmax is not shown to be better than {unbeaten}, and no other map to be better than softmax"
         return None, "Too few seeds to tell", f"{told}: more seeds or steps may tell."
     return softmax, STAY, stay(softmax, gains, metric, words, sight(softmax.quality, gains, metric, words))

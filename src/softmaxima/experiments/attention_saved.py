@@ -18,15 +18,18 @@ from softmaxima.core.writing import finite
 from softmaxima.experiments.attention import BETAS, COST, WARMING, Finding, Head, Result, Run, Study, Trained, compared
 from softmaxima.experiments.attention_plan import LEFT_OUT, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
-from softmaxima.experiments.resumption import begun, changed, check_same
+from softmaxima.experiments.resumption import changed, check_same, read_record
 
+EXPERIMENT = "compare-attention"
 MEASURES = ("quality", "log_loss", "step_seconds", "kept_bytes")
+GAINS = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")
 OF_HEADS = ("share", "keys", "mass")
 
 
 def as_json(study: Study, rows: bool = True) -> dict[str, Any]:
     """Everything, or all but what each held-out row adds; a number that is not finite becomes null."""
     record = {
+        "experiment": EXPERIMENT,
         "versions": dict(study.versions),
         "settings": {**asdict(study.settings), "warming": WARMING, "betas": BETAS},
         "left_out": LEFT_OUT,
@@ -76,7 +79,7 @@ def _result(finding: Finding, result: Result, rows: bool) -> dict[str, Any]:
         **({} if variant is None else {"map": variant.map, "params": variant.params, "learnt": variant.learnt}),
         **{measure: getattr(result, measure) for measure in MEASURES},
         "gain": None if result is finding.softmax else asdict(finding.gain(result)),
-        "log_of_times": None if result is finding.softmax else asdict(finding.pace(result)),
+        "faster": None if result is finding.softmax else asdict(finding.pace(result)),  # a difference of logarithms
         "diverged": result.diverged,
         "heads": [[asdict(head) for head in layer] for layer in result.heads],
         "runs": [] if variant is None else [_run(run, rows) for run in result.runs],
@@ -98,22 +101,21 @@ def as_text(study: Study) -> str:
 
 
 def as_csv(study: Study) -> str:
-    """One line a task and a map, the best first."""
+    """One line a task and a map, the best first; gains over softmax are empty where none is known."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    gains = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")
-    lines.writerow(["task", "name", "map", *MEASURES, *gains, *OF_HEADS, "diverged", "recommended"])
+    lines.writerow(["task", "name", "map", *MEASURES, *GAINS, *OF_HEADS, "diverged", "recommended"])
     for finding in study.findings:
         for result in finding.results:
             gain, pace = finding.gain(result), finding.pace(result)
+            gains = [gain.mean, gain.low, gain.high, *map(COST.in_unit, (pace.mean, pace.low, pace.high))]
             lines.writerow(
                 [
                     finding.task.name,
                     result.name,
                     result.variant.map if result.variant else "",
                     *(getattr(result, measure) for measure in MEASURES),
-                    *(gain.mean, gain.low, gain.high),
-                    *map(COST.in_unit, (pace.mean, pace.low, pace.high)),
+                    *(finite(gains) if result is not finding.softmax else [""] * len(gains)),
                     *(result.mean(measure) for measure in OF_HEADS),
                     len(result.diverged),
                     int(result is finding.taken),
@@ -130,14 +132,14 @@ def read_trainings(
     Raises:
         InputError: where there is none, or it is of other tasks, other settings or other maps.
     """
-    was, version, command, digests, found = begun(path, _begun)
-    other = changed(was, asdict(settings), {"quick": "--quick:"})
+    was, version, command, digests, found = read_record(path, EXPERIMENT, _begun)
+    other = changed(was, asdict(settings), {"quick": "--quick"})
     if version != __version__:
-        other.insert(0, f"softmaxima {version}, not {__version__}")
+        other.insert(0, f"with softmaxima {version}, not {__version__}")
     if any(digests.get(task.name, task.digest) != task.digest for task in tasks) or not digests.keys() <= {t.name for t in tasks}:
-        other.insert(0, "another --text or --task")
+        other.insert(0, "with another --text or --task")
     if any(runs.keys() != {variant.name for variant in compared(chosen)} for runs in found.values()):
-        other.append("other --maps")
+        other.append("with other --maps")
     count = max(len(runs) for of_task in found.values() for runs in of_task.values())
     expected = [(task.name, number) for number in range(count) for task in tasks]
     done: list[tuple[str, Trained]] = [
@@ -146,7 +148,7 @@ def read_trainings(
         if name in found and all(number < len(runs) for runs in found[name].values())
     ]
     if [name for name, _ in done] != [name for name, _ in expected[: len(done)]]:
-        other.append("another --task")
+        other.append("with another --task")
     check_same(path, other)
     return done, command
 

@@ -33,7 +33,9 @@ SHAPE = Shape(size=32, heads=4, layers=2)
 MUCH = 0.1  # of what is held out, that is known word for word
 DOUBT = "{:.0f} % of what is held out occurs word for word in what is learnt, so that memory pays."
 
-BITS = Metric("bits", "loss per character", "quality", -1, "{:.3f} bits", unit="bits per character", decimals=3)
+BITS = Metric(
+    "bits", "loss per character", "quality", -1, "{:.3f} bits", unit="bits per character", decimals=3, is_mean_of_rows=True
+)
 ACCURACY = replace(METRICS["accuracy"], attribute="quality")
 
 

@@ -12,7 +12,6 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median, median_low
@@ -24,10 +23,12 @@ from sklearn.model_selection import RepeatedStratifiedKFold, train_test_split
 
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.differences import Difference, difference
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import METRICS, Fold, Metric, Result, RowScores, evaluate
 from softmaxima.experiments.recommendation import Recommendation, learnt, proving, recommend
 from softmaxima.experiments.tables import Table
+from softmaxima.experiments.turns import one_thread, rotated
 from softmaxima.experiments.wording import rows
 from softmaxima.integrations.classifier import Classifier, Prepared, usual_epochs
 from softmaxima.integrations.pairs import Pair, pairs
@@ -37,7 +38,7 @@ HIDDEN = 128
 LEARNING_RATE = 3e-3
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # that --tune tries
 TUNING_SHARE = 0.25  # of the training rows, which judge them
-LEAST_SECONDS = 0.3  # by which the time is estimated
+LEAST_SECONDS, TIMED = 0.3, 5  # by which the time is estimated, in so many steps of each pair at a time
 TURN = 10  # steps of one pair before it is the next one's turn
 ROUNDINGS = 1e-3  # what they make of a training
 BASELINE = "class frequencies"
@@ -130,7 +131,7 @@ class Comparison:
 
     def of(self, name: str) -> Result:
         """The result of that name, which may be one of several pairs that predicted the same."""
-        return next(result for result in self.results if name in (result.name, *result.same))
+        return next(result for result in self.results if name in (result.name, *result.twins))
 
     @property
     def softmax(self) -> Result:
@@ -157,9 +158,15 @@ class Comparison:
         names = {result.name for found in known.values() for result in found}
         return tuple(result for result in self.results if result.name not in names and result is not self.baseline)
 
-    def gain(self, result: Result) -> Difference:
-        """How much better a result is than softmax."""
-        return difference(result, self.softmax, self.metric, self.settings.folds, max(1, len(self.others)))
+    @property
+    def taken(self) -> Result | None:
+        """The result of the pair that is recommended."""
+        pair = self.recommendation.pair
+        return None if pair is None else self.of(pair.name)
+
+    def gain(self, result: Result, metric: Metric | None = None) -> Difference:
+        """How much better a result is than softmax, by the metric that was asked for or another."""
+        return difference(result, self.softmax, metric or self.metric, self.settings.folds, len(self.others))
 
 
 # The experiment -----------------------------------------------------------------------------------------------------------
@@ -252,14 +259,16 @@ def _classifier(settings: Settings, pair: Pair, seed: int, rate: float = LEARNIN
 
 
 def _train_in_turns(classifiers: Sequence[Classifier], prepared: Prepared, advanced: Callable[[int], None]) -> list[list[float]]:
-    """Train them, some steps of each in turn, so that a machine that is busy for a while slows all; the seconds of each step."""
+    """Train them, some steps of each in turn; the seconds of each step."""
     trainings = [classifier.begin(prepared) for classifier in classifiers]
     seconds: list[list[float]] = [[] for _ in trainings]
+    turn = 0
     while not trainings[0].finished:
-        for training, taken in zip(trainings, seconds, strict=True):
+        for training, taken in rotated(list(zip(trainings, seconds, strict=True)), turn):
             done = training.advance(TURN)
             taken += done
             advanced(len(done))
+        turn += 1
     for classifier, training in zip(classifiers, trainings, strict=True):
         classifier.end(training)
     return seconds
@@ -307,7 +316,7 @@ def total_steps(table: Table, settings: Settings, chosen: Sequence[Pair] | None 
     return steps * settings.epochs * len(compared(table, chosen))
 
 
-def seconds_a_step(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None, steps: int = 5) -> float:
+def seconds_a_step(table: Table, settings: Settings, chosen: Sequence[Pair] | None = None) -> float:
     """What a step of training takes, by some of each pair: by the clock, so that it counts what else the machine does."""
     with one_thread():
         classifiers = [_classifier(settings, pair, settings.seed) for pair in compared(table, chosen)]
@@ -316,7 +325,7 @@ def seconds_a_step(table: Table, settings: Settings, chosen: Sequence[Pair] | No
             classifier.share(classifiers[0]).begin(prepared).advance(1)  # the first one loads and compiles
         start, done = time.perf_counter(), 0
         while (taken := time.perf_counter() - start) < LEAST_SECONDS:
-            done += sum(len(classifier.begin(prepared).advance(steps)) for classifier in classifiers)
+            done += sum(len(classifier.begin(prepared).advance(TIMED)) for classifier in classifiers)
     return taken / done
 
 
@@ -361,7 +370,7 @@ def _merged(results: Sequence[Result]) -> list[Result]:
         if twin is None:
             kept.append(result)
         else:
-            kept[kept.index(twin)] = replace(twin, same=(*twin.same, result.name))
+            kept[kept.index(twin)] = replace(twin, twins=(*twin.twins, result.name))
     return kept
 
 
@@ -414,14 +423,3 @@ def sampled(table: Table, settings: Settings) -> Table:
 def _seed(settings: Settings, number: int) -> int:
     """The seed of a fold."""
     return int(np.random.SeedSequence((settings.seed, number)).generate_state(1)[0])
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Batches are too small for several threads, and sums over several threads could differ between machines."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

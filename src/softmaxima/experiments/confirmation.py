@@ -24,7 +24,8 @@ from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
 from softmaxima.experiments.compare import BATCH, Comparison, Settings, compare, summary, training_rows
-from softmaxima.experiments.differences import Difference, difference
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import METRICS
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.classifier import usual_epochs

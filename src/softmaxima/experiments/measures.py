@@ -37,6 +37,7 @@ from softmaxima.integrations.pairs import Pair
 
 EPS = 1e-6  # of the log loss
 BINS = 15
+MOST_EXPONENT = 700.0  # whose exponential is a number
 MOST_SHOWN = 1e4  # per cent that a step may be slower by, before that is no number to read
 
 
@@ -203,7 +204,7 @@ class Result:
     name: str
     pair: Pair | None
     folds: tuple[Fold, ...]
-    same: tuple[str, ...] = ()  # names of pairs that predicted the same
+    twins: tuple[str, ...] = ()  # names of pairs that predicted the same
 
     accuracy = Measure(fmean)
     log_loss = Measure(fmean)
@@ -258,7 +259,9 @@ class Metric:
 
     def in_unit(self, gain: float) -> float:
         """A gain in its unit; of a ratio, how many per cent less than the reference."""
-        return -100 * math.expm1(min(-gain, 700.0)) if self.by_ratio else self.scale * gain
+        if not self.by_ratio or math.isinf(gain):
+            return self.scale * gain
+        return -math.inf if gain < -MOST_EXPONENT else -100 * math.expm1(-gain)
 
     def show_gain(self, gain: float, decimals: int | None = None) -> str:
         """A gain without its unit, positive where it is one."""
@@ -268,8 +271,12 @@ class Metric:
 
     @property
     def gain_unit(self) -> str:
-        """The unit in words: shares are in points, and the log loss and the Brier score are named beside."""
-        return f" {self.unit}" if self.scale != 1 else ""
+        """The unit after a number; the Brier score has none."""
+        return f" {self.unit}" if self.unit else ""
+
+    def with_unit(self, heading: str) -> str:
+        """A heading of gains."""
+        return f"{heading}, {self.unit}" if self.unit else heading
 
 
 METRICS = {
@@ -288,7 +295,7 @@ METRICS = {
             most_gain=math.log1p(1 / EPS),
             is_mean_of_rows=True,
         ),
-        Metric("brier", "Brier score", "brier", -1, "{:.4f}", unit="Brier score", decimals=4, most_gain=2.0, is_mean_of_rows=True),
+        Metric("brier", "Brier score", "brier", -1, "{:.4f}", decimals=4, most_gain=2.0, is_mean_of_rows=True),
         Metric("calibration", "calibration error", "calibration", -1, "{:.2f} %", 100, unit="points", most_gain=1.0),
         Metric(
             "cost",

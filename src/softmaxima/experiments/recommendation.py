@@ -1,4 +1,4 @@
-"""Which pair `softmaxima compare` recommends, and why; what differs is told by `differences`."""
+"""Which pair `softmaxima compare` recommends, and why; what differs is told by `fold_differences`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from softmaxima.experiments.differences import (
-    STAY,
-    Words,
-    best_of,
-    difference,
-    interval,
-    listed,
-    none_of,
-    shown_gain,
-    sight,
-    stay,
-    value_of,
-)
+from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import METRICS, Metric, Result
+from softmaxima.experiments.verdicts import STAY, Words, best_of, interval, none_of, shown_gain, sight, stay, value_of
+from softmaxima.experiments.wording import listed
 from softmaxima.integrations.pairs import Pair
 
 ACCURACY_GIVEN_UP = 0.01  # for a shorter time: no more than a point
@@ -68,12 +58,12 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
         none = f"pair is shown to have a better {_either(judged)} than {baseline.name}"
         if len(softmax.folds) < folds:
             return _too_few(metric, f"So far no {none}.")
-        over = {by: {r.name: difference(r, baseline, by, folds, tries) for r in (softmax, *others)} for by in judged}
-        seen = [sight(_by_folds(baseline, by), gains, by, WORDS) for by, gains in over.items()]
+        gains = {by: {r.name: difference(r, baseline, by, folds, tries) for r in (softmax, *others)} for by in judged}
+        seen = [sight(_by_folds(baseline, by), found, by, WORDS) for by, found in gains.items()]
         if all(each is not None and each.is_blind for each in seen):
             return _too_few(metric, f"No {none}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
         return _nothing((softmax, *others), baseline, metric, folds)
-    proven = [r for r in others if r.name in known or difference(r, baseline, metric, folds, tries).better]
+    proven = [r for r in others if r.name in known]
     taken = _fastest(softmax, proven, others, folds) if metric.name == "cost" else _best(softmax, proven, others, metric, folds)
     if taken is not None:
         return taken
@@ -158,7 +148,7 @@ def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
     near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
     return (
         f"{none_of(len(others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
-        f"({value_of(softmax, cost)} a step) and to be at most a point less accurate, which is known of {near or 'none'}"
+        f"({value_of(softmax, cost)} a step) and to be at most a point less accurate; the latter is known of {near or 'none'}"
     )
 
 

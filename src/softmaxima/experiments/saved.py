@@ -14,10 +14,11 @@ from softmaxima import __version__
 from softmaxima.core.writing import finite
 from softmaxima.experiments.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Bin, ClassCounts, Fold
-from softmaxima.experiments.resumption import begun, changed, check_same
+from softmaxima.experiments.resumption import changed, check_same, read_record
 from softmaxima.experiments.tables import Table
 from softmaxima.integrations.pairs import Pair
 
+EXPERIMENT = "compare"
 MEASURES = (*(metric.attribute for metric in METRICS.values()), "support", "zeros")
 
 
@@ -25,6 +26,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """Everything in the comparison; a number that is not finite becomes null."""
     taken = comparison.recommendation
     record = {
+        "experiment": EXPERIMENT,
         "versions": dict(comparison.versions),
         "settings": {
             **asdict(comparison.settings),
@@ -47,7 +49,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "results": [
             {
                 "pair": result.name,
-                "same": result.same,
+                "twins": result.twins,
                 **_of_pair(result.pair),
                 **{measure: getattr(result, measure) for measure in MEASURES},
                 "gain": None if result is comparison.softmax else asdict(comparison.gain(result)),
@@ -72,17 +74,16 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """One line a result, the best first; the gain over softmax is in the metric that was asked for."""
+    """One line a result, the best first; the gain over softmax is by the metric that was asked for, empty where none is known."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["pair", "same", "map", "loss", *MEASURES, "gain", "gain_low", "gain_high", "recommended"])
+    lines.writerow(["pair", "twins", "map", "loss", *MEASURES, "gain", "gain_low", "gain_high", "recommended"])
     for result in comparison.results:
-        gain = comparison.gain(result)
-        pair = result.pair
-        recommended = int(pair is not None and pair == comparison.recommendation.pair)
+        gain, pair = comparison.gain(result), result.pair
+        gains = ["", "", ""] if result is comparison.softmax else finite([gain.mean, gain.low, gain.high])
         numbers = [getattr(result, measure) for measure in MEASURES]
-        about = [result.name, ", ".join(result.same), pair.map if pair else "", pair.loss if pair else ""]
-        lines.writerow([*about, *numbers, gain.mean, gain.low, gain.high, recommended])
+        about = [result.name, ", ".join(result.twins), pair.map if pair else "", pair.loss if pair else ""]
+        lines.writerow([*about, *numbers, *gains, int(result is comparison.taken)])
     return text.getvalue()
 
 
@@ -92,17 +93,17 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
     Raises:
         InputError: where there is none, or it is of another table, other settings or other pairs.
     """
-    was, digest, version, command, folds = begun(path, _begun)
+    was, digest, version, command, folds = read_record(path, EXPERIMENT, _begun)
     asked = asdict(settings)
     if not settings.tune:
         del asked["metric"]  # the folds tell all of them
-    other = changed(was, asked, {"rows": "--quick: rows"})
+    other = changed(was, asked, {"rows": "--quick", "tune": "--tune"})
     if version != __version__:
-        other.insert(0, f"softmaxima {version}, not {__version__}")
+        other.insert(0, f"with softmaxima {version}, not {__version__}")
     if digest != table.digest:
-        other.insert(0, "another table or target")
+        other.insert(0, "with another table or target")
     if set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
-        other.append("other --maps")
+        other.append("with other --maps")
     check_same(path, other)
     return folds, command
 

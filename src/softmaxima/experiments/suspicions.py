@@ -16,12 +16,12 @@ from softmaxima.experiments.encoding import Column
 from softmaxima.experiments.wording import named
 
 SAMPLE = 5_000
-COPIES = 0.05  # of the rows, from where on they are named
+COPIED_SHARE = 0.05  # of the rows, from where on they are named
 LEAST_ROWS = 20  # below, columns agree by chance
-LEAKS = 0.995  # right on rows that it was not learnt from
+LEAK_ACCURACY = 0.995  # right on rows that it was not learnt from
 LEAST_ERRORS = 10  # of the most frequent class there, so that no column of noise can do without
-SHARE = 0.05  # of those errors, at most
-SHARE_IN_ORDER = 0.2  # at most, of a column that numbers rows: classes may follow one another, with errors where one ends
+LEAK_ERRORS = 0.05  # of those errors, at most
+ERRORS_IN_ORDER = 0.2  # at most, of a column that numbers rows: classes may follow one another, with errors where one ends
 ROW_NAMES = re.compile(r"unnamed.*|id|index|idx|key|nr|no|row.*|uuid|guid|.*[ _.]id|.*[a-z]I[dD]", re.IGNORECASE)
 
 
@@ -38,10 +38,10 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
     lines: list[str] = []
     hashes = pl.DataFrame({**{str(i): v for i, v in enumerate(given.values())}, "target": labels}).hash_rows().to_numpy()
     first = np.sort(np.unique(hashes, return_index=True)[1])
-    if (copies := len(labels) - len(first)) > COPIES * len(labels):
+    if (copies := len(labels) - len(first)) > COPIED_SHARE * len(labels):
         lines.append(
             Doubt(
-                f"rows that are there before, the target too: {copies} of {len(labels)}; folds then test what they were trained "
+                f"{copies} of {len(labels)} rows repeat an earlier one, target included; folds then test what they were trained "
                 "on, so leave copies out"
             )
         )
@@ -135,7 +135,7 @@ def _leaks(
     found = {}
     if errors >= LEAST_ERRORS and labels.max() < len(learning) / 5:
         for name, values in given.items():
-            least = 1 - SHARE_IN_ORDER * (1 - usual) if name in numbering else max(LEAKS, 1 - SHARE * (1 - usual))
+            least = 1 - ERRORS_IN_ORDER * (1 - usual) if name in numbering else max(LEAK_ACCURACY, 1 - LEAK_ERRORS * (1 - usual))
             right = float((_by_nearest(values[learning], labels[learning], values[judging]) == labels[judging]).mean())
             if right >= least:
                 found[name] = right

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def sentence(text: str) -> str:
@@ -20,3 +20,8 @@ def named(columns: Iterable[str], limit: int = 10) -> str:
 def rows(count: int, what: str = "row") -> str:
     """So many of them."""
     return f"{count} {what}{'s' * (count != 1)}"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Words as a sentence lists them: a, b and c."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from softmaxima.core.writing import write_text
+from softmaxima.report.markdown import table
 from softmaxima.report.page import Heading, Row, sorted_table
 
 R = TypeVar("R")
@@ -33,16 +34,23 @@ def spare(columns: Sequence[Column[R]]) -> list[int]:
     return sorted(found, key=lambda number: -columns[number].spare)
 
 
-def page_table(
-    id: str, title: str, columns: Sequence[Column[R]], results: Iterable[R], is_taken: Callable[[R], bool], caption: str
-) -> str:
+def page_table(id: str, title: str, columns: Sequence[Column[R]], results: Iterable[R], taken: R | None, caption: str) -> str:
     """The table as a section of a page."""
     rows = [
-        Row([column.cell(result) for column in columns], [column.value(result) for column in columns], is_taken(result))
+        Row([column.cell(result) for column in columns], [column.value(result) for column in columns], result is taken)
         for result in results
     ]
     headings = [Heading(column.heading, column.best_first, column.orders) for column in columns]
     return sorted_table(id, title, headings, rows, caption)
+
+
+def markdown_table(name: str, columns: Sequence[Column[R]], results: Sequence[R], taken: R | None) -> str:
+    """The table as text, the first column under that name, what is recommended in bold."""
+    cells = [[column.cell(result) for column in columns] for result in results]
+    rows = [
+        [cell and f"**{cell}**" for cell in own] if result is taken else own for result, own in zip(results, cells, strict=True)
+    ]
+    return table([name, *(column.heading for column in columns[1:])], rows)
 
 
 def write_files(files: Mapping[str, Callable[[F], str]], found: F, directory: Path, names: Sequence[str] = ()) -> tuple[Path, ...]:

@@ -11,14 +11,16 @@ from statistics import median_low
 
 from softmaxima.experiments import wording
 from softmaxima.experiments.compare import BASELINE, BATCH, HIDDEN, LEARNING_RATE, RATES, Comparison
-from softmaxima.experiments.differences import difference, interval, listed, paces, rows_of, unseen
+from softmaxima.experiments.fold_differences import rows_of
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Result
 from softmaxima.experiments.recommendation import proving
 from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
+from softmaxima.experiments.verdicts import interval, paces
+from softmaxima.experiments.wording import listed
 from softmaxima.report.columns import Column, page_table, write_files
 from softmaxima.report.compare_figures import figures, rarest_first
-from softmaxima.report.figures import cut_note, gain_cell
+from softmaxima.report.figures import TWICE, cut_note, gain_cell, same_in_words, same_note
 from softmaxima.report.page import choice, document, facts, figure, sentences
 
 COST = METRICS["cost"]
@@ -28,7 +30,7 @@ COST = METRICS["cost"]
 
 def twins(comparison: Comparison) -> str:
     """Which pairs are one row, for they predicted the same."""
-    found = "; ".join(", ".join((result.name, *result.same)) for result in comparison.results if result.same)
+    found = "; ".join(", ".join((result.name, *result.twins)) for result in comparison.results if result.twins)
     return f"One row for pairs that predicted the same: {found}." if found else ""
 
 
@@ -44,12 +46,11 @@ def columns(comparison: Comparison) -> tuple[Column[Result], ...]:
     def gain(result: Result) -> str:
         return "" if result is comparison.softmax else gain_cell(comparison.gain(result), metric)
 
-    twice = " (−100 is twice the time)" if metric.by_ratio else ""
     return (
         Column("pair", "pair", attrgetter("name"), attrgetter("name"), best_first="ascending"),
         measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
         Column(
-            f"{metric.words}, better than softmax by, {metric.unit}{twice}",
+            metric.with_unit(f"{metric.words}, better than softmax by") + TWICE * metric.by_ratio,
             "vs softmax",
             gain,
             lambda result: 0.0 if result is comparison.softmax else comparison.gain(result).mean,
@@ -97,16 +98,7 @@ def caption(comparison: Comparison) -> str:
     words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
     words.append(cut_note(gains, metric))
     if any(gain.same for gain in gains):
-        rows = round(rows_of(comparison.softmax, comparison.settings.folds))
-        on = (
-            f"right and wrong on the same of {rows} rows as softmax"
-            if metric is METRICS["accuracy"]
-            else "as softmax in every fold"
-        )
-        most = math.ceil(rows * unseen(rows, max(1, len(comparison.others))))
-        words.append(
-            f"Same: {on}, without a spread that an interval could be taken of; up to {most} in {rows} new rows may still differ."
-        )
+        words.append(same_note(rows_of(comparison.softmax, comparison.settings.folds), len(comparison.others)))
     return " ".join(part for part in (*words, MEASURES, twins(comparison)) if part)
 
 
@@ -160,9 +152,7 @@ def unlearnt(comparison: Comparison) -> str:
 
 def sentence(comparison: Comparison, result: Result) -> str:
     """What there is to say of a pair."""
-    metric, settings = comparison.metric, comparison.settings
-    others = max(1, len(comparison.others))
-    gain = comparison.gain(result)
+    metric, gain = comparison.metric, comparison.gain(result)
     if result is comparison.baseline:
         return "It has not read the features."
     words = []
@@ -171,8 +161,7 @@ def sentence(comparison: Comparison, result: Result) -> str:
     elif result is comparison.softmax:
         words.append("what the others are compared with")
     elif gain.same:
-        same = "right on the same rows as softmax" if metric is METRICS["accuracy"] else f"the same {metric.words} as softmax"
-        words.append(f"{same} in {'these folds' if metric is METRICS['accuracy'] else 'every fold'}")
+        words.append(same_in_words(metric))
     elif (gain.better or gain.worse) and metric.by_ratio:
         words.append(f"a step of training is {interval(gain, metric)} than with softmax")
     elif gain.better or gain.worse:
@@ -181,11 +170,7 @@ def sentence(comparison: Comparison, result: Result) -> str:
         difference_of = "" if metric.by_ratio else "a difference of "
         words.append(f"cannot be told from softmax in {metric.words}: {difference_of}{interval(gain, metric)}")
     if result is not comparison.softmax:
-        besides = {
-            other: difference(result, comparison.softmax, other, settings.folds, others)
-            for other in METRICS.values()
-            if other not in (metric, COST)
-        }
+        besides = {other: comparison.gain(result, other) for other in METRICS.values() if other not in (metric, COST)}
         for how in ("better", "worse"):
             found = [other.words for other, by in besides.items() if getattr(by, how)]
             if found:
@@ -210,12 +195,7 @@ def times(comparison: Comparison) -> str:
     """With which pairs a step takes another time than with softmax, for certain and by more than is worth a word."""
     if comparison.metric is COST:
         return ""
-    others = [result for result in comparison.others if result.pair is not None]
-    found = {
-        result.name: difference(result, comparison.softmax, COST, comparison.settings.folds, max(1, len(comparison.others)))
-        for result in others
-    }
-    return paces(found)
+    return paces({result.name: comparison.gain(result, COST) for result in comparison.others})
 
 
 def reservations(comparison: Comparison) -> tuple[str, ...]:
@@ -223,7 +203,7 @@ def reservations(comparison: Comparison) -> tuple[str, ...]:
     table, settings = comparison.facts, comparison.settings
     found = [wording.sentence(note) for note in table.notes if isinstance(note, Doubt)]
     if comparison.partial:
-        found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds. --resume goes on from there.")
+        found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds; --resume goes on from there.")
     if settings.rows is not None:
         part = "all" if table.rows == table.rows_in_table else f"{table.rows} of"
         repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
@@ -254,7 +234,7 @@ def page(comparison: Comparison) -> str:
                 "All pairs, the best first",
                 columns(comparison),
                 comparison.results,
-                lambda result: taken.pair is not None and result.pair == taken.pair,
+                comparison.taken,
                 caption(comparison),
             ),
             sentences(
@@ -271,7 +251,7 @@ def page(comparison: Comparison) -> str:
 
 def recall_table(comparison: Comparison) -> str:
     """The recall of each class, in the figure's order: of softmax and the recommended pair, or of the best other."""
-    taken = [result for result in comparison.results if result.pair is not None and result.pair == comparison.recommendation.pair]
+    taken = [comparison.taken] if comparison.taken else []
     best = [result for result in comparison.results if result.pair is not None]
     shown = [comparison.softmax, *[result for result in (*taken, *best) if result is not comparison.softmax][:1]]
     titles = [result.name if result in (comparison.softmax, *taken) else f"{result.name} (best mean)" for result in shown]

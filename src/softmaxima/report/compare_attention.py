@@ -10,11 +10,12 @@ from softmaxima.experiments import wording
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study
 from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
-from softmaxima.experiments.differences import LEVEL, interval, listed, paces
-from softmaxima.report.columns import Column, page_table, write_files
+from softmaxima.experiments.differences import LEVEL
+from softmaxima.experiments.verdicts import interval, paces
+from softmaxima.experiments.wording import listed
+from softmaxima.report.columns import Column, markdown_table, page_table, write_files
 from softmaxima.report.compare_attention_figures import figures
-from softmaxima.report.figures import Figure, cut_note, gain_cell
-from softmaxima.report.markdown import table
+from softmaxima.report.figures import TWICE, Figure, cut_note, gain_cell, same_in_words, same_note
 from softmaxima.report.page import choice, document, facts, figure, sentences
 
 # The table ----------------------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
             orders=True,
         ),
         Column(
-            f"better than softmax by, {metric.unit}",
+            metric.with_unit("better than softmax by"),
             "vs softmax",
             gain,
             lambda result: 0.0 if result is finding.softmax else finding.gain(result).mean,
@@ -64,7 +65,7 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
         Column("keys not 0, %", "keys %", measured("{:.1f}", share), share, 3, "ascending"),
         Column("keys in effect", "eff. keys", measured("{:.1f}", keys), keys, 4, "ascending"),
         Column("step, ms", "ms", measured("{:.1f}", step), step, 2, "ascending"),
-        Column("step faster than softmax by, %", "faster %", faster, lambda result: finding.pace(result).mean, 7),
+        Column(f"step faster than softmax by, %{TWICE}", "faster %", faster, lambda result: finding.pace(result).mean, 7),
         Column("kept for backward, MiB", "MiB", measured("{:.2f}", kept), kept, 5, "ascending"),
     ]
     if not finding.task.causal:
@@ -98,7 +99,7 @@ def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
     if study.settings.quick:
         found.append(
             f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look: where to look is learnt in "
-            "hundreds of steps, and two seeds show only enormous differences."
+            "hundreds of steps, and few seeds show only enormous differences."
         )
     if finding.taken not in (None, finding.softmax) and (unseen := 0.9**seeds) > LEVEL:
         found.append(f"What fails with one seed in ten is not seen in {seeds} seeds {100 * unseen:.0f} times of 100, of each map.")
@@ -119,12 +120,14 @@ def sentence(finding: Finding, result: Result) -> str:
     words = []
     if result.variant is EVEN:
         words.append("averages all that it sees, so that it learns nothing of where to look")
-    elif unbeaten := [name for name, own in finding.over(result).items() if not own.better]:
+    elif unbeaten := [name for name, own in finding.over_bars(result).items() if not own.better]:
         words.append(f"not known to be better than {listed(unbeaten, 'or')}")
     if result is finding.softmax:
         words.append("what the others are compared with")
     elif finding.softmax.diverged:
         words.append("nothing to compare with, for softmax diverged")
+    elif gain.same:
+        words.append(same_in_words(metric))
     elif gain.better or gain.worse:
         words.append(f"{'better' if gain.better else 'worse'} than softmax in {metric.words} by {interval(gain, metric)}")
     else:
@@ -194,7 +197,9 @@ def page(study: Study) -> str:
 
 def note(finding: Finding) -> str:
     """On the table of a task, beside its caption."""
-    return cut_note([finding.gain(result) for result in finding.results if result is not finding.softmax], finding.metric)
+    gains = [finding.gain(result) for result in finding.results if result is not finding.softmax]
+    same = same_note(len(finding.task.held_y), len(finding.others)) if any(gain.same for gain in gains) else ""
+    return " ".join(filter(None, (cut_note(gains, finding.metric), same)))
 
 
 def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
@@ -206,7 +211,7 @@ def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[s
             f"{name.capitalize()}: all maps, the best first",
             columns(finding),
             finding.results,
-            lambda result: result is finding.taken,
+            finding.taken,
             f"{caption} {note(finding)}".strip(),
         ),
         sentences(f"{name.capitalize()}: map by map", said, times(finding)),
@@ -218,13 +223,8 @@ def markdown(study: Study) -> str:
     """The tables and what they say, for a page."""
     parts = []
     for finding in study.findings:
-        shown = columns(finding)
-        rows = []
-        for result in finding.results:
-            cells = [column.cell(result) for column in shown]
-            rows.append([cell and f"**{cell}**" for cell in cells] if result is finding.taken else cells)
-        heading = [finding.task.name, *(column.heading for column in shown[1:])]
-        parts += [table(heading, rows), f"**{finding.headline}.** {finding.reason} {times(finding)}".rstrip()]
+        parts.append(markdown_table(finding.task.name, columns(finding), finding.results, finding.taken))
+        parts.append(f"**{finding.headline}.** {finding.reason} {times(finding)}".rstrip())
     return "\n\n".join(parts)
 
 

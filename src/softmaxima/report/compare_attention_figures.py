@@ -128,7 +128,7 @@ def cost_figure(finding: Finding) -> Figure:
     ]
 
     def gain(metric: Metric, one: int, other: int) -> Difference:
-        return difference(results[one], results[other], metric, max(1, len(results) - 1))
+        return difference(results[one], results[other], metric, len(results) - 1)
 
     def better(one: int, other: int) -> bool:
         return gain(finding.task.metric, one, other).better

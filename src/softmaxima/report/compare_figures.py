@@ -12,7 +12,8 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from softmaxima.experiments.compare import Comparison
-from softmaxima.experiments.differences import Difference, difference
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import METRICS, Result
 from softmaxima.integrations.pairs import Pair
 from softmaxima.maps import REGISTRY, find_map
@@ -47,7 +48,7 @@ def figures(comparison: Comparison) -> tuple[Figure, ...]:
 def _label(comparison: Comparison, result: Result) -> str:
     """The result's name, that of the recommended pair in bold."""
     name = html.escape(result.name, quote=False)
-    return f"<b>{name}</b>" if result.pair is not None and result.pair == comparison.recommendation.pair else name
+    return f"<b>{name}</b>" if result is comparison.taken else name
 
 
 def _labels(comparison: Comparison) -> list[str]:
@@ -83,8 +84,8 @@ def gain_figure(comparison: Comparison) -> Figure:
         "Each symbol is the mean difference over folds, to the right for the better; each bar its interval, wide enough for all "
         "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
         "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it; of its bar the part is drawn that reaches the axis. Of what is the same as softmax in every row the "
-        "bar is what so few rows leave open; another symbol without a bar has the same value as softmax in every fold.",
+        "written beside it; of its bar the part is drawn that reaches the axis. Of what is the same as softmax on every row the "
+        "bar is what so few rows leave open, and none of macro F1 and calibration error, which rows do not bound.",
         gain_plot(points, metric),
     )
 
@@ -105,7 +106,7 @@ def cost_figure(comparison: Comparison) -> Figure:
     ]
 
     def gain(name: str, one: int, other: int) -> Difference:
-        return difference(results[one], results[other], METRICS[name], comparison.settings.folds, max(1, len(results) - 1))
+        return difference(results[one], results[other], METRICS[name], comparison.settings.folds, len(results) - 1)
 
     def better(one: int, other: int) -> bool:
         return gain("brier", one, other).better

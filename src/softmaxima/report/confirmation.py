@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from softmaxima.experiments.confirmation import KNOWN, METRICS_OF_PROBABILITIES, NOISE, SETTINGS, STEPS, Share, Trial, of_kind
+from softmaxima.experiments.verdicts import STAY
 from softmaxima.report.markdown import table
 
-STAY = "Stay with softmax"
-HEADINGS = ("halves", "nothing to choose", STAY.lower(), "another pair", "not confirmed", "not for certain")
+HEADINGS = ("halves", "no recommendation", STAY.lower(), "another pair", "not confirmed", "not for certain")
 KINDS: Mapping[str, Mapping[str, object]] = {"known tables": KNOWN, "noise": NOISE}
 
 CAPTION = (
@@ -44,8 +44,8 @@ def by_metric(found: Sequence[Trial]) -> str:
 def _counts(trials: Sequence[Trial]) -> list[str]:
     stay = sum(trial.pair is None and trial.headline == STAY for trial in trials)
     taken = sum(trial.pair is not None for trial in trials)
-    nothing = len(trials) - stay - taken  # in whatever words: by this metric, or in too few folds
-    return [str(count) for count in (len(trials), nothing, stay, taken, refuted(trials).count, uncertain(trials).count)]
+    none = len(trials) - stay - taken  # nothing to choose, or too few folds to tell
+    return [str(count) for count in (len(trials), none, stay, taken, refuted(trials).count, uncertain(trials).count)]
 
 
 def refuted(trials: Sequence[Trial]) -> Share:

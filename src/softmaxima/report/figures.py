@@ -11,8 +11,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from softmaxima.experiments.differences import Difference, decimals
+from softmaxima.experiments.differences import Difference, unseen
 from softmaxima.experiments.measures import Metric
+from softmaxima.experiments.verdicts import decimals
 from softmaxima.maps import REGISTRY
 
 # Okabe and Ito's colours without yellow and black; orange and sky blue are darker, for 3 : 1 against both backgrounds.
@@ -76,13 +77,15 @@ def rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
 
 # Differences to softmax ---------------------------------------------------------------------------------------------------
 
+TWICE = " (−100 is twice the time)"
+
 
 def gain_cell(gain: Difference, metric: Metric) -> str:
     """A difference to softmax ± half of its interval, or with its ends where they are not alike; a mark where it is no chance."""
     if not math.isfinite(gain.mean):
         return "–"
     if gain.same:
-        return "same rows" if metric.name == "accuracy" else "same"
+        return "same rows"
     digits = decimals(gain, metric)
     mean, low, high = (metric.show_gain(end, digits) for end in (gain.mean, gain.low, gain.high))
     if not math.isfinite(gain.low):
@@ -95,9 +98,20 @@ def gain_cell(gain: Difference, metric: Metric) -> str:
     return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{digits}f}{_mark(gain)}"
 
 
+def same_in_words(metric: Metric) -> str:
+    """What a difference says that is `same`."""
+    return f"the same {metric.words} as softmax on every row"
+
+
+def same_note(rows: float, comparisons: int) -> str:
+    """What "same rows" in cells stands for, of so many rows and so many that are compared."""
+    most = math.ceil(rows * unseen(rows, comparisons))
+    return f"Same rows: the same as softmax on every one of {round(rows)} rows; up to {most} of as many new ones may still differ."
+
+
 def is_cut(gain: Difference, metric: Metric) -> bool:
     """Whether the interval ends where the metric's differences do."""
-    return math.isfinite(gain.low) and metric.most_gain in (-gain.low, gain.high)
+    return not gain.same and math.isfinite(gain.low) and metric.most_gain in (-gain.low, gain.high)
 
 
 def cut_note(gains: Sequence[Difference], metric: Metric) -> str:
@@ -125,11 +139,12 @@ def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
     """Differences to softmax with their intervals, on an axis around the leaders."""
     gains = [point.gain for point in points]
     means = [metric.in_unit(gain.mean) for gain in gains]
-    ends = [[metric.in_unit(end) if math.isfinite(end) else end for end in (gain.low, gain.high)] for gain in gains]
+    ends = [[metric.in_unit(end) for end in _drawn(gain, metric)] for gain in gains]
     low, high = _around_leaders(means, ends)
     rows = [point.label + _mark(point.gain) for point in points]
     cells = [gain_cell(gain, metric) for gain in gains]
-    title = {"text": f"better by,<br>{metric.unit}", "standoff": 8}  # below ticks that are slanted where they have no room
+    below = {"standoff": 8}  # ticks that are slanted where they have no room
+    title = {"text": metric.with_unit("better by").replace(", ", ",<br>"), **below}
     axis = {"title": title, "range": [low, high], "automargin": True, "nticks": 6}
     plot = go.Figure(layout=rows_layout(len(points), xaxis=axis))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
@@ -182,6 +197,11 @@ def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
     plot.update_yaxes(categoryorder="array", categoryarray=rows, ticklabelstandoff=12)
     plot.update_layout(margin_r=24)
     return plot
+
+
+def _drawn(gain: Difference, metric: Metric) -> tuple[float, float]:
+    """The ends of the bar: none where nothing is known of other rows."""
+    return (gain.mean, gain.mean) if gain.same and not metric.is_mean_of_rows else (gain.low, gain.high)
 
 
 def _together(points: Sequence[Point]) -> dict[str, list[str]]:
