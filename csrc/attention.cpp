@@ -1,8 +1,10 @@
 // Attention in tiles of queries: their scores, the map of them, and the products with values.
 //
 // A tile is [rows, width]: the keys that its queries may see, then −∞ up to a width that is an odd number of cache lines, lest rows
-// fall on the same lines of the cache. The backward pass computes scores and probabilities again.
+// fall on the same lines of the cache. The backward pass computes scores and probabilities again; of softmax with states it takes HELD
+// keys after the other, whose p does not hang on the rest, so that all that it works in stays in the second-level cache.
 
+#include "exponential.h"
 #include "products.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -12,6 +14,7 @@ int logsumexp(const SoftmaximaForward* call);
 namespace {
 
 constexpr int64_t ROWS = 48;         // of a tile: with more of them the gradients of keys and values are read and written less often
+constexpr int64_t HELD = 256;        // keys of a tile of gradients, where the others need not be known
 constexpr int64_t CACHED = 3 << 20;  // bytes of the scores and probabilities of few queries
 constexpr int64_t KEYS = 128;        // whose values are added at a time, from the first-level cache
 constexpr int64_t SPLIT = 512;       // keys of few queries that a thread takes at a time, whatever the number of threads
@@ -171,12 +174,13 @@ struct Window {
         return round_up(keys + 1, PANEL<C>) + 2 * int64_t(LINE / sizeof(C));
     }
 
+    // Of the keys [from, to), where `from` begins a panel.
     template <class C, class M>
-    static Window of(const M& matrix, int64_t first, int64_t rows) {
-        const int64_t end = matrix.end(first + rows - 1), begin = minimum(matrix.begin(first), end > 0 ? end : 0) / PANEL<C> * PANEL<C>;
-        const int64_t count = end > begin ? end - begin : 0, line = LINE / sizeof(C);
+    static Window of(const M& matrix, int64_t first, int64_t rows, int64_t from, int64_t to) {
+        const int64_t seen = matrix.begin(first) / PANEL<C> * PANEL<C>, begin = seen > from ? seen : from;
+        const int64_t end = minimum(matrix.end(first + rows - 1), to), count = end > begin ? end - begin : 0, line = LINE / sizeof(C);
         const int64_t lines = (round_up(count + (matrix.call.sinks != nullptr), PANEL<C>) + line - 1) / line;
-        return {begin, count, (lines + 1 - lines % 2) * line};
+        return {count ? begin : from, count, (lines + 1 - lines % 2) * line};
     }
 };
 
@@ -216,9 +220,9 @@ struct Tile {
 
     const SoftmaximaAttention& call() const { return matrix.call; }
 
-    // Memory for tiles of so many rows, and the keys in panels. Tells whether there was enough.
-    bool prepare(int64_t most) {
-        const int64_t n = matrix.keys, size = call().size, width = Window::widest<C>(n);
+    // Memory for tiles of so many rows and keys, and the keys in panels. Tells whether there was enough.
+    bool prepare(int64_t most, int64_t held) {
+        const int64_t n = matrix.keys, size = call().size, width = Window::widest<C>(held);
         C* panels = memory.key_panels.at_least(round_up(n, PANEL<C>) * size + 1);
         query = memory.query.at_least(most * round_up(size, LANES<C>));
         x = memory.x.at_least(most * width);
@@ -230,10 +234,10 @@ struct Tile {
         return whole_rows(matrix.template row<T>(call().v, 0), call().v.distance, n, call().value_size, memory.values, values);
     }
 
-    // The scores of queries [from, from + count), and their map.
-    bool map(int64_t from, int64_t count) {
+    // The scores of queries [from, from + count) and of the keys that they see of a window.
+    void put_scores(int64_t from, int64_t count, const Window& seen) {
         first = from, rows = count;
-        window = Window::of<C>(matrix, first, rows);
+        window = seen;
         const int64_t whole = round_up(call().size, LANES<C>), width = window.width;
         copy_rows(matrix.template row<T>(call().q, first), call().q.distance, rows, call().size, C(call().scale), query);
         product_with_panels(Left<C>{query, whole, 1}, key_panels + window.begin * call().size, rows, call().size, window.count, x, width);
@@ -244,22 +248,56 @@ struct Tile {
             for (int64_t j = window.count; j < width; ++j) own[j] = nothing;
             if (call().sinks) own[window.count] = C(call().sinks[matrix.query(first + r)]);
         }
-        SoftmaximaForward forward{matrix.rows(first, rows, width, x), p, nullptr};
+    }
+
+    // Their map, where they are of all the keys that are seen.
+    bool map() const {
+        SoftmaximaForward forward{matrix.rows(first, rows, window.width, x), p, nullptr};
         return run<SoftmaximaForward>(call().map, forward);
+    }
+
+    double tau(int64_t r) const { return call().taus ? call().taus[matrix.query(first + r)] : call().tau; }
+
+    // Their softmax, from the states of their rows.
+    void put_softmax() const {
+        const double *maxima = call().states + matrix.query(first), *log_sums = maxima + call().matrices * call().queries;
+        const Exponential<C> exp(Origin<C>{});
+        for (int64_t r = 0; r < rows; ++r) {
+            const C *own = x + r * window.width, top = C(maxima[r]), factor = C(std::exp(-log_sums[r]));
+            C* to = p + r * window.width;
+            if (maxima[r] == NOTHING) {
+                clear(to, window.width);
+            } else {
+                with_scale<C>(inverse(tau(r)), [=](auto scale) {
+#pragma omp simd
+                    for (int64_t j = 0; j < window.width; ++j) to[j] = exp(C((own[j] - top) * scale)) * factor;
+                });
+            }
+        }
     }
 
     Lines<C> visible_values() const { return {values.row(window.begin), values.distance}; }
 };
 
-// The numbers of a row without its sink.
+// The LSE of each row, without its θ, and its state with it.
 template <class T>
-bool put_lse(Tile<T>& tile) {
+bool put_sums(const Tile<T>& tile) {
     using C = compute_t<T>;
-    const Matrix<T>& matrix = tile.matrix;
-    SoftmaximaForward forward{matrix.rows(tile.first, tile.rows, tile.window.width, tile.x), static_cast<C*>(tile.call().lse) + matrix.query(tile.first),
-                              nullptr};
+    const SoftmaximaAttention& call = tile.call();
+    const int64_t query = tile.matrix.query(tile.first), all = call.matrices * call.queries;
+    C unused[ROWS];
+    double found[2 * ROWS];
+    SoftmaximaForward forward{tile.matrix.rows(tile.first, tile.rows, tile.window.width, tile.x), call.lse ? static_cast<C*>(call.lse) + query : unused,
+                              call.states ? found : nullptr};
     forward.rows.theta = nullptr;
-    return logsumexp(&forward) == 0;
+    if (logsumexp(&forward) != 0) return false;
+    for (int64_t r = 0; call.states && r < tile.rows; ++r) {
+        LogSum sum{found[r], found[tile.rows + r], 0};
+        if (call.theta) sum = sum.with_sink(call.theta[(query + r) * call.distance], tile.tau(r));
+        call.states[query + r] = sum.maximum;
+        call.states[all + query + r] = sum.log_sum;
+    }
+    return true;
 }
 
 template <class T, class C>
@@ -410,14 +448,16 @@ struct Few {
 template <class T>
 bool attend(const SoftmaximaAttention& call, T*) {
     using C = compute_t<T>;
-    if (call.queries <= FEW) return Few<T>(call).attend();
+    if (call.queries <= FEW && !call.states) return Few<T>(call).attend();
     const int64_t most = ROWS, step = most * call.parts, whole = round_up(call.value_size, LANES<C>);
     return for_each_part<C>(call, nanoseconds(call), [&](int64_t index, int64_t part, Workspace<C>& memory) {
         Tile<T> tile(call, index, memory);
-        if (!tile.prepare(most)) return false;
+        const int64_t keys = tile.matrix.keys;
+        if (!tile.prepare(most, keys)) return false;
         for (int64_t first = part * most; first < call.queries; first += step) {
             const int64_t rows = minimum(most, call.queries - first);
-            if (!tile.map(first, rows) || (call.lse && !put_lse(tile))) return false;
+            tile.put_scores(first, rows, Window::of<C>(tile.matrix, first, rows, 0, keys));
+            if (!tile.map() || ((call.lse || call.states) && !put_sums(tile))) return false;
             clear(tile.product, rows * whole);
             add_values(tile.p, tile.window.width, rows, tile.window.count, tile.visible_values(), call.sparse, whole, tile.product);
             put_rows(tile.product, whole, rows, call.value_size, static_cast<T*>(call.out) + tile.matrix.query(first) * call.value_size);
@@ -440,9 +480,9 @@ struct Gradients {
     Gradients(const SoftmaximaAttentionBackward& whole_call, Tile<T>& its)
         : call(whole_call), tile(its), whole(round_up(its.call().size, LANES<C>)), value_whole(round_up(its.call().value_size, LANES<C>)) {}
 
-    bool prepare(int64_t most) {
+    bool prepare(int64_t most, int64_t held) {
         const SoftmaximaAttention& attention = tile.call();
-        const int64_t n = tile.matrix.keys, width = Window::widest<C>(n);
+        const int64_t n = tile.matrix.keys, width = Window::widest<C>(held);
         Workspace<C>& memory = tile.memory;
         C* panels = memory.value_panels.at_least(round_up(n, PANEL<C>) * attention.value_size + 1);
         g = memory.g.at_least(most * value_whole);
@@ -470,8 +510,7 @@ struct Gradients {
     void add_lse(int64_t row, const C* p, int64_t length, C* dx) const {
         if (!call.g_lse) return;
         const int64_t query = tile.matrix.query(tile.first + row);
-        const SoftmaximaAttention& attention = tile.call();
-        const C factor = C(double(static_cast<const C*>(call.g_lse)[query]) / (attention.taus ? attention.taus[query] : attention.tau));
+        const C factor = C(double(static_cast<const C*>(call.g_lse)[query]) / tile.tau(row));
 #pragma omp simd
         for (int64_t j = 0; j < length; ++j) dx[j] += factor * p[j];
     }
@@ -514,6 +553,20 @@ struct Gradients {
         return true;
     }
 
+    // p ∘ (dp − ⟨g, o⟩)/τ, for Σ_j p_j dp_j over all keys is ⟨g, o⟩.
+    void put_softmax_derivative(int64_t r, C* dx) const {
+        const int64_t size = tile.call().value_size, width = tile.window.width;
+        const T* out = static_cast<const T*>(tile.call().out) + tile.matrix.query(tile.first + r) * size;
+        const C *p = tile.p + r * width, *slopes = dp + r * width, *own = g + r * value_whole;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t e = 0; e < size; ++e) sum += double(own[e]) * double(widen(out[e]));
+        with_scale<C>(inverse(tile.tau(r)), [=, center = C(sum)](auto scale) {
+#pragma omp simd
+            for (int64_t j = 0; j < width; ++j) dx[j] = p[j] == 0 ? C(0) : C(p[j] * (slopes[j] - center) * scale);
+        });
+    }
+
     // From whole rows.
     bool by_rows() {
         const int64_t begin = tile.window.begin, count = tile.window.count, width = tile.window.width, rows = tile.rows;
@@ -522,8 +575,12 @@ struct Gradients {
             for (int64_t j = count; j < width; ++j) dp[r * width + j] = 0;
         product<true>(Left<C>{tile.p, 1, width}, g, value_whole, count, rows, value_whole, dv + begin * value_whole, value_whole);
         C* dx = call.uses_scores ? tile.p : tile.x;
-        const SoftmaximaBackward backward = derivative(0, rows, width, call.uses_scores ? tile.x : nullptr, tile.p, dp, dx);
-        if (!run<SoftmaximaBackward>(call.derivative, backward)) return false;
+        if (tile.call().states) {
+            for (int64_t r = 0; r < rows; ++r) put_softmax_derivative(r, dx + r * width);
+        } else {
+            const SoftmaximaBackward backward = derivative(0, rows, width, call.uses_scores ? tile.x : nullptr, tile.p, dp, dx);
+            if (!run<SoftmaximaBackward>(call.derivative, backward)) return false;
+        }
         for (int64_t r = 0; r < rows; ++r) add_lse(r, tile.p + r * width, width, dx + r * width);
         product<true>(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);
         clear(tile.product, rows * whole);
@@ -531,14 +588,15 @@ struct Gradients {
         return true;
     }
 
-    bool add(int64_t first, int64_t rows) {
+    // Those of the tile's queries for keys from `from` on are added to those for keys before.
+    bool add(int64_t from) {
         const SoftmaximaAttention& attention = tile.call();
-        const int64_t size = attention.size, value_size = attention.value_size, query = tile.matrix.query(first);
-        copy_rows(static_cast<const T*>(call.g) + query * value_size, value_size, rows, value_size, C(1), g);
+        const int64_t size = attention.size, value_size = attention.value_size, query = tile.matrix.query(tile.first);
+        copy_rows(static_cast<const T*>(call.g) + query * value_size, value_size, tile.rows, value_size, C(1), g);
         if (!(call.on_support && is_seldom() ? by_support() : by_rows())) return false;
         C* dq = static_cast<C*>(call.dq) + query * size;
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t e = 0; e < size; ++e) dq[r * size + e] = C(attention.scale) * tile.product[r * whole + e];
+        for (int64_t r = 0; r < tile.rows; ++r)
+            for (int64_t e = 0; e < size; ++e) dq[r * size + e] = (from ? dq[r * size + e] : C(0)) + C(attention.scale) * tile.product[r * whole + e];
         return true;
     }
 
@@ -558,11 +616,24 @@ bool differentiate(const SoftmaximaAttentionBackward& call, T*) {
     return for_each_part<C>(attention, 3 * nanoseconds(attention), [&](int64_t index, int64_t part, Workspace<C>& memory) {
         Tile<T> tile(attention, index, memory);
         Gradients<T> gradients(call, tile);
-        if (!tile.prepare(most) || !gradients.prepare(most)) return false;
-        for (int64_t first = part * most; first < attention.queries; first += step) {
-            const int64_t rows = minimum(most, attention.queries - first);
-            if (!tile.map(first, rows) || !gradients.add(first, rows)) return false;
-        }
+        const int64_t keys = tile.matrix.keys, held = attention.states ? HELD : keys;
+        if (!tile.prepare(most, held) || !gradients.prepare(most, held)) return false;
+        int64_t from = 0;
+        do {
+            for (int64_t first = part * most; first < attention.queries; first += step) {
+                const int64_t rows = minimum(most, attention.queries - first);
+                const Window window = Window::of<C>(tile.matrix, first, rows, from, minimum(from + held, keys));
+                if (from > 0 && window.count == 0) continue;
+                tile.put_scores(first, rows, window);
+                if (attention.states) {
+                    tile.put_softmax();
+                } else if (!tile.map()) {
+                    return false;
+                }
+                if (!gradients.add(from)) return false;
+            }
+            from += held;
+        } while (from < keys);
         gradients.put(part);
         return true;
     });

@@ -153,6 +153,9 @@ struct SoftmaximaAttention {
     const void* map;      // a kernel of SoftmaximaForward
     void* out;            // [matrices, queries, value_size]
     void* lse;            // [matrices, queries], of the dtype that is computed in: LSE_j(x_ij/τ) without the sink; may be null
+    // [2, matrices, queries]: of softmax the largest x, and log(Σ e^{(x − it)/τ} + e^{θ − it/τ}), from which p is known key by key; may
+    // be null, and is for gradients what the forward pass left.
+    double* states;
 };
 
 // The gradients of ⟨g, o⟩ + ⟨g_lse, lse⟩, of the dtype that is computed in.
@@ -186,7 +189,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 9
+#define SOFTMAXIMA_INTERFACE 10
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

@@ -479,7 +479,8 @@ struct Entmax {
             }
             for (int64_t j = 0; j < WIDTH; ++j) {
                 thresholds[j] = {edge[j], level[j], growth[j]};
-                if (std::fabs(mass[j] - 1) > 1e-12) thresholds[j] = Entmax(beta[j]).between(gaps[j], counts[j], low[j], low_growth[j], high[j], high_growth[j]);
+                if (std::fabs(mass[j] - 1) > 1e-12)
+                    thresholds[j] = Entmax(beta[j]).between(gaps[j], counts[j], low[j], low_growth[j], high[j], high_growth[j]);
             }
         }
     };

@@ -20,6 +20,7 @@ from attending import agree, learning
 from conftest import normal
 from softmaxima.attn import blocks, fused, naive
 from softmaxima.attn.arguments import Request, check_request
+from softmaxima.kernels import native_attention
 from softmaxima.maps import REGISTRY
 
 MAPS = [name for name, map in REGISTRY.items() if not map.properties.logarithmic]
@@ -80,7 +81,7 @@ def requests(draw: Any, most: int = 9) -> tuple[Request, bool]:
     params = {parameter.name: one_of(*parameter.examples) for parameter in REGISTRY[name].params}
     dtype = one_of(torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
     batch, (heads, groups) = one_of(1, 2), one_of((1, 1), (2, 1), (4, 2), (3, 3))
-    queries, keys = one_of(1, 2, 5, most), one_of(1, 3, 7, most, 70)
+    queries, keys = one_of(1, 2, 5, most), one_of(1, 3, 7, most, 70, *([600] if most > 9 else []))
     size, value_size = one_of(1, 3, 16), one_of(1, 5, 16, 20)
     q = one_of(0.3, 1.0, 4.0) * drawn(batch, heads, queries, size, dtype=dtype)
     k = drawn(batch, heads // groups, keys, size, dtype=dtype)
@@ -133,10 +134,16 @@ def test_every_path_equals_the_definition(case: tuple[Request, bool]) -> None:
         agree(output, expected, TOLERANCE[output.dtype], path.__name__)
 
 
-@given(requests(most=40))
+@pytest.mark.parametrize("many", [1, native_attention.MANY])
+@given(case=requests(most=40))
 @settings(max_examples=150)
-def test_gradients_of_the_kernel_are_those_of_the_definition(case: tuple[Request, bool]) -> None:
-    request, wants_lse = case
+def test_gradients_of_the_kernel_are_those_of_the_definition(many: int, case: tuple[Request, bool]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_attention, "MANY", many)
+        agree_in_gradients(*case)
+
+
+def agree_in_gradients(request: Request, wants_lse: bool) -> None:
     own, inputs = learning(request)
     if not fused.fits(own):
         return

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 9  # the version that csrc/kernels.h states
+INTERFACE = 10  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -161,6 +161,7 @@ class Attention(NamedTuple):
     map: int
     out: int
     lse: int
+    states: int
 
 
 class AttentionBackward(NamedTuple):

@@ -23,6 +23,8 @@ from softmaxima.kernels.interface import (
 from softmaxima.kernels.native import DTYPES, Kernel, in_memory, one_per_row, theta_in_memory
 
 ALL = 2**62  # how far a query sees that sees all
+EXPONENTIAL = ("softmax", "elastic_softmax")  # of which p is known key by key from two numbers a query, the state of its row
+MANY = 8192  # keys, from which on the backward pass is faster by states: a block of queries with fewer is in the cache as a whole
 
 
 def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int) -> bool:
@@ -31,8 +33,12 @@ def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, s
 
 
 def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of what `forward` leaves for `backward`."""
-    return (0,), (0,)
+    """Of what `forward` leaves for `backward`: with many keys the states of softmax, each a double in the place of two floats.
+
+    Gradients by them take the output, which must be as exact as what is computed in.
+    """
+    by_states = kernel.forward in EXPONENTIAL and k.shape[-2] >= MANY and q.dtype == computed_in(q.dtype)
+    return (4 * q.shape[:-1].numel() if by_states else 0,), (0,)
 
 
 def forward(
@@ -42,9 +48,11 @@ def forward(
     out, sums = new_results(q, v, lse)
     matrices = q.shape[:-2].numel()
     parts = max(1, -(-4 * threads() // matrices)) if matrices % threads() else 1
-    call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None)
+    state, marks = kept_shapes(q, k, v, options.kernel) if keeps else ((0,), (0,))
+    kept = q.new_empty(state, dtype=torch.float32), q.new_empty(marks, dtype=torch.int8)
+    call, _kept = _describe(q, k, v, options, parts, out, sums if lse else None, kept[0])
     run(find_function("attention"), ATTENTION(*call))
-    return out, sums, (q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.int8))
+    return out, sums, kept
 
 
 def backward(
@@ -63,7 +71,7 @@ def backward(
     wide = computed_in(q.dtype)
     matrices = q.shape[:-2].numel()
     parts = -(-threads() // matrices)
-    call, _kept = _describe(q, k, v, options, parts, None, None)
+    call, _kept = _describe(q, k, v, options, parts, out, None, kept[0])
     g = in_memory(g)
     g_lse = None if g_lse is None else in_memory(g_lse.to(wide))
     dq = q.new_empty(q.shape, dtype=wide)
@@ -89,7 +97,7 @@ def _shared(gradient: Tensor, x: Tensor, groups: int) -> Tensor:
 
 
 def _describe(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, parts: int, out: Tensor | None, lse: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, options: Options, parts: int, out: Tensor, lse: Tensor | None, states: Tensor
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """(the fields of `Attention` with its matrices, what they point into)."""
     batch, queries, keys = q.shape[:-2], q.shape[-2], k.shape[-2]
@@ -124,8 +132,9 @@ def _describe(
         sinks=0 if sinks is None else sinks.data_ptr(),
         sparse=int(options.sparse),
         map=options.kernel.addresses.forward,
-        out=0 if out is None else out.data_ptr(),
+        out=out.data_ptr(),
         lse=0 if lse is None else lse.data_ptr(),
+        states=states.data_ptr() if states.numel() else 0,
     )
     fields = (*(field for matrices, _ in lie for field in matrices), *call)
     return fields, (q, k, v, mask, bias, lie, taus, numbers, lengths, sinks)
