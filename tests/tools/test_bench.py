@@ -380,6 +380,20 @@ def test_a_slow_call_runs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: clocks.median_round(found) for name, found in times.items()} == pytest.approx(seconds)
 
 
+def test_a_call_that_was_slow_once_is_compared_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"quick": iter([3.0, *[0.2] * 100]), "slow": iter([3.0] * 100)}
+    clock = [0.0]
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock[0])
+
+    def spend(name: str) -> None:
+        clock[0] += next(seconds[name])
+
+    times = clocks.take_turns({name: (lambda name=name: spend(name)) for name in seconds}, 2.0)
+    quotient = clocks.Quotient.of(times["slow"], times["quick"])
+    assert quotient is not None
+    assert (quotient.median, quotient.turns) == (pytest.approx(15.0), clocks.SLOW_RUNS)
+
+
 def test_the_seconds_are_spent_on_repetitions() -> None:
     assert sum(map(len, clocks.take_turns({"a": lambda: None}, 0.02)["a"].values())) > 20
 

@@ -290,7 +290,10 @@ def take_turns(
             found = burst(name, 1)
             turns[name][number] = found
             ends += sum(found)
-            if min(found, default=math.inf) <= SLOW:  # the machine had paused
+            if min(found, default=math.inf) <= SLOW:  # the machine had paused: all begin again, for turns of one pass are compared
                 first[name] = min(found)
-                turns[name].clear()
+                ends += seconds * shares.get(name, 1.0)
+                for other in turns.values():
+                    other.clear()
+                break
     return turns
