@@ -265,7 +265,7 @@ struct Tile {
         for (int64_t r = 0; r < rows; ++r) {
             const C *own = x + r * window.width, top = C(maxima[r]), factor = C(std::exp(-log_sums[r]));
             C* to = p + r * window.width;
-            if (maxima[r] == NOTHING) {
+            if (maxima[r] == NOTHING && log_sums[r] == log_sums[r]) {  // no score but −∞; of NaN there is no largest either
                 clear(to, window.width);
             } else {
                 with_scale<C>(inverse(tau(r)), [=](auto scale) {

@@ -164,6 +164,25 @@ def agree_in_gradients(request: Request, wants_lse: bool) -> None:
         agree(a, b, TOLERANCE[request.query.dtype], what)
 
 
+@pytest.mark.parametrize("many", [1, native_attention.MANY])
+@pytest.mark.parametrize("of", ["query", "bias"])
+def test_scores_that_are_nan_give_nan_gradients_of_their_query_alone(of: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_attention, "MANY", many)
+    q, k, v, bias = normal(1, 9, 4), normal(1, 300, 4), normal(1, 300, 3), normal(9, 300)
+    (q[0] if of == "query" else bias)[2] = math.nan
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    output = sm.attention(q, k, v, bias=bias)
+    output.sum().backward()
+    others = torch.arange(9) != 2
+    for x in (output, q.grad):
+        assert x is not None
+        assert bool(x[0, 2].isnan().all())
+        assert bool(x[0, others].isfinite().all())
+    for x in (k.grad, v.grad):
+        assert x is not None
+        assert bool(x.isnan().all())
+
+
 @given(requests(), st.integers(1, 200))
 @settings(max_examples=60)
 def test_blocks_of_queries_change_nothing(case: tuple[Request, bool], held: int) -> None:

@@ -97,7 +97,7 @@ def test_a_difference_turned_round_has_the_same_interval_turned_round() -> None:
 
 
 def test_few_folds_see_nothing_even_where_their_interval_ends_before() -> None:
-    """Gains of 60 and 64 points of 100 − 36 that are possible, with two folds: their interval would go on beyond 1."""
+    """Gains of some 60 points over 30 %, of 70 that are possible: with two folds their intervals would go on far beyond."""
     softmax, baseline = scored("softmax", [0.95, 0.85]), scored("class frequencies", [0.3, 0.3])
     found = recommend(softmax, baseline, [scored("a", [0.80, 0.99])], ACCURACY, 2)
     assert found.headline == "Too few folds to tell"
