@@ -143,8 +143,8 @@ def gain_plot(points: Sequence[Point], metric: Metric) -> go.Figure:
     low, high = _around_leaders(means, ends)
     rows = [point.label + _mark(point.gain) for point in points]
     cells = [gain_cell(gain, metric) for gain in gains]
-    below = {"standoff": 8}  # ticks that are slanted where they have no room
-    title = {"text": metric.with_unit("better by").replace(", ", ",<br>"), **below}
+    # Below ticks that are slanted where they have no room.
+    title = {"text": metric.with_unit("better by").replace(", ", ",<br>"), "standoff": 8}
     axis = {"title": title, "range": [low, high], "automargin": True, "nticks": 6}
     plot = go.Figure(layout=rows_layout(len(points), xaxis=axis))
     plot.add_vline(0, line={"color": GREY, "width": 1, "dash": "dot"})
