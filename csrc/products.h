@@ -29,14 +29,15 @@ struct Left {
     Left from(int64_t r, int64_t k) const { return {data + r * row + k * step, row, step}; }
 };
 
-// c[r, :] (+)= Σ_k a[r, k] b[k, :] of some rows and vectors, b and c by the distances of their rows.
+// c[r, :] (+)= Σ_k a[r, k] b[k, :] of some rows and vectors, b and c by the distances of their rows. What is there is added at the
+// end, so that a sum of many products loses digits by the number of times that it is added to, and not by that of its terms.
 template <int rows, int vectors, bool adds, class C>
 inline void tile(Left<C> a, const C* b, int64_t b_row, int64_t depth, C* c, int64_t c_row) {
     Vector<C> sums[rows][vectors];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < vectors; ++v) sums[r][v] = adds ? load(c + r * c_row + v * LANES<C>) : Vector<C>{};
+        for (int v = 0; v < vectors; ++v) sums[r][v] = Vector<C>{};
     for (int64_t k = 0; k < depth; ++k) {
         Vector<C> right[vectors];
 #pragma GCC unroll 8
@@ -51,7 +52,10 @@ inline void tile(Left<C> a, const C* b, int64_t b_row, int64_t depth, C* c, int6
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < vectors; ++v) store(sums[r][v], c + r * c_row + v * LANES<C>);
+        for (int v = 0; v < vectors; ++v) {
+            C* to = c + r * c_row + v * LANES<C>;
+            store(adds ? load(to) + sums[r][v] : sums[r][v], to);
+        }
 }
 
 template <int vectors, bool adds, class C>

@@ -198,6 +198,26 @@ def test_blocks_of_queries_change_nothing(case: tuple[Request, bool], held: int)
         agree(a, b, TOLERANCE[request.query.dtype], "gradient")
 
 
+@pytest.mark.parametrize("many", [1, 2**62])
+def test_values_far_from_0_keep_their_digits(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum over keys to which each product were added by itself would lose digits, and ⟨g, o⟩, which gradients take, with it."""
+    monkeypatch.setattr(native_attention, "MANY", many)
+    q, k, v, g = (normal(1, rows, 16, seed=seed, scale=1.0).float() for seed, rows in enumerate((100, 9000, 9000, 100)))
+    v += 100
+
+    def found(dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = sm.attention(*leaves)
+        return [out, *torch.autograd.grad(out, leaves, g.to(dtype))]
+
+    eps = torch.finfo(torch.float32).eps
+    dp = 100 * float(g.abs().sum(-1).max())
+    exact = found(torch.float64)
+    spare = (100.0, dp * float(k.abs().max()), dp, float(exact[-1].abs().max()))
+    for ours, expected, size in zip(found(torch.float32), exact, spare, strict=True):
+        assert float((ours - expected).detach().abs().max()) <= 8 * eps * size
+
+
 def small(*shape: int) -> Tensor:
     return normal(*shape, seed=sum(shape), scale=1.0).requires_grad_()
 
@@ -392,11 +412,19 @@ def test_a_window_may_be_wider_than_any_row(window: Any) -> None:
         torch.testing.assert_close(found[0] if options else found, expected)
 
 
-@pytest.mark.parametrize("params", [{"map": "softmax", "is_causal": True}, {"map": "sparsemax"}, {"map": "elastic_softmax"}])
-def test_compiled_without_a_break(params: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("params", "dynamic"),
+    [
+        ({"map": "softmax", "is_causal": True}, True),  # for every size
+        ({"map": "sparsemax"}, True),
+        ({"map": "elastic_softmax"}, None),
+        ({"map": "softmax", "is_causal": True}, None),
+    ],
+)
+def test_compiled_without_a_break(params: dict[str, Any], dynamic: bool | None) -> None:
     q, k, v = small(1, 2, 3, 4), small(1, 2, 5, 4), small(1, 2, 5, 2)
     plain = sm.attention(q, k, v, **params)
-    compiled = torch.compile(lambda *x: sm.attention(*x, **params), fullgraph=True, backend="aot_eager")(q, k, v)
+    compiled = torch.compile(lambda *x: sm.attention(*x, **params), fullgraph=True, backend="aot_eager", dynamic=dynamic)(q, k, v)
     torch.testing.assert_close(compiled, plain)
     for a, b in zip(*(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (compiled, plain)), strict=True):
         torch.testing.assert_close(a, b)

@@ -34,18 +34,17 @@ def test_attention_is_by_one_module_a_device(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(devices, "TRITON", ("cuda",))
     for device in ("cpu", "cuda"):
-        for name in ("takes", "kept_shapes", "forward", "backward"):
+        for name in ("largest_head", "kept_shapes", "forward", "backward"):
             assert devices.library(device) is None or callable(getattr(devices.attention(device), name))
 
-    def takes(name: str, *theta: float | None, device: str = "cuda", dtype: torch.dtype = torch.float32, size: int = 64) -> bool:
-        return devices.takes_attention(device, REGISTRY[name].kernel.key, theta, dtype, size, 64)  # type: ignore[union-attr]
+    def largest(name: str, *theta: float | None, device: str = "cuda", dtype: torch.dtype = torch.float32) -> int:
+        return devices.largest_head(device, REGISTRY[name].kernel.key, theta, dtype)  # type: ignore[union-attr]
 
-    assert takes("softmax")
-    assert not takes("topk_softmax", 4.0)
-    assert [takes("entmax", alpha) for alpha in (1.5, None, 2.5)] == [True, True, False]
-    assert not takes("sparsemax", device="mps")
-    assert not takes("sparsemax", dtype=torch.float64)
-    assert not takes("sparsemax", size=257)
+    assert largest("softmax") == 256
+    assert largest("topk_softmax", 4.0) == 0
+    assert [largest("entmax", alpha) for alpha in (1.5, None, 2.5)] == [256, 256, 0]
+    assert largest("sparsemax", device="mps") == 0
+    assert largest("sparsemax", dtype=torch.float64) == 0
 
 
 def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch):

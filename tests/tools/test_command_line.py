@@ -29,6 +29,7 @@ from softmaxima.bench import plan
 from softmaxima.bench.machine import machine
 from softmaxima.cli import main
 from softmaxima.cli.compare import show
+from softmaxima.cli.terminal import about
 from softmaxima.core import writing
 from softmaxima.core.numbers import InputError
 from softmaxima.kernels import interface
@@ -260,8 +261,8 @@ def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Run,
     code, out, err = run("compare", table, f"--out={tmp_path / 'out'}", *FAST)
     assert (code, err) == (0, "")
     assert "12 rows, 3 features, 2 classes; target 'species' (the last column; --target names another)" in out
-    assert re.search("about \\d+ s: 4 folds of 1 s", out)
-    assert "Too few folds to tell. No pair is shown to have a better accuracy than class frequencies" in " ".join(out.split())
+    assert re.search("(about \\d+|less than 1) s: 4 folds of less than 1 s", out)
+    assert "Too little to tell. No pair is shown to have a better accuracy than class frequencies" in " ".join(out.split())
     assert "exact zero counts 13.8 nats" in " ".join(out.split())
     for name in ("report.html", "results.json", "results.csv"):
         assert (tmp_path / "out" / name).stat().st_size > 0
@@ -431,6 +432,26 @@ def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     code, out, _ = run(*options, "--resume")
     assert (code, len(json.loads((tmp_path / "results.json").read_text())["folds"])) == (0, 10)
     assert f"{done} of 10 done before" in out
+
+
+def test_what_goes_on_by_another_metric_names_the_command_that_makes_the_same(
+    run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(*options: str) -> str:
+        command = ["compare", table, f"--out={tmp_path / 'out'}", *FAST, *options]
+        monkeypatch.setattr(sys, "argv", ["softmaxima", *command])
+        assert run(*command)[0] == 0
+        return json.loads((tmp_path / "out" / "results.json").read_text())["command"]
+
+    first = given()
+    assert given("--metric=brier", "--resume") == f"{first} --metric=brier"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.3, "less than 1 s"), (1.4, "about 1 s"), (150, "about 2 min"), (9000, "about 2.5 h")]
+)
+def test_a_duration_is_told_in_the_unit_that_people_would_say(seconds: float, words: str) -> None:
+    assert about(seconds) == words
 
 
 def test_ctrl_c_before_a_fold_is_done_ends_with_one_line_and_130(tmp_path: Path) -> None:

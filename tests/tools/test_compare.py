@@ -282,14 +282,14 @@ def test_what_was_interrupted_goes_on_to_the_same_result(table: Table, tmp_path:
     settings = replace(TINY, repeats=2)
     whole = compare(table, settings, SOME)
     folds = trained_folds(table, settings, SOME)
-    partial = summary(table, settings, [next(folds)], SOME, "softmaxima compare t.csv")
+    partial = summary(table, settings, [next(folds)], SOME)
     folds.close()
     assert (whole.partial, partial.partial) == (False, True)
     assert "Partial: interrupted after 1 of 4 folds" in page(partial)
     assert json.loads(as_text(partial))["partial"] is True
     write(partial, tmp_path)
-    done, command = read_folds(tmp_path / "results.json", table, settings, SOME)
-    assert (done, command) == (list(partial.folds), "softmaxima compare t.csv")
+    done = read_folds(tmp_path / "results.json", table, settings, SOME)
+    assert done == list(partial.folds)
     rest = list(trained_folds(table, settings, SOME, len(done)))
     assert measured(summary(table, settings, [*done, *rest], SOME)) == measured(whole)
 
@@ -654,6 +654,17 @@ def test_pairs_that_have_learnt_nothing_are_named_once(comparison: Comparison) -
     stupid = replace(comparison, results=tuple(replace(result, folds=frequencies) for result in comparison.results))
     assert unlearnt(stupid) == "Not known to have a better accuracy than class frequencies: all pairs."
     assert page(stupid).count("better accuracy than class frequencies") == 1 + stupid.recommendation.reason.count("better accuracy")
+
+
+def test_a_pair_that_has_learnt_nothing_says_so_where_others_have(comparison: Comparison) -> None:
+    told = "not known to have a better accuracy than class frequencies"
+    trained = [result for result in comparison.results if result.name not in (BASELINE, "sparsemax")]
+    learnt = [replace(r, folds=tuple(replace(fold, accuracy=0.9, squares={}) for fold in r.folds)) for r in trained]
+    stupid = replace(comparison.of("sparsemax"), folds=comparison.baseline.folds)
+    some = replace(comparison, results=(*learnt, stupid, comparison.baseline))
+    results = some.results
+    assert [result.name for result in results if told in sentence(some, result)] == ["sparsemax"]
+    assert (page(some).count(told), unlearnt(some)) == (1, "")
 
 
 def test_chosen_rates_are_said_with_those_at_an_end_of_the_grid(comparison: Comparison) -> None:

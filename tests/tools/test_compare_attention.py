@@ -534,7 +534,14 @@ def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
     assert "Partial: interrupted after 2 of 3 seeds." in content
     assert "Partial: interrupted after 1 of 3 seeds." in content
     assert run(*options) == 2
-    assert "go on with --resume, or choose another --out" in capsys.readouterr().err
+    assert "holds a softmaxima compare-attention that was interrupted; go on with --resume" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", f"--out={tmp_path}"])
+    told = capsys.readouterr().err
+    assert "holds a softmaxima compare-attention that was interrupted; choose another --out" in told
+    with pytest.raises(SystemExit):
+        main(["compare", f"--out={tmp_path}", "--resume"])
+    assert "is of softmaxima compare-attention, not of softmaxima compare; begin anew" in capsys.readouterr().err
     assert run(*options, "--resume") == 0
     assert "3 of 6 done before" in capsys.readouterr().out
     record = json.loads((tmp_path / "results.json").read_text())
@@ -546,10 +553,9 @@ def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
 def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, digits: Task, tmp_path: Path, done: int) -> None:
     tasks = [text(), digits]
     first = list(islice(trained(tasks, TINY, SOME), done))
-    write(summary(tasks, TINY, SOME, first, "as it was begun"), tmp_path)
-    kept, command = read_trainings(tmp_path / "results.json", tasks, TINY, SOME)
-    assert (kept, command) == (first, "as it was begun")
-    whole = summary(tasks, TINY, SOME, [*kept, *trained(tasks, TINY, SOME, done)])
+    write(summary(tasks, TINY, SOME, first), tmp_path)
+    assert read_trainings(tmp_path / "results.json", tasks, TINY, SOME) == first
+    whole = summary(tasks, TINY, SOME, [*first, *trained(tasks, TINY, SOME, done)])
     assert measured(whole) == measured(study)
     for finding, other in zip(whole.findings, study.findings, strict=True):
         for result, same in zip(finding.results, other.results, strict=True):

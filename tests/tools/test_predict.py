@@ -23,7 +23,7 @@ from conftest import Run
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments import model as models
 from softmaxima.experiments.compare import Settings, trained
-from softmaxima.experiments.encoding import Encoder
+from softmaxima.experiments.encoding import Encoder, digest
 from softmaxima.experiments.model import Model, load, predict, save
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.tables import read_table
@@ -57,11 +57,12 @@ def flowers(rows: int = 120) -> pl.DataFrame:
     )
 
 
-def learnt(frame: pl.DataFrame, missing: str = "refuse", **options: Any) -> tuple[Classifier, Encoder]:
-    """A classifier and an encoder of a frame whose last column is the target."""
+def learnt(frame: pl.DataFrame, missing: str = "refuse", **options: Any) -> Model:
+    """What learnt from a frame whose last column is the target."""
     encoder = Encoder.fit(frame, frame.columns[-1])
     classifier = Classifier(hidden=(), learning_rate=0.02, random_state=0, missing=missing, **options)
-    return classifier.fit(encoder.matrix(frame), encoder.labels(frame)), encoder
+    rows = encoder.matrix(frame), encoder.labels(frame)
+    return Model(classifier.fit(*rows), encoder, digest(*rows))
 
 
 # From the command line ----------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def test_a_comparison_that_is_done_is_saved_without_another_one(run: Run):
 
 
 def test_without_out_the_first_rows_are_printed(run: Run):
-    save(Path("m.pt"), *learnt(flowers()))
+    save(Path("m.pt"), learnt(flowers()))
     flowers().drop("species")[:12].write_csv("new.csv")
     code, said, _ = run("predict", "m.pt", "new.csv")
     assert code == 0
@@ -108,7 +109,7 @@ def test_without_out_the_first_rows_are_printed(run: Run):
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_rows_that_are_printed_fit_the_terminal(run: Run, width: int, monkeypatch: pytest.MonkeyPatch):
     many = flowers().with_columns(species=pl.Series([f"class {i % 12}" for i in range(120)]))
-    save(Path("m.pt"), *learnt(many))
+    save(Path("m.pt"), learnt(many))
     monkeypatch.setenv("COLUMNS", str(width))
     code, said, _ = run("predict", "m.pt", "t.csv")
     assert code == 0
@@ -160,7 +161,7 @@ def test_tuned_models_take_the_median_of_the_learning_rates_of_their_folds():
     ids=str,
 )
 def test_a_wrong_path_is_told_before_any_work(run: Run, arguments: tuple[str, ...], words: str):
-    save(Path("m.pt"), *learnt(flowers()))
+    save(Path("m.pt"), learnt(flowers()))
     code, said, error = run(*arguments)
     assert (code, said) == (2, "")
     assert words in error
@@ -171,7 +172,7 @@ def test_a_wrong_path_is_told_before_any_work(run: Run, arguments: tuple[str, ..
 
 def predicted(frame: pl.DataFrame | str, tmp_path: Path, missing: str = "refuse", of: pl.DataFrame | None = None) -> Any:
     """What a model of the flowers says of other rows."""
-    save(tmp_path / "m.pt", *learnt(flowers() if of is None else of, missing))
+    save(tmp_path / "m.pt", learnt(flowers() if of is None else of, missing))
     path = tmp_path / "new.csv"
     path.write_text(frame if isinstance(frame, str) else frame.write_csv())
     return predict(load(tmp_path / "m.pt"), path)
@@ -199,13 +200,18 @@ def test_an_archive_may_be_without_the_target(others: dict[str, np.ndarray], tmp
     np.savez(tmp_path / "known.npz", X=x, y=(x[:, 0] > 0).astype(int))
     np.savez(tmp_path / "new.npz", X=x, **others)
     table = read_table(tmp_path / "known.npz")
-    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder, "")  # type: ignore[arg-type]
     whole, found = (predict(model, tmp_path / name) for name in ("known.npz", "new.npz"))
     np.testing.assert_array_equal(found.p, whole.p)
     assert whole.score is not None
     assert found.score is None
     with pytest.raises(InputError, match="needs arrays X and y"):
         read_table(tmp_path / "new.npz")
+
+
+def test_a_score_of_the_rows_learnt_from_is_called_one(tmp_path: Path):
+    told = "these are the rows that the model learnt from, which says little of new ones"
+    assert [told in predicted(rows, tmp_path).notes for rows in (flowers(), flowers()[1:], flowers()[::-1])] == [True, False, False]
 
 
 def test_texts_stay_texts_where_all_look_like_numbers(tmp_path: Path):
@@ -263,7 +269,7 @@ def test_a_model_of_a_table_without_names_predicts_rows_without_names(place: int
     new = frame[:rows] + 1000.0  # no number of the file that was learnt from is about as large
     target = f"column {place + 1}"
     table = read_table(tmp_path / "known.csv", target)
-    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    model = Model(Classifier(hidden=(), random_state=0).fit(table.features, table.labels), table.encoder, "")  # type: ignore[arg-type]
     (new if with_target else new.drop(target)).write_csv(tmp_path / "new.csv", include_header=False)
     found = predict(model, tmp_path / "new.csv")
     np.testing.assert_array_equal(found.p, model.classifier.predict_proba(new.drop(target).to_numpy()))
@@ -344,7 +350,7 @@ def test_the_value_that_is_none_of_what_was_learnt_is_named_with_its_row(
 ):
     (tmp_path / "t.csv").write_text("x;y\n" + "".join(f"{cell};{'ab'[i % 2]}\n" for i, cell in enumerate(learnt_from * 9)))
     table = read_table(tmp_path / "t.csv")
-    model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder)  # type: ignore[arg-type]
+    model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder, "")  # type: ignore[arg-type]
     (tmp_path / "new.csv").write_text("x;z\n" + "".join(f"{cell};1\n" for cell in asked))
     with pytest.raises(InputError, match=words):
         predict(model, tmp_path / "new.csv")
@@ -376,7 +382,7 @@ def test_classes_keep_their_names(names: tuple[str, str], separator: str, tmp_pa
     table = read_table(tmp_path / "t.csv")
     assert sorted(table.classes) == sorted(names)
     assert table.encoder is not None
-    model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder)
+    model = Model(Classifier(hidden=(), epochs=1).fit(table.features, table.labels), table.encoder, "")
     assert predict(model, tmp_path / "t.csv").scored == 40
 
 
@@ -449,8 +455,9 @@ def test_classes_of_any_kind_are_scored(classes: list, tmp_path: Path):
 
 @both
 def test_a_damaged_file_is_refused_or_predicts_the_same(suffix: str, tmp_path: Path):
-    classifier, encoder = learnt(flowers())
-    save(path := tmp_path / f"m{suffix}", classifier, encoder)
+    model = learnt(flowers())
+    classifier, encoder = model.classifier, model.encoder
+    save(path := tmp_path / f"m{suffix}", model)
     content, expected = path.read_bytes(), classifier.predict_proba(encoder.matrix(flowers()))
     refused = 0
     for place in np.random.default_rng(0).integers(0, len(content), 60):
@@ -467,7 +474,7 @@ def test_a_damaged_file_is_refused_or_predicts_the_same(suffix: str, tmp_path: P
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["mean_", "scale_", "network_"])
 def test_numbers_that_no_training_leaves_are_refused(name: str, wrong: float):
-    classifier, _ = learnt(flowers())
+    classifier = learnt(flowers()).classifier
     record = classifier.as_dict()
     array = record["learnt"][name]
     (array[0][0] if name == "network_" else array)[0] = wrong
@@ -488,8 +495,9 @@ def test_every_classifier_comes_back_as_it_was(suffix: str, tmp_path: Path):
         {"missing": "impute", "early_stopping": True},
     ):
         options = options | ({"loss_params": {"map": "proportional", "f": torch.sigmoid}} if "map" in options else {})
-        classifier, encoder = learnt(frame, **options)
-        save(path := tmp_path / f"m{suffix}", classifier, encoder)
+        model = learnt(frame, **options)
+        classifier, encoder = model.classifier, model.encoder
+        save(path := tmp_path / f"m{suffix}", model)
         found = load(path)
         assert found.encoder == encoder
         assert found.classifier.as_dict()["params"] == classifier.as_dict()["params"]
@@ -520,7 +528,7 @@ def as_archive(record: dict[str, Any], path: Path) -> bytes:
 @pytest.mark.parametrize("write", [as_pickle, as_archive])
 def test_a_pickle_that_would_run_a_command_does_not(write: Callable, tmp_path: Path):
     target = tmp_path / "ran"
-    save(path := tmp_path / "m.pt", *learnt(flowers()))
+    save(path := tmp_path / "m.pt", learnt(flowers()))
     record = torch.load(path, weights_only=True) | {"more": Planted(target)}
     path.write_bytes(write(record, path))
     with pytest.raises(InputError, match=r"m\.pt is not a model that softmaxima compare --save wrote"):
@@ -540,8 +548,7 @@ class Stranger:
 @pytest.mark.parametrize("place", ["more", "classifier", "parameter"])
 def test_a_skops_file_with_another_type_is_refused_and_makes_none(place: str, tmp_path: Path):
     target = tmp_path / "ran"
-    classifier, encoder = learnt(flowers())
-    save(path := tmp_path / "m.skops", classifier, encoder)
+    save(path := tmp_path / "m.skops", learnt(flowers()))
     stranger = Stranger()
     vars(stranger)["path"] = str(target)
     record = skops.io.load(path, trusted=list(models.TRUSTED))
@@ -556,8 +563,7 @@ def test_a_skops_file_with_another_type_is_refused_and_makes_none(place: str, tm
 
 
 def test_a_function_in_a_skops_file_is_refused(tmp_path: Path):
-    classifier, encoder = learnt(flowers(), map="proportional", map_params={"f": "sigmoid"})
-    save(path := tmp_path / "m.skops", classifier, encoder)
+    save(path := tmp_path / "m.skops", learnt(flowers(), map="proportional", map_params={"f": "sigmoid"}))
     record = skops.io.load(path, trusted=list(models.TRUSTED))
     for function in (np.exp, os.system):
         vars(record["classifier"])["map_params"] = {"f": function}
@@ -590,7 +596,7 @@ def tampered(record: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def test_a_file_that_was_changed_is_refused(tmp_path: Path):
-    save(path := tmp_path / "m.pt", *learnt(flowers()))
+    save(path := tmp_path / "m.pt", learnt(flowers()))
     record = torch.load(path, weights_only=True)
     for name, value, words in tampered(record):
         torch.save(record | {name: value}, path)
@@ -603,7 +609,7 @@ def test_a_file_of_another_kind_is_refused(suffix: str, tmp_path: Path):
     path = tmp_path / f"m{suffix}"
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("schema.json", json.dumps({"protocol": 99}))
-    save(tmp_path / f"whole{suffix}", *learnt(flowers()))
+    save(tmp_path / f"whole{suffix}", learnt(flowers()))
     whole = (tmp_path / f"whole{suffix}").read_bytes()
     for content in (b"", b"text", (tmp_path / "other.zip").read_bytes(), whole[: len(whole) // 2]):
         path.write_bytes(content)

@@ -39,6 +39,7 @@ def scored(name: str, accuracies: Any, step: float = 1e-3, squares: float = 0.0,
             bins=(Bin(0, 0.0, 0),) * (BINS - 1) + (Bin(ROWS, 0.9 * ROWS, 2 * hits),),
             classes=(ClassCounts(ROWS // 2, ROWS // 2, hits),) * 2,
             support_rows=(0, 0, ROWS),
+            predicted="",
             step_seconds=step,
             learning_rate=3e-3,
             squares={other: {"accuracy": squares} for other in ("softmax", "class frequencies")} if squares else {},
@@ -100,7 +101,7 @@ def test_few_folds_see_nothing_even_where_their_interval_ends_before() -> None:
     """Gains of some 60 points over 30 %, of 70 that are possible: with two folds their intervals would go on far beyond."""
     softmax, baseline = scored("softmax", [0.95, 0.85]), scored("class frequencies", [0.3, 0.3])
     found = recommend(softmax, baseline, [scored("a", [0.80, 0.99])], ACCURACY, 2)
-    assert found.headline == "Too few folds to tell"
+    assert found.headline == "Too little to tell"
     assert "would not have shown" in found.reason
 
 
@@ -167,6 +168,14 @@ def test_a_pair_that_is_better_is_taken_with_what_it_loses() -> None:
         assert part in found.reason
 
 
+def test_pairs_that_predicted_the_same_are_counted_one_by_one() -> None:
+    softmax, other = (
+        replace(scored(name, spread(0.90, seed)), twins=("twin", "another")) for seed, name in enumerate(("softmax", "a"))
+    )
+    found = [recommend(softmax, BASELINE, [other, scored("b", spread(0.8, 2))], METRICS[by], 5) for by in ("accuracy", "cost")]
+    assert all(each.reason.startswith("None of the 6 other pairs is shown to ") for each in found)
+
+
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 def test_what_is_no_better_than_frequencies_is_never_taken(metric: Metric) -> None:
     """However much faster it is, or better calibrated."""
@@ -179,7 +188,7 @@ def test_what_is_no_better_than_frequencies_is_never_taken(metric: Metric) -> No
 
 def test_one_fold_gives_no_reason_to_take_or_to_leave_anything() -> None:
     one = [scored(name, [accuracy]) for name, accuracy in (("softmax", 0.9), ("class frequencies", 0.1), ("a", 0.95))]
-    assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too few folds to tell"
+    assert recommend(*one[:2], one[2:], ACCURACY, 5).headline == "Too little to tell"
 
 
 def test_every_reason_is_made_of_whole_sentences() -> None:
@@ -203,14 +212,14 @@ def test_few_folds_of_many_say_so_instead_of_staying() -> None:
     softmax, other = scored("softmax", [0.84, 0.85, 0.83]), scored("a", [0.90, 0.78, 0.87])
     assert recommend(softmax, baseline, [other], ACCURACY, 3).headline == "Stay with softmax"
     found = recommend(softmax, baseline, [other], ACCURACY, 12)
-    assert (found.headline, found.pair) == ("Too few folds to tell", None)
+    assert (found.headline, found.pair) == ("Too little to tell", None)
     assert "the largest gain that is possible, 16.00 points, would not have shown" in found.reason
     unsure = scored("softmax", [0.4, 0.95, 0.9])
     found = recommend(unsure, baseline, [scored("a", [0.84, 0.85, 0.83])], ACCURACY, 12)
-    assert (found.headline, found.pair) == ("Too few folds to tell", None)
+    assert (found.headline, found.pair) == ("Too little to tell", None)
     assert "Softmax is not shown to have a better accuracy than class frequencies" in found.reason
     unlearnt = recommend(scored("softmax", [0.4, 0.6, 0.5]), baseline, [], ACCURACY, 12)
-    assert unlearnt.headline == "Too few folds to tell"
+    assert unlearnt.headline == "Too little to tell"
 
 
 def test_a_whole_round_of_folds_stays_and_says_that_no_gain_would_have_shown() -> None:

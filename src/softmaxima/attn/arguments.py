@@ -243,7 +243,7 @@ def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: 
                 f"{own} of keys and {value.shape[-3]} of values"
             )
         groups = heads // own
-    batch, others = sizes(query)[:-2], f"query of shape {tuple(query.shape)}"
+    batch, before = sizes(query)[:-2], [("query", query)]
     for what, x in (("key", key), ("value", value)):
         own = (*sizes(x)[:-3], *(groups * size for size in sizes(x)[-3:-2]))
         try:
@@ -251,10 +251,11 @@ def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: 
         except RuntimeError:
             heads_differ = not grouped and x.ndim > 2 and query.ndim > 2 and 1 not in (x.shape[-3], query.shape[-3])
             hint = "; enable_gqa=True shares them among heads" if heads_differ and x.shape[-3] != query.shape[-3] else ""
+            others = " and ".join(f"{other} of shape {tuple(given.shape)}" for other, given in before)
             raise ValueError(
                 f"{name}: {what} of shape {tuple(x.shape)} must broadcast with {others} but for the last two axes{hint}"
             ) from None
-        others += f" and {what} of shape {tuple(x.shape)}"
+        before.append((what, x))
     return (query if batch == sizes(query)[:-2] else query.expand(*batch, *query.shape[-2:])), groups
 
 

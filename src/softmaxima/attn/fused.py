@@ -15,7 +15,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.recorded import decode, encode, find_keyed
 from softmaxima.core.tracing import is_recorded, may_differentiate, operation, transforming
 from softmaxima.kernels.attention import Options
-from softmaxima.kernels.devices import attention, takes_attention
+from softmaxima.kernels.devices import attention, largest_head
 from softmaxima.lse.logaddexp import logaddexp
 
 
@@ -29,7 +29,8 @@ def fits(request: Request) -> bool:
     if theta is None or 0 in (*query.shape, *request.key.shape, *value.shape):
         return False
     known = tuple(None if isinstance(number, Tensor) else number for number in theta)
-    if not takes_attention(query.device.type, kernel.key, known, query.dtype, query.shape[-1], value.shape[-1]):
+    largest = largest_head(query.device.type, kernel.key, known, query.dtype)
+    if query.shape[-1] > largest or value.shape[-1] > largest:
         return False
     if encode(request.map, request.temperature, list(request.params.values())) is None:
         return False

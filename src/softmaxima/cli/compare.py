@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -98,12 +96,12 @@ def compare(
     from softmaxima.core.numbers import InputError
     from softmaxima.experiments.compare import Settings, check_classes, epochs_for, sampled
     from softmaxima.experiments.model import check_format
-    from softmaxima.experiments.saved import read_folds
+    from softmaxima.experiments.saved import EXPERIMENT, read_folds
     from softmaxima.experiments.tables import read_table
     from softmaxima.integrations.pairs import choose, pairs
 
     if not resume:
-        pieces.check_not_interrupted(out)
+        pieces.check_not_interrupted(out, EXPERIMENT)
     if save is not None:
         try:
             check_format(save)
@@ -126,16 +124,15 @@ def compare(
         part = sampled(data, settings)
         settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
         chosen = choose(pairs(len(data.classes)), names(maps))
-        command = shlex.join(["softmaxima", *sys.argv[1:]])
-        done, command = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else ([], command)
+        done = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else []
     except InputError as error:
         fail(error)
-    comparison = run(part, settings, chosen, done, out, command)
+    comparison = run(part, settings, chosen, done, out)
     if save is not None:
         save_model(data, comparison, save)
 
 
-def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, command: str) -> Comparison:
+def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> Comparison:
     """Train fold after fold, and after each write what is known; then show it."""
     from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES, write
@@ -153,7 +150,7 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
         steps=lambda start: total_steps(data, settings, chosen, start),
         seconds=seconds,
         place=lambda number: f"fold {number + 1} of {settings.splits}",
-        summary=lambda folds: summary(data, settings, folds, chosen, command),
+        summary=lambda folds: summary(data, settings, folds, chosen, pieces.command_given()),
         write=write,
         files=tuple(FILES),
     )
@@ -163,16 +160,16 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, c
 def save_model(data: Table, comparison: Comparison, path: Path) -> None:
     """Train the recommended pair on all rows and write it. A table that teaches nothing gives no model, which is an error."""
     from softmaxima.experiments.compare import trained
-    from softmaxima.experiments.model import save
+    from softmaxima.experiments.model import Model, save
 
     taken = comparison.recommendation
     if taken.pair is None:
-        fail(f"--save: nothing is saved to {path}. {taken.headline}: {taken.reason}", WRONG_RESULT)
+        fail(f"--save: nothing is saved to {path}. {taken.headline}. {taken.reason}", WRONG_RESULT)
     if data.encoder is None:
         raise TypeError("a table that is read has an encoder")
     classifier = trained(data, comparison.settings, taken.pair, comparison.folds)
     try:
-        save(path, classifier, data.encoder)
+        save(path, Model(classifier, data.encoder, data.digest))
     except OSError as error:
         fail(f"--save: cannot write to {path} ({error.strerror}); the comparison is kept, and --resume saves from it", NOT_WRITTEN)
     say(f"saved: {path}, {taken.pair.name} trained on all {data.rows} rows; softmaxima predict {path} TABLE uses it")

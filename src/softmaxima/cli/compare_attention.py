@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -66,11 +64,11 @@ def compare_attention(
             fail("--text: no text is read with --task digits; leave one of them out")
         check_file(text, ", a text in UTF-8")
     from softmaxima.core.numbers import InputError, choose
-    from softmaxima.experiments.attention_plan import QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
+    from softmaxima.experiments.attention_plan import EXPERIMENT, QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
     from softmaxima.experiments.texts import read_text
 
     if not resume:
-        pieces.check_not_interrupted(out)
+        pieces.check_not_interrupted(out, EXPERIMENT)
     try:
         check_names(names(maps))
         usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
@@ -85,16 +83,13 @@ def compare_attention(
         tasks = [text_task(content)] if content is not None else []
         if task != "text":
             tasks.append(digits_task())
-        command = shlex.join(["softmaxima", *sys.argv[1:]])
-        done, command = read_trainings(out / pieces.NUMBERS, tasks, settings, chosen) if resume else ([], command)
+        done = read_trainings(out / pieces.NUMBERS, tasks, settings, chosen) if resume else []
     except InputError as error:
         fail(error)
-    run(tasks, settings, chosen, done, out, command, json)
+    run(tasks, settings, chosen, done, out, json)
 
 
-def run(
-    tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], done: list, out: Path, command: str, json: bool
-) -> None:
+def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], done: list, out: Path, json: bool) -> None:
     """Train seed after seed, and after each write what is known; then show it."""
     from softmaxima.experiments.attention import seconds_of_all, summary, total_steps, trained
     from softmaxima.experiments.attention_saved import as_text
@@ -124,7 +119,7 @@ def run(
         steps=lambda start: total_steps(tasks, settings, chosen, start),
         seconds=lambda start: seconds_of_all(tasks, settings, chosen, start),
         place=place,
-        summary=lambda done: summary(tasks, settings, chosen, done, command),
+        summary=lambda done: summary(tasks, settings, chosen, done, pieces.command_given()),
         write=write,
         files=tuple(FILES),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from softmaxima.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
     Terminated,
-    duration,
+    about,
     fail,
     in_the_table_alone,
     keeping,
@@ -53,12 +55,18 @@ class Pieces(Generic[P, F]):
     files: Sequence[str]
 
 
-def check_not_interrupted(out: Path) -> None:
+def command_given() -> str:
+    """What makes all pieces anew: the command without --resume, which refuses to go on with other options."""
+    return shlex.join(["softmaxima", *(part for part in sys.argv[1:] if part.partition("=")[0] != "--resume")])
+
+
+def check_not_interrupted(out: Path, experiment: str) -> None:
     """End the command where a directory holds the pieces of an experiment that was interrupted, which would be lost."""
     from softmaxima.experiments.resumption import interrupted
 
-    if interrupted(out / NUMBERS):
-        fail(f"--out: {out} holds a comparison that was interrupted; go on with --resume, or choose another --out")
+    if (found := interrupted(out / NUMBERS)) is not None:
+        advice = "go on with --resume, or choose another --out" if found == experiment else "choose another --out"
+        fail(f"--out: {out} holds a softmaxima {found} that was interrupted; {advice}")
 
 
 def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None], tell: Callable[[str], None] = say) -> F:
@@ -73,7 +81,7 @@ def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None
                 seconds = pieces.seconds(len(done))
                 before = f", {len(done)} of {pieces.wanted} done before" if done else ""
                 what = pieces.one if left == 1 else pieces.many
-                tell(f"about {duration(seconds)}: {left} {what} of {duration(seconds / left)}{before}")
+                tell(f"{about(seconds)}: {left} {what} of {about(seconds / left)}{before}")
             with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
                 bar = progress.add_task("", total=pieces.steps(len(done)))
 

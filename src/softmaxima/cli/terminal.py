@@ -171,11 +171,11 @@ def show_table(console: Console, name: str, columns: Sequence[Column], results: 
         console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
 
 
-def duration(seconds: float) -> str:
-    """In the unit that people would say."""
+def about(seconds: float) -> str:
+    """A duration in the unit that people would say."""
     if seconds < 100:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        return f"about {round(seconds)} s" if seconds >= 1 else "less than 1 s"
+    return f"about {round(seconds / 60)} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"
 
 
 def in_the_table_alone() -> str:

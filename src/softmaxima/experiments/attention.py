@@ -484,4 +484,4 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
         unbeaten = listed([name for name, gain in better[softmax.name].items() if not gain.better])
         told = f"Softmax is not shown to be better than {unbeaten}, and no other map to be better than softmax"
         return None, "Too few seeds to tell", f"{told}: more seeds or steps may tell."
-    return softmax, STAY, stay(softmax, gains, metric, words, sight(softmax.quality, gains, metric, words))
+    return softmax, STAY, stay(softmax, len(others), metric, words, sight(softmax.quality, gains, metric, words))

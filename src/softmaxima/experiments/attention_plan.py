@@ -25,6 +25,7 @@ class Variant:
     learnt: str = ""
 
 
+EXPERIMENT = "compare-attention"
 REFERENCE = "softmax"
 VARIANTS = (
     Variant("softmax", "softmax"),

@@ -16,11 +16,10 @@ import torch
 from softmaxima import __version__
 from softmaxima.core.writing import finite
 from softmaxima.experiments.attention import BETAS, COST, WARMING, Finding, Head, Result, Run, Study, Trained, compared
-from softmaxima.experiments.attention_plan import LEFT_OUT, Settings, Variant
+from softmaxima.experiments.attention_plan import EXPERIMENT, LEFT_OUT, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.resumption import changed, check_same, read_record
 
-EXPERIMENT = "compare-attention"
 MEASURES = ("quality", "log_loss", "step_seconds", "kept_bytes")
 GAINS = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")
 OF_HEADS = ("share", "keys", "mass")
@@ -124,15 +123,13 @@ def as_csv(study: Study) -> str:
     return text.getvalue()
 
 
-def read_trainings(
-    path: Path, tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]
-) -> tuple[list[tuple[str, Trained]], str]:
-    """The trainings in a JSON that such a comparison of these tasks began, in their order, and its command.
+def read_trainings(path: Path, tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant]) -> list[tuple[str, Trained]]:
+    """The trainings in a JSON that such a comparison of these tasks began, in their order.
 
     Raises:
         InputError: where there is none, or it is of other tasks, other settings or other maps.
     """
-    was, version, command, digests, found = read_record(path, EXPERIMENT, _begun)
+    was, version, digests, found = read_record(path, EXPERIMENT, _begun)
     other = changed(was, asdict(settings), {"quick": "--quick"})
     if version != __version__:
         other.insert(0, f"with softmaxima {version}, not {__version__}")
@@ -150,11 +147,11 @@ def read_trainings(
     if [name for name, _ in done] != [name for name, _ in expected[: len(done)]]:
         other.append("with another --task")
     check_same(path, other)
-    return done, command
+    return done
 
 
-def _begun(record: Any) -> tuple[dict[str, Any], str, str, dict[str, str], dict[str, dict[str, list[Run]]]]:
-    """Settings, version, command, and of each task its digest and each map's runs."""
+def _begun(record: Any) -> tuple[dict[str, Any], str, dict[str, str], dict[str, dict[str, list[Run]]]]:
+    """Settings, version, and of each task its digest and each map's runs."""
     tasks = {task["task"]: task for task in record["tasks"]}
     found = {
         name: {
@@ -170,7 +167,7 @@ def _begun(record: Any) -> tuple[dict[str, Any], str, str, dict[str, str], dict[
     digests = {name: task["digest"] for name, task in tasks.items()}
     if not found:
         raise IndexError("it has no trainings")
-    return record["settings"], record["versions"]["softmaxima"], record["command"], digests, found
+    return record["settings"], record["versions"]["softmaxima"], digests, found
 
 
 def _read_run(record: dict[str, Any], weights: list[list[float]] | None) -> Run:

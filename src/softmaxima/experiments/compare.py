@@ -375,9 +375,9 @@ def _merged(results: Sequence[Result]) -> list[Result]:
 
 
 def _same(one: Result, other: Result) -> bool:
-    """They called every class as often and as rightly, as sure of it, but for what roundings make of a training."""
+    """They called every row the same, as sure of it, but for what roundings make of a training."""
     return all(
-        a.classes == b.classes
+        a.predicted == b.predicted
         and a.support_rows == b.support_rows
         and all(math.isclose(x, y, rel_tol=ROUNDINGS) for x, y in ((a.log_loss, b.log_loss), (a.brier, b.brier)))
         and math.isclose(sum(bin.confidence for bin in a.bins), sum(bin.confidence for bin in b.bins), rel_tol=ROUNDINGS)

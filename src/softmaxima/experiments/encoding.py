@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -135,6 +136,11 @@ class Encoder:
         """What `as_dict` gave, also after a passage through JSON."""
         columns = tuple(Column(**column | {"categories": tuple(column["categories"])}) for column in record["columns"])
         return cls(record["target"], tuple(record["classes"]), columns, tuple(record.get("words", ())))
+
+
+def digest(features: np.ndarray, labels: np.ndarray) -> str:
+    """Of the numbers [rows, features] and [rows] that are trained on."""
+    return hashlib.sha256(features.tobytes() + labels.tobytes()).hexdigest()
 
 
 def kind_of(dtype: Any) -> Literal["number", "date", "category"] | None:

@@ -21,6 +21,7 @@ then exp of the mean over folds of the logarithms of their ratios, which is what
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +90,7 @@ class Fold:
     bins: tuple[Bin, ...]
     classes: tuple[ClassCounts, ...]
     support_rows: tuple[int, ...]  # rows with 0, 1, …, n non-zero probabilities
+    predicted: str  # a digest of the classes that the rows were called
     step_seconds: float  # the median over the steps of training
     learning_rate: float
     # The mean square over rows of the difference to another's: reference → metric → square.
@@ -170,6 +172,7 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
         bins=tuple(Bin(int(n), total, int(h)) for n, total, h in zip(binned.tolist(), sure.tolist(), right.tolist(), strict=True)),
         classes=tuple(ClassCounts(*counts) for counts in zip(occurred.tolist(), called.tolist(), recognised.tolist(), strict=True)),
         support_rows=tuple(torch.bincount(support, minlength=classes + 1).tolist()),
+        predicted=hashlib.sha256(predicted.numpy().tobytes()).hexdigest()[:16],
         step_seconds=step_seconds,
         learning_rate=learning_rate,
     )

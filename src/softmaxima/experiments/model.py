@@ -21,7 +21,7 @@ import torch
 import softmaxima as sm
 from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import write_bytes, write_text
-from softmaxima.experiments.encoding import Encoder, kind_of
+from softmaxima.experiments.encoding import Encoder, digest, kind_of
 from softmaxima.experiments.measures import Fold, evaluate
 from softmaxima.experiments.reading import read_frame
 from softmaxima.experiments.wording import named, rows
@@ -38,6 +38,7 @@ class Model:
 
     classifier: Classifier
     encoder: Encoder
+    learnt_from: str  # the digest of the rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,8 @@ def predict(model: Model, path: Path) -> Predictions:
         raise InputError(f"{path.name}: {error}") from None
     p = model.classifier.predict_proba(features)
     known = labels >= 0
+    if digest(features[known], labels[known]) == model.learnt_from:
+        notes.append("these are the rows that the model learnt from, which says little of new ones")
     score = evaluate(torch.from_numpy(p[known]), torch.from_numpy(labels[known]), 0.0, 0.0)[0] if known.any() else None
     return Predictions(encoder.target, encoder.classes, p, places, tuple(notes), score, int(known.sum()))
 
@@ -108,18 +111,17 @@ def _refuse_gaps(frame: pl.DataFrame, places: np.ndarray, model: Model) -> None:
 # Files --------------------------------------------------------------------------------------------------------------------
 
 
-def save(path: Path, classifier: Classifier, encoder: Encoder) -> None:
-    """Write a trained classifier and its encoder, in the format that the suffix names.
+def save(path: Path, model: Model) -> None:
+    """Write a model in the format that the suffix names.
 
     Raises:
         InputError: where there is no such format.
         ValueError: where a parameter of the classifier is nothing that such a file holds.
     """
     _, write = _format(path)
-    record = classifier.as_dict()
     versions = {"softmaxima": sm.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
-    about = {"kind": KIND, "format": FORMAT, "versions": versions, "encoder": encoder.as_dict()}
-    write_bytes(path, write(about, record))
+    about = {"kind": KIND, "format": FORMAT, "versions": versions, "learnt_from": model.learnt_from}
+    write_bytes(path, write({**about, "encoder": model.encoder.as_dict()}, model.classifier.as_dict()))
 
 
 def load(path: Path) -> Model:
@@ -207,7 +209,7 @@ def _check_about(record: Any) -> None:
 
 def _model(record: Mapping[str, Any], classifier: Mapping[str, Any]) -> Model:
     try:
-        model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]))
+        model = Model(Classifier.from_dict(classifier), Encoder.from_dict(record["encoder"]), record["learnt_from"])
         if not all(isinstance(name, str) for name in (model.encoder.target, *(column.name for column in model.encoder.columns))):
             raise ValueError("names of columns must be texts")
         classes, width = len(model.encoder.classes), sum(column.width for column in model.encoder.columns)

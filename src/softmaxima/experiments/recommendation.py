@@ -50,18 +50,18 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
     softmax, for certain.
     """
     if len(softmax.folds) < 2:
-        return _too_few(metric, "What is chance shows in several folds, and one is done.")
+        return _too_little(metric, "What is chance shows in several folds, and one is done.")
     judged = proving(metric)
     known = {r.name for found in learnt((softmax, *others), baseline, judged, folds).values() for r in found}
     tries = len(judged) * (1 + len(others))
     if not known:
         none = f"pair is shown to have a better {_either(judged)} than {baseline.name}"
         if len(softmax.folds) < folds:
-            return _too_few(metric, f"So far no {none}.")
+            return _too_little(metric, f"So far no {none}.")
         gains = {by: {r.name: difference(r, baseline, by, folds, tries) for r in (softmax, *others)} for by in judged}
         seen = [sight(_by_folds(baseline, by), found, by, WORDS) for by, found in gains.items()]
         if all(each is not None and each.is_blind for each in seen):
-            return _too_few(metric, f"No {none}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
+            return _too_little(metric, f"No {none}, and {seen[0].told}: more rows, folds or repeats may tell.")  # type: ignore[union-attr]
         return _nothing((softmax, *others), baseline, metric, folds)
     proven = [r for r in others if r.name in known]
     taken = _fastest(softmax, proven, others, folds) if metric.name == "cost" else _best(softmax, proven, others, metric, folds)
@@ -69,10 +69,10 @@ def recommend(softmax: Result, baseline: Result, others: Sequence[Result], metri
         return taken
     if softmax.name not in known:
         either = _either(judged)
-        return _too_few(
+        return _too_little(
             metric,
             f"Softmax is not shown to have a better {either} than {baseline.name}, and no other pair to be better than softmax: "
-            "more rows, folds or repeats may tell.",
+            "more rows, folds or repeats may tell, or a longer training (--epochs) at other rates (--tune).",
         )
     return _stay(softmax, proven, others, metric, folds)
 
@@ -81,8 +81,8 @@ def _either(metrics: Sequence[Metric]) -> str:
     return listed([metric.words for metric in metrics], "or")
 
 
-def _too_few(metric: Metric, reason: str) -> Recommendation:
-    return Recommendation(metric, None, "Too few folds to tell", reason)
+def _too_little(metric: Metric, reason: str) -> Recommendation:
+    return Recommendation(metric, None, "Too little to tell", reason)
 
 
 def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds: int) -> Recommendation:
@@ -138,8 +138,8 @@ def _stay(softmax: Result, proven: Sequence[Result], others: Sequence[Result], m
         return Recommendation(metric, softmax.pair, STAY, _slower(softmax, others, folds) + elsewhere + ".")
     seen = sight(_by_folds(softmax, metric), found, metric, WORDS)
     if seen is not None and seen.is_blind and len(softmax.folds) < folds:
-        return _too_few(metric, f"So far {seen.told}.")
-    return Recommendation(metric, softmax.pair, STAY, stay(softmax, found, metric, WORDS, seen, elsewhere))
+        return _too_little(metric, f"So far {seen.told}.")
+    return Recommendation(metric, softmax.pair, STAY, stay(softmax, _trained(softmax, others), metric, WORDS, seen, elsewhere))
 
 
 def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
@@ -147,9 +147,14 @@ def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
     cost, accuracy = METRICS["cost"], METRICS["accuracy"]
     near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
     return (
-        f"{none_of(len(others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax "
-        f"({value_of(softmax, cost)} a step) and to be at most a point less accurate; the latter is known of {near or 'none'}"
+        f"{none_of(_trained(softmax, others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than "
+        f"softmax ({value_of(softmax, cost)} a step) and to be at most a point less accurate; the latter is known of {near or 'none'}"
     )
+
+
+def _trained(softmax: Result, others: Sequence[Result]) -> int:
+    """The pairs besides softmax, each by itself where several predicted the same."""
+    return len(softmax.twins) + sum(1 + len(result.twins) for result in others)
 
 
 def _by_folds(result: Result, metric: Metric) -> float:

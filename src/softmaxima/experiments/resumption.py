@@ -14,12 +14,13 @@ T = TypeVar("T")
 ELSEWHERE = "begin anew in another --out, without --resume"
 
 
-def interrupted(path: Path) -> bool:
-    """Whether a JSON holds a comparison that was interrupted."""
+def interrupted(path: Path) -> str | None:
+    """Which experiment's record a JSON holds, where it was interrupted."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["partial"] is True
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return record["experiment"] if record["partial"] is True else None
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 def read_record(path: Path, experiment: str, taken: Callable[[Any], T]) -> T:
@@ -31,7 +32,7 @@ def read_record(path: Path, experiment: str, taken: Callable[[Any], T]) -> T:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if (other := record["experiment"]) != experiment:
-            raise InputError(f"--resume: {path} is of a {other}, not of a {experiment}; {ELSEWHERE}")
+            raise InputError(f"--resume: {path} is of softmaxima {other}, not of softmaxima {experiment}; {ELSEWHERE}")
         return taken(record)
     except FileNotFoundError:
         raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None

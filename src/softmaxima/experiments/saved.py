@@ -87,13 +87,13 @@ def as_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> tuple[list[dict[str, Fold]], str]:
-    """The folds in a JSON that such a comparison of this table began, and its command.
+def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None) -> list[dict[str, Fold]]:
+    """The folds in a JSON that such a comparison of this table began.
 
     Raises:
         InputError: where there is none, or it is of another table, other settings or other pairs.
     """
-    was, digest, version, command, folds = read_record(path, EXPERIMENT, _begun)
+    was, digest, version, folds = read_record(path, EXPERIMENT, _begun)
     asked = asdict(settings)
     if not settings.tune:
         del asked["metric"]  # the folds tell all of them
@@ -105,15 +105,15 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
     if set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
         other.append("with other --maps")
     check_same(path, other)
-    return folds, command
+    return folds
 
 
-def _begun(record: Any) -> tuple[dict[str, Any], str, str, str, list[dict[str, Fold]]]:
-    """Settings, digest of the table, version, command and folds, of which there is one at least."""
+def _begun(record: Any) -> tuple[dict[str, Any], str, str, list[dict[str, Fold]]]:
+    """Settings, digest of the table, version and folds, of which there is one at least."""
     folds = [{name: _fold(fold) for name, fold in split.items()} for split in record["folds"]]
     if not folds:
         raise IndexError("it has no folds")
-    return record["settings"], record["table"]["digest"], record["versions"]["softmaxima"], record["command"], folds
+    return record["settings"], record["table"]["digest"], record["versions"]["softmaxima"], folds
 
 
 def _fold(record: dict[str, Any]) -> Fold:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from softmaxima.experiments.encoding import Column
-from softmaxima.experiments.wording import named
+from softmaxima.experiments.wording import MOST_NAMED, listed, named
 
 SAMPLE = 5_000
 COPIED_SHARE = 0.05  # of the rows, from where on they are named
@@ -65,8 +65,9 @@ def suspicions(columns: Sequence[Column], values: Sequence[np.ndarray], labels: 
             ((name, share),) = leaks.items()
             told = f"column {name!r} alone tells the target in {_per_cent(share)}"
         else:
-            shares = named(f"{name!r} ({_per_cent(share)})" for name, share in leaks.items())
-            told = f"each of the columns {shares} alone tells the target in such a share"
+            shares = [f"{name!r} ({_per_cent(share)})" for name, share in leaks.items()]
+            columns_told = listed(shares) if len(shares) <= MOST_NAMED else named(shares)
+            told = f"each of the columns {columns_told} alone tells the target in such a share"
         advice = _without(leaks) if len(leaks) < len(columns) else "take other columns, for these are all"
         lines.append(
             Doubt(

@@ -5,7 +5,6 @@ Whatever cannot be trained on raises `InputError` here, with one line that says 
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import polars as pl
 from sklearn.datasets import load_digits
 
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.encoding import Encoder, kind_of
+from softmaxima.experiments.encoding import Encoder, digest, kind_of
 from softmaxima.experiments.reading import Reading, of_arrays, read_frame
 from softmaxima.experiments.suspicions import suspicions
 from softmaxima.experiments.values import Known, KnownColumn, as_float, is_quantity, maybe_missing, several_units, stray
@@ -44,7 +43,7 @@ class Table:
     @cached_property
     def digest(self) -> str:
         """Of the numbers that are trained on."""
-        return hashlib.sha256(self.features.tobytes() + self.labels.tobytes()).hexdigest()
+        return digest(self.features, self.labels)
 
     @property
     def rows(self) -> int:

@@ -61,14 +61,12 @@ def shown_gain(result: Named, reference: Named, metric: Metric) -> float:
     return metric.gain(getattr(result, metric.attribute), getattr(reference, metric.attribute))
 
 
-def stay(
-    softmax: Named, gains: Mapping[str, Difference], metric: Metric, words: Words, seen: Sight | None, elsewhere: str = ""
-) -> str:
-    """That nothing is shown to be better than softmax, given all gains over it, and what could have been."""
-    if not gains:
+def stay(softmax: Named, others: int, metric: Metric, words: Words, seen: Sight | None, elsewhere: str = "") -> str:
+    """That nothing of so many others is shown to be better than softmax, and what could have been."""
+    if not others:
         return f"It is the only {words.one} that was trained; its {metric.words} is {value_of(softmax, metric)}."
     shown = f"be better than softmax in {metric.words} {words.place}, where that of softmax is {value_of(softmax, metric)}"
-    return f"{none_of(len(gains), words)} shown to {shown}{elsewhere}." + (
+    return f"{none_of(others, words)} shown to {shown}{elsewhere}." + (
         f" What looks better in {metric.words} may be chance: {seen.told}." if seen else ""
     )
 

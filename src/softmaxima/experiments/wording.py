@@ -10,7 +10,10 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def named(columns: Iterable[str], limit: int = 10) -> str:
+MOST_NAMED = 10
+
+
+def named(columns: Iterable[str], limit: int = MOST_NAMED) -> str:
     """The first few, and how many more."""
     names = list(columns)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

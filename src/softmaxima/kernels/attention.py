@@ -1,7 +1,7 @@
 """What attention is of on every device. `native_attention.py` and `triton/attention.py` have functions of the same names:
 
-takes(kernel, theta, dtype, size, value_size): whether there is attention by the kernel's map with these numbers, None for tensors,
-    of heads of this size.
+largest_head(kernel, theta, dtype): up to which size of heads there is attention by the kernel's map with these numbers, None for
+    tensors; 0 where there is none.
 kept_shapes(q, k, v, kernel): of the two tensors that `forward` leaves for `backward`, float32 and int8.
 forward(q, k, v, options, lse=, keeps=): (o, LSE of the scores that a query sees, what `backward` needs), of no elements what is not
     asked for.

@@ -44,13 +44,11 @@ def attention(device_type: str) -> Any:
     return native_attention if found is native else importlib.import_module("softmaxima.kernels.triton.attention")
 
 
-@constant_when_compiled
-def takes_attention(
-    device_type: str, key: str, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int
-) -> bool:
-    """Whether the device has attention by the kernel of this key with these numbers, None for tensors, of heads of this size."""
+@constant_when_compiled  # and so asked without the sizes, which are symbols where code is compiled for all
+def largest_head(device_type: str, key: str, theta: tuple[float | None, ...], dtype: torch.dtype) -> int:
+    """Up to which size of heads the device has attention by the kernel of this key with these numbers, None for tensors, or 0."""
     found = attention(device_type)
-    return found is not None and found.takes(native.KERNELS[key], theta, dtype, size, value_size)
+    return 0 if found is None else found.largest_head(native.KERNELS[key], theta, dtype)
 
 
 @cache  # so that its warning comes once

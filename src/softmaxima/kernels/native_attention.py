@@ -22,14 +22,14 @@ from softmaxima.kernels.interface import (
 )
 from softmaxima.kernels.native import DTYPES, Kernel, in_memory, one_per_row, theta_in_memory
 
-ALL = 2**62  # how far a query sees that sees all
+ALL = 2**62  # how far a query sees that sees all, and a size of heads that none exceeds
 EXPONENTIAL = ("softmax", "elastic_softmax")  # of which p is known key by key from two numbers a query, the state of its row
 MANY = 8192  # keys, from which on the backward pass is faster by states: a block of queries with fewer is in the cache as a whole
 
 
-def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int) -> bool:
-    """Whether there is attention by the kernel's map with these numbers, None for tensors, of heads of this size."""
-    return native.has(kernel, "forward") and native.has(kernel, "backward")
+def largest_head(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype) -> int:
+    """Up to which size of heads there is attention by the kernel's map: all, or 0 where it lacks a function."""
+    return ALL if native.has(kernel, "forward") and native.has(kernel, "backward") else 0
 
 
 def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -142,12 +142,13 @@ def rates(comparison: Comparison) -> str:
 
 
 def unlearnt(comparison: Comparison) -> str:
-    """Which pairs are not known to have learnt anything."""
-    found, by = comparison.unlearnt, listed([metric.words for metric in proving(comparison.metric)], "or")
-    if not found:
-        return ""
-    which = "all pairs" if len(found) == len(comparison.results) - 1 else listed([result.name for result in found])
-    return f"Not known to have a better {by} than {BASELINE}: {which}."
+    """That no pair is known to have learnt anything; of some, each one's sentence says so."""
+    told = wording.sentence(f"{_not_better_than_frequencies(comparison)}: all pairs")
+    return told if len(comparison.unlearnt) == len(comparison.results) - 1 else ""
+
+
+def _not_better_than_frequencies(comparison: Comparison) -> str:
+    return f"not known to have a better {listed([metric.words for metric in proving(comparison.metric)], 'or')} than {BASELINE}"
 
 
 def sentence(comparison: Comparison, result: Result) -> str:
@@ -175,6 +176,8 @@ def sentence(comparison: Comparison, result: Result) -> str:
             found = [other.words for other, by in besides.items() if getattr(by, how)]
             if found:
                 words.append(f"{how} in {listed(found)}")
+    if result in comparison.unlearnt and not unlearnt(comparison):
+        words.append(_not_better_than_frequencies(comparison))
     if result.pair is not None and result.pair.params.get("k") == 1:
         words.append("keeps the highest score alone, so that its probabilities are 0 and 1 and its class is the argmax")
     elif result.support < len(comparison.facts.classes) - 0.005:
@@ -205,11 +208,12 @@ def reservations(comparison: Comparison) -> tuple[str, ...]:
     if comparison.partial:
         found.append(f"Partial: interrupted after {len(comparison.folds)} of {settings.splits} folds; --resume goes on from there.")
     if settings.rows is not None:
-        part = "all" if table.rows == table.rows_in_table else f"{table.rows} of"
+        sampled = table.rows < table.rows_in_table
+        part = f"{table.rows} of" if sampled else "all"
         repeats = "once" if settings.repeats == 1 else f"{settings.repeats} times"
         found.append(
             f"Made with --quick: {part} {table.rows_in_table} rows, {settings.epochs} epochs, folds {repeats}. It is a first look; "
-            "more rows, epochs and folds tell smaller differences."
+            f"more {'rows, ' * sampled}epochs and repeats tell smaller differences."
         )
     return tuple(found)
 

@@ -43,15 +43,15 @@ SHARED = {  # by all kernels of a derivative, and those of sparse maps, whose bl
 }
 
 
-def takes(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype, size: int, value_size: int) -> bool:
-    """Whether there is attention by the kernel's map with these numbers, None for tensors, of heads of this size.
+def largest_head(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.dtype) -> int:
+    """Up to which size of heads there is attention by the kernel's map with these numbers, None for tensors; 0 where there is none.
 
     Of β > 1, where s is huge for small p and the derivative cancels, there is none; a tensor is taken to have no such.
     """
     attention: AttentionFunctions | None = getattr(module_of(kernel.triton), "ATTENTION", None)
-    if attention is None or dtype == torch.float64 or max(size, value_size) > LARGEST_SIZE:
-        return False
-    return None in theta or attention.order(*theta) <= 1.0
+    if attention is None or dtype == torch.float64:
+        return 0
+    return LARGEST_SIZE if None in theta or attention.order(*theta) <= 1.0 else 0
 
 
 def forward(
