@@ -146,10 +146,9 @@ def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
     """That none trains faster and is as accurate, and of how many the latter is known."""
     cost, accuracy = METRICS["cost"], METRICS["accuracy"]
     near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
-    return (
-        f"{none_of(_trained(softmax, others), WORDS)} shown to train at least {100 * math.expm1(cost.least_gain):.0f} % faster than "
-        f"softmax ({value_of(softmax, cost)} a step) and to be at most a point less accurate; the latter is known of {near or 'none'}"
-    )
+    faster = f"at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax ({value_of(softmax, cost)} a step)"
+    none = none_of(_trained(softmax, others), WORDS)
+    return f"{none} shown to train {faster} and to be at most a point less accurate; the latter is known of {near or 'none'}"
 
 
 def _trained(softmax: Result, others: Sequence[Result]) -> int:
