@@ -263,7 +263,8 @@ struct Tile {
         const double *maxima = call().states + matrix.query(first), *log_sums = maxima + call().matrices * call().queries;
         const Exponential<C> exp(Origin<C>{});
         for (int64_t r = 0; r < rows; ++r) {
-            const C *own = x + r * window.width, top = C(maxima[r]), factor = C(std::exp(-log_sums[r]));
+            const C *own = x + r * window.width, top = C(maxima[r]);
+            const C factor = top == -NOTHING ? std::numeric_limits<C>::quiet_NaN() : C(std::exp(-log_sums[r]));
             C* to = p + r * window.width;
             if (maxima[r] == NOTHING && log_sums[r] == log_sums[r]) {  // no score but −∞; of NaN there is no largest either
                 clear(to, window.width);

@@ -165,11 +165,14 @@ def agree_in_gradients(request: Request, wants_lse: bool) -> None:
 
 
 @pytest.mark.parametrize("many", [1, native_attention.MANY])
-@pytest.mark.parametrize("of", ["query", "bias"])
+@pytest.mark.parametrize("of", ["query", "bias", "a score of +∞"])
 def test_scores_that_are_nan_give_nan_gradients_of_their_query_alone(of: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_attention, "MANY", many)
     q, k, v, bias = normal(1, 9, 4), normal(1, 300, 4), normal(1, 300, 3), normal(9, 300)
-    (q[0] if of == "query" else bias)[2] = math.nan
+    if of == "a score of +∞":
+        bias[2, 7] = math.inf
+    else:
+        (q[0] if of == "query" else bias)[2] = math.nan
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     output = sm.attention(q, k, v, bias=bias)
     output.sum().backward()
@@ -366,6 +369,24 @@ def test_a_sink_of_minus_infinity_is_none(name: str) -> None:
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("narrow", [torch.float16, torch.float32])
+def test_a_sink_keeps_its_digits_where_the_temperature_has_few(narrow: torch.dtype) -> None:
+    q, k, v = normal(1, 2, 3, 4), normal(1, 2, 5, 4), normal(1, 2, 5, 2)
+    tau = torch.tensor([0.5, 2.0], dtype=narrow)
+    for name in ("sparsemax", "topk_softmax"):
+        found, _ = sm.attention(q, k, v, map=name, sink=0.1, temperature=tau, return_weights=True)
+        torch.testing.assert_close(
+            found, sm.attention(q, k, v, map=name, sink=0.1, temperature=tau.double()), rtol=1e-12, atol=1e-12
+        )
+
+
+def test_grouped_heads_are_advised_where_they_can_be_shared() -> None:
+    for heads, keys, values, advised in ((4, 2, 2, True), (4, 3, 3, False), (4, 4, 2, False)):
+        with pytest.raises(ValueError, match="must broadcast") as refused:
+            sm.attention(torch.ones(heads, 3, 4), torch.ones(keys, 5, 4), torch.ones(values, 5, 2))
+        assert ("enable_gqa=True" in str(refused.value)) == advised
+
+
 def test_a_sink_that_no_score_can_reach_takes_all() -> None:
     q, k, v = torch.ones(9, 4), torch.ones(3, 4), torch.ones(3, 2)
     for queries in (q, q[:1]):
@@ -465,7 +486,7 @@ def test_transforms() -> None:
         ({"key_lengths": torch.tensor([6])}, "key_lengths"),
         ({"dropout_p": 1.1}, "dropout_p must be between 0 and 1, got 1.1"),
         ({"scale": math.inf}, "scale must be"),
-        ({"enable_gqa": True, "key": torch.ones(3, 5, 4)}, "must divide those of queries"),
+        ({"enable_gqa": True, "key": torch.ones(3, 5, 4)}, "which divides that of queries, got 3 of keys, "),
         ({"typo": 1}, "^attention: unknown argument 'typo'; map 'softmax' takes: none$"),
         ({"is_casual": True}, r"unknown argument 'is_casual'; did you mean 'is_causal'\?; map 'softmax' takes: none$"),
         ({"mask": None}, r"unknown argument 'mask'; did you mean 'attn_mask'\?"),

@@ -162,8 +162,8 @@ def test_a_pair_that_is_better_is_taken_with_what_it_loses() -> None:
         "90.",
         "points",
         "better",
-        "Brier score (0.4000 for 0.3000)",
-        "time of a training step (4.00 ms for 1.00 ms)",
+        "Brier score (0.4000 against 0.3000)",
+        "time of a training step (4.00 ms against 1.00 ms)",
     ):
         assert part in found.reason
 
@@ -279,7 +279,7 @@ def test_nothing_is_chosen_where_no_pair_beats_the_class_frequencies() -> None:
     found = recommend(softmax, BASELINE, [other], ACCURACY, 5)
     assert (found.headline, found.pair) == ("Nothing to choose by accuracy", None)
     assert "class frequencies (50.00 %, the share of the largest class)" in found.reason
-    assert "in log loss (softmax: 0.500 for 0.690)" in found.reason
+    assert "in log loss (softmax: 0.500 against 0.690)" in found.reason
     assert "--metric log-loss may tell" in found.reason
     unsure = [Result(r.name, r.pair, scored(r.name, spread(0.4, 6), log_loss=0.9).folds) for r in (softmax, other)]
     found = recommend(unsure[0], BASELINE, unsure[1:], ACCURACY, 5)

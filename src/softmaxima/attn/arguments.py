@@ -239,8 +239,8 @@ def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: 
         heads, own = query.shape[-3], key.shape[-3]
         if own == 0 or heads % own or value.shape[-3] != own:
             raise ValueError(
-                f"{name}: with enable_gqa the heads of keys and values must divide those of queries, got {heads} of queries, "
-                f"{own} of keys and {value.shape[-3]} of values"
+                f"{name}: with enable_gqa keys and values must have the same number of heads, which divides that of queries, got "
+                f"{own} of keys, {value.shape[-3]} of values and {heads} of queries"
             )
         groups = heads // own
     batch, before = sizes(query)[:-2], [("query", query)]
@@ -249,8 +249,9 @@ def _check_heads(name: str, query: Tensor, key: Tensor, value: Tensor, grouped: 
         try:
             batch = torch.broadcast_shapes(batch, own)
         except RuntimeError:
-            heads_differ = not grouped and x.ndim > 2 and query.ndim > 2 and 1 not in (x.shape[-3], query.shape[-3])
-            hint = "; enable_gqa=True shares them among heads" if heads_differ and x.shape[-3] != query.shape[-3] else ""
+            may_share = not grouped and min(query.ndim, key.ndim, value.ndim) > 2 and key.shape[-3] == value.shape[-3] > 1
+            is_shared = may_share and query.shape[-3] > key.shape[-3] and query.shape[-3] % key.shape[-3] == 0
+            hint = "; enable_gqa=True shares them among heads" if is_shared else ""
             others = " and ".join(f"{other} of shape {tuple(given.shape)}" for other, given in before)
             raise ValueError(
                 f"{name}: {what} of shape {tuple(x.shape)} must broadcast with {others} but for the last two axes{hint}"

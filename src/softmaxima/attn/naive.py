@@ -42,7 +42,8 @@ def _level(request: Request, x: Tensor) -> Tensor:
     """The sink as a score, which is divided by τ with the others: none where it is −∞, and no larger than a score can be."""
     sink = torch.as_tensor(request.sink, dtype=torch.float64, device=x.device)
     none = sink == -math.inf
-    level = sink.masked_fill(none, 0.0) * request.temperature
+    tau = request.temperature
+    level = sink.masked_fill(none, 0.0) * (tau.double() if isinstance(tau, Tensor) else tau)
     most = torch.finfo(x.dtype).max
     return level.clamp(-most, most).masked_fill(none, -math.inf).to(x.dtype)
 

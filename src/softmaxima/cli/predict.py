@@ -27,7 +27,8 @@ def predict(
 ) -> None:
     """Predict the target of every row of a table, read into memory at once, and the probability of each class.
 
-    Where the table has the target too, accuracy and log loss are printed.
+    Where the table has the target too, accuracy and log loss are printed. Of the whole table that the model learnt from it is said
+    that they tell little; a part of it cannot be known, for a model holds no rows.
     """
     check_file(model, " that softmaxima compare --save wrote")
     check_file(table, " of the kinds that softmaxima compare --help names")

@@ -98,7 +98,9 @@ def _nothing(results: Sequence[Result], baseline: Result, metric: Metric, folds:
     if not found:
         reason += ": these do not tell the target, or there are too few rows or folds to see that they do."
         return Recommendation(metric, None, "Nothing to choose", reason)
-    told = listed([f"in {by.words} ({best.name}: {value_of(best, by)} for {value_of(baseline, by)})" for by, best in found.items()])
+    told = listed(
+        [f"in {by.words} ({best.name}: {value_of(best, by)} against {value_of(baseline, by)})" for by, best in found.items()]
+    )
     reason += f". Yet some are shown to be better than the frequencies {told}: the features do tell something of the target, and "
     reason += f"{listed([f'--metric {by.name}' for by in found], 'or')} may tell which pair to take."
     return Recommendation(metric, None, f"Nothing to choose by {metric.words}", reason)
@@ -148,7 +150,7 @@ def _slower(softmax: Result, others: Sequence[Result], folds: int) -> str:
     near = sum(difference(r, softmax, accuracy, folds, len(others)).low > -ACCURACY_GIVEN_UP for r in others)
     faster = f"at least {100 * math.expm1(cost.least_gain):.0f} % faster than softmax ({value_of(softmax, cost)} a step)"
     none = none_of(_trained(softmax, others), WORDS)
-    return f"{none} shown to train {faster} and to be at most a point less accurate; the latter is known of {near or 'none'}"
+    return f"{none} shown to train {faster} and to be at most a point less accurate, which is known of {near or 'none'} of them"
 
 
 def _trained(softmax: Result, others: Sequence[Result]) -> int:
@@ -177,7 +179,7 @@ def _elsewhere(softmax: Result, proven: Sequence[Result], metric: Metric, folds:
 def _lost(taken: Result, softmax: Result, metric: Metric, folds: int, comparisons: int) -> str:
     """What the pair is worse at than softmax, by more than is worth a word, and how often it rules out what is true."""
     lost = [
-        f"{other.words} ({value_of(taken, other)} for {value_of(softmax, other)})"
+        f"{other.words} ({value_of(taken, other)} against {value_of(softmax, other)})"
         for other in METRICS.values()
         if other is not metric
         and (by := difference(taken, softmax, other, folds, comparisons)).worse

@@ -102,7 +102,7 @@ def read_folds(path: Path, table: Table, settings: Settings, chosen: Any = None)
         other.insert(0, f"with softmaxima {version}, not {__version__}")
     if digest != table.digest:
         other.insert(0, "with another table or target")
-    if set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
+    elif set(folds[0]) - {BASELINE} != {pair.name for pair in compared(table, chosen)}:
         other.append("with other --maps")
     check_same(path, other)
     return folds

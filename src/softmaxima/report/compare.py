@@ -51,7 +51,7 @@ def columns(comparison: Comparison) -> tuple[Column[Result], ...]:
         measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 1, 100),
         Column(
             metric.with_unit(f"{metric.words}, better than softmax by") + TWICE * metric.by_ratio,
-            "vs softmax",
+            metric.with_unit("vs softmax"),
             gain,
             lambda result: 0.0 if result is comparison.softmax else comparison.gain(result).mean,
         ),
@@ -74,10 +74,12 @@ def columns(comparison: Comparison) -> tuple[Column[Result], ...]:
 
 
 DIFFERENCES = (
-    "Better than softmax by: the mean over folds of the difference to softmax on the same fold ± half of its interval, widened so "
+    "Better than softmax by: {} on the same fold {} of its interval, widened so "
     "that the intervals of all pairs together hold at 95 %; ▲ better and ▼ worse, where 0 is not in it (corrected resampled t of "
     "Nadeau and Bengio, Bonferroni)."
 )
+IN_UNITS = "the mean over folds of the difference to softmax", "± half"
+IN_PER_CENT = "the geometric mean over folds of the ratio to softmax", "with the ends"
 MEASURES = (
     f"Log loss, in nats: −log((p + ε)/(1 + nε)), ε = {EPS:.0e}, for the true class, so that an exact zero "
     f"counts {-math.log(EPS):.1f} nats instead of ∞. "
@@ -95,7 +97,7 @@ def caption(comparison: Comparison) -> str:
     """What the table's numbers are."""
     metric = comparison.metric
     gains = [comparison.gain(result) for result in comparison.results if result is not comparison.softmax]
-    words = [DIFFERENCES.replace("± half of its interval", "with the ends of its interval") if metric.by_ratio else DIFFERENCES]
+    words = [DIFFERENCES.format(*(IN_PER_CENT if metric.by_ratio else IN_UNITS))]
     words.append(cut_note(gains, metric))
     if any(gain.same for gain in gains):
         words.append(same_note(rows_of(comparison.softmax, comparison.settings.folds), len(comparison.others)))
@@ -229,7 +231,7 @@ def page(comparison: Comparison) -> str:
     return document(
         f"softmaxima compare: {comparison.facts.name}",
         f"Which map and which loss for {comparison.facts.name}?",
-        "One classifier, trained with every pair on the same folds, from the same weights, on the same batches.",
+        "One classifier, trained with each pair on the same folds, from the same weights, on the same batches.",
         (
             choice(taken.headline, taken.reason, reservations(comparison), taken.pair.code if taken.pair else ""),
             facts("What was trained", settings_in_words(comparison), notes),
@@ -258,7 +260,7 @@ def recall_table(comparison: Comparison) -> str:
     taken = [comparison.taken] if comparison.taken else []
     best = [result for result in comparison.results if result.pair is not None]
     shown = [comparison.softmax, *[result for result in (*taken, *best) if result is not comparison.softmax][:1]]
-    titles = [result.name if result in (comparison.softmax, *taken) else f"{result.name} (best mean)" for result in shown]
+    titles = [result.name if result in (comparison.softmax, *taken) else f"{result.name} (best of the others)" for result in shown]
     heading = "".join(f"<th scope='col'>{html.escape(title)}</th>" for title in titles)
     rows = "".join(
         f"<tr><th scope='row'>{html.escape(comparison.facts.classes[index][0])}</th>"
