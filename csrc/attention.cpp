@@ -264,6 +264,7 @@ struct Tile {
         const Exponential<C> exp(Origin<C>{});
         for (int64_t r = 0; r < rows; ++r) {
             const C *own = x + r * window.width, top = C(maxima[r]);
+            // One score of +∞ makes NaN of all, which 0 times its share would hide.
             const C factor = top == -NOTHING ? std::numeric_limits<C>::quiet_NaN() : C(std::exp(-log_sums[r]));
             C* to = p + r * window.width;
             if (maxima[r] == NOTHING && log_sums[r] == log_sums[r]) {  // no score but −∞; of NaN there is no largest either
