@@ -413,7 +413,7 @@ def test_each_fold_is_written_before_the_next_is_trained(
 def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     number: int, code: int, tmp_path: Path, run: Run
 ) -> None:
-    options = ["compare", "--maps=softmax,sparsemax", "--epochs=150", f"--out={tmp_path}"]
+    options = ["compare", "--maps=softmax,sparsemax", "--epochs=60", f"--out={tmp_path}"]
     process = subprocess.Popen(
         [sys.executable, "-c", *SOFTMAXIMA, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
