@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from statistics import median, median_low
 from typing import Literal
@@ -150,7 +151,7 @@ class Comparison:
     def metric(self) -> Metric:
         return METRICS[self.settings.metric]
 
-    @property
+    @cached_property
     def unlearnt(self) -> tuple[Result, ...]:
         """The pairs that are not known to be better than the baseline, by what tells."""
         trained = [self.softmax, *self.others]
