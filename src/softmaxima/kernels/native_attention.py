@@ -107,8 +107,10 @@ def _describe(
     mask = None if options.mask is None else _of_scores(options.mask.view(torch.uint8), keys)
     bias = None if options.bias is None else _of_scores(options.bias.to(wide), keys)
     lengths = None if options.lengths is None else options.lengths.long().expand(*batch, 1, 1).contiguous()
-    sinks = None if options.sinks is None else torch.as_tensor(options.sinks, dtype=torch.float64, device=q.device) * options.tau
-    if sinks is not None:  # as scores, none of which is +∞
+    sinks = None
+    if options.sinks is not None:  # as scores, none of which is +∞
+        sinks = torch.as_tensor(options.sinks, dtype=torch.float64, device=q.device)
+        sinks = sinks * (options.tau.double() if isinstance(options.tau, Tensor) else options.tau)
         sinks = in_memory(sinks.detach().double().clamp_max(torch.finfo(wide).max).expand(*q.shape[:-1], 1))
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     lie = [_lie(x, batch, groups) for x, groups in ((q, 1), (k, options.groups), (v, options.groups), (mask, 1), (bias, 1))]
