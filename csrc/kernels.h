@@ -57,8 +57,9 @@ struct SoftmaximaLoss {
     double smoothing;
     double scale;             // a factor of out
     int64_t fenchel;          // whether this is a Fenchel–Young loss
+    double square;            // z: every value, before its weight, has z·V(x)² more
     double* values;           // [outer, inner]
-    void* out;                // [outer, n, inner], null where no gradient is wanted
+    void* out;                // [outer, n, inner], null where no gradient is wanted; may be the memory of x where inner is 1
     SoftmaximaMargin margin;  // of the scores of softmax_loss, of dtype 0 or 1, whose `scale` above includes s
 };
 
@@ -171,6 +172,29 @@ struct SoftmaximaAttentionBackward {
     void* dv;                // [parts, matrices, keys, value_size]
 };
 
+// The scores of a linear layer, (s ⊙ (hidden weightᵀ) + bias)/τ, of the dtype that is computed in.
+struct SoftmaximaLinear {
+    int64_t dtype;  // of hidden, weight and bias
+    int64_t rows, classes, features;
+    int64_t threads;
+    const void* hidden;    // [rows, features]
+    const void* weight;    // [classes, features]
+    const double* scales;  // s [classes]; null for 1
+    const void* bias;      // [classes]; null where there is none
+    double tau;            // τ of every row, or
+    const double* taus;    // τ, one a row
+    void* scores;          // [rows, classes]
+};
+
+// The derivatives of ⟨g, s ⊙ (hidden weightᵀ) + bias⟩, of the dtype that is computed in. Zeros in g cost next to nothing.
+struct SoftmaximaLinearBackward {
+    SoftmaximaLinear linear;  // whose scores are g
+    int64_t adds;             // whether weight_grad and bias_grad have something, to which these are added
+    void* hidden_grad;        // [rows, features]; each of the three may be null
+    void* weight_grad;        // [classes, features]
+    void* bias_grad;          // [classes]
+};
+
 // log(e^x + e^y) over n pairs, or, where g is given, its gradients.
 struct SoftmaximaPairs {
     int64_t dtype, n, threads;
@@ -189,7 +213,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 10
+#define SOFTMAXIMA_INTERFACE 11
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

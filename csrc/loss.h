@@ -198,10 +198,16 @@ Share share_of(const SoftmaximaLoss* call, const Row<T>& row, const Target<T>& t
         const double rounding = std::fabs(1 - sums.total) + 0x1p-40;
         if (value >= -rounding * (1 + std::fabs(conjugate) + std::fabs(regulariser) + sums.distance)) value = 0;
     }
+    double mass_of_p = mass;
+    if (call->square != 0) {
+        const double whole = conjugate + (top == NOTHING ? 0.0 : top);  // V(x)
+        value += mass * call->square * whole * whole;
+        mass_of_p += mass * 2 * call->square * whole;
+    }
     value = sums.weight == 0 ? 0.0 : sums.weight * value;
     if (sums.impossible && sums.weight != 0) value = conjugate == conjugate ? infinity : conjugate;
     const double factor = sums.weight * call->scale;
-    return {value, factor * mass, factor};
+    return {value, factor * mass_of_p, factor};
 }
 
 // The values of share_of for rows of labels that have all of the target, without weights.
@@ -473,18 +479,27 @@ template <class T, class Kernel>
 bool losses(const SoftmaximaLoss* call, T* type, const Kernel& kernel, double nanoseconds) {
     const Margin margin(call->margin);
     using C = compute_t<T>;
+    const bool in_place = call->out == call->rows.x;
     if constexpr (has_groups<Kernel, Lines<C>>) {
         const bool by_columns = suits<Kernel, Columns<C>>(call->rows) && (!margin || (call->labels && call->smoothing == 0));
-        if (by_columns || (suits<Kernel, Lines<C>>(call->rows) && !margin)) return short_losses<Kernel>(call, type, nanoseconds);
+        const bool by_lines = suits<Kernel, Lines<C>>(call->rows) && !margin;
+        if ((by_columns || by_lines) && !in_place && call->square == 0) return short_losses<Kernel>(call, type, nanoseconds);
     }
     const T* inputs[] = {static_cast<const T*>(call->soft)};
-    return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds,
-                                 [=](const Row<T>& row, const T* const* others, Scratch<compute_t<T>>& scratch) {
-                                     if constexpr (std::is_same_v<Kernel, Softmax<compute_t<T>, Kind::softmax>>) {
-                                         if (margin) return margin_row_loss(call, kernel, margin, row, others[0], scratch);
-                                     }
-                                     return row_loss(call, kernel, row, others[0], scratch);
-                                 });
+    const auto body = [=](const Row<T>& row, const T* soft, Scratch<C>& scratch) {
+        if constexpr (std::is_same_v<Kernel, Softmax<C, Kind::softmax>>) {
+            if (margin) return margin_row_loss(call, kernel, margin, row, soft, scratch);
+        }
+        return row_loss(call, kernel, row, soft, scratch);
+    };
+    return for_each_whole_row<T>(call->rows, inputs, 1, call->out, nanoseconds, [=](Row<T> row, const T* const* others, Scratch<C>& scratch) {
+        if (!in_place) return body(row, others[0], scratch);
+        T* const out = row.out;  // where the scores are, which are read until all of the gradient is known
+        row.out = reinterpret_cast<T*>(scratch.tile.at_least(row.n * int64_t(sizeof(T))));
+        if (!row.out || !body(row, others[0], scratch)) return false;
+        std::memcpy(out, row.out, size_t(row.n) * sizeof(T));
+        return true;
+    });
 }
 
 // The kernel `name` of a map's losses, by its kernel in terms of the dtype T.

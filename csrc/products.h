@@ -74,6 +74,25 @@ void product(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, 
     for (; j < columns; j += LANES<C>) tiles<1, adds>(a, b + j, b_row, rows, depth, c + j, c_row);
 }
 
+// The same for fewer columns than a vector, and nothing beside them.
+template <bool adds, class C>
+[[gnu::noinline]] void product_of_few(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
+    for (int64_t r = 0; r < rows; ++r) {
+        Vector<C> sum{};
+        for (int64_t k = 0; k < depth; ++k) sum += all(a.data[r * a.row + k * a.step]) * load(b + k * b_row, columns, C(0));
+        C* to = c + r * c_row;
+        store(adds ? load(to, columns, C(0)) + sum : sum, columns, to);
+    }
+}
+
+// The same for any number of columns.
+template <bool adds, class C>
+void product_of_any(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
+    const int64_t whole = columns / LANES<C> * LANES<C>;
+    product<adds>(a, b, b_row, rows, depth, whole, c, c_row);
+    if (whole < columns) product_of_few<adds>(a, b + whole, b_row, rows, depth, columns - whole, c + whole, c_row);
+}
+
 // Columns of b, PANEL of them side by side for every row, from rows of what is to be transposed: panel p holds rows p · PANEL and on,
 // [depth, PANEL], 0 beyond the last.
 template <class C, class T>

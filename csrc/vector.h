@@ -145,6 +145,33 @@ template <int64_t lanes, int64_t step, int64_t lane, int64_t half, class V, int.
     return __builtin_shufflevector(a, b, source_of<lanes, step, lane>(e, half)...);
 }
 
+// Where element e of two vectors comes from that change their blocks of `step` elements crosswise: half 0 is the new first one.
+template <int64_t lanes, int64_t step>
+constexpr int crossed(int64_t e, int64_t half) {
+    const bool odd = e / step % 2 != 0;
+    return int(half == 0 ? (odd ? lanes + e - step : e) : (odd ? lanes + e : e + step));
+}
+
+template <int64_t lanes, int64_t step, int64_t half, class V, int... e>
+[[gnu::always_inline]] inline V cross(V a, V b, std::integer_sequence<int, e...>) {
+    return __builtin_shufflevector(a, b, crossed<lanes, step>(e, half)...);
+}
+
+// LANES vectors as the columns of what they were the rows of.
+template <class C, int64_t step = 1>
+[[gnu::always_inline]] inline void transpose(Vector<C>* rows) {
+    constexpr int64_t lanes = LANES<C>;
+    constexpr auto elements = std::make_integer_sequence<int, int(lanes)>();
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < lanes; ++i) {
+        if (i / step % 2 != 0) continue;
+        const Vector<C> a = rows[i], b = rows[i + step];
+        rows[i] = cross<lanes, step, 0>(a, b, elements);
+        rows[i + step] = cross<lanes, step, 1>(a, b, elements);
+    }
+    if constexpr (2 * step < lanes) transpose<C, 2 * step>(rows);
+}
+
 // Element e is all elements of the e-th of LANES vectors by one operation, which takes two shuffles and one operation a vector.
 template <class C, int64_t step = 1, class Operation>
 [[gnu::always_inline]] inline Vector<C> reduce_each(const Vector<C>* of, const Operation& operation) {

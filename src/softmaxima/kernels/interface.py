@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 10  # the version that csrc/kernels.h states
+INTERFACE = 11  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -65,6 +65,7 @@ class Loss(NamedTuple):
     smoothing: float
     scale: float
     fenchel: int
+    square: float
     values: int
     out: int
 
@@ -175,6 +176,28 @@ class AttentionBackward(NamedTuple):
     dv: int
 
 
+class Linear(NamedTuple):
+    dtype: int
+    rows: int
+    classes: int
+    features: int
+    threads: int
+    hidden: int
+    weight: int
+    scales: int
+    bias: int
+    tau: float
+    taus: int
+    scores: int
+
+
+class LinearBackward(NamedTuple):
+    adds: int
+    hidden_grad: int
+    weight_grad: int
+    bias_grad: int
+
+
 class Pairs(NamedTuple):
     dtype: int
     n: int
@@ -203,6 +226,7 @@ FORWARD, BACKWARD, STATE = _packer(Rows, Forward), _packer(Rows, Backward), _pac
 LOSS, GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, GivenLoss)
 WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
+LINEAR, LINEAR_BACKWARD = _packer(Linear), _packer(Linear, LinearBackward)
 ATTENTION, ATTENTION_BACKWARD = _packer(*[Matrices] * 5, Attention), _packer(*[Matrices] * 5, Attention, AttentionBackward)
 
 

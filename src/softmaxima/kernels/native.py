@@ -31,6 +31,8 @@ from softmaxima.kernels.interface import (
     GIVEN_LOSS,
     KEPT,
     LIBRARY,
+    LINEAR,
+    LINEAR_BACKWARD,
     LOSS,
     NO_MARGIN,
     PAIRS,
@@ -42,6 +44,8 @@ from softmaxima.kernels.interface import (
     Gaps,
     GivenLoss,
     Kept,
+    Linear,
+    LinearBackward,
     Loss,
     Margin,
     Pairs,
@@ -446,15 +450,18 @@ def loss(
     fenchel: bool,
     gradient: bool,
     margin: Margin = NO_MARGIN,
+    square: float = 0.0,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss of each row [...] in double, `scale` times its gradient by x).
 
     The target holds labels [...], below n and negative for a row to leave out, or probabilities [..., n] in x's dtype. A margin is
-    one of softmax's loss, in float64 or float32, of cosines x.
+    one of softmax's loss, in float64 or float32, of cosines x. Every loss, before the weight of its row, has `square` times V(x)²
+    more. The gradient takes the place of contiguous scores `in_place`.
     """
     rows, layout, _kept = _read(x, 1.0, None, theta)
-    out = layout.empty(x) if gradient else None
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale * (margin.scale or 1.0), fenchel, layout, out)
+    out = None if not gradient else x if in_place else layout.empty(x)
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale * (margin.scale or 1.0), fenchel, square, layout, out)
     run(kernel.functions.loss, LOSS(*rows, *own, *margin))
     return values, out
 
@@ -466,6 +473,7 @@ def _loss(
     smoothing: float,
     scale: float,
     fenchel: bool,
+    square: float,
     layout: Layout,
     out: Tensor | None,
 ) -> tuple[Loss, Tensor, tuple[Tensor | None, ...]]:
@@ -481,6 +489,7 @@ def _loss(
         smoothing=smoothing,
         scale=scale,
         fenchel=int(fenchel),
+        square=square,
         values=values.data_ptr(),
         out=_address(out),
     )
@@ -504,7 +513,7 @@ def given_loss(
     "selected_loss" is that of softmax over the scores where p > 0, "surrogate_loss" is ⟨p − y, x⟩.
     """
     rows, layout, _kept = _read(x, 1.0, None)
-    own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, layout, p if gradient else None)
+    own, values, _held = _loss(x, target, class_weight, smoothing, scale, fenchel, 0.0, layout, p if gradient else None)
     run(find_function(name), GIVEN_LOSS(*rows, *own, *NO_MARGIN, *GivenLoss(p=p.data_ptr())))
     return values, p if gradient else None
 
@@ -546,6 +555,57 @@ def quantized(
     )
     run(find_function("quantized"), QUANTIZED(*own))
     return values, out
+
+
+class Layer(NamedTuple):
+    """A linear layer: contiguous tensors of one dtype, and a factor of each class's scores in double."""
+
+    weight: Tensor  # [classes, features]
+    bias: Tensor | None = None  # [classes]
+    scales: Tensor | None = None  # s [classes]
+
+    def fields(self, hidden: Tensor, scores: Tensor, tau: float | Tensor = 1.0) -> Linear:
+        classes, features = self.weight.shape
+        return Linear(
+            dtype=DTYPES[hidden.dtype],
+            rows=hidden.shape[0],
+            classes=classes,
+            features=features,
+            threads=threads(),
+            hidden=hidden.data_ptr(),
+            weight=self.weight.data_ptr(),
+            scales=_address(self.scales),
+            bias=_address(self.bias),
+            tau=1.0 if isinstance(tau, Tensor) else tau,
+            taus=_address(tau) if isinstance(tau, Tensor) else 0,
+            scores=scores.data_ptr(),
+        )
+
+
+def linear_scores(hidden: Tensor, layer: Layer, tau: float | Tensor, out: Tensor) -> None:
+    """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], in the dtype that is computed in.
+
+    hidden is [rows, features], contiguous and of the layer's dtype; τ a number, or in double [rows].
+    """
+    run(find_function("linear_scores"), LINEAR(*layer.fields(hidden, out, tau)))
+
+
+def linear_backward(
+    hidden: Tensor,
+    layer: Layer,
+    g: Tensor,
+    *,
+    hidden_grad: Tensor | None,
+    weight_grad: Tensor | None,
+    bias_grad: Tensor | None,
+    adds: bool,
+) -> None:
+    """The derivatives of ⟨g, s ⊙ (hidden weightᵀ) + bias⟩, in the dtype that is computed in; zeros in g cost next to nothing.
+
+    Those by weight and bias are added to what is there, where it `adds`.
+    """
+    own = LinearBackward(int(adds), *(_address(x) for x in (hidden_grad, weight_grad, bias_grad)))
+    run(find_function("linear_backward"), LINEAR_BACKWARD(*layer.fields(hidden, g), *own))
 
 
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,17 @@ SHARED = ("weight", "ignore_index", "reduction", "label_smoothing")  # options o
 
 # (rows, target, class_weight=, smoothing=, scale=, gradient=) → (the loss of each row in double, `scale` times its gradient)
 RowLosses = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+class Evaluation(NamedTuple):
+    """How a loss is made of a batch."""
+
+    losses: RowLosses | None  # by a kernel, where there is one
+    composite: Callable[[Batch], Tensor]  # the reduced loss, by differentiable operations
+    others: tuple[Any, ...] = ()  # what it depends on beside the scores
+    wide: bool = False  # whether the kernel takes half precision as float32
+    double: bool = False  # whether all is computed in float64
+    of_map: bool = False  # whether `losses` are those of `losses_of`
 
 
 @dataclass(frozen=True)
@@ -137,19 +148,12 @@ class Batch:
         """The loss as the kind of array that the scores are."""
         return like_input(loss, self.given)
 
-    def evaluate(
-        self,
-        losses: RowLosses | None,
-        composite: Callable[[Batch], Tensor],
-        others: tuple[Any, ...] = (),
-        wide: bool = False,
-    ) -> Any:
-        """The reduced loss: by a kernel, where there is one, or by `composite(batch)`.
-
-        `others` are what it depends on beside the scores; a kernel that is `wide` takes half precision as float32.
-        """
-        target: Tensor = self.soft if self.labels is None else self.labels  # type: ignore[assignment]
-        if losses is None or not is_fusible(self.rows, target, self.class_weight, *others):
+    def evaluate(self, how: Evaluation) -> Any:
+        """The reduced loss: by a kernel, where there is one, or by differentiable operations."""
+        if how.double:
+            return self.in_double().evaluate(how._replace(double=False))
+        losses, composite = how.losses, how.composite
+        if losses is None or not self.is_fusible(how):
             return self.result(composite(self.in_range()))
         compiling, dtype = is_compiling(), self.dtype
         # A compiler has no number to scale the gradient by, and reduces the rows itself.
@@ -159,11 +163,7 @@ class Batch:
             if not normaliser > 0:
                 return self.result(composite(self.in_range()))
         scale = 1.0 / normaliser
-        if self.labels is not None and not is_concrete(target) and not compiling:
-            classes = self.rows.shape[-1]
-            target = target.where(target >= 0, classes)  # one of no class, whose value is NaN
-        if self.ignored is not None:
-            target = target.masked_fill(self.ignored, -1)
+        target = self.kernel_target()
 
         def evaluate(x: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None]:
             account = {"class_weight": self.class_weight, "smoothing": self.smoothing, "scale": scale}
@@ -184,9 +184,25 @@ class Batch:
             return value, pull, () if slope is None else (slope,)
 
         # Probabilities are not rounded to the scores' dtype.
-        rows = self.rows if self.soft is None and not wide else _wide(self.rows)
+        rows = self.rows if self.soft is None and not how.wide else _wide(self.rows)
         loss = fused(by_kernel, lambda rows: composite(replace(self, rows=rows).in_range()).to(dtype), rows)
         return self.result(self.reduce(loss) if compiling else loss)
+
+    def is_fusible(self, how: Evaluation) -> bool:
+        """Whether a kernel can make the losses."""
+        return how.losses is not None and is_fusible(self.rows, *self._targets, self.class_weight, *how.others)
+
+    def kernel_target(self) -> Tensor:
+        """The target as kernels take it, a negative label for a row that is ignored."""
+        (target,) = self._targets
+        if self.labels is not None and not is_concrete(target) and not is_compiling():
+            target = target.where(target >= 0, self.rows.shape[-1])  # one of no class, whose value is NaN
+        return target if self.ignored is None else target.masked_fill(self.ignored, -1)
+
+    @property
+    def _targets(self) -> list[Tensor]:
+        """The one of labels and soft that there is."""
+        return [target for target in (self.labels, self.soft) if target is not None]
 
     def _normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
@@ -203,26 +219,27 @@ def reduced(
     name: str,
     map: Map,
     numbers: tuple[Any, ...] | None,
-    general: Callable[[Batch], Any],
+    evaluation: Callable[[Batch], Evaluation],
     *shared: Any,
     fenchel: bool = False,
     margin: native.Margin = native.NO_MARGIN,
     given: str | None = None,
 ) -> Any:
-    """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call, else `general`.
+    """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call, else its `evaluation`.
 
     `numbers` are the map's parameters, None where they are not plain; `shared` are the arguments that all losses have, in the order
     of `prepare`. The kernel `given`, where there is one, makes the loss of the map's probabilities.
     """
+    general = lambda *shared: (batch := prepare(name, *shared)).evaluate(evaluation(batch))
     found = None if numbers is None else _of_labels(name, map, numbers, general, fenchel, margin, given, *shared)
-    return general(prepare(name, *shared)) if found is None else found
+    return general(*shared) if found is None else found
 
 
 def _of_labels(
     name: str,
     map: Map,
     numbers: tuple[Any, ...],
-    general: Callable[[Batch], Any],
+    general: Callable[..., Any],
     fenchel: bool,
     margin: native.Margin,
     given: str | None,
@@ -253,7 +270,7 @@ def _of_labels(
         return None
     if found is not NotImplemented:
         return torch.scalar_tensor(found[0], dtype=input.dtype, device="cpu")
-    whole = lambda x: general(prepare(name, x, target, weight, ignore_index, reduction, label_smoothing))
+    whole = lambda x: general(x, target, weight, ignore_index, reduction, label_smoothing)
 
     def with_gradient(x: Tensor, _: bool) -> tuple[Tensor, Any, tuple[Tensor, ...]]:
         found = calls.loss(*own, True)
@@ -392,7 +409,7 @@ def prepare(
         class_weight = check_device(name, "weight", check_class_weight(name, weight, classes, _wide(scores).dtype), scores)
     ignored = None
     if labels is not None:
-        labels, ignored = _check_labels(name, labels, classes, ignore_index)
+        labels, ignored = check_labels(name, labels, classes, ignore_index)
     return Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
 
 
@@ -446,7 +463,7 @@ def _refuse_others(name: str, labels: Tensor, classes: int) -> None:
         raise IndexError(f"{name}: target {label} is out of range for {classes} classes; {repair}")
 
 
-def _check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+def check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
     """(labels, 0 where they are ignored; where that is, None for nowhere)."""
     if is_concrete(labels) and labels.numel() and not 0 <= ignore_index < classes:
         lowest, highest = labels.aminmax()
@@ -539,6 +556,7 @@ class Loss:
         float64 each, differentiable by z; the options are all that the loss has of its own. Tests and benchmarks compare with it,
         and a loss without one is not timed.
     map: that with ∂L/∂x = map(x) − y, None where the gradient has another form.
+    evaluation(batch, **options): how it is made of a batch.
     examples: the option sets that tests and benchmarks iterate.
 
     >>> import softmaxima as sm
@@ -549,6 +567,7 @@ class Loss:
     name: str
     function: Callable[..., Any]
     module: type[LossModule]
+    evaluation: Callable[..., Evaluation]
     reference: Callable[..., Tensor] | None = None
     map: str | None = None
     examples: tuple[dict[str, Any], ...] = ({},)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array
-from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
@@ -53,11 +53,11 @@ def cross_entropy(
     tensor(0.1809)
     """
     shared = (input, target, weight, ignore_index, reduction, label_smoothing)
-    return reduced("cross_entropy", SOFTMAX, (), general, *shared)
+    return reduced("cross_entropy", SOFTMAX, (), evaluation, *shared)
 
 
-def general(batch: Batch) -> Any:
-    return batch.evaluate(losses_of(batch, SOFTMAX), composite)
+def evaluation(batch: Batch) -> Evaluation:
+    return Evaluation(losses_of(batch, SOFTMAX), composite, of_map=True)
 
 
 def composite(batch: Batch) -> Tensor:
@@ -75,4 +75,14 @@ class CrossEntropyLoss(LossModule):
     function = cross_entropy
 
 
-register(Loss("cross_entropy", cross_entropy, CrossEntropyLoss, reference, map="softmax", row_form=RowForm(one_map("softmax"))))
+register(
+    Loss(
+        "cross_entropy",
+        cross_entropy,
+        CrossEntropyLoss,
+        evaluation,
+        reference,
+        map="softmax",
+        row_form=RowForm(one_map("softmax")),
+    )
+)

@@ -2,6 +2,7 @@ r"""elastic_cross_entropy: L = −log p_t = log(Σ exp(x_j) + exp(β)) − x_t, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_tensor
 from softmaxima.core.evaluation import check_params, plain_numbers
-from softmaxima.losses._classification import Batch, Loss, LossModule, losses_of, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_of, reduced, register
 from softmaxima.losses._parts import RowForm, one_map
 from softmaxima.maps.elastic_softmax import ELASTIC_SOFTMAX
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
@@ -41,16 +42,17 @@ def elastic_cross_entropy(
     tensor(1.0986)
     """
     name, params = "elastic_cross_entropy", {"beta": beta}
-
-    def general(batch: Batch) -> Any:
-        (level,) = check_params(ELASTIC_SOFTMAX, params, as_tensor(name, "scores", batch.given), batch.class_axis, name)
-        if isinstance(level, Tensor):
-            level = level.movedim(batch.class_axis, -1)
-        losses = losses_of(batch, ELASTIC_SOFTMAX, (level,))
-        return batch.evaluate(losses, lambda batch: composite(batch, level), (level,))
-
     shared = (input, target, weight, ignore_index, reduction, label_smoothing)
-    return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), general, *shared)
+    return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), partial(evaluation, **params), *shared)
+
+
+def evaluation(batch: Batch, beta: float | Array) -> Evaluation:
+    scores = as_tensor(batch.name, "scores", batch.given)
+    (level,) = check_params(ELASTIC_SOFTMAX, {"beta": beta}, scores, batch.class_axis, batch.name)
+    if isinstance(level, Tensor):
+        level = level.movedim(batch.class_axis, -1)
+    losses = losses_of(batch, ELASTIC_SOFTMAX, (level,))
+    return Evaluation(losses, lambda batch: composite(batch, level), (level,), of_map=True)
 
 
 def composite(batch: Batch, level: float | Tensor) -> Tensor:
@@ -80,6 +82,7 @@ register(
         "elastic_cross_entropy",
         elastic_cross_entropy,
         ElasticCrossEntropyLoss,
+        evaluation,
         reference,
         map="elastic_softmax",
         row_form=RowForm(one_map("elastic_softmax")),

@@ -10,7 +10,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
-from softmaxima.losses.fenchel_young import fenchel_young, reference
+from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
 from softmaxima.maps.entmax import ENTMAX
 from softmaxima.maps.entmax15 import ENTMAX15
 
@@ -92,6 +92,7 @@ register(
         "entmax_loss",
         entmax_loss,
         EntmaxLoss,
+        partial(evaluation, map=ENTMAX),
         partial(reference, map=ENTMAX),
         map="entmax",
         examples=({"alpha": 1.5}, {"alpha": 1.0}, {"alpha": 1.1}, {"alpha": 2.5}),
@@ -104,6 +105,7 @@ register(
         "entmax15_loss",
         entmax15_loss,
         Entmax15Loss,
+        partial(evaluation, map=ENTMAX15),
         partial(reference, map=ENTMAX15),
         map="entmax15",
         zero_at_target=True,

@@ -14,7 +14,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
-from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
@@ -56,9 +56,11 @@ def eps_cross_entropy(
     tensor(6.9098)
     """
     batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
+    return batch.evaluate(evaluation(batch, map, eps, **params))
+
+
+def evaluation(batch: Batch, map: AnyMap, eps: float, **params: Any) -> Evaluation:
     eps = _check_eps(batch.name, eps)
-    if eps < STEEP * _largest(batch.class_weight):
-        batch = batch.in_double()
     found = probability_map(batch.name, map)
     values = class_params(batch, found, params)
 
@@ -68,7 +70,8 @@ def eps_cross_entropy(
 
     n = sizes(batch.rows)[-1]
     losses = losses_of_p(batch, found, values.values(), partial(_of_p, eps=eps))
-    return batch.evaluate(losses, composite, tuple(values.values()), wide=True)
+    steep = eps < STEEP * _largest(batch.class_weight)
+    return Evaluation(losses, composite, tuple(values.values()), wide=True, double=steep)
 
 
 def log_share(p: Tensor, n: int, eps: float) -> Tensor:
@@ -118,6 +121,7 @@ register(
         "eps_cross_entropy",
         eps_cross_entropy,
         EpsCrossEntropyLoss,
+        evaluation,
         reference,
         row_form=RowForm(any_map("eps"), of_p=_of_p),
         examples=(

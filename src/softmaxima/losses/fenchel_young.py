@@ -7,6 +7,7 @@ case Ω = ½(‖p‖² − 1), in closed form ½ − x_t + ½ Σ_{p_i>0} (x_i² 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import check_params, plain_numbers
 from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete
-from softmaxima.losses._classification import Batch, Loss, LossModule, check_sums, losses_of, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, check_sums, losses_of, reduced, register
 from softmaxima.losses._parts import FindMap, RowForm
 
 
@@ -104,15 +105,16 @@ class MapLossModule(LossModule):
 
 def fenchel_young(name: str, map: Map, params: dict[str, Any], *shared: Any) -> Any:
     """The reduced loss; `shared` are the arguments that all losses have, in the order of `prepare`."""
+    return reduced(name, map, plain_numbers(map, params), partial(evaluation, map=map, **params), *shared, fenchel=True)
 
-    def general(batch: Batch) -> Any:
-        if batch.soft is not None and is_concrete(batch.soft):
-            check_sums(batch.name, batch.soft.sum(-1))
-        values = class_params(batch, map, params)
-        losses = losses_of(batch, map, values.values(), fenchel=True)
-        return batch.evaluate(losses, lambda batch: composite(batch, map, values), tuple(values.values()))
 
-    return reduced(name, map, plain_numbers(map, params), general, *shared, fenchel=True)
+def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
+    found = regularised_map(batch.name, map)
+    if batch.soft is not None and is_concrete(batch.soft):
+        check_sums(batch.name, batch.soft.sum(-1))
+    values = class_params(batch, found, params)
+    losses = losses_of(batch, found, values.values(), fenchel=True)
+    return Evaluation(losses, lambda batch: composite(batch, found, values), tuple(values.values()), of_map=True)
 
 
 def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
@@ -195,6 +197,7 @@ register(
         "fenchel_young_loss",
         fenchel_young_loss,
         FenchelYoungLoss,
+        evaluation,
         reference,
         examples=({"map": "softmax"}, {"map": "elastic_softmax", "beta": 1.0}, {"map": "eps_softmax", "eps": 0.5}),
         zero_at_target=True,

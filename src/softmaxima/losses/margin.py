@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from softmaxima.core.arguments import Array, as_scores, check_device, like_input
 from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
-from softmaxima.losses._classification import Batch, Loss, LossModule, native_only, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, native_only, reduced, register
 from softmaxima.losses.cross_entropy import reference as cross_entropy_reference
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
@@ -76,22 +77,22 @@ def margin_loss(
         vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
         cosines, limit = _cosines(name, cosines, vectors), math.inf
     own = native.Margin(scale, margin, int(angular), limit)
-
-    def composite(batch: Batch) -> Tensor:
-        check_cosines(batch, limit)
-        return batch.reduce(batch.cost(LOG_SOFTMAX(scale * _with_margin(batch, angular, margin))))
-
-    def general(batch: Batch) -> Any:
-        def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
-            values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
-            if bool((values == -math.inf).any()):  # so the kernel says it
-                check_cosines(batch, limit)
-            return values, slope
-
-        return batch.evaluate(native_only(batch, of_cosines), composite, wide=True)
-
     shared = (like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
-    return reduced(name, SOFTMAX, (), general, *shared, margin=own)
+    return reduced(name, SOFTMAX, (), partial(evaluation, own=own), *shared, margin=own)
+
+
+def evaluation(batch: Batch, own: native.Margin) -> Evaluation:
+    def composite(batch: Batch) -> Tensor:
+        check_cosines(batch, own.limit)
+        return batch.reduce(batch.cost(LOG_SOFTMAX(own.scale * _with_margin(batch, bool(own.angular), own.size))))
+
+    def of_cosines(x: Tensor, target: Tensor, **account: Any) -> tuple[Tensor, Tensor | None]:
+        values, slope = native.loss(SOFTMAX.kernel, x, target, theta=(), fenchel=False, margin=own, **account)  # type: ignore[arg-type]
+        if bool((values == -math.inf).any()):  # so the kernel says it
+            check_cosines(batch, own.limit)
+        return values, slope
+
+    return Evaluation(native_only(batch, of_cosines), composite, wide=True, of_map=True)
 
 
 def check_cosines(batch: Batch, limit: float) -> None:
@@ -284,17 +285,29 @@ register(
         "am_softmax_loss",
         am_softmax_loss,
         AMSoftmaxLoss,
+        lambda batch, margin, temperature: evaluation(batch, native.Margin(1 / temperature, margin)),
         lambda z, y, margin, temperature: cosine_reference(z, y, margin, 1 / temperature),
         examples=({"temperature": 0.2},),
         on_cosines=True,
     )
 )
-register(Loss("cosface", cosface, CosFace, cosine_reference, examples=({"scale": 5.0},), on_cosines=True))
+register(
+    Loss(
+        "cosface",
+        cosface,
+        CosFace,
+        lambda batch, margin, scale: evaluation(batch, native.Margin(scale, margin)),
+        cosine_reference,
+        examples=({"scale": 5.0},),
+        on_cosines=True,
+    )
+)
 register(
     Loss(
         "arcface",
         arcface,
         ArcFace,
+        lambda batch, margin, scale: evaluation(batch, native.Margin(scale, margin, 1)),
         angle_reference,
         examples=({"scale": 5.0}, {"scale": 5.0, "margin": 1.2}),
         on_cosines=True,

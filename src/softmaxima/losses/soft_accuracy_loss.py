@@ -9,7 +9,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
-from softmaxima.losses._classification import Batch, Loss, losses_of_p, prepare, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_of_p, prepare, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
@@ -43,6 +43,10 @@ def soft_accuracy_loss(
     tensor(-0.8808)
     """
     batch = prepare("soft_accuracy_loss", input, target, weight, ignore_index, reduction, label_smoothing)
+    return batch.evaluate(evaluation(batch, map, **params))
+
+
+def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
     found = probability_map(batch.name, map)
     values = class_params(batch, found, params)
 
@@ -50,7 +54,7 @@ def soft_accuracy_loss(
         return batch.reduce(-batch.weighted_expectation(found(batch.scores, **values)))
 
     losses = losses_of_p(batch, found, values.values(), _of_p)
-    return batch.evaluate(losses, composite, tuple(values.values()), wide=True)
+    return Evaluation(losses, composite, tuple(values.values()), wide=True)
 
 
 def _of_p(p: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -76,6 +80,7 @@ register(
         "soft_accuracy_loss",
         soft_accuracy_loss,
         SoftAccuracyLoss,
+        evaluation,
         reference,
         examples=({"map": "softmax"}, {"map": "entmax15"}),
         row_form=RowForm(any_map(), of_p=_of_p),

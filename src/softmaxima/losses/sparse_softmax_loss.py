@@ -3,6 +3,7 @@ r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import Map
 from softmaxima.core.rows import row_maximum
-from softmaxima.losses._classification import Batch, Loss, LossModule, losses_given, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, losses_given, reduced, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
 from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
+
+
+KERNEL = "selected_loss"
 
 
 def reference(z: Tensor, y: Tensor, k: int | None, p: float | None) -> Tensor:
@@ -54,6 +58,13 @@ def sparse_softmax_loss(
     name = "sparse_softmax_loss"
     k, p = _check_choice(name, k, p)
     map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    return reduced(name, map, (theta,), partial(evaluation, k=k, p=p), *shared, given=KERNEL)
+
+
+def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:
+    k, p = _check_choice(batch.name, k, p)
+    map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
 
     def composite(batch: Batch) -> Tensor:
         z = batch.scores - row_maximum(batch.scores)
@@ -61,11 +72,7 @@ def sparse_softmax_loss(
         log_sum = logsumexp(z, keepdim=True, where=kept)
         return batch.reduce(batch.cost(z - log_sum.masked_fill(log_sum == -math.inf, 0.0)))
 
-    def general(batch: Batch) -> Any:
-        return batch.evaluate(losses_given(batch, kernel, map, (theta,)), composite, wide=True)
-
-    kernel, shared = "selected_loss", (input, target, weight, ignore_index, reduction, label_smoothing)
-    return reduced(name, map, (theta,), general, *shared, given=kernel)
+    return Evaluation(losses_given(batch, KERNEL, map, (theta,)), composite, wide=True)
 
 
 def _check_choice(name: str, k: Any, p: Any) -> tuple[int | None, float | None]:
@@ -101,6 +108,7 @@ register(
         "sparse_softmax_loss",
         sparse_softmax_loss,
         SparseSoftmaxLoss,
+        evaluation,
         reference,
         row_form=RowForm(_selection),
         examples=({"k": 3}, {"p": 0.8}),

@@ -8,7 +8,7 @@ from typing import Any
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses._parts import RowForm, one_map
-from softmaxima.losses.fenchel_young import fenchel_young, reference
+from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
 from softmaxima.maps.sparsemax import SPARSEMAX
 
 
@@ -49,6 +49,7 @@ register(
         "sparsemax_loss",
         sparsemax_loss,
         SparsemaxLoss,
+        partial(evaluation, map=SPARSEMAX),
         partial(reference, map=SPARSEMAX),
         map="sparsemax",
         zero_at_target=True,

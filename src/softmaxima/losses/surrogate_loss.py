@@ -5,6 +5,7 @@ Stopping the gradient at x instead, ⟨p − y, stop_gradient(x)⟩ (as it is of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from softmaxima.core.contract import AnyMap, Map
 from softmaxima.core.envelope import envelope
 from softmaxima.core.evaluation import plain_numbers
 from softmaxima.core.rows import without_mask
-from softmaxima.losses._classification import Batch, Loss, losses_given, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_given, reduced, register
 from softmaxima.losses.fenchel_young import MapLossModule, class_params, probability_map, with_params
 
 
@@ -54,15 +55,17 @@ def surrogate_loss(
     """
     name = "surrogate_loss"
     found = probability_map(name, map)
-
-    def general(batch: Batch) -> Any:
-        values = class_params(batch, found, params)
-        fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
-        losses = losses_given(batch, name, found, fixed.values(), fenchel=True)
-        return batch.evaluate(losses, lambda batch: composite(batch, found, fixed), tuple(fixed.values()), wide=True)
-
     shared = (input, target, weight, ignore_index, reduction, label_smoothing)
-    return reduced(name, found, plain_numbers(found, params), general, *shared, fenchel=True, given=name)
+    of_batch = partial(evaluation, map=found, **params)
+    return reduced(name, found, plain_numbers(found, params), of_batch, *shared, fenchel=True, given=name)
+
+
+def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:
+    found = probability_map(batch.name, map)
+    values = class_params(batch, found, params)
+    fixed: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
+    losses = losses_given(batch, "surrogate_loss", found, fixed.values(), fenchel=True)
+    return Evaluation(losses, lambda batch: composite(batch, found, fixed), tuple(fixed.values()), wide=True)
 
 
 def composite(batch: Batch, map: Map, fixed: dict[str, Any]) -> Tensor:
@@ -93,6 +96,7 @@ register(
         "surrogate_loss",
         surrogate_loss,
         SurrogateLoss,
+        evaluation,
         reference,
         examples=({"map": "softmax"}, {"map": "sparsemax"}, {"map": "taylor_softmax"}),
         nonnegative=False,
