@@ -172,21 +172,20 @@ struct SoftmaximaAttentionBackward {
     void* dv;                // [parts, matrices, keys, value_size]
 };
 
-// The scores of a linear layer, (s ⊙ (hidden weightᵀ) + bias)/τ, of the dtype that is computed in.
+// The scores of a linear layer, (s ⊙ (hidden weightᵀ) + bias)/τ.
 struct SoftmaximaLinear {
-    int64_t dtype;  // of hidden, weight and bias
+    int64_t dtype;  // of weight and bias; all else is of the dtype that is computed in
     int64_t rows, classes, features;
     int64_t threads;
     const void* hidden;    // [rows, features]
     const void* weight;    // [classes, features]
     const double* scales;  // s [classes]; null for 1
     const void* bias;      // [classes]; null where there is none
-    double tau;            // τ of every row, or
-    const double* taus;    // τ, one a row
-    void* scores;          // [rows, classes]
+    double tau;
+    void* scores;  // [rows, classes]
 };
 
-// The derivatives of ⟨g, s ⊙ (hidden weightᵀ) + bias⟩, of the dtype that is computed in. Zeros in g cost next to nothing.
+// The derivatives of ⟨g, s ⊙ (hidden weightᵀ) + bias⟩. Zeros in g cost next to nothing.
 struct SoftmaximaLinearBackward {
     SoftmaximaLinear linear;  // whose scores are g
     int64_t adds;             // whether weight_grad and bias_grad have something, to which these are added

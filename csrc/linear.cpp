@@ -17,9 +17,9 @@ constexpr int64_t SELDOM = 24;              // so many products of a zero cost a
 
 template <class C>
 struct Workspace {
-    Array<C> panels, hidden, sums;  // of all threads
-    Array<C> weight, tile;          // of a block of classes
-    Array<int32_t> places;          // of numbers that are not 0
+    Array<C> panels, sums;  // of all threads
+    Array<C> weight, tile;  // of a block of classes
+    Array<int32_t> places;  // of numbers that are not 0
 
     static Workspace& of_this_thread() {
         static thread_local Workspace workspace;
@@ -28,7 +28,6 @@ struct Workspace {
 
     void release_if_large() {
         panels.release_if_large();
-        hidden.release_if_large();
         sums.release_if_large();
         weight.release_if_large();
         tile.release_if_large();
@@ -92,12 +91,12 @@ void store_some(Vector<C> value, int64_t count, C* to) {
 }
 
 // Rows as columns side by side: panels [depth, width], PANEL wide, the last as wide as the vectors that are left.
-template <class T, class C>
-void pack_exactly(const T* from, int64_t rows, int64_t depth, C* to) {
+template <class C>
+void pack_exactly(const C* from, int64_t rows, int64_t depth, C* to) {
     for (int64_t first = 0; first < rows; first += PANEL<C>) {
         const int64_t count = minimum(PANEL<C>, rows - first), width = round_up(count, LANES<C>);
         for (int64_t j = 0; j < width; ++j)
-            for (int64_t k = 0; k < depth; ++k) to[k * width + j] = j < count ? C(widen(from[(first + j) * depth + k])) : C(0);
+            for (int64_t k = 0; k < depth; ++k) to[k * width + j] = j < count ? from[(first + j) * depth + k] : C(0);
         to += width * depth;
     }
 }
@@ -129,7 +128,7 @@ bool score(const SoftmaximaLinear& call, T*) {
     Workspace<C>& own = Workspace<C>::of_this_thread();
     C* panels = own.panels.at_least(width * features);
     if (!panels) return false;
-    pack_exactly(static_cast<const T*>(call.hidden), rows, features, panels);
+    pack_exactly(static_cast<const C*>(call.hidden), rows, features, panels);
     const int64_t blocks = (classes + CLASSES - 1) / CLASSES;
     const bool done = share_tasks<C>(blocks, team_size(call.threads, nanoseconds(call)), [&](int64_t task, Workspace<C>& memory) {
         const int64_t first = task * CLASSES, some = minimum(CLASSES, classes - first);
@@ -151,9 +150,9 @@ bool score(const SoftmaximaLinear& call, T*) {
             for (int64_t r = 0; r < width; ++r) tile[c * width + r] = tile[c * width + r] * scale + more;
         }
         C* scores = static_cast<C*>(call.scores) + first;
+        const C over_tau = C(1 / call.tau);
         transposed<C>(tile, width, some, rows, [=](int64_t row, int64_t c, Vector<C> value, int64_t count) __attribute__((always_inline)) {
-            const double tau = call.taus ? call.taus[row] : call.tau;
-            store_some<C>(tau == 1.0 ? value : value * C(1 / tau), count, scores + row * classes + c);
+            store_some<C>(value * over_tau, count, scores + row * classes + c);
         });
         return true;
     });
@@ -220,9 +219,9 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
     const int64_t wanted = SUMS / (rows * features) + 1, slices = minimum(blocks, wanted < 64 ? wanted : 64);
     const int64_t each = (blocks + slices - 1) / slices, size = call.hidden_grad ? rows * features : 0;
     Workspace<C>& own = Workspace<C>::of_this_thread();
-    const C* hidden = call.weight_grad ? widened(static_cast<const T*>(linear.hidden), rows * features, own.hidden) : nullptr;
+    const C* hidden = static_cast<const C*>(linear.hidden);
     C* sums = own.sums.at_least(slices * size + 1);
-    if (!sums || (call.weight_grad && !hidden)) return false;
+    if (!sums) return false;
     const int team = team_size(linear.threads, 2 * nanoseconds(linear));
     bool done = share_tasks<C>(slices * parts, team, [&](int64_t task, Workspace<C>& memory) {
         const int64_t slice = task / parts, from = task % parts * FEATURES, some = minimum(FEATURES, features - from);

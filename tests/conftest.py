@@ -228,7 +228,7 @@ class LossCase:
 def normal(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Scores without ties."""
     generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype)
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
 
 @st.composite

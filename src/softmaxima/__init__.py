@@ -17,12 +17,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from softmaxima import attn as attn
+    from softmaxima import heads as heads
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
     from softmaxima import streams as streams
     from softmaxima.attn import *
     from softmaxima.derivatives import *
+    from softmaxima.heads import *
     from softmaxima.integrations import *
     from softmaxima.losses import *
     from softmaxima.lse import *
@@ -55,6 +57,7 @@ else:
             entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
         """,
+        "heads": "LinearLoss LinearOutputs MarginSoftmax linear_loss margin_softmax_loss",
         "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
         "integrations": "AttentionReplacement Classifier replace_attention",
     }

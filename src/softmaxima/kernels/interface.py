@@ -187,7 +187,6 @@ class Linear(NamedTuple):
     scales: int
     bias: int
     tau: float
-    taus: int
     scores: int
 
 

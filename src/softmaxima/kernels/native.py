@@ -558,16 +558,16 @@ def quantized(
 
 
 class Layer(NamedTuple):
-    """A linear layer: contiguous tensors of one dtype, and a factor of each class's scores in double."""
+    """A linear layer: contiguous tensors of one dtype, and a factor of each class's products in double."""
 
     weight: Tensor  # [classes, features]
     bias: Tensor | None = None  # [classes]
     scales: Tensor | None = None  # s [classes]
 
-    def fields(self, hidden: Tensor, scores: Tensor, tau: float | Tensor = 1.0) -> Linear:
+    def fields(self, hidden: Tensor, scores: Tensor, tau: float = 1.0) -> Linear:
         classes, features = self.weight.shape
         return Linear(
-            dtype=DTYPES[hidden.dtype],
+            dtype=DTYPES[self.weight.dtype],
             rows=hidden.shape[0],
             classes=classes,
             features=features,
@@ -576,17 +576,13 @@ class Layer(NamedTuple):
             weight=self.weight.data_ptr(),
             scales=_address(self.scales),
             bias=_address(self.bias),
-            tau=1.0 if isinstance(tau, Tensor) else tau,
-            taus=_address(tau) if isinstance(tau, Tensor) else 0,
+            tau=tau,
             scores=scores.data_ptr(),
         )
 
 
-def linear_scores(hidden: Tensor, layer: Layer, tau: float | Tensor, out: Tensor) -> None:
-    """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], in the dtype that is computed in.
-
-    hidden is [rows, features], contiguous and of the layer's dtype; τ a number, or in double [rows].
-    """
+def linear_scores(hidden: Tensor, layer: Layer, tau: float, out: Tensor) -> None:
+    """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], hidden [rows, features] contiguous, both as the layer is computed in."""
     run(find_function("linear_scores"), LINEAR(*layer.fields(hidden, out, tau)))
 
 
@@ -600,7 +596,7 @@ def linear_backward(
     bias_grad: Tensor | None,
     adds: bool,
 ) -> None:
-    """The derivatives of ⟨g, s ⊙ (hidden weightᵀ) + bias⟩, in the dtype that is computed in; zeros in g cost next to nothing.
+    """The derivatives of ⟨g, s ⊙ (hidden weightᵀ) + bias⟩, all of the dtype that is computed in; zeros in g cost next to nothing.
 
     Those by weight and bias are added to what is there, where it `adds`.
     """

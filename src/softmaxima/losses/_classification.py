@@ -140,7 +140,7 @@ class Batch:
         if self.reduction != "none":
             rows = rows.sum()
         if self.reduction == "mean":
-            weight = self._normaliser()
+            weight = self.normaliser()
             rows = rows / (weight.where(weight != 0, math.nan) if isinstance(weight, Tensor) else weight)
         return rows.to(self.dtype)
 
@@ -157,7 +157,7 @@ class Batch:
             return self.result(composite(self.in_range()))
         compiling, dtype = is_compiling(), self.dtype
         # A compiler has no number to scale the gradient by, and reduces the rows itself.
-        normaliser = self._normaliser() if self.reduction == "mean" and not compiling else 1.0
+        normaliser = self.normaliser() if self.reduction == "mean" and not compiling else 1.0
         if is_concrete(self.rows):
             normaliser = float(normaliser)
             if not normaliser > 0:
@@ -204,7 +204,7 @@ class Batch:
         """The one of labels and soft that there is."""
         return [target for target in (self.labels, self.soft) if target is not None]
 
-    def _normaliser(self) -> float | Tensor:
+    def normaliser(self) -> float | Tensor:
         if self.labels is None or (self.class_weight is None and self.ignored is None):
             return math.prod(sizes(self.rows)[:-1]) or math.nan
         weights = (
@@ -225,7 +225,7 @@ def reduced(
     margin: native.Margin = native.NO_MARGIN,
     given: str | None = None,
 ) -> Any:
-    """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call, else its `evaluation`.
+    """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call.
 
     `numbers` are the map's parameters, None where they are not plain; `shared` are the arguments that all losses have, in the order
     of `prepare`. The kernel `given`, where there is one, makes the loss of the map's probabilities.

@@ -126,14 +126,19 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
         z, top = z - top, torch.zeros_like(top)
     p = map(z, **params)
     y = batch.target_distribution(z.dtype)
-    with torch.no_grad():
-        value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
-    conjugate = envelope(map, value, z, p, params).squeeze(-1)
+    value = conjugate(map, z, p, params)
     # All less the row's maximum, which what y lacks of 1, the share of a sink, does not take off.
     missing = (1 - y.sum(-1)).clamp_min(0.0) * top.squeeze(-1)
-    terms = (conjugate - top.squeeze(-1), map.regulariser(y, **params) + missing, -batch.expectation(z - top))  # type: ignore[misc]
+    terms = (value - top.squeeze(-1), map.regulariser(y, **params) + missing, -batch.expectation(z - top))  # type: ignore[misc]
     rows = terms[0] + terms[1] + terms[2]
     return batch.reduce(batch.weigh(rows + _rounded_below(rows, terms, y).detach()))
+
+
+def conjugate(map: Map, z: Tensor, p: Tensor, params: dict[str, Any]) -> Tensor:
+    """Ω*(z) = ⟨p, z⟩ − Ω(p) [rows…], whose gradient is p = map(z)."""
+    with torch.no_grad():
+        value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
+    return envelope(map, value, z, p, params).squeeze(-1)
 
 
 def _rounded_below(rows: Tensor, terms: tuple[Tensor, ...], y: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.topk_softmax import TOPK_SOFTMAX, topk_mask
 from softmaxima.maps.topp_softmax import TOPP_SOFTMAX, topp_mask
 
-
 KERNEL = "selected_loss"
 
 

@@ -1,0 +1,62 @@
+"""Checks that all heads share: hidden states [..., features], the layer's weight [classes, features] and bias, and labels [...]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_scores, as_tensor, check_device
+from softmaxima.core.tracing import sizes
+from softmaxima.losses._classification import check_labels
+
+
+def check_hidden(name: str, hidden: Any, features: int | None = None) -> Tensor:
+    """Hidden states [..., features] of a floating dtype."""
+    states = as_scores(name, hidden, "hidden")
+    if states.ndim == 0:
+        raise ValueError(f"{name}: hidden must be (…, features), got a 0-d tensor; give hidden.reshape(1)")
+    if features is not None and sizes(states)[-1] != features:
+        raise ValueError(f"{name}: hidden must have {features} features on its last axis, got shape {sizes(states)}")
+    return states
+
+
+def check_weight(name: str, weight: Any, hidden: Tensor, what: str = "weight") -> Tensor:
+    """The weight of a linear layer, [classes, features] as torch.nn.Linear has it, of the dtype and on the device of hidden."""
+    layer = check_device(name, what, as_scores(name, weight, what), hidden)
+    features = sizes(hidden)[-1]
+    if layer.ndim != 2 or sizes(layer)[1] != features:
+        turned = layer.ndim == 2 and sizes(layer)[0] == features
+        repair = f"; call {what}.T" if turned else ""
+        raise ValueError(
+            f"{name}: {what} must be (classes, {features}) for hidden of shape {sizes(hidden)}, got {sizes(layer)}{repair}"
+        )
+    if layer.dtype != hidden.dtype:
+        raise TypeError(f"{name}: {what} must be {hidden.dtype} as hidden is, got {layer.dtype}; call {what}.to(hidden.dtype)")
+    return layer
+
+
+def check_bias(name: str, bias: Any, weight: Tensor, what: str = "bias") -> Tensor | None:
+    """One number a class, of the dtype of the weight."""
+    if bias is None:
+        return None
+    column = check_device(name, what, as_scores(name, bias, what), weight)
+    if sizes(column) != sizes(weight)[:1]:
+        classes = sizes(weight)[0]
+        raise ValueError(f"{name}: {what} must hold one number for each of the {classes} classes, got shape {sizes(column)}")
+    if column.dtype != weight.dtype:
+        raise TypeError(f"{name}: {what} must be {weight.dtype} as weight is, got {column.dtype}; call {what}.to(weight.dtype)")
+    return column
+
+
+def check_targets(name: str, target: Any, hidden: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+    """(labels of hidden's shape but for its last axis, 0 where they are ignored; where that is, None for nowhere)."""
+    labels = check_device(name, "target", as_tensor(name, "target", target), hidden)
+    shape = sizes(hidden)[:-1]
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or sizes(labels) != shape:
+        raise ValueError(
+            f"{name}: target must hold class indices of shape {shape}, hidden's but for its last axis; got {labels.dtype} of shape "
+            f"{sizes(labels)}"
+        )
+    return check_labels(name, labels.long(), classes, ignore_index)

@@ -1,0 +1,318 @@
+r"""linear_loss: any loss of the scores x = c·tanh((W h + b)/c)/τ of a linear layer, which are never held for all rows."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, broadcasts, check_device, check_value
+from softmaxima.core.contract import REGISTRY as MAPS
+from softmaxima.core.modules import OptionsModule, WithOptions
+from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_number, check_positive, nearest
+from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.heads.arguments import check_bias, check_hidden, check_weight
+from softmaxima.heads.fused import evaluate
+from softmaxima.heads.request import Request
+from softmaxima.losses._classification import REGISTRY, Loss, prepare
+
+OUTPUTS = ("log_prob", "entropy")
+
+
+class LinearOutputs(NamedTuple):
+    """What `linear_loss` returns with `outputs`; None for what was not asked for.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.linear_loss(torch.zeros(1, 2), torch.zeros(4, 2), torch.tensor([0]), outputs="entropy").entropy
+    tensor([1.3863])
+    """
+
+    loss: Tensor
+    log_prob: Tensor | None = None
+    entropy: Tensor | None = None
+
+
+def linear_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    loss: str | tuple[str, Any] = "cross_entropy",
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    class_weight: Tensor | None = None,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+    chunk: int | str = "auto",
+    outputs: str | Sequence[str] = (),
+) -> Any:
+    """A loss of the scores `x = c·tanh((W h + b)/c)/τ` of a linear layer, without ever holding them for all rows, in nats.
+
+    Args:
+        hidden: h (…, features), float64, float32, bfloat16 or float16.
+        weight: W (classes, features), as `nn.Linear` and `nn.Embedding` have it.
+        target: class indices (…), or probabilities (…, classes).
+        loss: the name of a loss or of a map that has one ("cross_entropy", "sparsemax", "entmax15", "elastic"), or a tuple of it
+            and its first option, ("entmax", 1.3), ("elastic", -1.0), ("sparse_softmax", 50), or a dict of its options. Options that
+            are tensors may require grad.
+        bias: b (classes).
+        temperature: τ > 0, a number or a tensor that broadcasts to target's shape (…); a tensor may require grad.
+        softcap: c > 0; None leaves the scores as they are.
+        ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`.
+        z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
+        chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU.
+        outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
+
+    Returns:
+        The loss, as that of the scores would be, in the dtype of hidden; with `outputs` a `LinearOutputs`. A row that is ignored
+        has the log_prob and the entropy 0.
+
+    Raises:
+        TypeError, ValueError or IndexError, before any work, for anything else.
+
+    Scores and all sums are in float32, or in float64 where hidden is. The gradient by a weight is rounded to its `grad_dtype`,
+    which is its dtype unless it was set. Second derivatives, torch.func and forward mode hold all scores at once.
+
+    Cost: for N rows, V classes and D features 2NVD operations for the scores and 4NVD for the gradients, next to nothing for those
+    of a sparse loss once few p are not 0. With reduction="none" or `outputs` the backward pass computes the scores again. Memory:
+    that of the gradients, and `chunk`. Source: that of the loss.
+
+    >>> import torch, softmaxima as sm
+    >>> hidden, weight = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    >>> sm.linear_loss(hidden, weight, torch.tensor([0, 2]), loss="sparsemax")
+    tensor(0.5000)
+    """
+    name = "linear_loss"
+    found = find_loss(name, loss)
+    states = check_hidden(name, hidden)
+    layer = check_weight(name, weight, states)
+    return ask(
+        name,
+        found,
+        states,
+        layer,
+        target,
+        dtype=states.dtype,
+        class_weight=class_weight,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        chunk=chunk,
+        outputs=outputs,
+        bias=check_bias(name, bias, layer),
+        tau=check_value(name, "temperature", temperature, *TEMPERATURE),
+        softcap=None
+        if softcap is None
+        else check_positive(name, "softcap", softcap),
+        z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
+    )
+
+
+def ask(
+    name: str,
+    loss: tuple[Loss, dict[str, Any]],
+    hidden: Tensor,
+    weight: Tensor,
+    target: Any,
+    *,
+    dtype: torch.dtype,
+    class_weight: Any,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    chunk: Any,
+    outputs: Any,
+    bias: Tensor | None = None,
+    tau: float | Tensor = 1.0,
+    centres: int = 1,
+    **more: Any,
+) -> Any:
+    """The loss of checked tensors, in a dtype, with the outputs that are asked for; `more` are fields of the request."""
+    found, options = loss
+    shape, (vectors, features) = sizes(hidden)[:-1], sizes(weight)
+    classes, rows = vectors // centres, hidden.reshape(math.prod(shape), features)
+    scores = rows.new_zeros((), dtype=COMPUTE_DTYPE[rows.dtype]).expand(sizes(rows)[0], classes)
+    flat = _flat_target(name, target, hidden, classes)
+    request = Request(
+        loss=found,
+        options={key: _one_a_row(name, key, value, hidden) for key, value in options.items()},
+        batch=prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing),
+        hidden=rows.contiguous(),
+        weight=weight.contiguous(),
+        bias=None if bias is None else bias.contiguous(),
+        tau=_number(_one_a_row(name, "temperature", tau, hidden)),
+        outputs=_check_outputs(name, outputs),
+        rows_at_once=None if chunk == "auto" else check_count(name, "chunk", chunk),
+        centres=centres,
+        **more,
+    )
+    _check(name, request)
+    value = evaluate(request)
+    if not request.is_of_rows:
+        return value.to(dtype)
+    loss_of = value[0].to(dtype).reshape(shape) if reduction == "none" else request.batch.reduce(value[0]).to(dtype)
+    if not request.outputs:
+        return loss_of
+    return LinearOutputs(loss_of, **{key: v.to(dtype).reshape(shape) for key, v in zip(request.outputs, value[1:], strict=True)})
+
+
+def find_loss(name: str, loss: Any) -> tuple[Loss, dict[str, Any]]:
+    """(the loss that is called so, its options, defaults filled in)."""
+    called, given = loss if isinstance(loss, (tuple, list)) and len(loss) == 2 else (loss, None)
+    if not isinstance(called, str):
+        raise TypeError(
+            f"{name}: loss must be the name of a loss or of a map, or a tuple of it and its options, got {type(loss).__name__}; "
+            'give for instance "sparsemax" or ("entmax", 1.3)'
+        )
+    of_map = {one.map: one for one in REGISTRY.values() if one.map is not None}
+    spelled = [REGISTRY.get(called + end) for end in ("", "_loss", "_cross_entropy")]
+    found = next((one for one in (*spelled, of_map.get(called)) if one is not None), None)
+    options: dict[str, Any] = {}
+    if found is None and called in MAPS and MAPS[called].regulariser is not None:
+        found, options = REGISTRY["fenchel_young_loss"], {"map": called}
+    if found is None:
+        known = sorted({*REGISTRY, *of_map})
+        raise ValueError(
+            f"{name}: unknown loss {called!r}{nearest(called, known)}; known are: {', '.join(known)}, and maps with one"
+        )
+    if found.on_cosines:
+        raise ValueError(f"{name}: {found.name} is a loss of cosines; take MarginSoftmax, whose scores are cosines")
+    if isinstance(given, Mapping):
+        options |= given
+    elif given is not None:
+        own = [parameter.name for parameter in MAPS[options["map"]].params] if options else [*found.complete({})]
+        own = [option for option in own if option != "map"]
+        if not own:
+            raise TypeError(f"{name}: {found.name} takes no option, got {given!r}; give loss={called!r}")
+        options[own[0]] = given
+    return found, found.complete(options)
+
+
+def _flat_target(name: str, target: Any, hidden: Tensor, classes: int) -> Tensor:
+    """Labels [rows], or probabilities [rows, classes]."""
+    given = check_device(name, "target", as_tensor(name, "target", target), hidden)
+    shape, got = sizes(hidden)[:-1], sizes(given)
+    if given.is_floating_point() and got == (*shape, classes):
+        return given.reshape(math.prod(shape), classes)
+    if given.dtype in (torch.bool, *FLOATING) or given.is_complex() or got != shape:
+        raise ValueError(
+            f"{name}: target must hold class indices of shape {shape}, or probabilities of shape {(*shape, classes)}; got "
+            f"{given.dtype} of shape {got}"
+        )
+    return given.reshape(math.prod(shape))
+
+
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:
+    """A tensor as [rows, 1], or [1, 1] where it is one of all; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    value, shape = check_device(name, what, value, hidden), sizes(hidden)[:-1]
+    if value.numel() == 1:
+        return value.reshape(1, 1)
+    if not broadcasts(value, shape):
+        raise ValueError(f"{name}: {what} must be a number, or broadcast to target's shape {shape}, got shape {sizes(value)}")
+    return value.expand(shape).reshape(-1, 1)
+
+
+def _number(value: Any) -> Any:
+    """A tensor of one number that does not learn as that number."""
+    return (
+        float(value)
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad and is_concrete(value)
+        else value
+    )
+
+
+def _check_outputs(name: str, outputs: Any) -> tuple[str, ...]:
+    asked = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    return tuple(check_choice(name, "outputs", output, OUTPUTS) for output in asked)
+
+
+def _check(name: str, request: Request) -> None:
+    """What only the loss itself can say of its options, and of what else is asked for."""
+    _ = request.how
+    form = request.loss.row_form
+    if request.outputs and (form is None or request.map[0].properties.logarithmic):
+        raise ValueError(
+            f"{name}: {request.loss.name} is of no map, so there is no {' and no '.join(request.outputs)}; leave out outputs"
+        )
+    if "log_prob" in request.outputs and request.batch.soft is not None:
+        raise ValueError(f"{name}: log_prob is that of class indices, and target holds probabilities; leave out 'log_prob'")
+    if request.z_loss and (form is None or form.of_p is not None or request.map[0].regulariser is None):
+        raise ValueError(f"{name}: z_loss needs a loss with ∂L/∂x = p − y of a map with a regulariser, got {request.loss.name}")
+
+
+class LinearLoss(WithOptions, nn.Module):
+    """`linear_loss` as a module, the last layer of a network and its loss in one.
+
+    Args:
+        in_features, classes: of the layer, as of `nn.Linear(in_features, classes)`, whose parameters and initial values it has.
+        loss: as for `linear_loss`; options that are `nn.Parameter` are parameters of the module.
+        bias: whether the layer has one.
+        tie_weight: the weight of an `nn.Embedding` (classes, in_features), to be that of the layer as well.
+        The others: as for `linear_loss`.
+
+    Shapes: `forward(hidden, target)` takes (…, in_features) and (…) or (…, classes).
+
+    >>> import torch, softmaxima as sm
+    >>> embedding = torch.nn.Embedding(10, 4)
+    >>> head = sm.LinearLoss(4, 10, loss="entmax15", tie_weight=embedding.weight)
+    >>> head(torch.zeros(2, 4), torch.tensor([3, 7])).item()  # of equal scores
+    1.2226
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        loss: str | tuple[str, Any] = "cross_entropy",
+        bias: bool = False,
+        tie_weight: Tensor | None = None,
+        temperature: float | Tensor = 1.0,
+        class_weight: Tensor | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_count(name, "in_features", in_features)
+        check_count(name, "classes", classes)
+        if tie_weight is None:
+            layer = nn.Linear(in_features, classes, bias=bias, device=device, dtype=dtype)
+            self.weight, self.bias = layer.weight, layer.bias
+        else:
+            if sizes(tie_weight) != (classes, in_features):
+                raise ValueError(f"{name}: tie_weight must be of shape {(classes, in_features)}, got {sizes(tie_weight)}")
+            self.weight = tie_weight if isinstance(tie_weight, nn.Parameter) else nn.Parameter(tie_weight)
+            self.bias = nn.Parameter(torch.zeros_like(self.weight[:, 0])) if bias else None
+        known = inspect.signature(linear_loss).parameters.keys() - {"hidden", "weight", "target", "bias"}
+        if unknown := options.keys() - known:
+            raise TypeError(f"{name}: unknown option {', '.join(sorted(unknown))}; its options are {', '.join(sorted(known))}")
+        self.loss, own = find_loss(name, loss)
+        self.loss_options = Held(own)
+        self.hold(temperature=temperature, class_weight=class_weight, **options)
+        with torch.no_grad():  # which refuses what it would refuse
+            self(self.weight.new_zeros((0, in_features)), torch.zeros(0, dtype=torch.long, device=self.weight.device))
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Any:
+        loss = (self.loss.name, self.loss_options.options)
+        return linear_loss(hidden, self.weight, target, loss=loss, bias=self.bias, **self.options)
+
+
+class Held(OptionsModule):
+    """The options of a loss, those among them that learn."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(**options)

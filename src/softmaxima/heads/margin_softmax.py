@@ -1,0 +1,164 @@
+r"""margin_softmax_loss: L = −log softmax(x)_t, x_c = s cos θ_c but x_t = s ψ(θ_t), of the angles θ of classes and hidden states."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from softmaxima.core.modules import WithOptions
+from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
+from softmaxima.core.tracing import sizes
+from softmaxima.heads.arguments import check_hidden, check_weight
+from softmaxima.heads.linear_loss import ask, find_loss
+from softmaxima.heads.margins import Margin
+
+# What one number of each kind is, by itself; "combined" takes all three.
+KINDS = {"arcface": "angle", "cosface": "cosine", "am": "cosine", "combined": ""}
+
+
+def margin_softmax_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    kind: str = "arcface",
+    margin: float | tuple[float, float, float] = 0.5,
+    scale: float = 64.0,
+    centres: int = 1,
+    loss: str | tuple[str, Any] = "cross_entropy",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    class_weight: Tensor | None = None,
+    reduction: str = "mean",
+    chunk: int | str = "auto",
+    outputs: str | tuple[str, ...] = (),
+) -> Any:
+    """A margin loss of the cosines of hidden states with the vectors of very many classes, of some rows at a time, in nats.
+
+    Args:
+        hidden: h (…, features), of any length: cosines are of h/‖h‖ with w/‖w‖.
+        weight: W (classes, features), one vector a class; or (classes · centres, features), those of a class one after the other.
+        target: class indices (…).
+        kind: what the target's cosine cos θ becomes, so that it must win by a margin:
+            "arcface"         cos(θ + m)                  m in [0, π)
+            "cosface", "am"   cos θ − m                   m in [0, 2)
+            "combined"        cos(m₁θ + m₂) − m₃          margin = (m₁, m₂, m₃), m₁ ≥ 1
+            Past m₁θ + m₂ = π, where the cosine would turn, it goes on decreasing (see `sm.arcface`).
+        margin: m.
+        scale: s > 0, of all cosines; AM-softmax's temperature is 1/s.
+        centres: vectors a class, the nearest of which counts (sub-centre ArcFace).
+        loss: as for `linear_loss`, of the scores s·cos θ.
+        The others, errors: as for `linear_loss`. log_prob and entropy are those without the margin.
+
+    The gradient is the true one, finite also at cosines of ±1. Cost and memory: as of `linear_loss`.
+
+    Sources: Wang et al. (2018), arXiv:1801.05599 and arXiv:1801.09414; Deng et al. (2019), arXiv:1801.07698; Deng et al. (2020),
+    "Sub-center ArcFace", ECCV.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.margin_softmax_loss(torch.tensor([[3.0, 0.0]]), torch.eye(2), torch.tensor([0]), kind="am", margin=0.4, scale=5.0)
+    tensor(0.0486)
+    """
+    name = "margin_softmax_loss"
+    moved = check_margin(name, kind, margin)
+    centres, scale = check_count(name, "centres", centres), check_positive(name, "scale", scale)
+    states = check_hidden(name, hidden)
+    layer = check_weight(name, weight, states)
+    if sizes(layer)[0] % centres:
+        raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
+    if target.is_floating_point():
+        raise ValueError(f"{name}: target must hold class indices, got {target.dtype}; a margin is that of one class")
+    wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
+    return ask(
+        name,
+        find_loss(name, loss),
+        normalize(wide, dim=-1),
+        layer,
+        target,
+        dtype=states.dtype,
+        class_weight=class_weight,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        chunk=chunk,
+        outputs=outputs,
+        tau=1 / scale,
+        unit=True,
+        centres=centres,
+        margin=moved,
+    )
+
+
+def check_margin(name: str, kind: Any, margin: Any) -> Margin:
+    """The margin of that kind."""
+    field = KINDS[check_choice(name, "kind", kind, tuple(KINDS))]
+    if field:
+        largest, domain = (math.pi, "a number in [0, π)") if field == "angle" else (2.0, "a number in [0, 2)")
+        return Margin(**{field: check_number(name, "margin", margin, lambda m: 0 <= m < largest, domain)})
+    if not isinstance(margin, (tuple, list)) or len(margin) != 3:
+        raise TypeError(f"{name}: a combined margin must be (m₁, m₂, m₃), got {margin!r}; (1, 0.3, 0.2) for instance")
+    factor, angle, cosine = margin
+    return Margin(
+        check_number(name, "margin[0]", factor, lambda m: 1 <= m < math.inf, "a finite number of at least 1"),
+        check_number(name, "margin[1]", angle, lambda m: 0 <= m < math.pi, "a number in [0, π)"),
+        check_number(name, "margin[2]", cosine, lambda m: 0 <= m < 2, "a number in [0, 2)"),
+    )
+
+
+class MarginSoftmax(WithOptions, nn.Module):
+    """`margin_softmax_loss` as a module, with the vectors of the classes.
+
+    Args:
+        in_features, classes: the vectors are `weight` (classes · centres, in_features), normally distributed at first.
+        The others: as for `margin_softmax_loss`.
+
+    Shapes: `forward(hidden, target)` takes (…, in_features) and (…); `cosines(hidden)` gives (…, classes).
+
+    >>> import torch, softmaxima as sm
+    >>> head = sm.MarginSoftmax(8, 1000, kind="combined", margin=(1.0, 0.3, 0.2), scale=32.0, centres=2)
+    >>> head(torch.randn(4, 8), torch.tensor([0, 1, 2, 999])).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        kind: str = "arcface",
+        margin: float | tuple[float, float, float] = 0.5,
+        scale: float = 64.0,
+        centres: int = 1,
+        class_weight: Tensor | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_margin(name, kind, margin)
+        shape = (
+            check_count(name, "classes", classes) * check_count(name, "centres", centres),
+            check_count(name, "in_features", in_features),
+        )
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.hold(kind=kind, margin=margin, scale=scale, centres=centres, class_weight=class_weight, **options)
+        self.reset_parameters()
+        with torch.no_grad():  # which refuses options that it would refuse
+            self(self.weight.new_zeros((0, in_features)), torch.zeros(0, dtype=torch.long, device=self.weight.device))
+
+    def reset_parameters(self) -> None:
+        """The vectors' first values, whose norms are about 1."""
+        nn.init.normal_(self.weight, std=sizes(self.weight)[1] ** -0.5)
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Any:
+        return margin_softmax_loss(hidden, self.weight, target, **self.options)
+
+    def cosines(self, hidden: Tensor) -> Tensor:
+        """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""
+        products = torch.matmul(normalize(hidden, dim=-1), normalize(self.weight, dim=-1).T)
+        return products.unflatten(-1, (-1, self.options["centres"])).amax(-1)

@@ -1,0 +1,205 @@
+"""A loss of a linear layer, and its gradients, of some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.routing import is_native
+from softmaxima.core.rowwise import compute, pull
+from softmaxima.core.tracing import sizes
+from softmaxima.heads.products import LayerGradients, put_scores
+from softmaxima.heads.request import Request, composed_losses, composed_outputs, of_rows
+from softmaxima.kernels.native import Layer
+from softmaxima.losses.fenchel_young import class_params
+
+AT_ONCE = {"cpu": 2**26, "cuda": 2**28}  # bytes of the scores of some rows, and of what is made of them
+BESIDE = 2**23  # of these bytes, what other things take
+MOST_ROWS = 384  # by more the products gain nothing
+SMALLEST_NORM = 1e-12  # that a vector is divided by, as in torch's normalize
+
+
+class Pass:
+    """A pass over all rows: their values, and the gradients of Σ scale·loss or, with slopes, of ⟨slopes, values⟩.
+
+    `needs` tells which of the request's tensors want a gradient; none for values alone.
+    """
+
+    def __init__(self, request: Request, needs: list[bool], *, scale: float | Tensor = 1.0, slopes: Tensor | None = None) -> None:
+        self.request, self.scale, self.slopes = request, scale, slopes
+        self.needs = needs or [False] * len(request.tensors)
+        rest = iter(self.needs)
+        of_hidden, of_weight = next(rest), next(rest)
+        of_bias = request.bias is not None and next(rest)
+        self.of_tau = isinstance(request.tau, Tensor) and next(rest)
+        self.differentiates = any(needs)
+        self.by_kernel = request.is_by_kernel(needs)
+        self.in_place = self.by_kernel and request.how.of_map and is_native(request.hidden)
+        weight, bias = request.weight.detach(), None if request.bias is None else request.bias.detach()
+        scales = None
+        if request.unit:
+            scales = 1 / torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64).clamp_min(SMALLEST_NORM)
+        self.layer = Layer(weight, bias, scales)
+        self.of_layer = LayerGradients.of(request.hidden.detach(), self.layer, (of_hidden, of_weight, of_bias))
+        rows, device = sizes(request.hidden)[0], request.hidden.device
+        self.values = torch.zeros((1 + len(request.outputs), rows), dtype=torch.float64, device=device)
+        self.others = {
+            name: torch.zeros_like(value, dtype=torch.float64)
+            for name, value in {"τ": request.tau, **request.options}.items()
+            if isinstance(value, Tensor)
+        }
+
+    def spans(self) -> Iterator[slice]:
+        """The rows of each part, as many as memory is for."""
+        request = self.request
+        rows, classes = sizes(request.batch.rows)
+        copies = 1 if self.in_place else 3 if self.by_kernel else 10
+        copies += (request.softcap is not None) + self.of_tau + 4 * len(request.outputs)
+        copies += request.centres + 2 if request.centres > 1 else 0
+        room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
+        most = MOST_ROWS if classes > MOST_ROWS else room
+        some = request.rows_at_once or max(1, min(most, room // (copies * max(classes, 1) * request.dtype.itemsize)))
+        return (slice(begin, min(begin + some, rows)) for begin in range(0, rows, some))
+
+    def run(self) -> Pass:
+        memory: dict[str, Tensor] = {}
+        for span in self.spans():
+
+            def room(name: str, columns: int, rows: int = span.stop - span.start) -> Tensor:
+                if name not in memory:  # the first part is the largest
+                    memory[name] = self.request.hidden.new_empty((rows, columns), dtype=self.request.dtype)
+                return memory[name][:rows]
+
+            self._add(span, room)
+        self.of_layer.finish()
+        return self
+
+    def gradients(self) -> Iterator[Tensor]:
+        """By those of the request's tensors that need one, in the dtype that they want."""
+        of_layer = self.of_layer
+        found = [of_layer.hidden, of_layer.weight, *([] if self.request.bias is None else [of_layer.bias]), *self.others.values()]
+        for value, of, needed in zip(found, self.request.tensors, self.needs, strict=True):
+            if needed:
+                yield value.to((of.grad_dtype if of.is_leaf else None) or of.dtype)  # type: ignore[union-attr]
+
+    def _add(self, span: slice, room: Callable[[str, int], Tensor]) -> None:
+        """The scores of some rows, and what comes of them; then, from the last to the first, the derivatives."""
+        request, cap = self.request, self.request.softcap
+        part = request.part(span)
+        part = part.of([value.detach() for value in part.tensors])
+        rows, classes = sizes(part.batch.rows)
+        number = 1.0 if isinstance(part.tau, Tensor) else part.tau
+        products = x = room("products", classes * request.centres)
+        bent = chosen = None
+        put_scores(part.hidden, self.layer, number if cap is None else 1.0, products)
+        if request.centres > 1:
+            x, chosen = products.view(rows, classes, request.centres).max(-1)
+        if cap is not None:
+            bent = x.div_(cap).tanh_()
+            x = torch.mul(bent, cap / number, out=room("capped", classes))
+        if isinstance(part.tau, Tensor):
+            x.div_(part.tau.to(x.dtype))
+        part = part.with_scores(x)
+        if request.outputs:
+            self.values[1:, span] = torch.stack(composed_outputs(part)).double()
+        of_outputs = self._gradient_of_outputs(part, span)
+        slope = self._move_targets(part)
+        before = x.clone() if self.of_tau and self.in_place else x
+        g = self._gradient_of_loss(part, span, number)
+        if g is None:
+            return
+        if slope is not None:
+            index = part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+            g.scatter_(-1, index, g.gather(-1, index) * slope)
+        if of_outputs is not None:
+            g.add_(of_outputs, alpha=1 / number)
+        if isinstance(part.tau, Tensor):
+            g.div_(part.tau.to(g.dtype))
+        if self.of_tau:
+            moments = torch.linalg.vecdot(before.clamp_min_(torch.finfo(g.dtype).min), g)  # where x is −∞, g is 0
+            _add_to(self.others["τ"], span, -moments.double().unsqueeze(-1))
+        if bent is not None:
+            g.mul_(bent.square_().neg_().add_(1.0))
+        if chosen is not None:
+            g = (
+                products.zero_()
+                .view(rows, classes, request.centres)
+                .scatter_(-1, chosen.unsqueeze(-1), g.unsqueeze(-1))
+                .view_as(products)
+            )
+        self.of_layer.add(part.hidden, g, span.start)
+
+    def _move_targets(self, part: Request) -> Tensor | None:
+        """Gives the scores of labels their margin; what their derivatives are times then, [rows, 1]."""
+        if part.margin is None:
+            return None
+        x, index = part.batch.rows, part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+        cosine = x.gather(-1, index) * part.tau
+        x.scatter_(-1, index, part.margin.moved(cosine) / part.tau)
+        return part.margin.slope(cosine)
+
+    def _gradient_of_loss(self, part: Request, span: slice, tau: float) -> Tensor | None:
+        """∂/∂x of what the losses of a part count, over τ; puts their values where they belong."""
+        batch, how = part.batch, part.how
+        slopes = None if self.slopes is None else self.slopes[0, span]
+        scale = (self.scale if slopes is None else 1.0) / tau
+        if how.double:
+            batch = batch.in_double()
+        if not self.by_kernel or not batch.is_fusible(how):
+            return self._composed_gradient(part, span, slopes, scale)
+        account: dict[str, Any] = {"class_weight": batch.class_weight, "smoothing": batch.smoothing, "scale": scale}
+        if self.in_place:
+            account |= {"square": part.z_loss, "in_place": True}
+        values, g = how.losses(batch.rows, batch.kernel_target(), **account, gradient=self.differentiates)  # type: ignore[misc]
+        self.values[0, span] = values
+        if g is None:
+            return None
+        g = g.to(part.dtype)
+        return g if slopes is None else g.mul_(slopes.to(g.dtype).unsqueeze(-1))
+
+    def _composed_gradient(self, part: Request, span: slice, slopes: Tensor | None, scale: float | Tensor) -> Tensor | None:
+        if not self.differentiates:
+            self.values[0, span] = composed_losses(part)
+            return None
+        options = {name: value for name, value in part.options.items() if isinstance(value, Tensor)}
+        with torch.enable_grad():
+            x, *learnt = (value.detach().requires_grad_() for value in (part.batch.rows, *options.values()))
+            values = composed_losses(part.with_scores(x, dict(zip(options, learnt, strict=True))))
+            weights = torch.ones_like(values) if slopes is None else slopes.to(values.dtype)
+            g, *others = torch.autograd.grad(values, (x, *learnt), weights, allow_unused=True)
+        self.values[0, span] = values.detach()
+        for name, value in zip(options, others, strict=True):
+            if value is not None:
+                _add_to(self.others[name], span, value.double() * (self.scale if slopes is None else 1.0))
+        return torch.zeros_like(x) if g is None else g * scale
+
+    def _gradient_of_outputs(self, part: Request, span: slice) -> Tensor | None:
+        """∂/∂x of what the outputs of a part count."""
+        if self.slopes is None or not part.outputs or not self.differentiates:
+            return None
+        batch, (map, params) = part.batch, part.map
+        x, values = batch.rows, list(class_params(batch, map, params).values())
+        p = compute(map, x, 1.0, None, values)
+        of_p, labels = torch.zeros_like(p), batch.labels
+        total: Tensor | None = None
+        for output, slope in zip(part.outputs, self.slopes[1:, span], strict=True):
+            each = slope.to(p.dtype).unsqueeze(-1)
+            each = each if batch.ignored is None else each.masked_fill(batch.ignored.unsqueeze(-1), 0.0)
+            if output == "entropy":
+                of_p -= torch.where(p > 0, p.log() + 1, 0.0) * each
+            elif map.name == "softmax":
+                total = (-each * p).scatter_add_(-1, labels.unsqueeze(-1), each)  # type: ignore[union-attr]
+            else:
+                likely = p.gather(-1, labels.unsqueeze(-1))  # type: ignore[union-attr]
+                of_p.scatter_add_(-1, labels.unsqueeze(-1), torch.where(likely > 0, each / likely, 0.0))  # type: ignore[union-attr]
+        pulled = pull(map, p, of_p, x if map.uses_scores else None, 1.0, None, values)
+        return pulled if total is None else pulled + total
+
+
+def _add_to(total: Tensor, span: slice, values: Tensor) -> None:
+    """Adds numbers of some rows to one a row, or to one of all."""
+    part = of_rows(total, span)
+    part += values.sum_to_size(part.shape)

@@ -1,0 +1,114 @@
+"""The scores of a linear layer and its derivatives, of some rows at a time: by the native library, or by torch's products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.routing import is_native
+from softmaxima.kernels import native
+from softmaxima.kernels.native import Layer
+
+AT_ONCE = 4096  # classes
+FEW_CLASSES = 512  # of which torch's products are as fast
+
+
+def put_scores(hidden: Tensor, layer: Layer, tau: float, out: Tensor) -> None:
+    """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], in the compute dtype."""
+    if _by_kernels(hidden, layer):
+        native.linear_scores(hidden.to(out.dtype), layer, tau, out)
+        return
+    _put_product(hidden, layer.weight.T, out)
+    if layer.scales is not None:
+        out.mul_(layer.scales.to(out.dtype))
+    if layer.bias is not None:
+        out.add_(layer.bias)
+    if tau != 1.0:
+        out.mul_(1 / tau)
+
+
+def _put_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a b, which is wider than half precision."""
+    if a.dtype == b.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    elif a.is_cuda and a.dtype == b.dtype:
+        out.copy_(torch.mm(a, b, out_dtype=out.dtype))
+    else:
+        torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
+
+
+def _by_kernels(hidden: Tensor, layer: Layer) -> bool:
+    return is_native(hidden) and layer.weight.shape[0] >= FEW_CLASSES and hidden.numel() > 0
+
+
+@dataclass
+class LayerGradients:
+    """Derivatives by a layer and by the rows that are given to it, summed in the compute dtype; None of what is not asked for."""
+
+    layer: Layer
+    hidden: Tensor | None  # [rows, features]
+    weight: Tensor | None  # [classes, features]
+    bias: Tensor | None  # [classes]
+    is_empty: bool = True
+
+    @classmethod
+    def of(cls, hidden: Tensor, layer: Layer, needs: tuple[bool, bool, bool]) -> LayerGradients:
+        """Of all rows; nothing is in them yet."""
+        dtype = COMPUTE_DTYPE[hidden.dtype]
+        empty = lambda x, need: torch.empty_like(x, dtype=dtype) if need and x is not None else None
+        of = (hidden, layer.weight, layer.bias)
+        by_hidden, by_weight, by_bias = (empty(x, need) for x, need in zip(of, needs, strict=True))
+        return cls(layer, by_hidden, by_weight, by_bias)
+
+    def add(self, hidden: Tensor, g: Tensor, begin: int) -> None:
+        """Those of ⟨g, scores before τ⟩ of the rows from `begin` on, g [rows, classes]."""
+        own = None if self.hidden is None else self.hidden[begin : begin + len(hidden)]
+        if _by_kernels(hidden, self.layer):
+            native.linear_backward(
+                hidden.to(g.dtype),
+                self.layer,
+                g,
+                hidden_grad=own,
+                weight_grad=self.weight,
+                bias_grad=self.bias,
+                adds=not self.is_empty,
+            )
+        else:
+            self._add_by_torch(hidden, g, own)
+        self.is_empty = False
+
+    def _add_by_torch(self, hidden: Tensor, g: Tensor, own: Tensor | None) -> None:
+        if self.bias is not None:
+            total = g.sum(0)
+            self.bias.copy_(total if self.is_empty else self.bias + total)
+        if self.layer.scales is not None:
+            g.mul_(self.layer.scales.to(g.dtype))
+        g = g.to(hidden.dtype) if hidden.is_cuda else g  # whose products of halves are sums in float32
+        if own is not None:
+            _put_product(g, self.layer.weight, own)
+        if self.weight is not None and self.is_empty:
+            _put_product(g.T, hidden, self.weight)
+        elif self.weight is not None:
+            _put_product(g.T, hidden, product := torch.empty_like(self.weight))
+            self.weight.add_(product)
+
+    def finish(self) -> None:
+        """After all rows, of which there may have been none."""
+        if self.is_empty:
+            for total in (self.hidden, self.weight, self.bias):
+                if total is not None:
+                    total.zero_()
+        if self.layer.scales is not None and self.weight is not None:
+            self._leave_norms()
+
+    def _leave_norms(self) -> None:
+        """Takes off what would change only the norms s⁻¹ of the weight's rows: G − s²⟨w, G⟩ w, of a block of classes at a time."""
+        scales: Any = self.layer.scales
+        for rows in range(0, len(self.weight), AT_ONCE):  # type: ignore[arg-type]
+            w, total = self.layer.weight[rows : rows + AT_ONCE].to(self.weight.dtype), self.weight[rows : rows + AT_ONCE]  # type: ignore[union-attr,index]
+            along = torch.linalg.vecdot(w, total).double() * scales[rows : rows + AT_ONCE].square()
+            total.addcmul_(w, along.to(w.dtype).unsqueeze(-1), value=-1)

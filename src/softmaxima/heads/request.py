@@ -1,0 +1,159 @@
+"""A loss of a linear layer as it is asked for, and what it comes to by differentiable operations on all scores at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.contract import Map, find_map
+from softmaxima.core.routing import is_native
+from softmaxima.core.tracing import sizes
+from softmaxima.heads.margins import Margin
+from softmaxima.losses._classification import Batch, Evaluation, Loss
+from softmaxima.losses.cross_entropy import cross_entropy
+from softmaxima.losses.fenchel_young import class_params, conjugate
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A loss of the scores x = c·tanh((W h + b)/c)/τ, and the tensors that it is of."""
+
+    loss: Loss
+    options: dict[str, Any]  # of the loss; tensors are [rows, 1] or [1, 1]
+    batch: Batch  # with no scores: its rows are one number, expanded
+    hidden: Tensor  # [rows, features]
+    weight: Tensor  # [classes · centres, features]
+    bias: Tensor | None = None  # [classes]
+    tau: float | Tensor = 1.0  # a tensor is [rows, 1] or [1, 1]
+    softcap: float | None = None
+    z_loss: float = 0.0
+    outputs: tuple[str, ...] = ()
+    rows_at_once: int | None = None
+    unit: bool = False  # whether the rows of W are divided by their norms
+    centres: int = 1  # the score of a class is the largest with its rows of W
+    margin: Margin | None = None  # of cosines τx
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What may learn: hidden, weight, and of bias, τ and the options those that are tensors."""
+        found = (self.hidden, self.weight, self.bias, self.tau, *self.options.values())
+        return [value for value in found if isinstance(value, Tensor)]
+
+    def of(self, tensors: Sequence[Tensor]) -> Request:
+        """The same of other tensors."""
+        rest = iter(tensors)
+        own = {name: _replaced(getattr(self, name), rest) for name in ("hidden", "weight", "bias", "tau")}
+        return replace(self, **own, options={name: _replaced(value, rest) for name, value in self.options.items()})
+
+    def with_scores(self, scores: Tensor, options: dict[str, Any] | None = None) -> Request:
+        """The same of a batch that has scores."""
+        batch = replace(self.batch, rows=scores, given=scores, reduction="none", dtype=torch.float64)
+        return replace(self, batch=batch, options={**self.options, **(options or {})})
+
+    def part(self, span: slice) -> Request:
+        """That of some rows."""
+        of = lambda value: None if value is None else value[span]
+        batch = self.batch
+        soft = None if batch.soft is None else batch.soft[span].to(self.dtype)
+        batch = replace(batch, rows=batch.rows[span], labels=of(batch.labels), soft=soft, ignored=of(batch.ignored))
+        options = {name: of_rows(value, span) for name, value in self.options.items()}
+        return replace(self, batch=batch, hidden=self.hidden[span], tau=of_rows(self.tau, span), options=options)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What scores are computed in."""
+        return COMPUTE_DTYPE[self.hidden.dtype]
+
+    @property
+    def map(self) -> tuple[Map, dict[str, Any]]:
+        """The map of the loss, which has one, and its parameters."""
+        map, params, _ = self.loss.row_form.map(self.loss.name, self.options)  # type: ignore[union-attr]
+        return find_map(map, self.batch.name), params
+
+    @property
+    def how(self) -> Evaluation:
+        """How the loss is made of the batch; raises for options that it does not take."""
+        return self.loss.evaluation(self.batch, **self.options)
+
+    def is_by_kernel(self, needs: list[bool]) -> bool:
+        """Whether a kernel makes the gradient, of those of the tensors that need it."""
+        how, options = self.how, sum(isinstance(value, Tensor) for value in self.options.values())
+        if how.losses is None or any(needs[len(needs) - options :]):
+            return False
+        return self.z_loss == 0 or (how.of_map and is_native(self.hidden))
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether the result is one value a row, and only the backward pass knows what each counts."""
+        return self.batch.reduction == "none" or bool(self.outputs)
+
+
+def _replaced(value: Any, rest: Iterator[Tensor]) -> Any:
+    return next(rest) if isinstance(value, Tensor) else value
+
+
+def of_rows(value: Any, span: slice) -> Any:
+    """Those numbers of a tensor [rows, 1] that are of some rows; anything else as it is."""
+    return value[span] if isinstance(value, Tensor) and sizes(value)[0] > 1 else value
+
+
+def compose(request: Request) -> Tensor:
+    """The reduced loss in the dtype of hidden, or [1 + outputs, rows] in the compute dtype."""
+    dtype, tau, cap = request.dtype, request.tau, request.softcap
+    weight = request.weight.to(dtype)
+    scores = torch.mm(request.hidden.to(dtype), (normalize(weight, dim=-1) if request.unit else weight).T)
+    if request.centres > 1:
+        scores = scores.unflatten(-1, (-1, request.centres)).amax(-1)
+    scores = scores if request.bias is None else scores + request.bias.to(dtype)
+    scores = scores if cap is None else (scores / cap).tanh() * cap
+    scores = scores / (tau.to(dtype) if isinstance(tau, Tensor) else tau)
+    outputs = composed_outputs(request.part(slice(None)).with_scores(scores))
+    if request.margin is not None:
+        index = request.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+        scores = scores.scatter(-1, index, request.margin.moved(scores.gather(-1, index) * tau) / tau)
+    values = composed_losses(request.part(slice(None)).with_scores(scores))
+    if request.is_of_rows:
+        return torch.stack([value.to(dtype) for value in (values, *outputs)])
+    return replace(request.batch, dtype=request.hidden.dtype).reduce(values)
+
+
+def composed_losses(part: Request) -> Tensor:
+    """The losses [rows] of a batch with scores, in float64."""
+    batch, how = part.batch, part.how
+    values = how.composite((batch.in_double() if how.double else batch).in_range()).double()
+    if part.z_loss == 0:
+        return values
+    map, params = part.map
+    z = batch.scores.double()
+    wide: dict[str, Any] = {
+        name: v.double() if isinstance(v, Tensor) else v for name, v in class_params(batch, map, params).items()
+    }
+    squares = part.z_loss * conjugate(map, z, map(z, **wide), wide).square()
+    if part.loss.row_form.fenchel:  # type: ignore[union-attr]
+        squares = batch.weigh(squares)
+    else:
+        squares = batch.weighted_expectation(squares.unsqueeze(-1).expand(sizes(z)))
+    return values + (squares if batch.ignored is None else squares.masked_fill(batch.ignored, 0.0))
+
+
+def composed_outputs(part: Request) -> list[Tensor]:
+    """What is asked for beside the loss, [rows] each, 0 in rows that are ignored."""
+    if not part.outputs:
+        return []
+    batch, (map, params) = part.batch, part.map
+    p = map(batch.scores, **params)
+    found: list[Tensor] = []
+    for output in part.outputs:
+        if output == "entropy":
+            found.append(torch.special.entr(p).sum(-1))
+        elif map.name == "softmax":
+            found.append(-cross_entropy(batch.scores, batch.labels, reduction="none"))
+        else:
+            found.append(p.gather(-1, batch.labels.unsqueeze(-1)).squeeze(-1).log())  # type: ignore[union-attr]
+    return found if batch.ignored is None else [value.masked_fill(batch.ignored, 0.0) for value in found]

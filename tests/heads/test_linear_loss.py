@@ -1,0 +1,412 @@
+"""The losses of a linear layer in parts, against the same losses of all scores at once in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import softmaxima as sm
+from conftest import normal
+
+INF = math.inf
+
+# (what linear_loss is given, the function, its options, the map with its parameters)
+LOSSES: tuple[tuple[Any, str, dict[str, Any], str, dict[str, Any]], ...] = (
+    ("cross_entropy", "cross_entropy", {}, "softmax", {}),
+    ("sparsemax", "sparsemax_loss", {}, "sparsemax", {}),
+    ("entmax15", "entmax15_loss", {}, "entmax15", {}),
+    (("entmax", 1.3), "entmax_loss", {"alpha": 1.3}, "entmax", {"alpha": 1.3}),
+    (("elastic", 0.5), "elastic_cross_entropy", {"beta": 0.5}, "elastic_softmax", {"beta": 0.5}),
+    (("sparse_softmax", 5), "sparse_softmax_loss", {"k": 5}, "topk_softmax", {"k": 5}),
+    (("sparse_softmax", {"p": 0.9}), "sparse_softmax_loss", {"p": 0.9}, "topp_softmax", {"p": 0.9}),
+    ("soft_accuracy", "soft_accuracy_loss", {}, "softmax", {}),
+    ("surrogate", "surrogate_loss", {}, "softmax", {}),
+    (
+        ("eps_cross_entropy", {"map": "sparsemax", "eps": 1e-3}),
+        "eps_cross_entropy",
+        {"map": "sparsemax", "eps": 1e-3},
+        "sparsemax",
+        {},
+    ),
+    ("normmax", "fenchel_young_loss", {"map": "normmax"}, "normmax", {"alpha": 2.0}),
+)
+OF_A_CONJUGATE = ("cross_entropy", "sparsemax_loss", "entmax15_loss", "entmax_loss", "elastic_cross_entropy", "fenchel_young_loss")
+# Of gradients that are sums of products of numbers of that dtype, relative to the largest: float32 sums of 600 products, and
+# roundings of the inputs' dtype.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
+def conjugate(map: str, params: dict[str, Any], x: Tensor) -> Tensor:
+    """V(x) = ⟨p, x⟩ − Ω(p), whose gradient is p."""
+    found = sm.find_map(map)
+    p = found.reference(x.detach(), **params)
+    return (p * x).sum(-1) - found.regulariser(p, **params)  # type: ignore[misc]
+
+
+def literal(subject: Any, x: Tensor, y: Tensor, z: float, reduction: str, weight: Tensor | None, smoothing: float) -> Tensor:
+    """The loss of scores x [rows, classes] in float64, with z·V(x)² before the weight of each row."""
+    _, name, options, map, params = subject
+    shared = {"weight": weight, "label_smoothing": smoothing}
+    rows = getattr(sm, name)(x, y, reduction="none", **shared, **options)
+    classes, ones = x.shape[-1], torch.ones(len(x), dtype=x.dtype)
+    kept = ones if y.is_floating_point() else (y >= 0).to(x.dtype)
+    hit = y if y.is_floating_point() else torch.nn.functional.one_hot(y.clamp_min(0), classes).to(x.dtype)
+    smoothed = hit * (1 - smoothing) + smoothing / classes
+    each = torch.ones(classes, dtype=x.dtype) if weight is None else weight
+    counts = ((smoothed if "cross_entropy" in name else hit if smoothing and not y.is_floating_point() else smoothed) * each).sum(
+        -1
+    )
+    if z:
+        rows = rows + kept * counts * z * conjugate(map, params, x).square()
+    if reduction == "none":
+        return rows
+    if reduction == "sum":
+        return rows.sum()
+    return rows.sum() / (len(x) if y.is_floating_point() else (kept * each[y.clamp_min(0)]).sum())
+
+
+@given(data=st.data())
+def test_every_loss_and_option_is_that_of_all_scores(data: st.DataObject):
+    draw = data.draw
+    subject = draw(st.sampled_from(LOSSES), "loss")
+    dtype = draw(st.sampled_from([torch.float64, torch.float32]), "dtype")
+    n, classes, features = draw(st.integers(1, 9)), draw(st.sampled_from([6, 97, 600, 1030])), draw(st.sampled_from([1, 7, 32, 70]))
+    reduction, soft = draw(st.sampled_from(["mean", "sum", "none"])), draw(st.booleans(), "soft")
+    softcap, tau = draw(st.sampled_from([None, 2.5]), "softcap"), draw(st.sampled_from([1.0, 0.7, "one", "rows"]), "tau")
+    z = draw(st.sampled_from([0.0, 0.03]), "z") if subject[1] in OF_A_CONJUGATE else 0.0
+    smoothing = draw(st.sampled_from([0.0, 0.2]), "smoothing")
+    chunk = draw(st.sampled_from(["auto", 1, 4]), "chunk")
+    hidden = normal(n, features, seed=1).requires_grad_()
+    weight = normal(classes, features, seed=2, scale=features**-0.5).requires_grad_()
+    bias = normal(classes, seed=3).requires_grad_() if draw(st.booleans(), "bias") else None
+    class_weight = torch.linspace(0.1, 2, classes, dtype=torch.float64) if draw(st.booleans(), "class weight") else None
+    if tau == "rows":
+        tau = torch.linspace(0.5, 2, n, dtype=torch.float64).requires_grad_()
+    elif tau == "one":
+        tau = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    y: Tensor = normal(n, classes, seed=4).softmax(-1)
+    if not soft:
+        y = y.argmax(-1)
+        y[n // 2 :: 3] = -100
+        y[0] = classes - 1
+
+    learning = [v for v in (hidden, weight, bias, tau) if isinstance(v, Tensor)]
+    narrow = {id(v): v.detach().to(dtype).requires_grad_() for v in learning}
+    of = lambda v: narrow.get(id(v), v)
+    found = sm.linear_loss(
+        of(hidden),
+        of(weight),
+        y if not soft else y.to(dtype),
+        loss=subject[0],
+        bias=of(bias),
+        temperature=of(tau),
+        softcap=softcap,
+        z_loss=z,
+        label_smoothing=smoothing,
+        class_weight=None if class_weight is None else class_weight.to(dtype),
+        reduction=reduction,
+        chunk=chunk,
+    )
+    x = torch.nn.functional.linear(hidden, weight, bias)
+    x = x if softcap is None else softcap * (x / softcap).tanh()
+    x = x / (tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau)
+    expected = literal(subject, x, y, z, reduction, class_weight, smoothing)
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    slope = normal(*expected.shape, seed=5)
+    slopes = torch.autograd.grad(found, list(narrow.values()), slope.to(dtype))
+    for a, b in zip((found, *slopes), (expected, *torch.autograd.grad(expected, learning, slope)), strict=True):
+        size = max(1.0, float(b.detach().abs().max()))
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=TOLERANCE[dtype] * size)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("subject", LOSSES[:4], ids=lambda subject: str(subject[0]))
+def test_half_precision_is_that_of_its_numbers_in_float64(subject: Any, half: torch.dtype):
+    hidden, weight = (
+        normal(20, 32, seed=1, dtype=half).requires_grad_(),
+        normal(700, 32, seed=2, scale=0.2, dtype=half).requires_grad_(),
+    )
+    y = torch.arange(20) * 35
+    found = sm.linear_loss(hidden, weight, y, loss=subject[0], chunk=6)
+    wide = [v.detach().double().requires_grad_() for v in (hidden, weight)]
+    expected = getattr(sm, subject[1])(wide[0] @ wide[1].T, y, **subject[2])
+    assert found.dtype == half
+    for a, b in zip(
+        (found, *torch.autograd.grad(found, (hidden, weight))), (expected, *torch.autograd.grad(expected, wide)), strict=True
+    ):
+        assert a.dtype == half
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=TOLERANCE[half] * max(1e-3, float(b.detach().abs().max())))
+
+
+def test_gradients_of_half_precision_are_sums_in_float32_and_go_to_float32_where_the_weight_wants_it():
+    hidden, y = torch.ones(4096, 8, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.long)
+    weight = torch.nn.Parameter(torch.zeros(600, 8, dtype=torch.bfloat16))
+    weight.grad_dtype = torch.float32  # type: ignore[attr-defined]
+    sm.linear_loss(hidden, weight, y, reduction="sum").backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    # A sum of 4096 equal numbers stops growing at 256 of them in bfloat16.
+    torch.testing.assert_close(weight.grad[1:].double(), torch.full((599, 8), 4096 / 600, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("subject", [LOSSES[0], LOSSES[1], LOSSES[4]], ids=lambda subject: str(subject[0]))
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_derivatives_are_those_of_finite_differences_twice(subject: Any, reduction: str):
+    inputs = [normal(3, 4, seed=1), normal(7, 4, seed=2), normal(7, seed=3)]
+    inputs = [x.requires_grad_() for x in inputs]
+
+    def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return sm.linear_loss(hidden, weight, torch.tensor([0, 6, -100]), loss=subject[0], bias=bias, reduction=reduction, softcap=3.0)
+
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("option", ["one", "rows"])
+def test_options_of_a_loss_learn(option: str):
+    hidden, weight, y = normal(6, 4, seed=1), normal(600, 4, seed=2), torch.arange(6)
+    beta = torch.full(() if option == "one" else (6,), 0.3, dtype=torch.float64, requires_grad=True)
+    alpha = torch.full_like(beta, 1.4).requires_grad_()
+    each = (lambda v: v) if option == "one" else (lambda v: v.unsqueeze(-1))
+    for loss, parameter in (("elastic", beta), ("entmax", alpha)):
+        found = sm.linear_loss(hidden, weight, y, loss=(loss, parameter), chunk=4)
+        expected = {
+            "elastic": lambda: sm.elastic_cross_entropy(hidden @ weight.T, y, beta=each(beta)),
+            "entmax": lambda: sm.entmax_loss(hidden @ weight.T, y, alpha=each(alpha)),
+        }[loss]()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(v, parameter)[0] for v in (found, expected)))
+
+
+@pytest.mark.parametrize("subject", [*LOSSES[:6], LOSSES[10]], ids=lambda subject: str(subject[0]))
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_log_probabilities_and_entropies_come_with_gradients(subject: Any, reduction: str):
+    hidden, weight = normal(7, 5, seed=1).requires_grad_(), normal(600, 5, seed=2).requires_grad_()
+    x = hidden @ weight.T / 0.8
+    y = x.detach().topk(2).indices[:, 1].clone()
+    y[3] = -100
+    found = sm.linear_loss(
+        hidden, weight, y, loss=subject[0], temperature=0.8, reduction=reduction, outputs=("log_prob", "entropy"), chunk=3
+    )
+    p = sm.find_map(subject[3])(x, **subject[4])
+    kept = y >= 0
+    chosen = p.gather(-1, y.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    log_prob = torch.where(kept & (chosen > 0), chosen.where(chosen > 0, 1.0).log(), torch.where(kept, -INF, 0.0))
+    entropy = torch.where(kept, torch.special.entr(p).sum(-1), 0.0)
+    for a, b in (
+        (found.loss, getattr(sm, subject[1])(x, y, reduction=reduction, **subject[2])),
+        (found.log_prob, log_prob),
+        (found.entropy, entropy),
+    ):
+        torch.testing.assert_close(a, b)
+    finite = log_prob.detach() > -INF
+    slopes = [
+        torch.autograd.grad(found.loss.sum() + 2 * found.log_prob[finite].sum() - found.entropy.sum(), v, retain_graph=True)[0]
+        for v in (hidden, weight)
+    ]
+    whole = getattr(sm, subject[1])(x, y, reduction=reduction, **subject[2]).sum() + 2 * log_prob[finite].sum() - entropy.sum()
+    for a, b in zip(slopes, torch.autograd.grad(whole, (hidden, weight)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("called", ["cross_entropy", "sparsemax"])
+def test_masked_classes_ignored_rows_and_rows_of_nan(called: str):
+    hidden, weight = normal(5, 4, seed=1).requires_grad_(), normal(700, 4, seed=2).requires_grad_()
+    bias = torch.zeros(700, dtype=torch.float64)
+    bias[5:] = -INF
+    y = torch.tensor([0, 4, -100, 2, 1])
+    found = sm.linear_loss(hidden, weight, y, loss=called, bias=bias, z_loss=0.01)
+    found.backward()
+    assert weight.grad is not None
+    assert hidden.grad is not None
+    assert found.isfinite()
+    assert (weight.grad[5:] == 0).all()
+    assert (hidden.grad[2] == 0).all()
+    with torch.no_grad():
+        hidden[3] = math.nan
+    weight.grad = hidden.grad = None
+    rows = sm.linear_loss(hidden, weight, y, loss=called, reduction="none")
+    assert rows.isnan().tolist() == [False, False, False, True, False]
+    rows[:3].sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad[:3].isfinite().all()
+    assert sm.linear_loss(hidden, weight, torch.tensor([0, -100, -100, -100, -100]), loss=called).isfinite()
+
+
+def test_no_rows_and_no_rows_that_count():
+    weight = normal(700, 4, seed=1, dtype=torch.float32).requires_grad_()
+    for hidden, y in ((torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)), (torch.ones(2, 4), torch.tensor([-100, -100]))):
+        found = sm.linear_loss(hidden.requires_grad_(), weight, y)
+        assert found.isnan()
+        slopes = torch.autograd.grad(found, (hidden, weight))
+        assert all((slope == 0).all() for slope in slopes)
+        assert sm.linear_loss(hidden, weight, y, reduction="sum") == 0
+        assert sm.linear_loss(hidden, weight, y, reduction="none").shape == y.shape
+
+
+def test_shapes_are_those_of_the_target():
+    hidden, weight, y = normal(2, 3, 4, seed=1), normal(9, 4, seed=2), torch.tensor([[0, 1, 2], [3, 4, 8]])
+    rows = sm.linear_loss(hidden, weight, y, reduction="none", outputs="entropy")
+    assert rows.loss.shape == rows.entropy.shape == (2, 3)
+    assert rows.log_prob is None
+    torch.testing.assert_close(sm.linear_loss(hidden[1, 2], weight, y[1, 2]), rows.loss[1, 2])
+    temperature = torch.tensor([[1.0], [2.0]])
+    torch.testing.assert_close(
+        sm.linear_loss(hidden, weight, y, temperature=temperature, reduction="none")[1],
+        sm.linear_loss(hidden[1], weight, y[1], temperature=2.0, reduction="none"),
+    )
+
+
+def test_gradients_accumulate_and_can_be_asked_for_again():
+    hidden, weight, y = normal(5, 4, seed=1), torch.nn.Parameter(normal(700, 4, seed=2)), torch.arange(5)
+    loss = sm.linear_loss(hidden, weight, y, loss="sparsemax")
+    loss.backward(retain_graph=True)
+    assert weight.grad is not None
+    once = weight.grad.clone()
+    weight.grad.mul_(0)
+    (3 * loss).backward(retain_graph=True)
+    torch.testing.assert_close(weight.grad, 3 * once)
+    loss.backward()
+    torch.testing.assert_close(weight.grad, 4 * once)
+    (sm.linear_loss(hidden, weight, y, loss="sparsemax") / 4).backward()
+    torch.testing.assert_close(weight.grad, 4.25 * once)
+
+
+def test_what_does_not_learn_gets_no_gradient():
+    hidden, weight, y = normal(5, 4, seed=1).requires_grad_(), normal(700, 4, seed=2), torch.arange(5)
+    sm.linear_loss(hidden, weight, y).backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+    with torch.no_grad():
+        assert not sm.linear_loss(hidden, weight, y).requires_grad
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"loss": "sparsemax", "reduction": "none"}, {"loss": "entmax15", "outputs": "entropy"}], ids=str
+)
+def test_a_compiled_function_is_the_same_without_a_break(options: dict[str, Any]):
+    hidden, weight, y = normal(5, 4, seed=1).requires_grad_(), normal(700, 4, seed=2).requires_grad_(), torch.arange(5)
+
+    def function(hidden: Tensor, weight: Tensor) -> Tensor:
+        found = sm.linear_loss(hidden, weight, y, chunk=2, **options)
+        return (found.loss + found.entropy.sum()) if isinstance(found, tuple) else found.sum()
+
+    found, expected = torch.compile(function, fullgraph=True)(hidden, weight), function(hidden, weight)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(v, (hidden, weight)) for v in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast_computes_in_float32():
+    hidden, weight, y = torch.ones(5, 4), normal(700, 4, seed=2, dtype=torch.float32).requires_grad_(), torch.arange(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = sm.linear_loss(hidden.bfloat16(), weight, y)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, sm.linear_loss(hidden.bfloat16().float(), weight, y))
+
+
+def test_transforms_and_forward_mode():
+    hidden, weight, y = normal(3, 4, seed=1), normal(7, 4, seed=2), torch.arange(3)
+    function = lambda hidden: sm.linear_loss(hidden, weight, y, loss="entmax15")
+    expected = lambda hidden: sm.entmax15_loss(hidden @ weight.T, y)
+    for transform in (torch.func.grad, torch.func.jacfwd, torch.func.hessian):
+        torch.testing.assert_close(transform(function)(hidden), transform(expected)(hidden))
+
+
+def test_the_module_learns_ties_and_saves():
+    embedding = torch.nn.Embedding(700, 4)
+    head = sm.LinearLoss(4, 700, loss=("elastic", torch.nn.Parameter(torch.tensor(0.5))), tie_weight=embedding.weight, bias=True)
+    assert head.weight is embedding.weight
+    assert {name for name, _ in head.named_parameters()} == {
+        "weight",
+        "bias",
+        "loss_options.beta",
+    }
+    head(torch.ones(3, 4), torch.arange(3)).backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())
+    other = copy.deepcopy(head)
+    other.load_state_dict(head.state_dict())
+    torch.testing.assert_close(other(torch.ones(3, 4), torch.arange(3)), head(torch.ones(3, 4), torch.arange(3)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "says"),
+    [
+        ((torch.ones(2, 3), torch.ones(5, 4), torch.zeros(2).long()), {}, ValueError, r"weight must be \(classes, 3\)"),
+        ((torch.ones(2, 3), torch.ones(3, 5), torch.zeros(2).long()), {}, ValueError, r"call weight.T"),
+        ((torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long()), {}, TypeError, r"as hidden is"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.tensor([0, 5])), {}, IndexError, "target 5 is out of range for 5 classes"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(3).long()), {}, ValueError, r"class indices of shape \(2,\)"),
+        ((torch.ones(2, 3).long(), torch.ones(5, 3), torch.zeros(2).long()), {}, TypeError, "hidden must be float64"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"loss": "softmaks"}, ValueError, "did you mean 'softmax'"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"loss": 3}, TypeError, "loss must be the name"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"loss": "arcface"}, ValueError, "take MarginSoftmax"),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"loss": ("entmax", 0.5)},
+            ValueError,
+            "alpha must be at least 1",
+        ),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"loss": ("sparsemax", 2)}, TypeError, "takes no option"),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"loss": "sparse_softmax"},
+            ValueError,
+            "exactly one of k and p",
+        ),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"bias": torch.ones(4)}, ValueError, "each of the 5 classes"),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"temperature": 0.0},
+            ValueError,
+            "temperature must be positive",
+        ),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"temperature": torch.ones(3)},
+            ValueError,
+            "broadcast to target's",
+        ),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"softcap": -1}, ValueError, "softcap must be"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"z_loss": -1.0}, ValueError, "z_loss must be"),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"z_loss": 0.1, "loss": "soft_accuracy"},
+            ValueError,
+            "z_loss needs",
+        ),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"chunk": 0}, ValueError, "chunk must be"),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"outputs": "perplexity"},
+            ValueError,
+            "outputs must be one of",
+        ),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.ones(2, 5) / 5),
+            {"outputs": "log_prob"},
+            ValueError,
+            "target holds probabilities",
+        ),
+        (
+            (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
+            {"class_weight": torch.ones(4)},
+            ValueError,
+            "of the 5 classes",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_told_in_a_sentence(arguments: Any, options: dict[str, Any], error: type[Exception], says: str):
+    with pytest.raises(error, match=r"^\w+: ") as raised:
+        sm.linear_loss(*arguments, **options)
+    assert raised.match(says)
