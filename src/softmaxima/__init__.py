@@ -57,7 +57,11 @@ else:
             entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
         """,
-        "heads": "LinearLoss LinearOutputs MarginSoftmax linear_loss margin_softmax_loss",
+        "heads": """
+            FrequencySampler InBatchSampler InBatchSoftmax LearnedSampler LinearLoss LinearOutputs LogUniformSampler
+            MarginSoftmax NoiseContrastive SampledSoftmax Sampler StreamingFrequency UniformSampler UnigramSampler
+            in_batch_softmax_loss linear_loss margin_softmax_loss noise_contrastive_loss sampled_softmax_loss
+        """,
         "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
         "integrations": "AttentionReplacement Classifier replace_attention",
     }

@@ -165,7 +165,8 @@ def test_derivatives_are_those_of_finite_differences_twice(subject: Any, reducti
     inputs = [x.requires_grad_() for x in inputs]
 
     def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return sm.linear_loss(hidden, weight, torch.tensor([0, 6, -100]), loss=subject[0], bias=bias, reduction=reduction, softcap=3.0)
+        labels = torch.tensor([0, 6, -100])
+        return sm.linear_loss(hidden, weight, labels, loss=subject[0], bias=bias, reduction=reduction, softcap=3.0)
 
     assert gradcheck(function, inputs)
     assert gradgradcheck(function, inputs)

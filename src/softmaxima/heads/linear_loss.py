@@ -16,7 +16,9 @@ from softmaxima.core.modules import OptionsModule, WithOptions
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_number, check_positive, nearest
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.heads.arguments import check_bias, check_hidden, check_weight
+from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
+from softmaxima.heads.labelled import as_rows
 from softmaxima.heads.request import Request
 from softmaxima.losses._classification import REGISTRY, Loss, prepare
 
@@ -108,9 +110,7 @@ def linear_loss(
         outputs=outputs,
         bias=check_bias(name, bias, layer),
         tau=check_value(name, "temperature", temperature, *TEMPERATURE),
-        softcap=None
-        if softcap is None
-        else check_positive(name, "softcap", softcap),
+        softcap=None if softcap is None else check_positive(name, "softcap", softcap),
         z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
     )
 
@@ -267,8 +267,8 @@ class LinearLoss(WithOptions, nn.Module):
     >>> import torch, softmaxima as sm
     >>> embedding = torch.nn.Embedding(10, 4)
     >>> head = sm.LinearLoss(4, 10, loss="entmax15", tie_weight=embedding.weight)
-    >>> head(torch.zeros(2, 4), torch.tensor([3, 7])).item()  # of equal scores
-    1.2226
+    >>> round(head(torch.zeros(2, 4), torch.tensor([3, 7])).item(), 4)  # of equal scores
+    0.9117
     """
 
     def __init__(
@@ -309,6 +309,11 @@ class LinearLoss(WithOptions, nn.Module):
     def forward(self, hidden: Tensor, target: Tensor) -> Any:
         loss = (self.loss.name, self.loss_options.options)
         return linear_loss(hidden, self.weight, target, loss=loss, bias=self.bias, **self.options)
+
+    def predict(self, hidden: Tensor, k: int = 1) -> Tensor:
+        """The k classes of the largest scores, (…, k), the best first; no array of scores is larger than 64 MiB."""
+        name = type(self).__name__
+        return best_classes(name, as_rows(name, hidden, self.weight, self.bias, 1.0), k)
 
 
 class Held(OptionsModule):

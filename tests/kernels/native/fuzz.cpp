@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "kernels.h"
@@ -69,6 +70,8 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaKept>> kept;
     std::vector<Kernel<SoftmaximaQuantized>> quantized;
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
+    std::vector<Kernel<SoftmaximaLinear>> linear;
+    std::vector<Kernel<SoftmaximaLinearBackward>> linear_backward;
     std::vector<Kernel<SoftmaximaAttention>> attention;
     std::vector<Kernel<SoftmaximaAttentionBackward>> attention_backward;
 
@@ -83,6 +86,8 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaKept*)) { kept.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaQuantized*)) { quantized.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaLinear*)) { linear.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaLinearBackward*)) { linear_backward.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaAttention*)) { attention.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaAttentionBackward*)) { attention_backward.push_back({name, run}); }
 };
@@ -319,6 +324,7 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     for (int64_t& each : labels) each = below(problem.n + 1) - 1;
     Bytes soft(size_t(hard ? 0 : problem.scores() * SIZE[problem.dtype]));
     for (int64_t i = 0; !hard && i < problem.scores(); ++i) put(soft, problem.dtype, i, chance(0.5) ? 0.0 : 1.0 / double(problem.n));
+    const double square = chance(0.3) ? 0.1 : 0.0;
     std::vector<double> weight(size_t(weighted ? problem.n : 0));
     for (double& each : weight) each = choose({0.0, 0.5, 2.0});
     std::vector<Bytes> outputs(2);
@@ -332,6 +338,7 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
                                   smoothing,
                                   scale,
                                   fenchel,
+                                  square,
                                   reinterpret_cast<double*>(outputs[0].data()),
                                   with_gradient ? outputs[1].data() : nullptr,
                                   {}});
@@ -346,7 +353,14 @@ Problem wide_problem() {
 
 void call_loss(const Kernel<SoftmaximaLoss>& kernel) {
     Problem problem(false);
-    call_any_loss(kernel.name, problem, [&](const SoftmaximaLoss& loss) { return kernel.run(&loss); });
+    const bool in_place = problem.inner == 1 && problem.contiguous() && chance(0.5);
+    call_any_loss(kernel.name, problem, [&](SoftmaximaLoss loss) {
+        if (in_place && loss.out && !problem.x.empty()) {
+            std::memcpy(loss.out, problem.x.data(), problem.x.size());
+            loss.rows.x = loss.out;
+        }
+        return kernel.run(&loss);
+    });
 }
 
 void call_given_loss(const Kernel<SoftmaximaGivenLoss>& kernel) {
@@ -650,6 +664,71 @@ void call_attention_backward(const Kernels& kernels, const Kernel<SoftmaximaAtte
     });
 }
 
+// A linear layer, of scores that are g for its derivatives.
+struct LinearProblem {
+    Problem rows{false};  // of which only the dtype counts
+    int64_t count = 1 + below(140), classes = choose<int64_t>({1, 2, 95, 96, 97, 193, 400}), features = choose<int64_t>({1, 3, 16, 63, 64, 65, 513});
+    Bytes hidden, weight, bias, scores;
+    std::vector<double> scales;
+
+    LinearProblem() {
+        if (count * classes * features > 2'000'000) count = 1 + below(9);
+        const double zeros = choose({0.0, 0.9, 0.99, 1.0});
+        for (auto [bytes, size, dtype] : {std::tuple{&hidden, count * features, computed()},
+                                          {&weight, classes * features, rows.dtype},
+                                          {&bias, chance(0.5) ? classes : 0, rows.dtype},
+                                          {&scores, count * classes, computed()}}) {
+            bytes->resize(size_t(size * SIZE[dtype]));
+            for (int64_t i = 0; i < size; ++i) put(*bytes, dtype, i, bytes == &scores && chance(zeros) ? 0.0 : normal());
+        }
+        scales.resize(size_t(chance(0.5) ? classes : 0));
+        for (double& each : scales) each = std::exp(normal());
+    }
+
+    int64_t computed() const { return rows.dtype == 0 ? 0 : 1; }
+
+    SoftmaximaLinear call(int64_t threads, const void* at) const {
+        return {rows.dtype,
+                count,
+                classes,
+                features,
+                threads,
+                hidden.data(),
+                weight.data(),
+                scales.empty() ? nullptr : scales.data(),
+                bias.empty() ? nullptr : bias.data(),
+                1.0,
+                const_cast<void*>(at)};
+    }
+};
+
+void call_linear(const Kernel<SoftmaximaLinear>& kernel) {
+    const LinearProblem problem;
+    std::vector<Bytes> outputs(1, Bytes(size_t(problem.count * problem.classes * SIZE[problem.computed()])));
+    const double tau = choose({1.0, 0.5});
+    twice(kernel.name, problem.rows, outputs, [&](int64_t threads) {
+        SoftmaximaLinear call = problem.call(threads, outputs[0].data());
+        call.tau = tau;
+        return kernel.run(&call);
+    });
+    for (int64_t i = 0; i < problem.count * problem.classes; ++i)
+        if (std::isnan(get(outputs[0], problem.computed(), i))) fail(kernel.name, problem.rows, "is NaN");
+}
+
+void call_linear_backward(const Kernel<SoftmaximaLinearBackward>& kernel) {
+    const LinearProblem problem;
+    std::vector<Bytes> outputs;
+    for (const int64_t numbers : {problem.count * problem.features, problem.classes * problem.features, problem.classes})
+        outputs.emplace_back(size_t((chance(0.8) ? numbers : 0) * SIZE[problem.computed()]));
+    twice(kernel.name, problem.rows, outputs, [&](int64_t threads) {
+        SoftmaximaLinearBackward call{};
+        call.linear = problem.call(threads, problem.scores.data());
+        void** to[] = {&call.hidden_grad, &call.weight_grad, &call.bias_grad};
+        for (size_t i = 0; i < 3; ++i) *to[i] = outputs[i].empty() ? nullptr : outputs[i].data();
+        return kernel.run(&call);
+    });
+}
+
 void fuzz(const Kernels& kernels, int64_t rounds) {
     for (int64_t round = 0; round < rounds; ++round) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
@@ -665,6 +744,8 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.kept) call_kept(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.quantized) call_quantized(kernel, round % 25 == 0);
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
+        for (const auto& kernel : kernels.linear) call_linear(kernel);
+        for (const auto& kernel : kernels.linear_backward) call_linear_backward(kernel);
         for (const auto& kernel : kernels.attention) call_attention(kernels, kernel);
         for (const auto& kernel : kernels.attention_backward) call_attention_backward(kernels, kernel);
     }

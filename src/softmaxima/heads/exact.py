@@ -1,0 +1,55 @@
+"""The softmax of a linear layer over all of its classes, in parts that stay small: its logarithms, and the best classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.numbers import check_count
+from softmaxima.core.tracing import sizes
+from softmaxima.heads.labelled import HELD, Rows, slices, unrounded
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
+
+
+def exact_log_prob(rows: Rows) -> Any:
+    """[..., classes]."""
+    with unrounded(rows.hidden):
+        parts = [rows.part(some) for some in slices(sizes(rows.hidden)[0], _at_once(rows))]
+        found = [LOG_SOFTMAX(_all_scores(part)).to(rows.dtype) for part in parts]
+        return rows.result(torch.cat(found), (*rows.shape, rows.classes))
+
+
+@torch.no_grad()
+def best_classes(name: str, rows: Rows, k: int) -> Tensor:
+    """The k classes of the largest scores, [..., k], the best first."""
+    k = check_count(name, "k", k)
+    if k > rows.classes:
+        raise ValueError(f"{name}: k must be at most {rows.classes}, the number of classes, got {k}")
+    found = []
+    with unrounded(rows.hidden):
+        for some in slices(sizes(rows.hidden)[0], 1024):
+            part = rows.part(some)
+            height, features = sizes(part.hidden)
+            best = index = None
+            for classes in slices(rows.classes, max(k, HELD // (part.hidden.element_size() * max(height, features, 1)))):
+                value, place = part.scores(classes).topk(min(k, classes.stop - classes.start))
+                place = place + classes.start
+                if best is not None and index is not None:
+                    value, order = torch.cat((best, value), -1).topk(min(k, classes.stop))
+                    place = torch.cat((index, place), -1).gather(-1, order)
+                best, index = value, place
+            found.append(index)
+    return torch.cat(found).reshape(*rows.shape, k)
+
+
+def _at_once(rows: Rows) -> int:
+    return max(1, HELD // (rows.hidden.element_size() * max(1, rows.classes)))
+
+
+def _all_scores(rows: Rows) -> Tensor:
+    height, features = sizes(rows.hidden)
+    held = HELD // (rows.hidden.element_size() * max(1, height, features))
+    found = [rows.scores(classes) for classes in slices(rows.classes, max(1, held))]
+    return found[0] if len(found) == 1 else torch.cat(found, -1)

@@ -1,0 +1,97 @@
+"""What heads have that train with negatives: the layer, its sampler, and the exact softmax for everything but training."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import check_value
+from softmaxima.core.modules import WithOptions
+from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_flag, check_int
+from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.heads.exact import best_classes, exact_log_prob
+from softmaxima.heads.labelled import as_rows
+from softmaxima.heads.linear_loss import linear_loss
+from softmaxima.heads.samplers import as_sampler
+from softmaxima.losses._classification import REDUCTIONS
+
+
+class SamplingHead(WithOptions, nn.Module, ABC):
+    """A linear layer whose loss draws negatives in training mode. Subclasses name the function that is this loss."""
+
+    function: Callable[..., Any]
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        samples: int,
+        sampler: Any,
+        *,
+        bias: bool,
+        generator: Randomness,
+        device: Any,
+        dtype: Any,
+        shared: bool,
+        sparse: bool,
+        temperature: float | Tensor,
+        ignore_index: int,
+        reduction: str,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
+        self.samples, self.sampler = check_count(name, "samples", samples), as_sampler(name, sampler, classes)
+        self.generator = as_torch_generator(name, generator)
+        self.weight = nn.Parameter(torch.empty(classes, in_features, device=device, dtype=dtype))
+        has_bias = check_flag(name, "bias", bias)
+        self.bias = nn.Parameter(torch.empty(classes, device=device, dtype=dtype)) if has_bias else None
+        self.hold(
+            temperature=check_value(name, "temperature", temperature, *TEMPERATURE),
+            shared=check_flag(name, "shared", shared),
+            sparse=check_flag(name, "sparse", sparse),
+            ignore_index=check_int(name, "ignore_index", ignore_index),
+            reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
+            **options,
+        )
+        if isinstance(self.sampler, nn.Module) and device is not None:
+            self.sampler.to(device)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As of `nn.Linear`: uniform within ±1/√in_features."""
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                parameter.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
+        own = self.options
+        if not self.training:
+            shared = {key: own[key] for key in ("temperature", "ignore_index", "reduction")}
+            return linear_loss(hidden, self.weight, target, bias=self.bias, **shared)
+        observe = getattr(self.sampler, "observe", None)
+        if observe is not None:
+            observe(target[target != own["ignore_index"]])
+        drawing = {"samples": self.samples, "sampler": self.sampler, "generator": self.generator}
+        return type(self).function(hidden, self.weight, target, bias=self.bias, **drawing, **own)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log softmax over all classes, (…, classes), in nats."""
+        return exact_log_prob(as_rows(type(self).__name__, hidden, self.weight, self.bias, self.options["temperature"]))
+
+    def predict(self, hidden: Tensor, k: int = 1) -> Tensor:
+        """The k classes of the largest scores, (…, k), the best first."""
+        name = type(self).__name__
+        return best_classes(name, as_rows(name, hidden, self.weight, self.bias, self.options["temperature"]), k)
+
+    def extra_repr(self) -> str:
+        own = f"{self.in_features}, {self.classes}, samples={self.samples}, bias={self.bias is not None}"
+        sampler = "" if isinstance(self.sampler, nn.Module) else f", sampler={type(self.sampler).__name__}"
+        return f"{own}{sampler}, {super().extra_repr()}"
