@@ -58,9 +58,10 @@ else:
             surrogate_loss
         """,
         "heads": """
-            FrequencySampler InBatchSampler InBatchSoftmax LearnedSampler LinearLoss LinearOutputs LogUniformSampler
-            MarginSoftmax NoiseContrastive SampledSoftmax Sampler StreamingFrequency UniformSampler UnigramSampler
-            in_batch_softmax_loss linear_loss margin_softmax_loss noise_contrastive_loss sampled_softmax_loss
+            AdaptiveSoftmax FrequencySampler HierarchicalSoftmax InBatchSampler InBatchSoftmax LearnedSampler LinearLoss
+            LinearOutputs LogUniformSampler MarginSoftmax NoiseContrastive SampledSoftmax Sampler StreamingFrequency
+            TopClasses Tree UniformSampler UnigramSampler in_batch_softmax_loss linear_loss margin_softmax_loss
+            noise_contrastive_loss sampled_softmax_loss
         """,
         "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
         "integrations": "AttentionReplacement Classifier replace_attention",

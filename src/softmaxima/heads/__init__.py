@@ -1,6 +1,9 @@
 """Large output layers: losses of a linear layer that never hold its scores, and heads that look at a part of the classes."""
 
+from softmaxima.heads.adaptive import AdaptiveSoftmax
+from softmaxima.heads.factored import TopClasses
 from softmaxima.heads.frequencies import StreamingFrequency
+from softmaxima.heads.hierarchical import HierarchicalSoftmax
 from softmaxima.heads.in_batch import InBatchSoftmax, in_batch_softmax_loss
 from softmaxima.heads.linear_loss import LinearLoss, LinearOutputs, linear_loss
 from softmaxima.heads.margin_softmax import MarginSoftmax, margin_softmax_loss
@@ -15,9 +18,12 @@ from softmaxima.heads.samplers import (
     UniformSampler,
     UnigramSampler,
 )
+from softmaxima.heads.trees import Tree
 
 __all__ = [
+    "AdaptiveSoftmax",
     "FrequencySampler",
+    "HierarchicalSoftmax",
     "InBatchSampler",
     "InBatchSoftmax",
     "LearnedSampler",
@@ -29,6 +35,8 @@ __all__ = [
     "SampledSoftmax",
     "Sampler",
     "StreamingFrequency",
+    "TopClasses",
+    "Tree",
     "UniformSampler",
     "UnigramSampler",
     "in_batch_softmax_loss",

@@ -582,7 +582,7 @@ class Layer(NamedTuple):
 
 
 def linear_scores(hidden: Tensor, layer: Layer, tau: float, out: Tensor) -> None:
-    """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], hidden [rows, features] contiguous, both as the layer is computed in."""
+    """out = (s ⊙ (hidden weightᵀ) + bias)/τ [rows, classes], as the layer is computed in, and so is hidden [rows, features]."""
     run(find_function("linear_scores"), LINEAR(*layer.fields(hidden, out, tau)))
 
 
