@@ -209,7 +209,7 @@ class AdaptiveSoftmax(FactoredHead):
         if kept is not None:
             states, labels = states[kept], labels[kept]
         states = states.to(dtype)
-        rank = labels if self.rank is None else self.rank[labels]
+        rank = (labels if self.rank is None else self.rank[labels]).contiguous()
         starts = torch.tensor(self.cutoffs, dtype=torch.long, device=rank.device)
         cluster = torch.bucketize(rank, starts, right=True)  # 0 of the short list
         place = rank.where(cluster == 0, self._short - 1 + cluster)
