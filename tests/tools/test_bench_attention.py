@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.bench import attention
+from softmaxima.bench.memory import peak_memory
 from softmaxima.cli import main
 from softmaxima.report.attention import cells, made_with, markdown
 from softmaxima.report.attention_figures import picture
@@ -87,7 +88,7 @@ def test_errors_come_before_any_work(arguments: tuple[str, ...], words: str, cap
 
 
 def test_memory_is_less_than_the_scores_take() -> None:
-    peak = attention._memory(attention.OURS, 1024)
+    peak = peak_memory(attention._both_passes, attention.OURS, 1024)
     assert 0 < peak < 4 * attention.HEADS * 1024**2
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -22,6 +21,7 @@ import softmaxima as sm
 from softmaxima.attn.linear import CHUNK
 from softmaxima.bench.clocks import clock_of, measure
 from softmaxima.bench.machine import commit, machine, versions
+from softmaxima.bench.memory import peak_memory
 from softmaxima.bench.peers import missing
 from softmaxima.bench.subjects import DIRECTIONS, Direction
 from softmaxima.bench.workers import describe
@@ -145,7 +145,7 @@ def bench(
     for length in memory:
         for name in (OURS, TORCH, LINEAR):
             starting(f"memory of {name} at {length}")
-            found[f"{name} {length}"] = _memory(name, length)
+            found[f"{name} {length}"] = peak_memory(_both_passes, name, length)
     return Benchmark(
         results, found, date.today().isoformat(), commit(), machine(device), versions(device), str(dtype).removeprefix("torch.")
     )
@@ -261,29 +261,14 @@ def _check(case: Case, dtype: torch.dtype, device: str, of_length: Callable[[int
     return float((p.detach() != 0).double().mean()), far / TOLERANCE[dtype]
 
 
-def _memory(name: str, length: int) -> float:
-    """Bytes at the peak of a forward and a backward pass in a process of its own, less those before."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_peak, (name, length))
-
-
-def _peak(name: str, length: int) -> float:
+def _both_passes(name: str, length: int) -> Callable[[], Any]:
+    """A forward and a backward pass of softmax, which have been made on a little."""
     case = Case("softmax", length, length, False, "forward+backward")
     given = problem(case, torch.float32, "cpu")
     attend = scaled_dot_product_attention if name == TORCH else _attend("softmax" if name == OURS else name)
-    small = Case("softmax", 16, 16, False, "forward+backward")
-    _run(attend, problem(small, torch.float32, "cpu"), small)  # what is loaded at the first call
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
-    before = _resident("VmRSS")
-    _run(attend, given, case)
-    return _resident("VmHWM") - before
-
-
-def _resident(what: str) -> float:
-    """Bytes of this process in memory, now (VmRSS) or at the most (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith(what))
+    small = replace(case, queries=16, keys=16)
+    _run(attend, problem(small, torch.float32, "cpu"), small)
+    return lambda: _run(attend, given, case)
 
 
 def write(benchmark: Benchmark, path: Path) -> None:
