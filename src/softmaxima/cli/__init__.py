@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from softmaxima.cli.bench import bench
 from softmaxima.cli.bench_attention import bench_attention
+from softmaxima.cli.bench_heads import bench_heads
 from softmaxima.cli.compare import compare
 from softmaxima.cli.compare_attention import compare_attention
 from softmaxima.cli.lse import lse
@@ -33,7 +34,8 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 COMMANDS = {
-    command.__name__.replace("_", "-"): command for command in (compare, compare_attention, predict, bench, bench_attention, lse)
+    command.__name__.replace("_", "-"): command
+    for command in (compare, compare_attention, predict, bench, bench_attention, bench_heads, lse)
 }
 for command in COMMANDS.values():
     app.command(command)
