@@ -5,6 +5,7 @@ A loss turns a `Batch` into one value a row; `Batch` says what the target's expe
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -652,13 +653,20 @@ class Loss:
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that the loss has of its own, defaults filled in."""
-        known = inspect.signature(self.function).parameters.values()
-        own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
+        own, takes_more = _own_options(self.function)
         unknown = options.keys() - own.keys()
-        if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
+        if unknown and not takes_more:
             takes = ", ".join(own) or "none"
             raise TypeError(f"{self.name}: unknown option {', '.join(sorted(unknown))}; this loss takes: {takes}")
         return {**own, **options}
+
+
+@functools.cache
+def _own_options(function: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """(the options that a loss has of its own, with their defaults; whether it takes any others)."""
+    known = inspect.signature(function).parameters.values()
+    own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
+    return own, any(p.kind is p.VAR_KEYWORD for p in known)
 
 
 REGISTRY: dict[str, Loss] = {}
