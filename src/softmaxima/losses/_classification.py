@@ -5,7 +5,6 @@ A loss turns a `Batch` into one value a row; `Batch` says what the target's expe
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -576,6 +575,14 @@ class Loss:
     zero_at_target: bool = False  # L = 0 where p = y
     row_form: RowForm | None = None  # how it is made of rows in parts, None where it is not
     on_cosines: bool = False
+    own_options: dict[str, Any] = field(init=False, repr=False)  # with their defaults
+    takes_any: bool = field(init=False, repr=False)  # whether it takes others too, which are a map's
+
+    def __post_init__(self) -> None:
+        known = inspect.signature(self.function).parameters.values()
+        own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
+        object.__setattr__(self, "own_options", own)
+        object.__setattr__(self, "takes_any", any(p.kind is p.VAR_KEYWORD for p in known))
 
     def in_parts(
         self,
@@ -653,20 +660,12 @@ class Loss:
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that the loss has of its own, defaults filled in."""
-        own, takes_more = _own_options(self.function)
+        own = self.own_options
         unknown = options.keys() - own.keys()
-        if unknown and not takes_more:
+        if unknown and not self.takes_any:
             takes = ", ".join(own) or "none"
             raise TypeError(f"{self.name}: unknown option {', '.join(sorted(unknown))}; this loss takes: {takes}")
         return {**own, **options}
-
-
-@functools.cache
-def _own_options(function: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """(the options that a loss has of its own, with their defaults; whether it takes any others)."""
-    known = inspect.signature(function).parameters.values()
-    own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
-    return own, any(p.kind is p.VAR_KEYWORD for p in known)
 
 
 REGISTRY: dict[str, Loss] = {}
