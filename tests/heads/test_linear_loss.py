@@ -128,6 +128,34 @@ def test_every_loss_and_option_is_that_of_all_scores(data: st.DataObject):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=TOLERANCE[dtype] * size)
 
 
+@pytest.mark.parametrize("subject", LOSSES[:8] + LOSSES[9:], ids=lambda subject: str(subject[0]))
+@pytest.mark.parametrize("soft", [False, True])
+def test_some_classes_at_a_time_are_as_all(subject: Any, soft: bool):
+    hidden, weight, bias = normal(5, 6, seed=1), normal(103, 6, seed=2, scale=0.4), normal(103, seed=3)
+    inputs = [x.requires_grad_() for x in (hidden, weight, bias)]
+    y: Tensor = normal(5, 103, seed=4).softmax(-1)
+    if not soft:
+        y = y.argmax(-1)
+        y[2] = -100
+    if soft and subject[0] == "normmax":
+        return  # whose regulariser does not add up over parts
+    class_weight = torch.linspace(0.1, 2, 103, dtype=torch.float64)
+    for reduction in ("mean", "none"):
+        options = {
+            "loss": subject[0],
+            "bias": bias,
+            "temperature": 0.8,
+            "softcap": 3.0,
+            "class_weight": class_weight,
+            "reduction": reduction,
+        }
+        found, expected = (sm.linear_loss(hidden, weight, y, chunk=chunk, **options) for chunk in ((3, 40), "auto"))
+        torch.testing.assert_close(found, expected)
+        slope = normal(*expected.shape, seed=5)
+        for a, b in zip(*(torch.autograd.grad(v, inputs, slope) for v in (found, expected)), strict=True):
+            torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("subject", LOSSES[:4], ids=lambda subject: str(subject[0]))
 def test_half_precision_is_that_of_its_numbers_in_float64(subject: Any, half: torch.dtype):

@@ -109,6 +109,7 @@ class Given(NamedTuple):
     z_loss: float
     outputs: str
     rows_at_once: int  # 0 for as many as memory is for
+    classes_at_once: int  # 0 for all
     unit: bool
     centres: int
     margin: Sequence[float]  # of none empty
@@ -133,6 +134,7 @@ class Given(NamedTuple):
             z_loss=request.z_loss,
             outputs=" ".join(request.outputs),
             rows_at_once=request.rows_at_once or 0,
+            classes_at_once=request.classes_at_once or 0,
             unit=request.unit,
             centres=request.centres,
             margin=list(request.margin or ()),
@@ -169,6 +171,7 @@ class Given(NamedTuple):
             z_loss=self.z_loss,
             outputs=tuple(self.outputs.split()),
             rows_at_once=self.rows_at_once or None,
+            classes_at_once=self.classes_at_once or None,
             unit=self.unit,
             centres=self.centres,
             margin=Margin(*self.margin) if self.margin else None,

@@ -52,7 +52,7 @@ def linear_loss(
     class_weight: Tensor | None = None,
     reduction: str = "mean",
     z_loss: float = 0.0,
-    chunk: int | str = "auto",
+    chunk: int | tuple[int, int] | str = "auto",
     outputs: str | Sequence[str] = (),
 ) -> Any:
     """A loss of the scores `x = c·tanh((W h + b)/c)/τ` of a linear layer, without ever holding them for all rows, in nats.
@@ -69,7 +69,9 @@ def linear_loss(
         softcap: c > 0; None leaves the scores as they are.
         ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`.
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
-        chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU.
+        chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
+            a time too, where not even the scores of a few rows are to be held: in float64, and with the scores computed anew for
+            each pass over them, three at least.
         outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
 
     Returns:
@@ -140,6 +142,7 @@ def ask(
     classes, rows = vectors // centres, hidden.reshape(math.prod(shape), features)
     scores = rows.new_zeros((), dtype=COMPUTE_DTYPE[rows.dtype]).expand(sizes(rows)[0], classes)
     flat = _flat_target(name, target, hidden, classes)
+    rows_at_once, classes_at_once = _check_chunk(name, chunk)
     request = Request(
         loss=found,
         options={key: _one_a_row(name, key, value, hidden) for key, value in options.items()},
@@ -149,7 +152,8 @@ def ask(
         bias=None if bias is None else bias.contiguous(),
         tau=_number(_one_a_row(name, "temperature", tau, hidden)),
         outputs=_check_outputs(name, outputs),
-        rows_at_once=None if chunk == "auto" else check_count(name, "chunk", chunk),
+        rows_at_once=rows_at_once,
+        classes_at_once=classes_at_once,
         centres=centres,
         **more,
     )
@@ -238,9 +242,31 @@ def _check_outputs(name: str, outputs: Any) -> tuple[str, ...]:
     return tuple(check_choice(name, "outputs", output, OUTPUTS) for output in asked)
 
 
+def _check_class_parts(name: str, request: Request) -> None:
+    """What classes at a time do not have."""
+    learns = [value for value in (request.tau, *request.options.values()) if isinstance(value, Tensor) and value.requires_grad]
+    more = {"z_loss": request.z_loss, "outputs": request.outputs, "a temperature or an option that learns": learns}
+    more |= {"cosines": request.unit, "a form in parts of rows": request.loss.row_form is None}
+    for what, asked in more.items():
+        if asked:
+            said = f"{request.loss.name} has no form in parts of rows" if "form" in what else f"{what} takes whole rows"
+            raise ValueError(f"{name}: {said}; give chunk as a number of rows")
+
+
+def _check_chunk(name: str, chunk: Any) -> tuple[int | None, int | None]:
+    """(rows at a time, classes at a time), None for as many as memory is for, and for all."""
+    if isinstance(chunk, str) and chunk == "auto":
+        return None, None
+    if isinstance(chunk, (tuple, list)) and len(chunk) == 2:
+        return check_count(name, "chunk[0]", chunk[0]), check_count(name, "chunk[1]", chunk[1])
+    return check_count(name, "chunk", chunk), None
+
+
 def _check(name: str, request: Request) -> None:
     """What only the loss itself can say of its options, and of what else is asked for."""
     _ = request.how
+    if request.classes_at_once is not None:
+        _check_class_parts(name, request)
     form = request.loss.row_form
     if request.outputs and (form is None or request.map[0].properties.logarithmic):
         raise ValueError(

@@ -11,6 +11,7 @@ from torch import Tensor
 from softmaxima.core.routing import is_native
 from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
+from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, put_scores
 from softmaxima.heads.request import Request, composed_losses, composed_outputs, of_rows
 from softmaxima.kernels.native import Layer
@@ -56,7 +57,8 @@ class Pass:
         """The rows of each part, as many as memory is for."""
         request = self.request
         rows, classes = sizes(request.batch.rows)
-        copies = 1 if self.in_place else 3 if self.by_kernel else 10
+        classes = request.classes_at_once or classes
+        copies = 12 if request.classes_at_once else 1 if self.in_place else 3 if self.by_kernel else 10
         copies += (request.softcap is not None) + self.of_tau + 4 * len(request.outputs)
         copies += request.centres + 2 if request.centres > 1 else 0
         room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
@@ -91,6 +93,10 @@ class Pass:
         part = request.part(span)
         part = part.of([value.detach() for value in part.tensors])
         rows, classes = sizes(part.batch.rows)
+        if request.classes_at_once is not None:
+            weights = self.scale if self.slopes is None else self.slopes[0, span].double().unsqueeze(-1)
+            self.values[0, span] = add_part(part, span.start, self.layer, self.of_layer, weights if self.differentiates else None)
+            return
         number = 1.0 if isinstance(part.tau, Tensor) else part.tau
         products = x = room("products", classes * request.centres)
         bent = chosen = None

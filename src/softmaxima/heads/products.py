@@ -81,6 +81,16 @@ class LayerGradients:
             self._add_by_torch(hidden, g, own)
         self.is_empty = False
 
+    def add_classes(self, hidden: Tensor, g: Tensor, begin: int, classes: slice) -> None:
+        """The same of some classes, g [rows, those]; all of a row's are added before it is no more empty."""
+        of = lambda value: None if value is None else value[classes]
+        layer = Layer(self.layer.weight[classes], of(self.layer.bias), of(self.layer.scales))
+        own = None if self.hidden is None else torch.empty_like(self.hidden[: len(hidden)])
+        LayerGradients(layer, own, of(self.weight), of(self.bias), self.is_empty).add(hidden, g, 0)
+        if self.hidden is not None and own is not None:
+            rows = self.hidden[begin : begin + len(hidden)]
+            rows.copy_(own if classes.start == 0 else rows + own)
+
     def _add_by_torch(self, hidden: Tensor, g: Tensor, own: Tensor | None) -> None:
         if self.bias is not None:
             total = g.sum(0)

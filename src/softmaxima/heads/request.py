@@ -35,6 +35,7 @@ class Request:
     z_loss: float = 0.0
     outputs: tuple[str, ...] = ()
     rows_at_once: int | None = None
+    classes_at_once: int | None = None
     unit: bool = False  # whether the rows of W are divided by their norms
     centres: int = 1  # the score of a class is the largest with its rows of W
     margin: Margin | None = None  # of cosines τx

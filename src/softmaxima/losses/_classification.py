@@ -23,13 +23,13 @@ from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule
 from softmaxima.core.numbers import check_choice, check_int, check_number
-from softmaxima.core.parts import Anew, again, as_given, in_parts, merged
+from softmaxima.core.parts import again, as_given, in_parts
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
-from softmaxima.losses._parts import RowForm, bind, merge_targets
+from softmaxima.losses._parts import RowForm, bind
 
 REDUCTIONS = ("mean", "sum", "none")
 SHARED = ("weight", "ignore_index", "reduction", "label_smoothing")  # options of all losses
@@ -630,7 +630,7 @@ class Loss:
                     _check_soft(name, part.x, y, ignore_index)  # type: ignore[arg-type]
                 yield part, y, None if weights is None else weights[places(part)]  # type: ignore[misc]
 
-        targets = merged((own.begin(*chunk) for chunk in chunks()), merge_targets, name)
+        targets = own.targets(chunks)
         counted = torch.ones_like(targets.weight) if soft else (labels != ignore_index).unsqueeze(-1)  # type: ignore[union-attr]
         if not soft and not bool((targets.labels == counted).all()):
             wrong = labels[(targets.labels != counted).squeeze(-1)].flatten()[0]  # type: ignore[index]
@@ -640,15 +640,8 @@ class Loss:
             )
         if soft and own.form.fenchel:
             check_sums(name, targets.mass.squeeze(-1))
-        state = rows.state(Anew(lambda: (own.part(part, y) for part, y, _ in chunks())))
-        if own.form.of_p is None:
-            value = own.value(state, targets)
-            slopes = [own.gradient(*chunk, state, targets) for chunk in chunks()]
-        else:
-            of_p = [(own.part(part, y), *own.of_p(part, y, w, state)) for part, y, w in chunks()]
-            value = torch.stack([loss for _, loss, _ in of_p]).sum(0).squeeze(-1)
-            sums = merged((rows.begin_pull(part, g, state) for part, _, g in of_p), rows.merge_pull, name)
-            slopes = [rows.pull(part, g, state, sums)[0] for part, _, g in of_p]
+        value, gradients = own.evaluate(chunks, targets)
+        slopes = list(gradients)
         scale = 1.0
         if reduction == "mean":
             total = float((counted if soft or weights is None else targets.weight).sum())

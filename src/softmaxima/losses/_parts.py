@@ -8,7 +8,7 @@ Most losses are Σ_c s_c (V − x_c), s = w ⊙ y, or V + Ω(y) − ⟨y, x⟩ a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from softmaxima.core.blocks import Part, State, places
 from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.parts import InParts, in_parts
+from softmaxima.core.parts import Anew, InParts, in_parts, merged
 from softmaxima.core.tracing import sizes
 
 # (the loss's name and options) → (a map, its parameters, the options that are left)
@@ -35,6 +35,9 @@ class RowForm:
     map: FindMap
     fenchel: bool = False
     of_p: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+Chunk = tuple[Part, Tensor, Tensor | None]  # a part, its targets, and the weights of its classes
 
 
 class Targets(NamedTuple):
@@ -120,6 +123,21 @@ class LossInParts:
         if self.rows.map.properties.additive_regulariser:
             return omega(y, **self.rows.params)
         return hit.any(-1) * omega(y.new_ones((*y.shape[:-1], 1)), **self.rows.params)
+
+    def targets(self, chunks: Callable[[], Iterable[Chunk]]) -> Targets:
+        """Those of all parts."""
+        return merged((self.begin(*chunk) for chunk in chunks()), merge_targets, self.name)
+
+    def evaluate(self, chunks: Callable[[], Iterable[Chunk]], targets: Targets) -> tuple[Tensor, Iterator[Tensor]]:
+        """(the loss of each row [...], ∂/∂x of each part of their sum), of what each call of `chunks` gives anew."""
+        rows = self.rows
+        state = rows.state(Anew(lambda: (self.part(part, y) for part, y, _ in chunks())))
+        if self.form.of_p is None:
+            return self.value(state, targets), (self.gradient(*chunk, state, targets) for chunk in chunks())
+        of_p = lambda: ((self.part(part, y), *self.of_p(part, y, weight, state)) for part, y, weight in chunks())
+        value = sum(loss for _, loss, _ in of_p())
+        sums = merged((rows.begin_pull(part, g, state) for part, _, g in of_p()), rows.merge_pull, self.name)
+        return value.squeeze(-1), (rows.pull(part, g, state, sums)[0] for part, _, g in of_p())  # type: ignore[union-attr]
 
     def value(self, state: State, targets: Targets) -> Tensor:
         """The loss of each row [...], for a loss of V."""
