@@ -8,12 +8,13 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention bench bench-attention test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp clean
+.PHONY: help compare compare-attention bench bench-attention bench-heads test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
 	@echo "make bench     measure every map, loss and sum beside torch, entmax and scipy, for benchmarks/cpu.json and the README"
 	@echo "make bench-attention  measure attention beside torch's, for benchmarks/attention-cpu.json and docs/attention.md"
+	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
 	@echo "make test      run the tests, each property on a few examples"
 	@echo "make test-all  run those too that take long, and each property on many examples"
@@ -45,6 +46,11 @@ bench: $(INSTALLED)-test
 bench-attention: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-attention --json benchmarks/attention-cpu.json
 	$(BIN)/python docs/update.py attention
+
+bench-heads: $(INSTALLED)-test
+	$(BIN)/softmaxima bench-heads --json benchmarks/heads-cpu.json
+	$(BIN)/softmaxima bench-heads --dtype bfloat16 --json benchmarks/heads-cpu-bfloat16.json
+	$(BIN)/python docs/update.py heads
 
 compare-attention: $(INSTALLED)-report
 	$(BIN)/python docs/update.py compare-attention

@@ -4,6 +4,7 @@ maps         the tables of the maps and of their parameters, from what each stat
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
+heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 precision    errors of logsumexp in units in the last place                                            make logsumexp
@@ -33,6 +34,7 @@ import plotly.graph_objects as go
 import torch
 
 from softmaxima.bench.attention import read as read_attention
+from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
@@ -52,6 +54,7 @@ from softmaxima.report import attention as attention_report
 from softmaxima.report import bench as bench_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
+from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report.attention_figures import picture as attention_picture
@@ -155,6 +158,12 @@ def attention_blocks() -> Blocks:
     return {"bench-attention": f"{picture}\n\n{attention_report.markdown(benchmark)}"}
 
 
+def heads_blocks() -> Blocks:
+    """The tables of the last benchmarks of heads."""
+    found = [read_heads(ROOT / "benchmarks" / f"heads-{name}.json") for name in ("cpu", "cpu-bfloat16")]
+    return {"bench-heads": heads_report.markdown(*found)}
+
+
 def compare_attention_blocks() -> Blocks:
     """Train, write the numbers, draw what a head looks at, and give the tables."""
     settings, tasks = AttentionSettings(), [text_task(read_text(None)), digits_task()]
@@ -226,6 +235,7 @@ COMMANDS = {
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,
     "attention": attention_blocks,
+    "heads": heads_blocks,
     "compare-attention": compare_attention_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,
