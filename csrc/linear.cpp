@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "products.h"
+#include "bfloat16_products.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -17,9 +17,11 @@ constexpr int64_t SELDOM = 24;              // so many products of a zero cost a
 
 template <class C>
 struct Workspace {
-    Array<C> panels, sums;  // of all threads
-    Array<C> weight, tile;  // of a block of classes
-    Array<int32_t> places;  // of numbers that are not 0
+    Array<C> panels, sums;        // of all threads
+    Array<C> weight, tile;        // of a block of classes
+    Array<int32_t> places;        // of numbers that are not 0
+    Array<uint16_t> rows, pairs;  // of bfloat16, of a block
+    Array<uint16_t> hidden;       // and of all threads
 
     static Workspace& of_this_thread() {
         static thread_local Workspace workspace;
@@ -32,6 +34,9 @@ struct Workspace {
         weight.release_if_large();
         tile.release_if_large();
         places.release_if_large();
+        rows.release_if_large();
+        pairs.release_if_large();
+        hidden.release_if_large();
     }
 };
 
@@ -121,21 +126,44 @@ void product_with_exact_panels(Left<C> a, const C* panels, int64_t begin, int64_
     }
 }
 
+// Whether products are of bfloat16 numbers: hidden states are such, and the gradients by scores are rounded to be.
+template <class T>
+bool is_of_bfloat16(const SoftmaximaLinear& call, int64_t multiple) {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        if (!has_bfloat16_products() || call.scales || call.features % multiple != 0) return false;
+        const uint32_t* bits = static_cast<const uint32_t*>(call.hidden);
+        uint32_t beyond = 0;
+        for (int64_t i = 0; i < call.rows * call.features; ++i) beyond |= bits[i] & 0xffff;
+        return beyond == 0;
+    }
+    return false;
+}
+
 template <class T>
 bool score(const SoftmaximaLinear& call, T*) {
     using C = compute_t<T>;
     const int64_t rows = call.rows, classes = call.classes, features = call.features, width = round_up(rows, LANES<C>);
     Workspace<C>& own = Workspace<C>::of_this_thread();
-    C* panels = own.panels.at_least(width * features);
-    if (!panels) return false;
-    pack_exactly(static_cast<const C*>(call.hidden), rows, features, panels);
+    const C* hidden = static_cast<const C*>(call.hidden);
+    const bool in_pairs = is_of_bfloat16<T>(call, 2);
+    C* panels = in_pairs ? nullptr : own.panels.at_least(width * features);
+    uint16_t* pairs = in_pairs ? own.hidden.at_least(width * features) : nullptr;
+    if (!panels && !pairs) return false;
+    if (in_pairs) {
+        for (int64_t j = 0; j < width; ++j)
+            for (int64_t k = 0; k < features; ++k) pairs[(k - k % 2) * width + 2 * j + k % 2] = j < rows ? upper_half(hidden[j * features + k]) : uint16_t(0);
+    } else {
+        pack_exactly(hidden, rows, features, panels);
+    }
     const int64_t blocks = (classes + CLASSES - 1) / CLASSES;
     const bool done = share_tasks<C>(blocks, team_size(call.threads, nanoseconds(call)), [&](int64_t task, Workspace<C>& memory) {
         const int64_t first = task * CLASSES, some = minimum(CLASSES, classes - first);
-        const C* weight = widened(static_cast<const T*>(call.weight) + first * features, some * features, memory.weight);
+        const T* given = static_cast<const T*>(call.weight) + first * features;
+        const C* weight = in_pairs ? nullptr : widened(given, some * features, memory.weight);
         C* tile = memory.tile.at_least(CLASSES * width);
-        if (!weight || !tile) return false;
-        for (int64_t k = 0; k < features; k += DEPTH) {
+        if ((!weight && !in_pairs) || !tile) return false;
+        if (in_pairs) product_of_pairs<false>(given, features, pairs, 2 * width, some, features / 2, width, tile, width);
+        for (int64_t k = 0; !in_pairs && k < features; k += DEPTH) {
             const Left<C> left{weight + k, features, 1};
             const int64_t deep = minimum(DEPTH, features - k);
             if (k == 0) {
@@ -221,7 +249,15 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
     Workspace<C>& own = Workspace<C>::of_this_thread();
     const C* hidden = static_cast<const C*>(linear.hidden);
     C* sums = own.sums.at_least(slices * size + 1);
-    if (!sums) return false;
+    const bool in_pairs = is_of_bfloat16<T>(linear, LANES<C>);
+    uint16_t* hidden_pairs = own.hidden.at_least(in_pairs ? (rows + 1) / 2 * 2 * features : 1);
+    if (!sums || !hidden_pairs) return false;
+    for (int64_t r = 0; in_pairs && r < rows; ++r)
+        for (int64_t k = 0; k < features; ++k) {
+            uint16_t* pair = hidden_pairs + (r / 2 * features + k) * 2;
+            pair[r % 2] = upper_half(hidden[r * features + k]);
+            if (r % 2 == 0) pair[1] = 0;  // until there is another row
+        }
     const int team = team_size(linear.threads, 2 * nanoseconds(linear));
     bool done = share_tasks<C>(slices * parts, team, [&](int64_t task, Workspace<C>& memory) {
         const int64_t slice = task / parts, from = task % parts * FEATURES, some = minimum(FEATURES, features - from);
@@ -239,8 +275,9 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
             const double* scales = linear.scales ? linear.scales + first : nullptr;
             const int64_t found = g.find(places, most);
             const T* given = static_cast<const T*>(linear.weight) + first * features;
-            const C* weight = size && found != 0 ? widened(given, count * features, memory.weight) : nullptr;
-            if (size && found != 0 && !weight) return false;
+            const bool widens = size && (found > 0 || (found < 0 && !in_pairs));
+            const C* weight = widens ? widened(given, count * features, memory.weight) : nullptr;
+            if (widens && !weight) return false;
             if (bias_grad) {
                 double totals[CLASSES] = {};
                 for (int64_t r = 0; r < rows; ++r)
@@ -260,6 +297,23 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
             transposed<C>(g.g, g.row, rows, count, [=](int64_t c, int64_t r, Vector<C> value, int64_t) __attribute__((always_inline)) {
                 store(scales ? value * C(scales[c]) : value, tile + c * width + r);
             });
+            if (in_pairs) {
+                uint16_t *rounded = memory.rows.at_least(CLASSES * width), *pairs = memory.pairs.at_least(CLASSES * FEATURES);
+                if (!rounded || !pairs) return false;
+                if (size) {
+                    round_rows(g.g, g.row, rows, count, CLASSES, rounded);
+                    interleave_rows(given + from, features, count, some, pairs);
+                    product_of_pairs<true>(rounded, CLASSES, pairs, 2 * some, rows, (count + 1) / 2, some, to, features);
+                }
+                if (!weight_grad) continue;
+                round_rows(tile, width, count, width, width, rounded);
+                if (call.adds) {
+                    product_of_pairs<true>(rounded, width, hidden_pairs + 2 * from, 2 * features, count, (rows + 1) / 2, some, weight_grad, features);
+                } else {
+                    product_of_pairs<false>(rounded, width, hidden_pairs + 2 * from, 2 * features, count, (rows + 1) / 2, some, weight_grad, features);
+                }
+                continue;
+            }
             if (size) product_of_any<true>(Left<C>{tile, 1, width}, weight + from, features, rows, count, some, to, features);
             if (!weight_grad) continue;
             const Left<C> left{tile, width, 1};

@@ -59,7 +59,7 @@ class Pass:
         rows, classes = sizes(request.batch.rows)
         classes = request.classes_at_once or classes
         copies = 12 if request.classes_at_once else 1 if self.in_place else 3 if self.by_kernel else 10
-        copies += (request.softcap is not None) + self.of_tau + 4 * len(request.outputs)
+        copies += (request.softcap is not None) + self.of_tau + 8 * bool(request.outputs)
         copies += request.centres + 2 if request.centres > 1 else 0
         room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
         most = MOST_ROWS if classes > MOST_ROWS else room
