@@ -65,7 +65,7 @@ def linear_loss(
             and its first option, ("entmax", 1.3), ("elastic", -1.0), ("sparse_softmax", 50), or a dict of its options. Options that
             are tensors may require grad.
         bias: b (classes).
-        temperature: τ > 0, a number or a tensor that broadcasts to target's shape (…); a tensor may require grad.
+        temperature: τ > 0, a number or a tensor that broadcasts to (…, 1); a tensor may require grad.
         softcap: c > 0; None leaves the scores as they are.
         ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`.
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
@@ -83,7 +83,8 @@ def linear_loss(
 
     Scores and all sums are in float32, or in float64 where hidden is. Of bfloat16 hidden states and weights the gradient by the
     scores is rounded to bfloat16 before its products, as torch's is, where the processor multiplies such numbers. The gradient by a
-    weight is rounded to its `grad_dtype`, which is its dtype unless it was set. Second derivatives, torch.func and forward mode hold all scores at once.
+    weight is rounded to its `grad_dtype`, which is its dtype unless it was set. Second derivatives, torch.func and forward mode hold
+    all scores at once.
 
     Cost: for N rows, V classes and D features 2NVD operations for the scores and 4NVD for the gradients, next to nothing for those
     of a sparse loss once few p are not 0. With reduction="none" or `outputs` the backward pass computes the scores again. Memory:
@@ -221,11 +222,12 @@ def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:
     """A tensor as [rows, 1], or [1, 1] where it is one of all; anything else as it is."""
     if not isinstance(value, Tensor):
         return value
-    value, shape = check_device(name, what, value, hidden), sizes(hidden)[:-1]
+    value, shape = check_device(name, what, value, hidden), (*sizes(hidden)[:-1], 1)
     if value.numel() == 1:
         return value.reshape(1, 1)
     if not broadcasts(value, shape):
-        raise ValueError(f"{name}: {what} must be a number, or broadcast to target's shape {shape}, got shape {sizes(value)}")
+        repair = f"; call {what}.unsqueeze(-1)" if broadcasts(value, shape[:-1]) else ""
+        raise ValueError(f"{name}: {what} must be a number, or broadcast to {shape}, one a row, got shape {sizes(value)}{repair}")
     return value.expand(shape).reshape(-1, 1)
 
 

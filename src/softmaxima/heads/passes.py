@@ -63,7 +63,10 @@ class Pass:
         copies += request.centres + 2 if request.centres > 1 else 0
         room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
         most = MOST_ROWS if classes > MOST_ROWS else room
-        some = request.rows_at_once or max(1, min(most, room // (copies * max(classes, 1) * request.dtype.itemsize)))
+        numbers = (
+            copies * max(classes, 1) + 3 * sizes(request.hidden)[1]
+        )  # the rows as they are packed, and sums of their gradients
+        some = request.rows_at_once or max(1, min(most, room // (numbers * request.dtype.itemsize)))
         return (slice(begin, min(begin + some, rows)) for begin in range(0, rows, some))
 
     def run(self) -> Pass:

@@ -102,6 +102,8 @@ class LayerGradients:
             _put_product(g, self.layer.weight, own)
         if self.weight is not None and self.is_empty:
             _put_product(g.T, hidden, self.weight)
+        elif self.weight is not None and g.dtype == hidden.dtype == self.weight.dtype:
+            self.weight.addmm_(g.T, hidden)
         elif self.weight is not None:
             _put_product(g.T, hidden, product := torch.empty_like(self.weight))
             self.weight.add_(product)
