@@ -128,7 +128,8 @@ def choose(option: str, offered: Sequence[N], names: Sequence[str], what: str, t
             raise InputError(f"{option}: there is no {what} {name!r}; write the whole name: {' or '.join(named)}")
         if not found:
             known = ", ".join(one.name for one in told or offered)
-            raise InputError(f"{option}: there is no {what} {name!r}; choose among: {known}")
+            meant = nearest(name, [one.name for one in offered])
+            raise InputError(f"{option}: there is no {what} {name!r}; choose among: {known}{meant}")
         wanted.update(one.name for one in found)
     return tuple(one for one in offered if one.name in wanted or not names)
 

@@ -33,21 +33,16 @@ from torch.nn import functional
 from softmaxima.bench.machine import installed
 from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT, REFERENCE, VARIANTS, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
-from softmaxima.experiments.differences import Difference, Spread, interval_of, spread_of
+from softmaxima.experiments.differences import Difference, interval_of, means_of_batches, of_mean
 from softmaxima.experiments.measures import METRICS, Metric, geometric_mean
 from softmaxima.experiments.transformer import Transformer
-from softmaxima.experiments.turns import one_thread, rotated
-from softmaxima.experiments.verdicts import STAY, Words, best_of, sight, stay
-from softmaxima.experiments.wording import listed
+from softmaxima.experiments.turns import BETAS, one_thread, rate, rotated
+from softmaxima.experiments.verdicts import Bar, Words, recommend
 from softmaxima.maps import REGISTRY
 
-WARMING = 0.1  # of the steps, in which the rate rises; then it falls to 0
-BETAS = (0.9, 0.99)
 TURN = 5  # steps of one map before it is the next one's turn
 SCORED = 64  # held-out rows at once
 LOOKED_AT = 16  # held-out rows, of whose attention is counted what is not 0
-BATCHES = 16  # at most, of held-out rows that follow one another, whose means count as independent
-BATCH_ROWS = 16  # at least, where there are enough for two
 BASELINE = "class frequencies"
 COST = METRICS["cost"]
 
@@ -285,8 +280,7 @@ class Training:
         """Take so many steps, or none once the loss is no number; how many were due."""
         for _ in range(steps if self.diverged is None else 0):
             start, number = time.perf_counter(), len(self.seconds)
-            done = (number + 1) / self.steps
-            self.optimizer.param_groups[0]["lr"] = self.task.rate * min(done / WARMING, (1 - done) / (1 - WARMING) + 1 / self.steps)
+            self.optimizer.param_groups[0]["lr"] = rate(self.task.rate, number, self.steps)
             x, y = self._batch(number)
             with torch.enable_grad():
                 loss = functional.cross_entropy(self.model(x).flatten(0, -2), y.flatten())
@@ -392,20 +386,14 @@ def difference(result: Result, reference: Result, metric: Metric, comparisons: i
     """The gain of a result over a reference, of the same seeds and the same held-out rows."""
     if metric is COST:
         gains = [metric.gain(a.step_seconds, b.step_seconds) for a, b in zip(result.runs, reference.runs, strict=True)]
-        return interval_of(gains, [_over_seeds(gains)], metric, comparisons)
+        return interval_of(gains, [of_mean(gains)], metric, comparisons)
     gains = [metric.gain(a.quality, b.quality) for a, b in zip(result.runs, reference.runs, strict=True)]
     if not all(map(math.isfinite, gains)):
         return interval_of(gains, [], metric, comparisons)
     of_rows = [np.mean([run.rows for run in one.runs], 0) for one in (result, reference)]
-    count = max(2, min(BATCHES, len(of_rows[0]) // BATCH_ROWS))
-    batches = [float(batch.mean()) for batch in np.array_split(of_rows[0] - of_rows[1], count)]
-    over_rows = Spread(spread_of(batches) / len(batches), len(batches) - 1)
+    over_rows = of_mean(means_of_batches(of_rows[0] - of_rows[1]))
     same = all(run.rows == other.rows for run, other in zip(result.runs, reference.runs, strict=True))
-    return interval_of(gains, [_over_seeds(gains), over_rows], metric, comparisons, len(of_rows[0]), same)
-
-
-def _over_seeds(gains: Sequence[float]) -> Spread:
-    return Spread(spread_of(gains) / len(gains), len(gains) - 1)
+    return interval_of(gains, [of_mean(gains), over_rows], metric, comparisons, len(of_rows[0]), same)
 
 
 def over_bars(result: Result, bars: Sequence[Result], maps: int, metric: Metric) -> dict[str, Difference]:
@@ -444,44 +432,13 @@ def _recommend(task: Task, results: Sequence[Result], baseline: Result) -> tuple
     metric = task.metric
     by_name = {result.name: result for result in results}
     softmax, even = by_name[REFERENCE], by_name[EVEN.name]
-    if softmax.diverged:
-        told = f"With {len(softmax.diverged)} of {len(softmax.runs)} seeds it came to no numbers"
-        return (
-            None,
-            "Softmax diverged",
-            f"{told}, so that nothing can be compared with it: other seeds or fewer steps may train it.",
-        )
-    if len(softmax.runs) < 2:
-        return None, "Too few seeds to tell", "What is chance shows in several seeds, and one is done."
     maps = [result for result in results if result is not even]
     others = [result for result in maps if result is not softmax]
-    words = Words("map", "maps", f"on {task.title}", "seed by seed")
-    better = {result.name: over_bars(result, (baseline, even), len(maps), metric) for result in maps}
-    for bar in (baseline, even):
-        gains = {name: found[bar.name] for name, found in better.items()}
-        if any(gain.better for gain in gains.values()):
-            continue
-        shown = f"No map is shown to have a better {metric.words} than {bar.name} ({metric.show(bar.quality)})"
-        seen = sight(bar.quality, gains, metric, words)
-        if seen is not None and seen.is_blind:
-            return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
-        why = (
-            "reads nothing: nothing can be learnt here"
-            if bar is baseline
-            else "looks at all alike: where to look makes no difference here"
-        )
-        return (
-            None,
-            "Nothing to choose",
-            f"{shown}, which {why}, or there are too few steps to learn it, or too few seeds to see it.",
-        )
-    learnt = [result for result in maps if all(gain.better for gain in better[result.name].values())]
+    end = ", or there are too few steps to learn it, or too few seeds to see it."
+    bars = (
+        Bar(baseline, f"reads nothing: nothing can be learnt here{end}"),
+        Bar(even, f"looks at all alike: where to look makes no difference here{end}"),
+    )
+    over = {result.name: over_bars(result, (baseline, even), len(maps), metric) for result in maps}
     gains = {result.name: difference(result, softmax, metric, len(others)) for result in others}
-    if best := best_of(softmax, [result for result in others if result in learnt], gains, metric, words):
-        taken, reason = best
-        return taken, f"Take {taken.name}", reason
-    if softmax not in learnt:
-        unbeaten = listed([name for name, gain in better[softmax.name].items() if not gain.better])
-        told = f"Softmax is not shown to be better than {unbeaten}, and no other map to be better than softmax"
-        return None, "Too few seeds to tell", f"{told}: more seeds or steps may tell."
-    return softmax, STAY, stay(softmax, len(others), metric, words, sight(softmax.quality, gains, metric, words))
+    return recommend(softmax, others, bars, over, gains, metric, Words("map", "maps", f"on {task.title}", "seed by seed"))

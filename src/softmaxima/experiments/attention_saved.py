@@ -15,10 +15,11 @@ import torch
 
 from softmaxima import __version__
 from softmaxima.core.writing import finite
-from softmaxima.experiments.attention import BETAS, COST, WARMING, Finding, Head, Result, Run, Study, Trained, compared
+from softmaxima.experiments.attention import COST, Finding, Head, Result, Run, Study, Trained, compared
 from softmaxima.experiments.attention_plan import EXPERIMENT, LEFT_OUT, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.resumption import changed, check_same, read_record
+from softmaxima.experiments.turns import BETAS, WARMING
 
 MEASURES = ("quality", "log_loss", "step_seconds", "kept_bytes")
 GAINS = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")

@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, variance
 
+import numpy as np
 from scipy.stats import t as student
 
 from softmaxima.experiments.measures import Metric
 
 LEVEL = 0.05  # the chance that any interval of a family misses
+BATCHES = 16  # at most, of held-out rows that follow one another, whose means count as independent
+BATCH_ROWS = 16  # at least, where there are enough for two
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,17 @@ def unseen(rows: float, comparisons: int) -> float:
 def spread_of(gains: Sequence[float]) -> float:
     """The variance of gains; of a single one, which does not show it, 0."""
     return variance(gains) if len(gains) > 1 else 0.0
+
+
+def of_mean(gains: Sequence[float]) -> Spread:
+    """The variance of the mean of gains that are independent."""
+    return Spread(spread_of(gains) / len(gains), len(gains) - 1)
+
+
+def means_of_batches(rows: Sequence[float]) -> tuple[float, ...]:
+    """The means of rows that follow one another, two batches at least."""
+    count = max(2, min(BATCHES, len(rows) // BATCH_ROWS))
+    return tuple(float(batch.mean()) for batch in np.array_split(np.asarray(rows, float), count))
 
 
 @cache

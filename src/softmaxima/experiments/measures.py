@@ -242,6 +242,7 @@ class Metric:
     shown: str  # the format of a value times `scale`, with its unit
     scale: float = 1.0
     by_ratio: bool = False
+    ratio_words: tuple[str, str] = ("faster", "slower")  # what a ratio is that is a gain, and what one that is a loss
     unit: str = ""  # of a gain `in_unit`
     decimals: int = 2  # of that
     least_gain: float = 0.0  # what is less is not worth a change

@@ -10,6 +10,19 @@ import torch
 
 T = TypeVar("T")
 
+WARMING = 0.1  # of the steps, in which the rate rises; then it falls to 0
+BETAS = (0.9, 0.99)  # of Adam
+
+
+def rate(most: float, number: int, steps: int) -> float:
+    """Of learning at that step, the first of which is 0.
+
+    >>> [rate(1.0, number, 10) for number in (0, 9)]
+    [1.0, 0.1]
+    """
+    done = (number + 1) / steps
+    return most * min(done / WARMING, (1 - done) / (1 - WARMING) + 1 / steps)
+
 
 def rotated(items: Sequence[T], turn: int) -> list[T]:
     """All of them, another one first in each turn.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.measures import METRICS, Metric
@@ -23,7 +23,17 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
+class Trained(Named, Protocol):
+    """What was trained with several seeds, some of which may have come to no numbers."""
+
+    @property
+    def runs(self) -> Sized: ...
+    @property
+    def diverged(self) -> Sized: ...
+
+
 N = TypeVar("N", bound=Named)
+T = TypeVar("T", bound=Trained)
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,60 @@ class Words:
     each: str
 
 
+@dataclass(frozen=True)
+class Bar(Generic[T]):
+    """What one must be better than to have learnt anything, and what follows where nothing is."""
+
+    result: T
+    why: str
+
+
+def recommend(
+    softmax: T,
+    others: Sequence[T],
+    bars: Sequence[Bar[T]],
+    over: Mapping[str, Mapping[str, Difference]],
+    gains: Mapping[str, Difference],
+    metric: Metric,
+    words: Words,
+    offered: Sequence[T] | None = None,
+) -> tuple[T | None, str, str]:
+    """(what to take, in words, why). Nothing where none has learnt anything, softmax unless another is better.
+
+    `over` has of each, softmax too, how much better it is than each bar, `gains` of the others how much better than softmax. What
+    is not among `offered` is compared and never taken.
+    """
+    if softmax.diverged:
+        told = f"With {len(softmax.diverged)} of {len(softmax.runs)} seeds it came to no numbers"
+        return (
+            None,
+            "Softmax diverged",
+            f"{told}, so that nothing can be compared with it: other seeds or fewer steps may train it.",
+        )
+    if len(softmax.runs) < 2:
+        return None, "Too few seeds to tell", "What is chance shows in several seeds, and one is done."
+    for bar in bars:
+        above = {name: found[bar.result.name] for name, found in over.items()}
+        if any(gain.better for gain in above.values()):
+            continue
+        shown = f"No {words.one} is shown to have a better {metric.words} than {bar.result.name} ({value_of(bar.result, metric)})"
+        seen = sight(getattr(bar.result, metric.attribute), above, metric, words)
+        if seen is not None and seen.is_blind:
+            return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
+        return None, "Nothing to choose", f"{shown}, which {bar.why}"
+    learnt = [result for result in (softmax, *others) if all(gain.better for gain in over[result.name].values())]
+    proven = [result for result in (others if offered is None else offered) if result in learnt]
+    if best := best_of(softmax, proven, gains, metric, words):
+        taken, reason = best
+        return taken, f"Take {taken.name}", reason
+    if softmax not in learnt:
+        unbeaten = listed([name for name, gain in over[softmax.name].items() if not gain.better])
+        told = f"Softmax is not shown to be better than {unbeaten}, and no other {words.one} to be better than softmax"
+        return None, "Too few seeds to tell", f"{told}: more seeds or steps may tell."
+    value = getattr(softmax, metric.attribute)
+    return softmax, STAY, stay(softmax, len(others), metric, words, sight(value, gains, metric, words))
+
+
 def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], metric: Metric, words: Words) -> tuple[N, str] | None:
     """(the one of `proven` that is better than softmax by the most, why), given all gains over softmax; None where nothing is."""
     # What is no mean over rows can be better in each fold and worse in all of them together, which is the value that is shown.
@@ -45,8 +109,8 @@ def best_of(softmax: N, proven: Sequence[N], gains: Mapping[str, Difference], me
     taken = max(better, key=lambda r: gains[r.name].mean)
     gain = gains[taken.name]
     reason = (
-        f"Its {metric.words} is {value_of(taken, metric)}, that of softmax {value_of(softmax, metric)}: {words.each} it is better "
-        f"by {interval(gain, metric)}."
+        f"Its {metric.words} is {value_of(taken, metric)}, that of softmax {value_of(softmax, metric)}: {words.each} it is "
+        f"{'' if metric.by_ratio else 'better by '}{interval(gain, metric)}."
     )
     if ahead := [r for r in proven if r not in better and gains[r.name].mean > gain.mean]:
         reason += f" Of {listed([r.name for r in ahead])} the mean is better still, and too uncertain to tell from that of softmax."
@@ -121,7 +185,7 @@ def interval(gain: Difference, metric: Metric) -> str:
     ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
     mean, least, most = (metric.show_gain(value, decimals(gain, metric)) for value in (gain.mean, *ends))
     if metric.by_ratio:
-        mean, least, most = (_faster(shown, metric.gain_unit) for shown in (mean, least, most))
+        mean, least, most = (_in_words(shown, metric) for shown in (mean, least, most))
         return f"{mean} ({least} to {most})" if math.isfinite(gain.low) else f"{mean} (± ∞)"
     if not math.isfinite(gain.low):
         return f"{mean} (± ∞)"
@@ -143,9 +207,9 @@ def decimals(gain: Difference, metric: Metric) -> int:
     return next(filter(leaves_out_0, range(metric.decimals, MOST_DECIMALS)), MOST_DECIMALS)
 
 
-def _faster(shown: str, unit: str) -> str:
+def _in_words(shown: str, metric: Metric) -> str:
     """Per cent with a sign in words."""
-    return f"{shown.lstrip('+−')}{unit} {'slower' if shown.startswith('−') else 'faster'}"
+    return f"{shown.lstrip('+−')}{metric.gain_unit} {metric.ratio_words[shown.startswith('−')]}"
 
 
 def value_of(result: Named, metric: Metric) -> str:

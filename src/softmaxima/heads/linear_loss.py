@@ -83,8 +83,8 @@ def linear_loss(
 
     Scores and all sums are in float32, or in float64 where hidden is. Of bfloat16 hidden states and weights the gradient by the
     scores is rounded to bfloat16 before its products, as torch's is, where the processor multiplies such numbers. The gradient by a
-    weight is rounded to its `grad_dtype`, which is its dtype unless it was set. Second derivatives, torch.func and forward mode hold
-    all scores at once.
+    weight is rounded to its `grad_dtype`, which is its dtype unless it was set. Second derivatives, torch.func and forward mode
+    hold all scores at once.
 
     Cost: for N rows, V classes and D features 2NVD operations for the scores and 4NVD for the gradients, next to nothing for those
     of a sparse loss once few p are not 0. With reduction="none" or `outputs` the backward pass computes the scores again. Memory:

@@ -65,7 +65,7 @@ class Pass:
         most = MOST_ROWS if classes > MOST_ROWS else room
         numbers = (
             copies * max(classes, 1) + 3 * sizes(request.hidden)[1]
-        )  # the rows as they are packed, and sums of their gradients
+        )  # packed rows, and sums of their gradients
         some = request.rows_at_once or max(1, min(most, room // (numbers * request.dtype.itemsize)))
         return (slice(begin, min(begin + some, rows)) for begin in range(0, rows, some))
 
