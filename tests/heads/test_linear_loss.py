@@ -261,6 +261,10 @@ def test_masked_classes_ignored_rows_and_rows_of_nan(called: str):
     assert (weight.grad[5:] == 0).all()
     assert (hidden.grad[2] == 0).all()
     with torch.no_grad():
+        hidden[2] = math.nan
+    slopes = torch.autograd.grad(sm.linear_loss(hidden, weight, y, loss=called, bias=bias, z_loss=0.01), (hidden, weight))
+    torch.testing.assert_close(slopes, (hidden.grad, weight.grad))
+    with torch.no_grad():
         hidden[3] = math.nan
     weight.grad = hidden.grad = None
     rows = sm.linear_loss(hidden, weight, y, loss=called, reduction="none")

@@ -145,10 +145,13 @@ def ask(
     scores = rows.new_zeros((), dtype=COMPUTE_DTYPE[rows.dtype]).expand(sizes(rows)[0], classes)
     flat = _flat_target(name, target, hidden, classes)
     rows_at_once, classes_at_once = _check_chunk(name, chunk)
+    batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing)
+    if batch.ignored is not None:
+        rows = rows.masked_fill(batch.ignored.unsqueeze(-1), 0.0)  # whatever they hold
     request = Request(
         loss=found,
         options={key: _one_a_row(name, key, value, hidden) for key, value in options.items()},
-        batch=prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing),
+        batch=batch,
         hidden=rows.contiguous(),
         weight=weight.contiguous(),
         bias=None if bias is None else bias.contiguous(),
