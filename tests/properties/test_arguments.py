@@ -57,11 +57,23 @@ REQUIRED: dict[Any, Any] = {
     "num_heads": 2,
     ("median_of_means_logsumexp", "blocks"): 2,
     "model": torch.nn.Identity(),
+    "hidden": X,
+    "weight": torch.ones(4, 3),
+    "weights": torch.ones(4),
+    "queries": X,
+    "items": X,
+    "in_features": 3,
+    "classes": 4,
+    "samples": 2,
+    "buckets": 8,
+    "logits": torch.zeros(4),
 }
 # What makes a call whole; an argument under test takes the place of what is beside it.
 COMPLETED = {
     "sparse_softmax_loss": {"k": 1},
     "SparseSoftmaxLoss": {"k": 1},
+    "sampled_softmax_loss": {"samples": 2, "sampler": "uniform"},
+    "noise_contrastive_loss": {"samples": 2, "sampler": "uniform"},
     "adaptive_logsumexp": {"around": 1.0},
     "median_of_means_logsumexp": {"shuffle": True, "generator": 0},
 }
@@ -99,9 +111,8 @@ def functions() -> Iterator[tuple[str, Any]]:
     names = getattr(sm, "__all__")  # noqa: B009 - what the package makes of its rooms
     for name in names:
         public = getattr(sm, name)
-        if (inspect.isfunction(public) and name not in NO_NUMBER) or (
-            inspect.isclass(public) and issubclass(public, torch.nn.Module) and name != "LossModule"
-        ):
+        is_module = inspect.isclass(public) and issubclass(public, torch.nn.Module) and not inspect.isabstract(public)
+        if (inspect.isfunction(public) and name not in NO_NUMBER) or (is_module and name != "LossModule"):
             yield name, public
     yield "matrix_logsumexp", lambda **options: estimate_log_trace("matrix_logsumexp", **options)
 
@@ -187,6 +198,7 @@ def beyond(name: str, what: str, whole: bool) -> tuple[float, ...]:
         "zero_point": (math.inf, math.nan),
         "around": (math.inf, math.nan),
         "maximum": (math.inf, math.nan),
+        "log_z": (math.inf, math.nan),
         "label_smoothing": (-0.1, 1.1, math.nan),
         "deflation": (-1,),
         "corrupted": (-1,),

@@ -244,7 +244,7 @@ def _number(value: Any) -> Any:
 
 
 def _check_outputs(name: str, outputs: Any) -> tuple[str, ...]:
-    asked = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    asked = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     return tuple(check_choice(name, "outputs", output, OUTPUTS) for output in asked)
 
 
@@ -334,7 +334,8 @@ class LinearLoss(WithOptions, nn.Module):
             raise TypeError(f"{name}: unknown option {', '.join(sorted(unknown))}; its options are {', '.join(sorted(known))}")
         self.loss, own = find_loss(name, loss)
         self.loss_options = Held(own)
-        self.hold(temperature=temperature, class_weight=class_weight, **options)
+        tau = check_value(name, "temperature", temperature, *TEMPERATURE)
+        self.hold(temperature=tau, class_weight=class_weight, **options)
         with torch.no_grad():  # which refuses what it would refuse
             self(self.weight.new_zeros((0, in_features)), torch.zeros(0, dtype=torch.long, device=self.weight.device))
 

@@ -140,11 +140,10 @@ class MarginSoftmax(WithOptions, nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        check_margin(name, kind, margin)
-        shape = (
-            check_count(name, "classes", classes) * check_count(name, "centres", centres),
-            check_count(name, "in_features", in_features),
-        )
+        size = check_margin(name, kind, margin)
+        margin = (size.factor, size.angle, size.cosine) if kind == "combined" else getattr(size, KINDS[kind])
+        scale, centres = check_positive(name, "scale", scale), check_count(name, "centres", centres)
+        shape = (check_count(name, "classes", classes) * centres, check_count(name, "in_features", in_features))
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.hold(kind=kind, margin=margin, scale=scale, centres=centres, class_weight=class_weight, **options)
         self.reset_parameters()

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import check_value
+from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.candidates import draw
@@ -119,7 +120,8 @@ class NoiseContrastive(SamplingHead):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        level = math.log(classes) if log_z is None else check_value(type(self).__name__, "log_z", log_z, *FINITE)
+        name = type(self).__name__
+        level = check_value(name, "log_z", math.log(check_count(name, "classes", classes)) if log_z is None else log_z, *FINITE)
         super().__init__(
             in_features, classes, samples, sampler, bias=bias, generator=generator, device=device, dtype=dtype, shared=shared,
             sparse=sparse, temperature=temperature, ignore_index=ignore_index, reduction=reduction, log_z=level,

@@ -63,9 +63,7 @@ class Pass:
         copies += request.centres + 2 if request.centres > 1 else 0
         room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
         most = MOST_ROWS if classes > MOST_ROWS else room
-        numbers = (
-            copies * max(classes, 1) + 3 * sizes(request.hidden)[1]
-        )  # packed rows, and sums of their gradients
+        numbers = copies * max(classes, 1) + 3 * sizes(request.hidden)[1]  # packed rows, and sums of their gradients
         some = request.rows_at_once or max(1, min(most, room // (numbers * request.dtype.itemsize)))
         return (slice(begin, min(begin + some, rows)) for begin in range(0, rows, some))
 

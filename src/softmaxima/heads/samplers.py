@@ -55,7 +55,9 @@ class Sampler(KeepsDouble, ABC):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.classes = check_count(type(self).__name__, "classes", classes)
-        self.register_buffer("place", torch.empty(0), persistent=False)  # moves with the module, and so tells where to draw
+        self.register_buffer(
+            "place", torch.empty(0, device="cpu"), persistent=False
+        )  # moves with the module, and so tells where to draw
 
     @abstractmethod
     def log_prob(self, classes: Tensor) -> Tensor:
@@ -145,6 +147,7 @@ class UnigramSampler(Sampler):
         name = type(self).__name__
         weights = check_class_weights(name, weights)
         super().__init__(sizes(weights)[0])
+        self.place = torch.empty(0, device=weights.device)
         self.power = check_number(name, "power", power, lambda p: 0 <= p < math.inf, "a finite number of at least 0")
         powers = torch.where(weights > 0, self.power * weights.log(), -math.inf)
         self.register_buffer("log_q", powers.log_softmax(-1), persistent=False)
@@ -216,6 +219,7 @@ class LearnedSampler(Sampler):
                 f"{name}: logits must be floating point, one number for each class, or the number of classes; got {got}"
             )
         super().__init__(sizes(values)[0])
+        self.place = torch.empty(0, device=values.device)
         if isinstance(values, nn.Parameter):
             self.logits = values
         else:
@@ -264,9 +268,9 @@ class FrequencySampler(Sampler):
         name = type(self).__name__
         self.window = check_count(name, "window", window)
         self.smoothing = check_number(name, "smoothing", smoothing, lambda share: 0 <= share <= 1, "in [0, 1]")
-        self.register_buffer("labels", torch.full((self.window,), -1))  # a ring
-        self.register_buffer("counts", torch.zeros(self.classes, dtype=torch.long))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("labels", torch.full((self.window,), -1, device="cpu"))  # a ring
+        self.register_buffer("counts", torch.zeros(self.classes, dtype=torch.long, device="cpu"))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long, device="cpu"))
 
     def observe(self, target: Tensor) -> None:
         labels = check_seen(type(self).__name__, target, self.classes).flatten()
@@ -315,6 +319,7 @@ class InBatchSampler(Sampler):
 
     def __init__(self, classes: int, window: int = 2**20) -> None:
         super().__init__(classes)
+        check_count(type(self).__name__, "window", window)
         self.frequencies = FrequencySampler(classes, window, smoothing=0.0)
         self.register_buffer("batch", torch.empty(0, dtype=torch.long), persistent=False)
 
