@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -314,6 +315,25 @@ def test_gradients_accumulate_and_can_be_asked_for_again():
     torch.testing.assert_close(weight.grad, 4.25 * once)
 
 
+def test_targets_and_class_weights_learn():
+    hidden, weight = normal(5, 4, seed=1), normal(700, 4, seed=2)
+    soft, class_weight = normal(5, 700, seed=3).softmax(-1).requires_grad_(), torch.ones(700, dtype=torch.float64).requires_grad_()
+    found = sm.linear_loss(hidden, weight, soft, class_weight=class_weight)
+    expected = sm.cross_entropy(hidden @ weight.T, soft, class_weight)
+    for a, b in zip(*(torch.autograd.grad(v, soft) for v in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_labels_and_weights_that_change_before_the_backward_pass_do_not_count():
+    hidden, weight, y = normal(5, 4, seed=1).requires_grad_(), normal(700, 4, seed=2), torch.arange(5)
+    class_weight = torch.ones(700, dtype=torch.float64)
+    found, again = (sm.linear_loss(hidden, weight, y, class_weight=class_weight, reduction="none").sum() for _ in range(2))
+    (slope,) = torch.autograd.grad(found, hidden)
+    y.zero_()
+    class_weight.zero_()
+    torch.testing.assert_close(torch.autograd.grad(again, hidden)[0], slope)
+
+
 def test_what_does_not_learn_gets_no_gradient():
     hidden, weight, y = normal(5, 4, seed=1).requires_grad_(), normal(700, 4, seed=2), torch.arange(5)
     sm.linear_loss(hidden, weight, y).backward()
@@ -366,7 +386,7 @@ def test_the_module_learns_ties_and_saves():
     }
     head(torch.ones(3, 4), torch.arange(3)).backward()
     assert all(parameter.grad is not None for parameter in head.parameters())
-    other = copy.deepcopy(head)
+    other = pickle.loads(pickle.dumps(copy.deepcopy(head)))
     other.load_state_dict(head.state_dict())
     torch.testing.assert_close(other(torch.ones(3, 4), torch.arange(3)), head(torch.ones(3, 4), torch.arange(3)))
 

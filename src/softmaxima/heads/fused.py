@@ -32,7 +32,8 @@ def evaluate(request: Request) -> Tensor:
     needs = [tensor.requires_grad for tensor in tensors]
     # An operation has no autograd inside.
     there = _is_writable(request) and request.is_by_kernel(needs) and not is_exporting() if compiling else is_eager(request.hidden)
-    if transforming() or not there:
+    learns = any(x is not None and x.requires_grad for x in (request.batch.soft, request.batch.class_weight))
+    if transforming() or not there or (learns and torch.is_grad_enabled()):
         return compose(request)
 
     def by_parts(*values: Any) -> tuple[Tensor, Any, tuple[Any, ...]]:

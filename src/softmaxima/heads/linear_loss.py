@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -163,6 +164,11 @@ def ask(
         **more,
     )
     _check(name, request)
+    if request.is_of_rows:  # whose backward pass reads them again
+        kept = {
+            key: None if x is None else x.clone() for key, x in (("labels", batch.labels), ("class_weight", batch.class_weight))
+        }
+        request = replace(request, batch=replace(batch, **kept))
     value = evaluate(request)
     if not request.is_of_rows:
         return value.to(dtype)

@@ -584,6 +584,12 @@ class Loss:
         object.__setattr__(self, "own_options", own)
         object.__setattr__(self, "takes_any", any(p.kind is p.VAR_KEYWORD for p in known))
 
+    def __reduce__(self) -> Any:  # as a pickled map, by its name
+        return _registered, (self.name,)
+
+    def __deepcopy__(self, memo: Any) -> Loss:
+        return self
+
     def in_parts(
         self,
         parts: Iterable[Any],
@@ -662,6 +668,10 @@ class Loss:
 
 
 REGISTRY: dict[str, Loss] = {}
+
+
+def _registered(name: str) -> Loss:
+    return REGISTRY[name]
 
 
 def register(loss: Loss) -> Loss:
