@@ -17,6 +17,7 @@ from softmaxima.cli.bench_attention import bench_attention
 from softmaxima.cli.bench_heads import bench_heads
 from softmaxima.cli.compare import compare
 from softmaxima.cli.compare_attention import compare_attention
+from softmaxima.cli.compare_heads import compare_heads
 from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
 from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
@@ -35,7 +36,7 @@ app = App(
 )
 COMMANDS = {
     command.__name__.replace("_", "-"): command
-    for command in (compare, compare_attention, predict, bench, bench_attention, bench_heads, lse)
+    for command in (compare, compare_attention, compare_heads, predict, bench, bench_attention, bench_heads, lse)
 }
 for command in COMMANDS.values():
     app.command(command)

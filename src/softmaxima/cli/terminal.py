@@ -152,8 +152,10 @@ def fitting(
     return kept
 
 
-def show_table(console: Console, name: str, columns: Sequence[Column], results: Sequence[Any], bold: Sequence[bool]) -> None:
-    """The columns that fit, the first under that name, with those rows bold, and which columns are left out."""
+def show_table(
+    console: Console, name: str, columns: Sequence[Column], results: Sequence[Any], bold: Sequence[bool]
+) -> list[Column]:
+    """The columns that fit, which are returned, the first under that name, with those rows bold, and which columns are left out."""
     from softmaxima.report.columns import spare
 
     headings = [name, *(column.short for column in columns[1:])]
@@ -169,6 +171,7 @@ def show_table(console: Console, name: str, columns: Sequence[Column], results: 
     if len(kept) < len(headings):
         without = ", ".join(heading for number, heading in enumerate(headings) if number not in kept)
         console.print(Text(f"Left out, for a terminal of {console.width} columns: {without}.", style="dim"))
+    return [columns[number] for number in kept]
 
 
 def about(seconds: float) -> str:

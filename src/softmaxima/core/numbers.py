@@ -144,8 +144,9 @@ def _letters(name: str) -> str:
 
 def nearest(name: Any, choices: Iterable[str]) -> str:
     """The choice that was meant, as the end of a sentence; nothing where none is near."""
-    found = difflib.get_close_matches(name, list(choices), 1) if isinstance(name, str) else []
-    return f"; did you mean {found[0]!r}?" if found else ""
+    spelled = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(name.lower(), spelled, 1) if isinstance(name, str) else []
+    return f"; did you mean {spelled[found[0]]!r}?" if found else ""
 
 
 def described(value: Any, wanted: str = "a number") -> str:

@@ -62,12 +62,10 @@ def recommend(
     gains: Mapping[str, Difference],
     metric: Metric,
     words: Words,
-    offered: Sequence[T] | None = None,
 ) -> tuple[T | None, str, str]:
     """(what to take, in words, why). Nothing where none has learnt anything, softmax unless another is better.
 
-    `over` has of each, softmax too, how much better it is than each bar, `gains` of the others how much better than softmax. What
-    is not among `offered` is compared and never taken.
+    `over` has of each, softmax too, how much better it is than each bar, `gains` of the others how much better than softmax.
     """
     if softmax.diverged:
         told = f"With {len(softmax.diverged)} of {len(softmax.runs)} seeds it came to no numbers"
@@ -88,7 +86,7 @@ def recommend(
             return None, "Too few seeds to tell", f"{shown}, and {seen.told}: more seeds or steps may tell."
         return None, "Nothing to choose", f"{shown}, which {bar.why}"
     learnt = [result for result in (softmax, *others) if all(gain.better for gain in over[result.name].values())]
-    proven = [result for result in (others if offered is None else offered) if result in learnt]
+    proven = [result for result in others if result in learnt]
     if best := best_of(softmax, proven, gains, metric, words):
         taken, reason = best
         return taken, f"Take {taken.name}", reason

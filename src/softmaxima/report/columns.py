@@ -26,6 +26,7 @@ class Column(Generic[R]):
     spare: int = 0  # of columns that a narrow terminal has no room for, the largest is left out first, and 0 never
     best_first: str = "descending"  # the order in which it is sorted at first
     orders: bool = False  # the results are in its order, so that it is never left out
+    meaning: str = ""  # for who does not know it
 
 
 def spare(columns: Sequence[Column[R]]) -> list[int]:

@@ -78,6 +78,7 @@ def rows_layout(rows: int, **layout: Any) -> dict[str, Any]:
 # Differences to softmax ---------------------------------------------------------------------------------------------------
 
 TWICE = " (−100 is twice the time)"
+SAME = "same rows"  # of a cell
 
 
 def gain_cell(gain: Difference, metric: Metric) -> str:
@@ -85,7 +86,7 @@ def gain_cell(gain: Difference, metric: Metric) -> str:
     if not math.isfinite(gain.mean):
         return "–"
     if gain.same:
-        return "same rows"
+        return SAME
     digits = decimals(gain, metric)
     mean, low, high = (metric.show_gain(end, digits) for end in (gain.mean, gain.low, gain.high))
     if not math.isfinite(gain.low):

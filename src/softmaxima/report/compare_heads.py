@@ -1,0 +1,424 @@
+"""The report of a comparison of heads: its tables, and one page with figures that needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from softmaxima.experiments import wording
+from softmaxima.experiments.differences import LEVEL
+from softmaxima.experiments.heads import COST, PREDICTED, Finding, Result, Study, Verdict
+from softmaxima.experiments.heads_pictures import PIXELS
+from softmaxima.experiments.heads_plan import SAMPLES, SCALE
+from softmaxima.experiments.heads_saved import as_csv, as_text
+from softmaxima.experiments.heads_tasks import Question, Task
+from softmaxima.experiments.heads_text import BASELINE as WORD_FREQUENCIES
+from softmaxima.experiments.heads_text import SHARE
+from softmaxima.experiments.verdicts import interval, paces
+from softmaxima.experiments.wording import listed
+from softmaxima.report.columns import Column, markdown_table, page_table, write_files
+from softmaxima.report.compare_heads_figures import figures
+from softmaxima.report.figures import SAME, TWICE, Figure, cut_note, gain_cell, same_note
+from softmaxima.report.page import choice, document, facts, figure, sentences
+
+# The table ----------------------------------------------------------------------------------------------------------------
+
+NUMBERS = "{:.1f}"
+BETTER = (
+    "The mean over seeds of the difference to softmax with the same seed, and half of its interval or its ends, so wide that "
+    "those of all heads together hold at 95 %; more is better. ▲ is better and ▼ worse, for 0 is not in it (t, Bonferroni; the "
+    "variance is that over seeds and that over held-out rows, in batches of neighbours)."
+)
+ALIKE = "As the difference to softmax in the first column of these."
+
+
+def columns(finding: Finding) -> tuple[Column[Result], ...]:
+    """Of the table of a task."""
+    return _of_text(finding) if finding.task.is_large else _of_pictures(finding)
+
+
+def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
+    smoothed, score, named = finding.task.questions
+    return (
+        _name(),
+        _leading(
+            finding,
+            "ε-perplexity",
+            "ε-ppl",
+            NUMBERS,
+            1,
+            f"Perplexity of (p + ε)/(1 + nε) for n classes, with nε = {SHARE:g} for every head: a hundredth part of all "
+            "probability is shared out evenly, so that p = 0 costs much and not everything. A perplexity is as many equally "
+            "probable words as would be as hard to guess.",
+        ),
+        _better(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax", 0, BETTER),
+        _column(
+            "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word of p = 0 came."
+        ),
+        _column("words with p = 0, %", "p=0 %", NUMBERS, _percent("zeros"), 1, "Of the words that came."),
+        _column("words with p > 0", "p>0", "{:.0f}", lambda result: result.mean("support"), 12, "So many, on average."),
+        _column(
+            "sparsemax score",
+            "score",
+            "{:.3f}",
+            lambda result: result.score,
+            2,
+            "The mean of p_t + (1 − Σp²)/2 for the word t that came: from 0 to 1, more is better, and fair to p = 0 without an ε.",
+            "descending",
+        ),
+        _better(finding, score, "score better than softmax's by", "score vs", 9, ALIKE),
+        _column("top-1, %", "top-1 %", NUMBERS, _percent("top1"), 4, "How often the most probable word came.", "descending"),
+        _better(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, ALIKE),
+        _column(
+            "top-5, %",
+            "top-5 %",
+            NUMBERS,
+            _percent("top5"),
+            6,
+            "How often one of the five most probable came, with p > 0.",
+            "descending",
+        ),
+        _column(
+            "calibration error, %",
+            "ECE %",
+            NUMBERS,
+            _percent("calibration"),
+            5,
+            "How far the probability of the most probable word is from how often it came.",
+        ),
+        *_times(finding, NUMBERS, 0),
+        _column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
+        _column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
+        _column(
+            "peak memory of a step, MiB",
+            "MiB",
+            NUMBERS,
+            lambda result: result.peak_bytes / 2**20,
+            0,
+            "How far the memory of a process of its own rises in a step, measured once, to about 1 MiB.",
+        ),
+    )
+
+
+def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
+    unseen, learnt = finding.task.questions
+    return (
+        _name(),
+        _leading(
+            finding,
+            "recall@1 of digits left out, %",
+            "recall %",
+            "{:.2f}",
+            100,
+            "The share of pictures of digits that training has not seen whose nearest picture, by the cosine of features, shows "
+            "the same digit.",
+        ),
+        _better(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
+        _column("accuracy of digits learnt, %", "acc. %", "{:.2f}", _percent("accuracy"), 0, "Of held-out pictures.", "descending"),
+        _better(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
+        _column(
+            "pairs in order, %",
+            "pairs %",
+            NUMBERS,
+            _percent("pairs"),
+            4,
+            "Of digits left out, how often a picture of the same digit is nearer than one of another.",
+            "descending",
+        ),
+        *_times(finding, "{:.2f}", 1),
+    )
+
+
+def _name() -> Column[Result]:
+    return Column("head", "head", lambda result: result.name, lambda result: result.name, best_first="ascending")
+
+
+def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ...]:
+    def faster(result: Result) -> str:
+        return gain_cell(finding.pace(result), COST) if result.head and result is not finding.softmax else ""
+
+    return (
+        _column(
+            "step, ms",
+            "ms",
+            shown,
+            lambda result: 1000 * result.step_seconds,
+            spare,
+            "A step of training of the whole network, in turns with the other heads, on one thread: the median of each seed, and "
+            "of these the geometric mean.",
+        ),
+        Column(
+            f"step faster than softmax by, %{TWICE}",
+            "faster %",
+            faster,
+            lambda result: finding.pace(result).mean,
+            8,
+            meaning="The ratio of steps, with an interval as of the differences.",
+        ),
+        _column(
+            f"{PREDICTED} predictions, ms",
+            "pred. ms",
+            "{:.2f}",
+            _milliseconds("predict"),
+            7,
+            f"The most probable class for {PREDICTED} rows, by the head alone.",
+        ),
+    )
+
+
+def _column(
+    heading: str,
+    short: str,
+    shown: str,
+    value: Callable[[Result], float],
+    spare: int,
+    meaning: str = "",
+    best_first: str = "ascending",
+) -> Column[Result]:
+    return Column(heading, short, lambda result: _cell(shown, value(result)), value, spare, best_first, meaning=meaning)
+
+
+def _leading(finding: Finding, heading: str, short: str, shown: str, scale: float, meaning: str) -> Column[Result]:
+    """What the table is sorted by."""
+    metric = finding.task.questions[0].metric
+
+    def value(result: Result) -> float:
+        return scale * getattr(result, metric.attribute)
+
+    def cell(result: Result) -> str:
+        return "diverged" if result.diverged else _cell(shown, value(result))
+
+    return Column(heading, short, cell, value, 0, "ascending" if metric.sign < 0 else "descending", True, meaning)
+
+
+def _better(finding: Finding, question: Question, heading: str, short: str, spare: int, meaning: str) -> Column[Result]:
+    """The difference to softmax."""
+
+    def cell(result: Result) -> str:
+        known = result is not finding.softmax and not math.isnan(getattr(result, question.metric.attribute))
+        return gain_cell(finding.gain(result, question), question.metric) if known else ""
+
+    def value(result: Result) -> float:
+        return 0.0 if result is finding.softmax else finding.gain(result, question).mean
+
+    return Column(heading, short, cell, value, spare, meaning=meaning)
+
+
+def _percent(measure: str) -> Callable[[Result], float]:
+    return lambda result: 100 * result.mean(measure)
+
+
+def _milliseconds(what: str) -> Callable[[Result], float]:
+    return lambda result: 1000 * result.seconds(what)
+
+
+def _cell(shown: str, value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return "∞" if math.isinf(value) else shown.format(value)
+
+
+ROWS_OF_TEXT = (
+    f"{WORD_FREQUENCIES.capitalize()}: counted where the heads are trained, the same for every word. torch softmax is nn.Linear "
+    "with F.cross_entropy, torch adaptive is nn.AdaptiveLogSoftmaxWithLoss: they stand beside the others and are not recommended."
+)
+ROWS_OF_PICTURES = (
+    f"{PIXELS.capitalize()}: the pixels in the place of features, without any training. A cosine softmax has no margin, so that "
+    "what it gains over softmax is due to cosines, and what the others gain over it to margins. Memory is not measured: a head of "
+    "seven classes takes less than can be told."
+)
+
+
+def caption(finding: Finding) -> str:
+    """What some of the rows are."""
+    return ROWS_OF_TEXT if finding.task.is_large else ROWS_OF_PICTURES
+
+
+FEW = 3  # times that a row is learnt on average
+
+
+def _passes(study: Study, task: Task) -> float:
+    """How often a row is learnt, on average."""
+    return study.settings.steps * task.batch / task.rows
+
+
+def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str, ...]:
+    """Why a recommendation is a first one."""
+    seeds, wanted = len(finding.softmax.runs), study.settings.seeds
+    found = []
+    if seeds < wanted:
+        found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
+    if study.settings.quick:
+        found.append(
+            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look: few steps show what is learnt "
+            "fast, and few seeds show only enormous differences."
+        )
+    if verdict.taken not in (None, finding.softmax) and (unseen := 0.9**seeds) > LEVEL:
+        found.append(f"What fails with one seed in ten is not seen in {seeds} seeds {100 * unseen:.0f} times of 100, of each head.")
+    if (passes := _passes(study, finding.task)) < FEW:
+        found.append(
+            f"Each row was learnt {passes:.1f} times on average: heads that learn fast are ahead, and more --steps may change the "
+            "order."
+        )
+    if finding.task.doubt:
+        found.append(finding.task.doubt)
+    return tuple(found)
+
+
+def sentence(finding: Finding, result: Result) -> str:
+    """What there is to say of a head."""
+    if result.head is None:
+        return "They learn nothing." if result.name == PIXELS else "They read nothing."
+    if result.diverged:
+        steps = listed([str(step) for step in result.diverged])
+        seeds = f"{len(result.diverged)} of {len(result.runs)} seeds"
+        return f"It diverged with {seeds}, at step {steps}: its loss or its probabilities were no numbers."
+    words = ["torch's own, for its time and memory beside the others"] if result.head.is_peer else []
+    if result is finding.softmax:
+        words.append("what the others are compared with")
+    questions = finding.task.questions
+    if unbeaten := [q for q in questions if finding.is_learnt(q) and not finding.above(result, q).better]:
+        bars = listed(list(dict.fromkeys(question.bar for question in unbeaten)))
+        words.append(f"not known to have a better {listed([q.metric.words for q in unbeaten], 'or')} than {bars}")
+    if finding.softmax.diverged:
+        words.append("nothing to compare with, for softmax diverged")
+    elif result is not finding.softmax:
+        words += _compared(finding, result)
+    if (mass := result.mean("mass")) < 0.9995:
+        words.append(f"its probabilities add up to {100 * mass:.1f} % in the mean, which its perplexity pays for")
+    if (zeros := result.mean("zeros")) > 0:
+        words.append(f"gives p = 0 to {100 * zeros:.2g} % of the words that came, so that its perplexity is infinite")
+        words.append(f"has p > 0 for {result.mean('support'):.0f} words on average")
+    return wording.sentence("; ".join(words))
+
+
+def _compared(finding: Finding, result: Result) -> list[str]:
+    """With softmax, by each question."""
+    told: dict[str, list[str]] = {"same": [], "better": [], "worse": [], "open": []}
+    for question in finding.task.questions:
+        metric, gain = question.metric, finding.gain(result, question)
+        if gain.same:
+            told["same"].append(metric.words)
+        elif gain.better or gain.worse:
+            by = "," if metric.by_ratio else " by"
+            told["better" if gain.better else "worse"].append(f"in {metric.words}{by} {interval(gain, metric)}")
+        else:
+            told["open"].append(f"in {metric.words}, {interval(gain, metric)}")
+    words = [f"{how} than softmax {listed(told[how])}" for how in ("better", "worse") if told[how]]
+    if told["same"]:
+        words.append(f"the same {listed(told['same'])} as softmax on every row")
+    if told["open"]:
+        words.append(f"cannot be told from softmax {listed(told['open'])}")
+    return words
+
+
+def times(finding: Finding) -> str:
+    """With which heads a step takes another time than with softmax, for certain and by more than is worth a word."""
+    return paces({result.name: finding.pace(result) for result in finding.others})
+
+
+def settings_in_words(study: Study) -> dict[str, str]:
+    """What was trained, on what, and with what."""
+    settings, tasks = study.settings, [finding.task for finding in study.findings]
+    left = f"; {study.done} of {study.wanted} trainings of all heads done, interrupted" if study.partial else ""
+    batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {task.heading}" for task in tasks])
+    models = listed([f"for {task.heading} {task.model}" for task in tasks])
+    return {
+        **{task.heading: f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
+        "Network below the head": models,
+        "Training": f"{settings.steps} steps of Adam, in batches of {batches}; the rate rises and falls to 0, alike for all heads",
+        "Draws": f"{SAMPLES} a batch, log-uniform, for sampled softmax and noise-contrastive" if tasks[0].is_large else "",
+        "Scale of cosines": f"{SCALE:g}" if not tasks[-1].is_large else "",
+        "Seeds": f"{settings.seeds}, from {settings.seed} on{left}",
+        "Left out": "; ".join(f"{name}: {why}" for name, why in study.left_out.items()),
+        "Date": study.date,
+        "Versions": ", ".join(f"{name} {version}" for name, version in study.versions.items()),
+        "Command": study.command,
+    }
+
+
+# The page -----------------------------------------------------------------------------------------------------------------
+
+
+def page(study: Study) -> str:
+    """The page, complete in itself."""
+    choices = [
+        choice(
+            verdict.headline,
+            verdict.reason,
+            reservations(study, finding, verdict) if number == 0 else (),
+            label=f"{finding.task.heading}: {verdict.question.title}",
+        )
+        for finding in study.findings
+        for number, verdict in enumerate(finding.verdicts)
+    ]
+    drawn, kinds = [figures(finding) for finding in study.findings], [finding.task.is_large for finding in study.findings]
+    return document(
+        "softmaxima compare-heads",
+        "Which last layer?",
+        "One small network for each task, trained with every last layer and its loss, from the same weights, on the same batches.",
+        (
+            *choices,
+            facts("What was trained", settings_in_words(study)),
+            *(
+                section
+                for number, finding in enumerate(study.findings)
+                for section in _sections(finding, drawn[number], finding.task.is_large not in kinds[:number])
+            ),
+        ),
+        [shown for own in drawn for shown in own],
+    )
+
+
+def meanings(shown: Sequence[Column[Result]]) -> dict[str, str]:
+    """Of columns, by their headings, which have a short one for terminals."""
+    return {f"{column.heading} ({column.short})": column.meaning for column in shown if column.meaning}
+
+
+def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
+    """On the columns of a task that are shown, beside the caption."""
+    questions, softmax = finding.task.questions, finding.softmax
+    found = [cut_note([finding.gain(result, question) for result in finding.others], question.metric) for question in questions]
+    if any(column.cell(result) == SAME for column in shown for result in finding.results):
+        rows = min(run.reached.rows[question.measure] for run in softmax.runs for question in questions)
+        found.append(same_note(rows, len(finding.others)))
+    return " ".join(dict.fromkeys(filter(None, found)))
+
+
+def _sections(finding: Finding, drawn: Sequence[Figure], explains: bool) -> list[str]:
+    name = finding.task.name
+    said = {result.name: sentence(finding, result) for result in finding.results}
+    return [
+        page_table(
+            f"{name}-heads",
+            f"{finding.task.heading}: all heads, the best first",
+            columns(finding),
+            finding.results,
+            finding.taken,
+            f"{caption(finding)} {note(finding, columns(finding))}".strip(),
+        ),
+        *([facts(f"{finding.task.heading}: what the columns are", meanings(columns(finding)))] if explains else []),
+        sentences(f"{finding.task.heading}: head by head", said, times(finding)),
+        *(figure(own) for own in drawn),
+    ]
+
+
+def markdown(study: Study) -> str:
+    """The tables and what they say, for a page."""
+    parts = []
+    for finding in study.findings:
+        parts.append(markdown_table(finding.task.name, columns(finding), finding.results, finding.taken))
+        parts += [
+            f"{verdict.question.title.capitalize()}: **{verdict.headline}.** {verdict.reason}" for verdict in finding.verdicts
+        ]
+        parts += filter(None, [times(finding)])
+    return "\n\n".join(parts)
+
+
+FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
+
+
+def write(study: Study, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
+    """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
+    return write_files(FILES, study, directory, names)
