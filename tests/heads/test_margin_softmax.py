@@ -123,6 +123,17 @@ def test_zero_vectors_and_equal_vectors_have_finite_gradients():
         assert all(v.isfinite().all() for v in torch.autograd.grad(found, inputs))
 
 
+@pytest.mark.parametrize("length", [1e-30, 1e-13, 1e25])
+def test_vectors_may_be_of_any_length(length: float):
+    hidden, weight, y = normal(3, 6, seed=1, dtype=torch.float32), normal(700, 6, seed=2, dtype=torch.float32), torch.arange(3)
+    expected = sm.margin_softmax_loss(hidden, weight, y)
+    inputs = [(length * hidden).requires_grad_(), weight.clone().requires_grad_()]
+    torch.testing.assert_close(sm.margin_softmax_loss(*inputs, y), expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(sm.margin_softmax_loss(hidden, max(length, 1e-15) * weight, y), expected, rtol=1e-4, atol=0)
+    slopes = torch.autograd.grad(sm.margin_softmax_loss(*inputs, y), inputs)
+    assert all(slope.isfinite().all() for slope in slopes)
+
+
 def test_the_module_trains_and_says_cosines():
     torch.manual_seed(0)
     head = sm.MarginSoftmax(8, 20, kind="combined", margin=(1.0, 0.2, 0.1), scale=16.0, centres=2)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
@@ -15,6 +14,7 @@ from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_weight
 from softmaxima.heads.linear_loss import ask, find_loss
 from softmaxima.heads.margins import Margin
+from softmaxima.heads.request import unit
 
 # What one number of each kind is, by itself; "combined" takes all three.
 KINDS = {"arcface": "angle", "cosface": "cosine", "am": "cosine", "combined": ""}
@@ -76,7 +76,7 @@ def margin_softmax_loss(
     return ask(
         name,
         find_loss(name, loss),
-        normalize(wide, dim=-1),
+        unit(wide),
         layer,
         target,
         dtype=states.dtype,
@@ -159,5 +159,6 @@ class MarginSoftmax(WithOptions, nn.Module):
 
     def cosines(self, hidden: Tensor) -> Tensor:
         """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""
-        products = torch.matmul(normalize(hidden, dim=-1), normalize(self.weight, dim=-1).T)
+        states = check_hidden(type(self).__name__, hidden, sizes(self.weight)[1])
+        products = torch.matmul(unit(states), unit(self.weight).T)
         return products.unflatten(-1, (-1, self.options["centres"])).amax(-1)

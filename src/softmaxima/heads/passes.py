@@ -12,7 +12,7 @@ from softmaxima.core.routing import is_native
 from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.class_parts import add_part
-from softmaxima.heads.products import LayerGradients, put_scores
+from softmaxima.heads.products import LayerGradients, inverse_norms, put_scores
 from softmaxima.heads.request import Request, composed_losses, composed_outputs, of_rows
 from softmaxima.kernels.native import Layer
 from softmaxima.losses.fenchel_young import class_params
@@ -20,7 +20,6 @@ from softmaxima.losses.fenchel_young import class_params
 AT_ONCE = {"cpu": 2**26, "cuda": 2**28}  # bytes of the scores of some rows, and of what is made of them
 BESIDE = 2**23  # of these bytes, what other things take
 MOST_ROWS = 384  # by more the products gain nothing
-SMALLEST_NORM = 1e-12  # that a vector is divided by, as in torch's normalize
 
 
 class Pass:
@@ -42,7 +41,7 @@ class Pass:
         weight, bias = request.weight.detach(), None if request.bias is None else request.bias.detach()
         scales = None
         if request.unit:
-            scales = 1 / torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64).clamp_min(SMALLEST_NORM)
+            scales = inverse_norms(weight)
         self.layer = Layer(weight, bias, scales)
         self.of_layer = LayerGradients.of(request.hidden.detach(), self.layer, (of_hidden, of_weight, of_bias))
         rows, device = sizes(request.hidden)[0], request.hidden.device

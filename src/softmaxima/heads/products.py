@@ -13,7 +13,7 @@ from softmaxima.core.routing import is_native
 from softmaxima.kernels import native
 from softmaxima.kernels.native import Layer
 
-AT_ONCE = 4096  # classes
+AT_ONCE = 1024  # classes
 FEW_CLASSES = 512  # of which torch's products are as fast
 
 
@@ -43,6 +43,12 @@ def _put_product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def _by_kernels(hidden: Tensor, layer: Layer) -> bool:
     return is_native(hidden) and layer.weight.shape[0] >= FEW_CLASSES and hidden.numel() > 0
+
+
+def inverse_norms(weight: Tensor) -> Tensor:
+    """1/‖w‖ in double of each row, 1 of rows of 0, some rows at a time."""
+    norms = torch.cat([torch.linalg.vector_norm(w.double(), dim=-1) for w in weight.split(AT_ONCE)])
+    return 1 / norms.where(norms > 0, 1.0)
 
 
 @dataclass
@@ -121,6 +127,6 @@ class LayerGradients:
         """Takes off what would change only the norms s⁻¹ of the weight's rows: G − s²⟨w, G⟩ w, of a block of classes at a time."""
         scales: Any = self.layer.scales
         for rows in range(0, len(self.weight), AT_ONCE):  # type: ignore[arg-type]
-            w, total = self.layer.weight[rows : rows + AT_ONCE].to(self.weight.dtype), self.weight[rows : rows + AT_ONCE]  # type: ignore[union-attr,index]
-            along = torch.linalg.vecdot(w, total).double() * scales[rows : rows + AT_ONCE].square()
-            total.addcmul_(w, along.to(w.dtype).unsqueeze(-1), value=-1)
+            w, total = self.layer.weight[rows : rows + AT_ONCE].double(), self.weight[rows : rows + AT_ONCE]  # type: ignore[index]
+            towards = w * scales[rows : rows + AT_ONCE].unsqueeze(-1)
+            total -= torch.linalg.vecdot(towards, total.double()).unsqueeze(-1) * towards

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.contract import Map, find_map
@@ -104,11 +103,19 @@ def of_rows(value: Any, span: slice) -> Any:
     return value[span] if isinstance(value, Tensor) and sizes(value)[0] > 1 else value
 
 
+def unit(x: Tensor) -> Tensor:
+    """x/‖x‖ along the last axis, of any length but 0, which stays 0."""
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    near_one = x / largest.where(largest > 0, 1.0)
+    norm = torch.linalg.vector_norm(near_one, dim=-1, keepdim=True)
+    return torch.where(norm > 0, near_one / norm.where(norm > 0, 1.0), near_one)
+
+
 def compose(request: Request) -> Tensor:
     """The reduced loss in the dtype of hidden, or [1 + outputs, rows] in the compute dtype."""
     dtype, tau, cap = request.dtype, request.tau, request.softcap
     weight = request.weight.to(dtype)
-    scores = torch.mm(request.hidden.to(dtype), (normalize(weight, dim=-1) if request.unit else weight).T)
+    scores = torch.mm(request.hidden.to(dtype), (unit(weight) if request.unit else weight).T)
     if request.centres > 1:
         scores = scores.unflatten(-1, (-1, request.centres)).amax(-1)
     scores = scores if request.bias is None else scores + request.bias.to(dtype)
