@@ -296,7 +296,7 @@ class FrequencySampler(Sampler):
 
     def _share(self) -> Tensor:
         """Of the window; before a label was seen all classes are alike."""
-        return torch.where(self.seen > 0, 1 - self.smoothing, 0.0).double()
+        return (self.seen > 0).double() * (1 - self.smoothing)
 
     def extra_repr(self) -> str:
         return f"classes={self.classes}, window={self.window}, smoothing={self.smoothing}"
@@ -325,7 +325,7 @@ class InBatchSampler(Sampler):
 
     def observe(self, target: Tensor) -> None:
         self.frequencies.observe(target)
-        self.batch = target.flatten().to(self.place.device)
+        self.batch = target.flatten().long().to(self.place.device)
 
     def log_prob(self, classes: Tensor) -> Tensor:
         return self.frequencies.log_prob(classes)

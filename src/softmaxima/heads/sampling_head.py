@@ -14,6 +14,7 @@ from softmaxima.core.arguments import check_value
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_flag, check_int
 from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
 from softmaxima.heads.exact import best_classes, exact_log_prob
 from softmaxima.heads.labelled import as_rows
 from softmaxima.heads.linear_loss import linear_loss
@@ -77,8 +78,11 @@ class SamplingHead(WithOptions, nn.Module, ABC):
             shared = {key: own[key] for key in ("temperature", "ignore_index", "reduction")}
             return linear_loss(hidden, self.weight, target, bias=self.bias, **shared)
         observe = getattr(self.sampler, "observe", None)
-        if observe is not None:
-            observe(target[target != own["ignore_index"]])
+        if observe is not None:  # of a call that is right so far
+            name = type(self).__name__
+            check_weight(name, self.weight, states := check_hidden(name, hidden))
+            labels, ignored = check_targets(name, target, states, self.classes, own["ignore_index"])
+            observe(labels if ignored is None else labels[~ignored])
         drawing = {"samples": self.samples, "sampler": self.sampler, "generator": self.generator}
         return type(self).function(hidden, self.weight, target, bias=self.bias, **drawing, **own)
 
