@@ -33,7 +33,7 @@ def compare_heads(
     seeds: Annotated[
         int | None, Parameter(help="Trainings of each head: 5, or 3 with --quick; more tell smaller differences.")
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Of each training: 500, or 60 with --quick.")] = None,
+    steps: Annotated[int | None, Parameter(help="Of each training: 500, or 50 with --quick.")] = None,
     seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times and memory aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
         "softmaxima-compare-heads"

@@ -226,6 +226,7 @@ def trained(
 
 def _trained(task: Task, settings: Settings, seed: int, measures_memory: bool, advanced: Callable[[int], None]) -> Trained:
     """What every head reached with that seed, some steps of each in turn."""
+    advanced(0)  # a lesson and the memory take some seconds
     lesson = task.lesson(seed)
     found = peaks(task.heads, lesson.counts, task.batch, lambda: advanced(OF_MEMORY)) if measures_memory else {}
     trainings = [Training(task, lesson, head, seed, settings.steps) for head in task.heads]

@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ def peaks(heads: Sequence[Head], counts: Tensor, rows: int, advanced: Callable[[
     if not Path("/proc/self/clear_refs").exists():
         return {head.name: math.nan for head in heads}
     found = {}
+    resource_tracker.ensure_running()  # the thread that starts it heeds Ctrl-C again, and it is to be none of the pool's
     pool = ThreadPoolExecutor(AT_ONCE, initializer=_deaf)
     try:
         for head, bytes in zip(heads, pool.map(lambda head: peak_memory(training_step, head, counts, rows), heads), strict=True):

@@ -65,10 +65,10 @@ HEADS = (*FULL, *LARGE, *OF_COSINES)
 TASKS = {"text": (*FULL, *LARGE), "digits": (*FULL, *OF_COSINES), "mnist": (*FULL, *OF_COSINES)}
 
 SEEDS, STEPS = 5, 500  # trainings of each head, and their steps
-QUICK_SEEDS, QUICK_STEPS = 3, 60
+QUICK_SEEDS, QUICK_STEPS = 3, 50
 VOCABULARY = 10_000  # words at most
 LEAST_WORDS, MOST_WORDS = 100, 100_000
-SCORED, QUICK_SCORED = 16_384, 2048  # held-out words at most
+SCORED, QUICK_SCORED = 16_384, 1024  # held-out words at most
 
 
 @dataclass(frozen=True)

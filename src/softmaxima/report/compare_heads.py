@@ -318,12 +318,17 @@ def times(finding: Finding) -> str:
     return paces({result.name: finding.pace(result) for result in finding.others})
 
 
+def _spoken(task: Task) -> str:
+    """Its name within a sentence."""
+    return task.heading if task.heading.isupper() else task.name
+
+
 def settings_in_words(study: Study) -> dict[str, str]:
     """What was trained, on what, and with what."""
     settings, tasks = study.settings, [finding.task for finding in study.findings]
     left = f"; {study.done} of {study.wanted} trainings of all heads done, interrupted" if study.partial else ""
-    batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {task.heading}" for task in tasks])
-    models = listed([f"for {task.heading} {task.model}" for task in tasks])
+    batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {_spoken(task)}" for task in tasks])
+    models = listed([f"for {_spoken(task)} {task.model}" for task in tasks])
     return {
         **{task.heading: f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
         "Network below the head": models,
