@@ -43,7 +43,7 @@ from softmaxima.experiments.heads_pictures import FREQUENCIES, PIXELS, Pictures,
 from softmaxima.experiments.heads_plan import HEADS, TASKS, Head, Settings, missing, planned
 from softmaxima.experiments.heads_saved import GAINS, MEASURES, as_csv, as_json, read_trainings
 from softmaxima.experiments.heads_tasks import Reached, Task
-from softmaxima.experiments.heads_text import BASELINE, RUN, SHARE, NextWord, runs, text_task
+from softmaxima.experiments.heads_text import BASELINE, RUN, SHARE, WORD, NextWord, runs, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.report.compare_heads import columns, page, sentence, write
 from softmaxima.report.compare_heads_figures import figures
@@ -217,14 +217,8 @@ def test_classes_are_the_frequent_words_by_frequency_and_one_for_all_others() ->
 
 
 def test_runs_of_the_same_sign_are_one_word_and_others_apart() -> None:
-    words = [match[0] for match in re.finditer(heads_text_word(), "a_1 == b--, (c)…")]
+    words = [match[0] for match in WORD.finditer("a_1 == b--, (c)…")]
     assert words == ["a_1", "==", "b", "--", ",", "(", "c", ")", "…"]
-
-
-def heads_text_word() -> re.Pattern[str]:
-    from softmaxima.experiments.heads_text import WORD
-
-    return WORD
 
 
 def test_what_is_held_out_and_known_word_for_word_is_told() -> None:
@@ -608,15 +602,15 @@ def run(*arguments: str) -> int:
 
 
 @pytest.fixture
-def squares(tmp_path: Path) -> str:
+def help_text(tmp_path: Path) -> str:
     path = tmp_path / "help.txt"
     path.write_bytes(some_help().content)
     return str(path)
 
 
-def test_a_text_is_compared(squares: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_compared(help_text: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    options = ("--text", squares, "--task=text", "--heads=sparsemax", "--steps=2", "--seeds=2", f"--out={tmp_path / 'out'}")
+    options = ("--text", help_text, "--task=text", "--heads=sparsemax", "--steps=2", "--seeds=2", f"--out={tmp_path / 'out'}")
     options = (*options, "--vocabulary=150")
     assert run(*options) == 0
     shown = capsys.readouterr().out
