@@ -216,15 +216,12 @@ def _flat_target(name: str, target: Any, hidden: Tensor, classes: int) -> Tensor
     shape, got = sizes(hidden)[:-1], sizes(given)
     if given.is_floating_point() and got == (*shape, classes):
         return given.reshape(math.prod(shape), classes)
-    if given.dtype in (torch.bool, *FLOATING) or given.is_complex() or got != shape:
+    if given.is_floating_point() or given.dtype == torch.bool or given.is_complex() or got != shape:
         raise ValueError(
             f"{name}: target must hold class indices of shape {shape}, or probabilities of shape {(*shape, classes)}; got "
             f"{given.dtype} of shape {got}"
         )
     return given.reshape(math.prod(shape))
-
-
-FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:

@@ -39,10 +39,7 @@ class Pass:
         self.by_kernel = request.is_by_kernel(needs)
         self.in_place = self.by_kernel and request.how.of_map and is_native(request.hidden)
         weight, bias = request.weight.detach(), None if request.bias is None else request.bias.detach()
-        scales = None
-        if request.unit:
-            scales = inverse_norms(weight)
-        self.layer = Layer(weight, bias, scales)
+        self.layer = Layer(weight, bias, inverse_norms(weight) if request.unit else None)
         self.of_layer = LayerGradients.of(request.hidden.detach(), self.layer, (of_hidden, of_weight, of_bias))
         rows, device = sizes(request.hidden)[0], request.hidden.device
         self.values = torch.zeros((1 + len(request.outputs), rows), dtype=torch.float64, device=device)
