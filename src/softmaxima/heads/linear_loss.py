@@ -89,7 +89,7 @@ def linear_loss(
 
     Cost: for N rows, V classes and D features 2NVD operations for the scores and 4NVD for the gradients, next to nothing for those
     of a sparse loss once few p are not 0. With reduction="none" or `outputs` the backward pass computes the scores again. Memory:
-    that of the gradients, and `chunk`. Source: that of the loss.
+    that of the gradients and `chunk`, and in half precision a copy of the weight's gradient in float32. Source: that of the loss.
 
     >>> import torch, softmaxima as sm
     >>> hidden, weight = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
