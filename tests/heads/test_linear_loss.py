@@ -215,6 +215,40 @@ def test_options_of_a_loss_learn(option: str):
         }[loss]()
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(*(torch.autograd.grad(v, parameter)[0] for v in (found, expected)))
+        likely = (hidden @ weight.T).argmax(-1)
+        outputs = sm.linear_loss(hidden, weight, likely, loss=(loss, parameter), chunk=4, outputs=("log_prob", "entropy"))
+        p = sm.elastic_softmax(hidden @ weight.T, beta=beta) if loss == "elastic" else sm.entmax(hidden @ weight.T, alpha=alpha)
+        ones = p.masked_fill(p == 0, 1.0)
+        whole = p.gather(-1, likely.unsqueeze(-1)).log().sum() - 3 * (ones * ones.log()).sum()
+        parts = outputs.log_prob.sum() + 3 * outputs.entropy.sum()
+        torch.testing.assert_close(*(torch.autograd.grad(v, parameter)[0] for v in (parts, whole)))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(
+    ("called", "gap"),
+    [
+        ("cross_entropy", 9e3),
+        (("elastic", 0.3), 9e3),
+        (("sparse_softmax", 2), 700.0),
+        (("entmax", 1.0), 700.0),
+        (("entmax", 1 + 1e-6), 600.0),
+    ],
+    ids=str,
+)
+def test_log_probabilities_beyond_float32_have_gradients(called: Any, gap: float, learns: bool):
+    hidden, weight = torch.eye(1, 2).requires_grad_(), torch.tensor([[-1e5, 0.0]]).repeat(600, 1)
+    weight[:2, 0] = torch.tensor([gap, 0.0])
+    scale = torch.ones((), requires_grad=learns)
+    for bias in (torch.zeros(600), torch.zeros(600).index_fill(0, torch.tensor([1]), -INF)):
+        bias.requires_grad_()
+        found = sm.linear_loss(hidden, weight, torch.tensor([1]), loss=called, bias=bias, temperature=scale, outputs="log_prob")
+        impossible = bool(bias[1] == -INF)
+        torch.testing.assert_close(found.log_prob, torch.tensor([-INF if impossible else -gap]), rtol=1e-3, atol=0)
+        slopes = torch.autograd.grad(found.log_prob.sum(), [hidden, bias, *([scale] if learns else [])])
+        assert all(v.isfinite().all() for v in slopes)
+        of_label = 0.0 if impossible else 1.0
+        torch.testing.assert_close(slopes[1][1], torch.tensor(of_label), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("subject", [*LOSSES[:6], LOSSES[10]], ids=lambda subject: str(subject[0]))
@@ -438,6 +472,8 @@ def test_the_module_learns_ties_and_saves():
             "z_loss needs",
         ),
         ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"chunk": 0}, ValueError, "chunk must be"),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"chunk": "all"}, TypeError, 'chunk must be "auto"'),
+        ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"temperature": 1e-39}, ValueError, "at least 1.2e-38"),
         (
             (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
             {"outputs": "perplexity"},
@@ -454,7 +490,7 @@ def test_the_module_learns_ties_and_saves():
             (torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()),
             {"class_weight": torch.ones(4)},
             ValueError,
-            "of the 5 classes",
+            "class_weight must hold .* of the 5 classes",
         ),
     ],
     ids=str,

@@ -21,7 +21,7 @@ from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows
 from softmaxima.heads.request import Request
-from softmaxima.losses._classification import REGISTRY, Loss, prepare
+from softmaxima.losses._classification import REGISTRY, Loss, check_class_weight, prepare
 
 OUTPUTS = ("log_prob", "entropy")
 
@@ -59,21 +59,23 @@ def linear_loss(
     """A loss of the scores `x = c·tanh((W h + b)/c)/τ` of a linear layer, without ever holding them for all rows, in nats.
 
     Args:
-        hidden: h (…, features), float64, float32, bfloat16 or float16.
+        hidden: h (…, features), float64, float32, bfloat16 or float16; a NumPy array is taken as a tensor.
         weight: W (classes, features), as `nn.Linear` and `nn.Embedding` have it.
         target: class indices (…), or probabilities (…, classes).
         loss: the name of a loss or of a map that has one ("cross_entropy", "sparsemax", "entmax15", "elastic"), or a tuple of it
             and its first option, ("entmax", 1.3), ("elastic", -1.0), ("sparse_softmax", 50), or a dict of its options. Options that
             are tensors may require grad.
-        bias: b (classes).
+        bias: b (classes). −∞ leaves out a class, though not below a softcap, under which its score is −c/τ.
         temperature: τ > 0, a number or a tensor that broadcasts to (…, 1); a tensor may require grad.
         softcap: c > 0; None leaves the scores as they are.
-        ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`.
+        ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`. Of a Fenchel–Young loss
+            ("sparsemax", "entmax15") a row of the label t counts w_t, smoothed or not; of the others Σ_c w_c y_c.
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
             a time too, where not even the scores of a few rows are to be held: in float64, and with the scores computed anew for
             each pass over them, three at least.
         outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
+            log p_t is −∞, without a gradient, where p_t is 0; below 1e-307 also, but of softmax and elastic softmax.
 
     Returns:
         The loss, as that of the scores would be, in the dtype of hidden; with `outputs` a `LinearOutputs`. A row that is ignored
@@ -114,7 +116,7 @@ def linear_loss(
         chunk=chunk,
         outputs=outputs,
         bias=check_bias(name, bias, layer),
-        tau=check_value(name, "temperature", temperature, *TEMPERATURE),
+        tau=_check_temperature(name, temperature, states),
         softcap=None if softcap is None else check_positive(name, "softcap", softcap),
         z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
     )
@@ -146,6 +148,8 @@ def ask(
     scores = rows.new_zeros((), dtype=COMPUTE_DTYPE[rows.dtype]).expand(sizes(rows)[0], classes)
     flat = _flat_target(name, target, hidden, classes)
     rows_at_once, classes_at_once = _check_chunk(name, chunk)
+    if class_weight is not None:
+        class_weight = check_class_weight(name, class_weight, classes, scores.dtype, "class_weight")
     batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing)
     if batch.ignored is not None:
         rows = rows.masked_fill(batch.ignored.unsqueeze(-1), 0.0)  # whatever they hold
@@ -193,7 +197,7 @@ def find_loss(name: str, loss: Any) -> tuple[Loss, dict[str, Any]]:
     if found is None and called in MAPS and MAPS[called].regulariser is not None:
         found, options = REGISTRY["fenchel_young_loss"], {"map": called}
     if found is None:
-        known = sorted({*REGISTRY, *of_map})
+        known = sorted({loss for loss in (*REGISTRY, *of_map) if loss not in REGISTRY or not REGISTRY[loss].on_cosines})
         raise ValueError(
             f"{name}: unknown loss {called!r}{nearest(called, known)}; known are: {', '.join(known)}, and maps with one"
         )
@@ -237,6 +241,14 @@ def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:
     return value.expand(shape).reshape(-1, 1)
 
 
+def _check_temperature(name: str, temperature: Any, hidden: Tensor) -> float | Tensor:
+    """τ > 0, whose reciprocal is a number of the scores' dtype."""
+    dtype = COMPUTE_DTYPE[hidden.dtype]
+    least = torch.finfo(dtype).tiny
+    domain = f"positive and finite, at least {least:.2g} for scores in {dtype}"
+    return check_value(name, "temperature", temperature, lambda tau: (tau >= least) & (tau < math.inf), domain)
+
+
 def _number(value: Any) -> Any:
     """A tensor of one number that does not learn as that number."""
     return (
@@ -268,6 +280,8 @@ def _check_chunk(name: str, chunk: Any) -> tuple[int | None, int | None]:
         return None, None
     if isinstance(chunk, (tuple, list)) and len(chunk) == 2:
         return check_count(name, "chunk[0]", chunk[0]), check_count(name, "chunk[1]", chunk[1])
+    if isinstance(chunk, (str, tuple, list)) or chunk is None:
+        raise TypeError(f'{name}: chunk must be "auto", a number of rows, or (rows, classes), got {chunk!r}')
     return check_count(name, "chunk", chunk), None
 
 
@@ -328,6 +342,8 @@ class LinearLoss(WithOptions, nn.Module):
             layer = nn.Linear(in_features, classes, bias=bias, device=device, dtype=dtype)
             self.weight, self.bias = layer.weight, layer.bias
         else:
+            if device is not None or dtype is not None:
+                raise ValueError(f"{name}: tie_weight has a device and a dtype; leave out device and dtype")
             if sizes(tie_weight) != (classes, in_features):
                 raise ValueError(f"{name}: tie_weight must be of shape {(classes, in_features)}, got {sizes(tie_weight)}")
             self.weight = tie_weight if isinstance(tie_weight, nn.Parameter) else nn.Parameter(tie_weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, inverse_norms, put_scores
-from softmaxima.heads.request import Request, composed_losses, composed_outputs, of_rows
+from softmaxima.heads.request import Request, composed, composed_outputs, in_double, loss_of_log, of_rows
 from softmaxima.kernels.native import Layer
 from softmaxima.losses.fenchel_young import class_params
 
@@ -55,7 +56,9 @@ class Pass:
         rows, classes = sizes(request.batch.rows)
         classes = request.classes_at_once or classes
         copies = 12 if request.classes_at_once else 1 if self.in_place else 3 if self.by_kernel else 10
-        copies += (request.softcap is not None) + self.of_tau + 8 * bool(request.outputs)
+        copies += (request.softcap is not None) + self.of_tau
+        if request.outputs:
+            copies += 8 if loss_of_log(request.map[0]) is not None else 16  # those of float64
         copies += request.centres + 2 if request.centres > 1 else 0
         room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
         most = MOST_ROWS if classes > MOST_ROWS else room
@@ -106,19 +109,10 @@ class Pass:
         if isinstance(part.tau, Tensor):
             x.div_(part.tau.to(x.dtype))
         part = part.with_scores(x)
-        if request.outputs:
-            self.values[1:, span] = torch.stack(composed_outputs(part)).double()
-        of_outputs = self._gradient_of_outputs(part, span)
-        slope = self._move_targets(part)
         before = x.clone() if self.of_tau and self.in_place else x
-        g = self._gradient_of_loss(part, span, number)
+        g = self._gradient(part, span, number)
         if g is None:
             return
-        if slope is not None:
-            index = part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-            g.scatter_(-1, index, g.gather(-1, index) * slope)
-        if of_outputs is not None:
-            g.add_(of_outputs, alpha=1 / number)
         if isinstance(part.tau, Tensor):
             g.div_(part.tau.to(g.dtype))
         if self.of_tau:
@@ -135,71 +129,94 @@ class Pass:
             )
         self.of_layer.add(part.hidden, g, span.start)
 
-    def _move_targets(self, part: Request) -> Tensor | None:
-        """Gives the scores of labels their margin; what their derivatives are times then, [rows, 1]."""
-        if part.margin is None:
-            return None
-        x, index = part.batch.rows, part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-        cosine = x.gather(-1, index) * part.tau
-        x.scatter_(-1, index, part.margin.moved(cosine) / part.tau)
-        return part.margin.slope(cosine)
-
-    def _gradient_of_loss(self, part: Request, span: slice, tau: float) -> Tensor | None:
-        """∂/∂x of what the losses of a part count, over τ; puts their values where they belong."""
+    def _gradient(self, part: Request, span: slice, tau: float) -> Tensor | None:
+        """∂/∂x of what the values of a part count, over τ; puts the values where they belong."""
         batch, how = part.batch, part.how
-        slopes = None if self.slopes is None else self.slopes[0, span]
-        scale = (self.scale if slopes is None else 1.0) / tau
+        slopes = None if self.slopes is None else self.slopes[:, span]
         if how.double:
             batch = batch.in_double()
         if not self.by_kernel or not batch.is_fusible(how):
-            return self._composed_gradient(part, span, slopes, scale)
+            return self._composed_gradient(part, span, slopes, tau)
+        of_outputs = None
+        if part.outputs:
+            self.values[1:, span] = torch.stack(composed_outputs(part))
+            if self.differentiates:
+                of_outputs = _gradient_of_outputs(part, slopes[1:])  # type: ignore[index]
+        slope = _move_targets(part)
+        scale = (self.scale if slopes is None else 1.0) / tau
         account: dict[str, Any] = {"class_weight": batch.class_weight, "smoothing": batch.smoothing, "scale": scale}
         if self.in_place:
             account |= {"square": part.z_loss, "in_place": True}
-        values, g = how.losses(batch.rows, batch.kernel_target(), **account, gradient=self.differentiates)  # type: ignore[misc]
-        self.values[0, span] = values
+        self.values[0, span], g = how.losses(batch.rows, batch.kernel_target(), **account, gradient=self.differentiates)  # type: ignore[misc]
         if g is None:
             return None
         g = g.to(part.dtype)
-        return g if slopes is None else g.mul_(slopes.to(g.dtype).unsqueeze(-1))
+        if slopes is not None:
+            g.mul_(slopes[0].to(g.dtype).unsqueeze(-1))
+        if slope is not None:
+            index = batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+            g.scatter_(-1, index, g.gather(-1, index) * slope)
+        return g if of_outputs is None else g.add_(of_outputs.to(g.dtype), alpha=1 / tau)
 
-    def _composed_gradient(self, part: Request, span: slice, slopes: Tensor | None, scale: float | Tensor) -> Tensor | None:
+    def _composed_gradient(self, part: Request, span: slice, slopes: Tensor | None, tau: float) -> Tensor | None:
+        """The same by differentiable operations, which also make the gradients by options."""
         if not self.differentiates:
-            self.values[0, span] = composed_losses(part)
+            self.values[:, span] = composed(part)
             return None
         options = {name: value for name, value in part.options.items() if isinstance(value, Tensor)}
         with torch.enable_grad():
             x, *learnt = (value.detach().requires_grad_() for value in (part.batch.rows, *options.values()))
-            values = composed_losses(part.with_scores(x, dict(zip(options, learnt, strict=True))))
-            weights = torch.ones_like(values) if slopes is None else slopes.to(values.dtype)
+            values = composed(part.with_scores(x, dict(zip(options, learnt, strict=True))))
+            weights = torch.ones_like(values) * self.scale if slopes is None else slopes.to(values.dtype)
             g, *others = torch.autograd.grad(values, (x, *learnt), weights, allow_unused=True)
-        self.values[0, span] = values.detach()
+        self.values[:, span] = values.detach()
         for name, value in zip(options, others, strict=True):
             if value is not None:
-                _add_to(self.others[name], span, value.double() * (self.scale if slopes is None else 1.0))
-        return torch.zeros_like(x) if g is None else g * scale
+                _add_to(self.others[name], span, value.double())
+        return torch.zeros_like(x) if g is None else g / tau
 
-    def _gradient_of_outputs(self, part: Request, span: slice) -> Tensor | None:
-        """∂/∂x of what the outputs of a part count."""
-        if self.slopes is None or not part.outputs or not self.differentiates:
-            return None
-        batch, (map, params) = part.batch, part.map
-        x, values = batch.rows, list(class_params(batch, map, params).values())
-        p = compute(map, x, 1.0, None, values)
-        of_p, labels = torch.zeros_like(p), batch.labels
-        total: Tensor | None = None
-        for output, slope in zip(part.outputs, self.slopes[1:, span], strict=True):
-            each = slope.to(p.dtype).unsqueeze(-1)
-            each = each if batch.ignored is None else each.masked_fill(batch.ignored.unsqueeze(-1), 0.0)
-            if output == "entropy":
-                of_p -= torch.where(p > 0, p.log() + 1, 0.0) * each
-            elif map.name == "softmax":
-                total = (-each * p).scatter_add_(-1, labels.unsqueeze(-1), each)  # type: ignore[union-attr]
-            else:
-                likely = p.gather(-1, labels.unsqueeze(-1))  # type: ignore[union-attr]
-                of_p.scatter_add_(-1, labels.unsqueeze(-1), torch.where(likely > 0, each / likely, 0.0))  # type: ignore[union-attr]
-        pulled = pull(map, p, of_p, x if map.uses_scores else None, 1.0, None, values)
-        return pulled if total is None else pulled + total
+
+def _move_targets(part: Request) -> Tensor | None:
+    """Gives the scores of labels their margin; what their derivatives are times then, [rows, 1]."""
+    if part.margin is None:
+        return None
+    x, index = part.batch.rows, part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+    cosine = x.gather(-1, index) * part.tau
+    x.scatter_(-1, index, part.margin.moved(cosine) / part.tau)
+    return part.margin.slope(cosine)
+
+
+def _gradient_of_outputs(part: Request, slopes: Tensor) -> Tensor:
+    """∂/∂x of ⟨slopes, outputs⟩ of a part, slopes [outputs, rows]: as autograd has it, which operations do not have."""
+    total = torch.zeros_like(part.batch.rows)
+    for output, slope in zip(part.outputs, slopes, strict=True):
+        slope = slope if part.batch.ignored is None else slope.masked_fill(part.batch.ignored, 0.0)
+        of = _gradient_of_log_prob if output == "log_prob" else _gradient_of_entropy
+        total += of(part, slope.unsqueeze(-1))
+    return total
+
+
+def _gradient_of_entropy(part: Request, slope: Tensor) -> Tensor:
+    map, params = part.map
+    x, values = part.batch.rows, list(class_params(part.batch, map, params).values())
+    p = compute(map, x, 1.0, None, values)
+    of_p = torch.where(p > 0, -(p.log() + 1), 0.0) * slope.to(p.dtype)
+    return pull(map, p, of_p, x if map.uses_scores else None, 1.0, None, values)
+
+
+def _gradient_of_log_prob(part: Request, slope: Tensor) -> Tensor:
+    index = part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+    if loss_of_log(part.map[0]) is not None:
+        map, params = part.map
+        p = compute(map, part.batch.rows, 1.0, None, list(class_params(part.batch, map, params).values()))
+        of_label = slope.to(p.dtype).masked_fill(part.batch.rows.gather(-1, index) == -math.inf, 0.0)
+        return (p * -slope.to(p.dtype)).scatter_add_(-1, index, of_label)
+    map, z, params = in_double(part)
+    values = list(params.values())
+    p = compute(map, z, 1.0, None, values)
+    likely = p.gather(-1, index)
+    of_p = torch.zeros_like(p).scatter_(-1, index, torch.where(likely > 0, slope.double() / likely, 0.0))
+    return pull(map, p, of_p, z if map.uses_scores else None, 1.0, None, values)
 
 
 def _add_to(total: Tensor, span: slice, values: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,7 @@ from softmaxima.core.contract import Map, find_map
 from softmaxima.core.routing import is_native
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.margins import Margin
-from softmaxima.losses._classification import Batch, Evaluation, Loss
-from softmaxima.losses.cross_entropy import cross_entropy
+from softmaxima.losses._classification import REGISTRY, Batch, Evaluation, Loss
 from softmaxima.losses.fenchel_young import class_params, conjugate
 
 
@@ -121,28 +121,27 @@ def compose(request: Request) -> Tensor:
     scores = scores if request.bias is None else scores + request.bias.to(dtype)
     scores = scores if cap is None else (scores / cap).tanh() * cap
     scores = scores / (tau.to(dtype) if isinstance(tau, Tensor) else tau)
-    outputs = composed_outputs(request.part(slice(None)).with_scores(scores))
-    if request.margin is not None:
-        index = request.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-        scores = scores.scatter(-1, index, request.margin.moved(scores.gather(-1, index) * tau) / tau)
-    values = composed_losses(request.part(slice(None)).with_scores(scores))
-    if request.is_of_rows:
-        return torch.stack([value.to(dtype) for value in (values, *outputs)])
-    return replace(request.batch, dtype=request.hidden.dtype).reduce(values)
+    values = composed(request.part(slice(None)).with_scores(scores))
+    return values.to(dtype) if request.is_of_rows else replace(request.batch, dtype=request.hidden.dtype).reduce(values[0])
 
 
-def composed_losses(part: Request) -> Tensor:
-    """The losses [rows] of a batch with scores, in float64."""
+def composed(part: Request) -> Tensor:
+    """The losses of a batch with scores, and what is asked for beside them, [1 + outputs, rows] in float64."""
+    outputs = composed_outputs(part)
+    if part.margin is not None:
+        scores, index = part.batch.rows, part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
+        moved = part.margin.moved(scores.gather(-1, index) * part.tau) / part.tau
+        part = part.with_scores(scores.scatter(-1, index, moved))
+    return torch.stack([_composed_losses(part), *outputs])
+
+
+def _composed_losses(part: Request) -> Tensor:
     batch, how = part.batch, part.how
     values = how.composite((batch.in_double() if how.double else batch).in_range()).double()
     if part.z_loss == 0:
         return values
-    map, params = part.map
-    z = batch.scores.double()
-    wide: dict[str, Any] = {
-        name: v.double() if isinstance(v, Tensor) else v for name, v in class_params(batch, map, params).items()
-    }
-    squares = part.z_loss * conjugate(map, z, map(z, **wide), wide).square()
+    map, z, params = in_double(part)
+    squares = part.z_loss * conjugate(map, z, map(z, **params), params).square()
     if part.loss.row_form.fenchel:  # type: ignore[union-attr]
         squares = batch.weigh(squares)
     else:
@@ -150,18 +149,37 @@ def composed_losses(part: Request) -> Tensor:
     return values + (squares if batch.ignored is None else squares.masked_fill(batch.ignored, 0.0))
 
 
+def in_double(part: Request) -> tuple[Map, Tensor, dict[str, Any]]:
+    """(the map, the scores and the map's parameters in float64), of a batch with scores."""
+    map, params = part.map
+    wide = {name: v.double() if isinstance(v, Tensor) else v for name, v in class_params(part.batch, map, params).items()}
+    return map, part.batch.scores.double(), wide
+
+
 def composed_outputs(part: Request) -> list[Tensor]:
-    """What is asked for beside the loss, [rows] each, 0 in rows that are ignored."""
-    if not part.outputs:
-        return []
-    batch, (map, params) = part.batch, part.map
-    p = map(batch.scores, **params)
-    found: list[Tensor] = []
-    for output in part.outputs:
-        if output == "entropy":
-            found.append(torch.special.entr(p).sum(-1))
-        elif map.name == "softmax":
-            found.append(-cross_entropy(batch.scores, batch.labels, reduction="none"))
-        else:
-            found.append(p.gather(-1, batch.labels.unsqueeze(-1)).squeeze(-1).log())  # type: ignore[union-attr]
-    return found if batch.ignored is None else [value.masked_fill(batch.ignored, 0.0) for value in found]
+    """What is asked for beside the loss, in float64, [rows] each, 0 in rows that are ignored."""
+    found = [_log_prob(part) if output == "log_prob" else _entropy(part) for output in part.outputs]
+    ignored = part.batch.ignored
+    return found if ignored is None else [value.masked_fill(ignored, 0.0) for value in found]
+
+
+def _entropy(part: Request) -> Tensor:
+    map, params = part.map
+    p = map(part.batch.scores, **params)
+    return torch.special.entr(p.masked_fill(p == 0, 1.0)).sum(-1).double()  # at 0 it has no slope
+
+
+def _log_prob(part: Request) -> Tensor:
+    """log p_t of the labels t: from the scores where a loss says it, else of p in float64."""
+    if (loss := loss_of_log(part.map[0])) is not None:
+        batch = replace(part.batch, class_weight=None, smoothing=0.0)
+        return -batch.evaluate(loss.evaluation(batch, **part.map[1]))
+    map, z, params = in_double(part)
+    p = map(z, **params).gather(-1, part.batch.labels.unsqueeze(-1)).squeeze(-1)  # type: ignore[union-attr]
+    impossible = p == 0
+    return p.masked_fill(impossible, 1.0).log().masked_fill(impossible, -math.inf)
+
+
+def loss_of_log(map: Map) -> Loss | None:
+    """The loss −log p_t of a map, whose options are the map's parameters; None where there is none."""
+    return next((loss for loss in REGISTRY.values() if loss.map == map.name and loss.is_of_log), None)

@@ -422,15 +422,17 @@ def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: 
     )
 
 
-def check_class_weight(name: str, weight: Any, classes: int | None, dtype: torch.dtype | None = None) -> Tensor:
+def check_class_weight(
+    name: str, weight: Any, classes: int | None, dtype: torch.dtype | None = None, what: str = "weight"
+) -> Tensor:
     """Floating-point numbers [classes], finite in a dtype and not negative; any number of them where that is not known."""
     if isinstance(weight, (str, Real)):
-        raise TypeError(f"{name}: weight must hold one number for each class, got {weight!r}; pass other options by name")
-    values = as_tensor(name, "weight", weight)
+        raise TypeError(f"{name}: {what} must hold one number for each class, got {weight!r}; pass other options by name")
+    values = as_tensor(name, what, weight)
     if values.ndim != 1 or classes not in (None, *sizes(values)) or not values.is_floating_point():
         of = "class" if classes is None else f"of the {classes} classes"
         raise ValueError(
-            f"{name}: weight must hold one floating-point number for each {of}, got {values.dtype} of shape {tuple(values.shape)}"
+            f"{name}: {what} must hold one floating-point number for each {of}, got {values.dtype} of shape {tuple(values.shape)}"
         )
     given, values = values, values if dtype is None else values.to(dtype)
     if is_concrete(values):
@@ -439,7 +441,7 @@ def check_class_weight(name: str, weight: Any, classes: int | None, dtype: torch
             place = int(wrong.nonzero()[0])
             got = float(given[place])
             beyond = f", beyond {values.dtype}," if math.isfinite(got) and got > 0 else ""
-            raise ValueError(f"{name}: weight must be finite and not negative, got {got}{beyond} for class {place}")
+            raise ValueError(f"{name}: {what} must be finite and not negative, got {got}{beyond} for class {place}")
     return values
 
 
@@ -589,6 +591,12 @@ class Loss:
 
     def __deepcopy__(self, memo: Any) -> Loss:
         return self
+
+    @property
+    def is_of_log(self) -> bool:
+        """Whether it is −Σ_c y_c log p_c of its map."""
+        form = self.row_form
+        return self.map is not None and form is not None and not form.fenchel and form.of_p is None
 
     def in_parts(
         self,
