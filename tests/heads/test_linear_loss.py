@@ -499,3 +499,22 @@ def test_wrong_arguments_are_told_in_a_sentence(arguments: Any, options: dict[st
     with pytest.raises(error, match=r"^\w+: ") as raised:
         sm.linear_loss(*arguments, **options)
     assert raised.match(says)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "error", "says"),
+    [
+        (sm.LinearLoss, {"tie_weight": torch.nn.Embedding(5, 3)}, TypeError, "pass embedding.weight"),
+        (sm.LinearLoss, {"tie_weight": torch.ones(3, 5)}, ValueError, r"must be of shape \(5, 3\)"),
+        (sm.LinearLoss, {"tie_weight": torch.ones(5, 3), "dtype": torch.float64}, ValueError, "leave out device and dtype"),
+        (sm.LinearLoss, {"bias": torch.ones(5)}, TypeError, "bias must be True or False"),
+        (sm.LinearLoss, {"temprature": 1.0}, TypeError, "unknown option temprature"),
+        (sm.MarginSoftmax, {"temperature": 1.0}, TypeError, "unknown option temperature"),
+        (sm.MarginSoftmax, {"class_weight": torch.ones(4)}, ValueError, "class_weight must hold .* of the 5 classes"),
+    ],
+    ids=str,
+)
+def test_modules_refuse_at_once(module: Any, options: dict[str, Any], error: type[Exception], says: str):
+    with pytest.raises(error, match=r"^\w+: ") as raised:
+        module(3, 5, **options)
+    assert raised.match(says)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -60,3 +62,11 @@ def check_targets(name: str, target: Any, hidden: Tensor, classes: int, ignore_i
             f"{sizes(labels)}"
         )
     return check_labels(name, labels.long(), classes, ignore_index)
+
+
+def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Those of a module that go to a function of (hidden, weight, target, *, …)."""
+    parameters = inspect.signature(function).parameters.values()
+    known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(f"{name}: unknown option {', '.join(unknown)}; its options are {', '.join(known)}")

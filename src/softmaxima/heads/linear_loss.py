@@ -2,7 +2,6 @@ r"""linear_loss: any loss of the scores x = c·tanh((W h + b)/c)/τ of a linear 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +13,18 @@ from torch import Tensor, nn
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.modules import OptionsModule, WithOptions
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_number, check_positive, nearest
+from softmaxima.core.numbers import (
+    TEMPERATURE,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    check_positive,
+    described,
+    nearest,
+)
 from softmaxima.core.tracing import is_concrete, sizes
-from softmaxima.heads.arguments import check_bias, check_hidden, check_weight
+from softmaxima.heads.arguments import check_bias, check_hidden, check_options, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows
@@ -149,7 +157,8 @@ def ask(
     flat = _flat_target(name, target, hidden, classes)
     rows_at_once, classes_at_once = _check_chunk(name, chunk)
     if class_weight is not None:
-        class_weight = check_class_weight(name, class_weight, classes, scores.dtype, "class_weight")
+        what = "class_weight"
+        class_weight = check_device(name, what, check_class_weight(name, class_weight, classes, scores.dtype, what), hidden)
     batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing)
     if batch.ignored is not None:
         rows = rows.masked_fill(batch.ignored.unsqueeze(-1), 0.0)  # whatever they hold
@@ -336,27 +345,31 @@ class LinearLoss(WithOptions, nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        check_count(name, "in_features", in_features)
-        check_count(name, "classes", classes)
+        check_options(name, linear_loss, options)
+        self.in_features = check_count(name, "in_features", in_features)
+        self.classes = check_count(name, "classes", classes)
+        bias = check_flag(name, "bias", bias)
         if tie_weight is None:
             layer = nn.Linear(in_features, classes, bias=bias, device=device, dtype=dtype)
             self.weight, self.bias = layer.weight, layer.bias
         else:
             if device is not None or dtype is not None:
                 raise ValueError(f"{name}: tie_weight has a device and a dtype; leave out device and dtype")
+            if not isinstance(tie_weight, Tensor):
+                raise TypeError(f"{name}: tie_weight must be a tensor, got {described(tie_weight, 'embedding.weight')}")
             if sizes(tie_weight) != (classes, in_features):
                 raise ValueError(f"{name}: tie_weight must be of shape {(classes, in_features)}, got {sizes(tie_weight)}")
             self.weight = tie_weight if isinstance(tie_weight, nn.Parameter) else nn.Parameter(tie_weight)
             self.bias = nn.Parameter(torch.zeros_like(self.weight[:, 0])) if bias else None
-        known = inspect.signature(linear_loss).parameters.keys() - {"hidden", "weight", "target", "bias"}
-        if unknown := options.keys() - known:
-            raise TypeError(f"{name}: unknown option {', '.join(sorted(unknown))}; its options are {', '.join(sorted(known))}")
         self.loss, own = find_loss(name, loss)
         self.loss_options = Held(own)
         tau = check_value(name, "temperature", temperature, *TEMPERATURE)
         self.hold(temperature=tau, class_weight=class_weight, **options)
         with torch.no_grad():  # which refuses what it would refuse
             self(self.weight.new_zeros((0, in_features)), torch.zeros(0, dtype=torch.long, device=self.weight.device))
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.classes}, loss={self.loss.name}, bias={self.bias is not None}, {super().extra_repr()}"
 
     def forward(self, hidden: Tensor, target: Tensor) -> Any:
         loss = (self.loss.name, self.loss_options.options)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softmaxima.core.arguments import as_tensor
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_weight
+from softmaxima.heads.arguments import check_hidden, check_options, check_weight
 from softmaxima.heads.linear_loss import ask, find_loss
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
@@ -70,15 +71,16 @@ def margin_softmax_loss(
     layer = check_weight(name, weight, states)
     if sizes(layer)[0] % centres:
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
-    if target.is_floating_point():
-        raise ValueError(f"{name}: target must hold class indices, got {target.dtype}; a margin is that of one class")
+    labels = as_tensor(name, "target", target)
+    if labels.is_floating_point():
+        raise ValueError(f"{name}: target must hold class indices, got {labels.dtype}; a margin is that of one class")
     wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
     return ask(
         name,
         find_loss(name, loss),
         unit(wide),
         layer,
-        target,
+        labels,
         dtype=states.dtype,
         class_weight=class_weight,
         ignore_index=ignore_index,
@@ -140,10 +142,12 @@ class MarginSoftmax(WithOptions, nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
+        check_options(name, margin_softmax_loss, options)
         size = check_margin(name, kind, margin)
         margin = (size.factor, size.angle, size.cosine) if kind == "combined" else getattr(size, KINDS[kind])
         scale, centres = check_positive(name, "scale", scale), check_count(name, "centres", centres)
-        shape = (check_count(name, "classes", classes) * centres, check_count(name, "in_features", in_features))
+        self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
+        shape = (self.classes * centres, self.in_features)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.hold(kind=kind, margin=margin, scale=scale, centres=centres, class_weight=class_weight, **options)
         self.reset_parameters()
@@ -153,6 +157,9 @@ class MarginSoftmax(WithOptions, nn.Module):
     def reset_parameters(self) -> None:
         """The vectors' first values, whose norms are about 1."""
         nn.init.normal_(self.weight, std=sizes(self.weight)[1] ** -0.5)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.classes}, {super().extra_repr()}"
 
     def forward(self, hidden: Tensor, target: Tensor) -> Any:
         return margin_softmax_loss(hidden, self.weight, target, **self.options)
