@@ -200,7 +200,7 @@ void add_values(const C* p, int64_t width, int64_t rows, int64_t count, Lines<C>
                 continue;
             }
         }
-        product<true>(Left<C>{p + j, width, 1}, values.row(j), values.distance, rows, some, whole, out, whole);
+        product(Left<C>{p + j, width, 1}, values.row(j), values.distance, rows, some, whole, out, whole);
     }
 }
 
@@ -575,7 +575,7 @@ struct Gradients {
         product_with_panels(Left<C>{g, value_whole, 1}, value_panels + begin * tile.call().value_size, rows, tile.call().value_size, count, dp, width);
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t j = count; j < width; ++j) dp[r * width + j] = 0;
-        product<true>(Left<C>{tile.p, 1, width}, g, value_whole, count, rows, value_whole, dv + begin * value_whole, value_whole);
+        product(Left<C>{tile.p, 1, width}, g, value_whole, count, rows, value_whole, dv + begin * value_whole, value_whole);
         C* dx = call.uses_scores ? tile.p : tile.x;
         if (tile.call().states) {
             for (int64_t r = 0; r < rows; ++r) put_softmax_derivative(r, dx + r * width);
@@ -584,7 +584,7 @@ struct Gradients {
             if (!run<SoftmaximaBackward>(call.derivative, backward)) return false;
         }
         for (int64_t r = 0; r < rows; ++r) add_lse(r, tile.p + r * width, width, dx + r * width);
-        product<true>(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);
+        product(Left<C>{dx, 1, width}, tile.query, whole, count, rows, whole, dk + begin * whole, whole);
         clear(tile.product, rows * whole);
         add_values(dx, width, rows, count, Lines<C>{keys.row(begin), keys.distance}, false, whole, tile.product);
         return true;

@@ -36,8 +36,8 @@ SOFTMAXIMA_BFLOAT16 inline void round_to_bfloat16(const float* from, int64_t cou
     }
 }
 
-// c[r, :] (+)= Σ_k a[r, k] b[k, :] of some rows and vectors, with pairs of k beside one another: a [rows, 2 pairs], b [pairs, columns, 2].
-template <int rows, int vectors, bool adds>
+// c[r, :] += Σ_k a[r, k] b[k, :] of some rows and vectors, with pairs of k beside one another: a [rows, 2 pairs], b [pairs, columns, 2].
+template <int rows, int vectors>
 SOFTMAXIMA_BFLOAT16 inline void pair_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, int64_t pairs, float* c, int64_t c_row) {
     __m512 sums[rows][vectors];
 #pragma GCC unroll 8
@@ -62,25 +62,25 @@ SOFTMAXIMA_BFLOAT16 inline void pair_tile(const uint16_t* a, int64_t a_row, cons
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
             float* to = c + r * c_row + v * 16;
-            _mm512_storeu_ps(to, adds ? _mm512_add_ps(_mm512_loadu_ps(to), sums[r][v]) : sums[r][v]);
+            _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sums[r][v]));
         }
 }
 
-template <int vectors, bool adds>
+template <int vectors>
 SOFTMAXIMA_BFLOAT16 [[gnu::noinline]] void pair_tiles(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, int64_t rows, int64_t pairs,
                                                       float* c, int64_t c_row) {
     int64_t r = 0;
-    for (; r + 6 <= rows; r += 6) pair_tile<6, vectors, adds>(a + r * a_row, a_row, b, b_row, pairs, c + r * c_row, c_row);
-    for (; r + 2 <= rows; r += 2) pair_tile<2, vectors, adds>(a + r * a_row, a_row, b, b_row, pairs, c + r * c_row, c_row);
-    for (; r < rows; ++r) pair_tile<1, vectors, adds>(a + r * a_row, a_row, b, b_row, pairs, c + r * c_row, c_row);
+    for (; r + 6 <= rows; r += 6) pair_tile<6, vectors>(a + r * a_row, a_row, b, b_row, pairs, c + r * c_row, c_row);
+    for (; r + 2 <= rows; r += 2) pair_tile<2, vectors>(a + r * a_row, a_row, b, b_row, pairs, c + r * c_row, c_row);
+    for (; r < rows; ++r) pair_tile<1, vectors>(a + r * a_row, a_row, b, b_row, pairs, c + r * c_row, c_row);
 }
 
 // The same of whole vectors of columns.
-template <bool adds>
-void pair_product(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, int64_t rows, int64_t pairs, int64_t columns, float* c, int64_t c_row) {
+inline void pair_product(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, int64_t rows, int64_t pairs, int64_t columns, float* c,
+                         int64_t c_row) {
     int64_t j = 0;
-    for (; j + 64 <= columns; j += 64) pair_tiles<4, adds>(a, a_row, b + 2 * j, b_row, rows, pairs, c + j, c_row);
-    for (; j < columns; j += 16) pair_tiles<1, adds>(a, a_row, b + 2 * j, b_row, rows, pairs, c + j, c_row);
+    for (; j + 64 <= columns; j += 64) pair_tiles<4>(a, a_row, b + 2 * j, b_row, rows, pairs, c + j, c_row);
+    for (; j < columns; j += 16) pair_tiles<1>(a, a_row, b + 2 * j, b_row, rows, pairs, c + j, c_row);
 }
 
 #else
@@ -88,8 +88,7 @@ inline bool has_bfloat16_products() { return false; }
 
 inline void round_to_bfloat16(const float*, int64_t, uint16_t*) {}
 
-template <bool adds>
-void pair_product(const uint16_t*, int64_t, const uint16_t*, int64_t, int64_t, int64_t, int64_t, float*, int64_t) {}
+inline void pair_product(const uint16_t*, int64_t, const uint16_t*, int64_t, int64_t, int64_t, int64_t, float*, int64_t) {}
 #endif
 
 // The bits of a float that is a bfloat16 number.
@@ -101,10 +100,10 @@ uint16_t upper_half(C value) {
 
 // What follows does nothing where there is no such instruction, or where the numbers are others.
 
-template <bool adds, class A, class C>
+template <class A, class C>
 void product_of_pairs(const A* a, int64_t a_row, const uint16_t* b, int64_t b_row, int64_t rows, int64_t pairs, int64_t columns, C* c, int64_t c_row) {
     if constexpr (sizeof(A) == sizeof(uint16_t) && sizeof(C) == sizeof(float)) {
-        pair_product<adds>(reinterpret_cast<const uint16_t*>(a), a_row, b, b_row, rows, pairs, columns, c, c_row);
+        pair_product(reinterpret_cast<const uint16_t*>(a), a_row, b, b_row, rows, pairs, columns, c, c_row);
     }
 }
 

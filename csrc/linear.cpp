@@ -106,22 +106,22 @@ void pack_exactly(const C* from, int64_t rows, int64_t depth, C* to) {
     }
 }
 
-template <bool adds, class C>
+template <class C>
 void product_with_last(Left<C> a, const C* panel, int64_t width, int64_t rows, int64_t depth, C* c, int64_t c_row) {
     switch (width / LANES<C>) {
-        case 1: return tiles<1, adds>(a, panel, width, rows, depth, c, c_row);
-        case 2: return tiles<2, adds>(a, panel, width, rows, depth, c, c_row);
-        case 3: return tiles<3, adds>(a, panel, width, rows, depth, c, c_row);
-        default: return tiles<TILE_VECTORS, adds>(a, panel, width, rows, depth, c, c_row);
+        case 1: return tiles<1, true>(a, panel, width, rows, depth, c, c_row);
+        case 2: return tiles<2, true>(a, panel, width, rows, depth, c, c_row);
+        case 3: return tiles<3, true>(a, panel, width, rows, depth, c, c_row);
+        default: return tiles<TILE_VECTORS, true>(a, panel, width, rows, depth, c, c_row);
     }
 }
 
-// c (+)= a bᵀ of a part of the depth, from the panels of b.
-template <bool adds, class C>
+// c += a bᵀ of a part of the depth, from the panels of b.
+template <class C>
 void product_with_exact_panels(Left<C> a, const C* panels, int64_t begin, int64_t some, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
     for (int64_t j = 0; j < columns; j += PANEL<C>) {
         const int64_t width = minimum(PANEL<C>, columns - j);
-        product_with_last<adds>(a, panels + begin * width, width, rows, some, c + j, c_row);
+        product_with_last(a, panels + begin * width, width, rows, some, c + j, c_row);
         panels += width * depth;
     }
 }
@@ -162,15 +162,10 @@ bool score(const SoftmaximaLinear& call, T*) {
         const C* weight = in_pairs ? nullptr : widened(given, some * features, memory.weight);
         C* tile = memory.tile.at_least(CLASSES * width);
         if ((!weight && !in_pairs) || !tile) return false;
-        if (in_pairs) product_of_pairs<false>(given, features, pairs, 2 * width, some, features / 2, width, tile, width);
+        std::fill_n(tile, some * width, C(0));
+        if (in_pairs) product_of_pairs(given, features, pairs, 2 * width, some, features / 2, width, tile, width);
         for (int64_t k = 0; !in_pairs && k < features; k += DEPTH) {
-            const Left<C> left{weight + k, features, 1};
-            const int64_t deep = minimum(DEPTH, features - k);
-            if (k == 0) {
-                product_with_exact_panels<false>(left, panels, k, deep, some, features, width, tile, width);
-            } else {
-                product_with_exact_panels<true>(left, panels, k, deep, some, features, width, tile, width);
-            }
+            product_with_exact_panels(Left<C>{weight + k, features, 1}, panels, k, minimum(DEPTH, features - k), some, features, width, tile, width);
         }
         const T* bias = call.bias ? static_cast<const T*>(call.bias) + first : nullptr;
         for (int64_t c = 0; (bias || call.scales) && c < some; ++c) {
@@ -272,6 +267,8 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
             const Block<C> g{static_cast<const C*>(linear.scores) + first, classes, rows, count};
             C* weight_grad = call.weight_grad ? static_cast<C*>(call.weight_grad) + first * features + from : nullptr;
             C* bias_grad = call.bias_grad && from == 0 ? static_cast<C*>(call.bias_grad) + first : nullptr;
+            for (int64_t c = 0; weight_grad && !call.adds && c < count; ++c) std::fill_n(weight_grad + c * features, some, C(0));
+            if (bias_grad && !call.adds) std::fill_n(bias_grad, count, C(0));
             const double* scales = linear.scales ? linear.scales + first : nullptr;
             const int64_t found = g.find(places, most);
             const T* given = static_cast<const T*>(linear.weight) + first * features;
@@ -282,10 +279,9 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
                 double totals[CLASSES] = {};
                 for (int64_t r = 0; r < rows; ++r)
                     for (int64_t c = 0; found != 0 && c < count; ++c) totals[c] += double(g.g[r * g.row + c]);
-                for (int64_t c = 0; c < count; ++c) bias_grad[c] = C(call.adds ? double(bias_grad[c]) + totals[c] : totals[c]);
+                for (int64_t c = 0; c < count; ++c) bias_grad[c] = C(double(bias_grad[c]) + totals[c]);
             }
             if (found >= 0) {
-                for (int64_t c = 0; weight_grad && !call.adds && c < count; ++c) std::fill_n(weight_grad + c * features, some, C(0));
                 for (int64_t i = 0; i < found; ++i) {
                     const int64_t r = places[i] / CLASSES, c = places[i] % CLASSES;
                     const C factor = scales ? g.g[r * g.row + c] * C(scales[c]) : g.g[r * g.row + c];
@@ -303,25 +299,15 @@ bool differentiate(const SoftmaximaLinearBackward& call, T*) {
                 if (size) {
                     round_rows(g.g, g.row, rows, count, CLASSES, rounded);
                     interleave_rows(given + from, features, count, some, pairs);
-                    product_of_pairs<true>(rounded, CLASSES, pairs, 2 * some, rows, (count + 1) / 2, some, to, features);
+                    product_of_pairs(rounded, CLASSES, pairs, 2 * some, rows, (count + 1) / 2, some, to, features);
                 }
                 if (!weight_grad) continue;
                 round_rows(tile, width, count, width, width, rounded);
-                if (call.adds) {
-                    product_of_pairs<true>(rounded, width, hidden_pairs + 2 * from, 2 * features, count, (rows + 1) / 2, some, weight_grad, features);
-                } else {
-                    product_of_pairs<false>(rounded, width, hidden_pairs + 2 * from, 2 * features, count, (rows + 1) / 2, some, weight_grad, features);
-                }
+                product_of_pairs(rounded, width, hidden_pairs + 2 * from, 2 * features, count, (rows + 1) / 2, some, weight_grad, features);
                 continue;
             }
-            if (size) product_of_any<true>(Left<C>{tile, 1, width}, weight + from, features, rows, count, some, to, features);
-            if (!weight_grad) continue;
-            const Left<C> left{tile, width, 1};
-            if (call.adds) {
-                product_of_any<true>(left, hidden + from, features, count, rows, some, weight_grad, features);
-            } else {
-                product_of_any<false>(left, hidden + from, features, count, rows, some, weight_grad, features);
-            }
+            if (size) product_of_any(Left<C>{tile, 1, width}, weight + from, features, rows, count, some, to, features);
+            if (weight_grad) product_of_any(Left<C>{tile, width, 1}, hidden + from, features, count, rows, some, weight_grad, features);
         }
         return true;
     });

@@ -66,31 +66,31 @@ template <int vectors, bool adds, class C>
     for (; r < rows; ++r) tile<1, vectors, adds>(a.from(r, 0), b, b_row, depth, c + r * c_row, c_row);
 }
 
-// c (+)= a b for b of whole vectors, `columns` of them numbers.
-template <bool adds, class C>
+// c += a b for b of whole vectors, `columns` of them numbers.
+template <class C>
 void product(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
     int64_t j = 0;
-    for (; j + PANEL<C> <= columns; j += PANEL<C>) tiles<TILE_VECTORS, adds>(a, b + j, b_row, rows, depth, c + j, c_row);
-    for (; j < columns; j += LANES<C>) tiles<1, adds>(a, b + j, b_row, rows, depth, c + j, c_row);
+    for (; j + PANEL<C> <= columns; j += PANEL<C>) tiles<TILE_VECTORS, true>(a, b + j, b_row, rows, depth, c + j, c_row);
+    for (; j < columns; j += LANES<C>) tiles<1, true>(a, b + j, b_row, rows, depth, c + j, c_row);
 }
 
 // The same for fewer columns than a vector, and nothing beside them.
-template <bool adds, class C>
+template <class C>
 [[gnu::noinline]] void product_of_few(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
     for (int64_t r = 0; r < rows; ++r) {
         Vector<C> sum{};
         for (int64_t k = 0; k < depth; ++k) sum += all(a.data[r * a.row + k * a.step]) * load(b + k * b_row, columns, C(0));
         C* to = c + r * c_row;
-        store(adds ? load(to, columns, C(0)) + sum : sum, columns, to);
+        store(load(to, columns, C(0)) + sum, columns, to);
     }
 }
 
 // The same for any number of columns.
-template <bool adds, class C>
+template <class C>
 void product_of_any(Left<C> a, const C* b, int64_t b_row, int64_t rows, int64_t depth, int64_t columns, C* c, int64_t c_row) {
     const int64_t whole = columns / LANES<C> * LANES<C>;
-    product<adds>(a, b, b_row, rows, depth, whole, c, c_row);
-    if (whole < columns) product_of_few<adds>(a, b + whole, b_row, rows, depth, columns - whole, c + whole, c_row);
+    product(a, b, b_row, rows, depth, whole, c, c_row);
+    if (whole < columns) product_of_few(a, b + whole, b_row, rows, depth, columns - whole, c + whole, c_row);
 }
 
 // Columns of b, PANEL of them side by side for every row, from rows of what is to be transposed: panel p holds rows p · PANEL and on,
