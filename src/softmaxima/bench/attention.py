@@ -137,15 +137,15 @@ def bench(
     chosen: Sequence[Case], dtype: torch.dtype, device: str, seconds: float, starting: Callable[[str], None], memory: Sequence[int]
 ) -> Benchmark:
     """Measure the cases, and the peak memory at lengths."""
+    found: dict[str, float] = {}
+    for length in memory:  # first, so that no times are lost where there is too little
+        for name in (OURS, TORCH, LINEAR):
+            starting(f"memory of {name} at {length}")
+            found[f"{name} {length}"] = peak_memory(_both_passes, name, length)
     results = []
     for case in chosen:
         starting(str(case))
         results.append(_measure(case, dtype, device, seconds))
-    found: dict[str, float] = {}
-    for length in memory:
-        for name in (OURS, TORCH, LINEAR):
-            starting(f"memory of {name} at {length}")
-            found[f"{name} {length}"] = peak_memory(_both_passes, name, length)
     return Benchmark(
         results, found, date.today().isoformat(), commit(), machine(device), versions(device), str(dtype).removeprefix("torch.")
     )

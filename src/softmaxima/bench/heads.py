@@ -153,6 +153,11 @@ def bench(
     remembers: bool,
 ) -> Benchmark:
     """Measure the losses, peers in turns with them, and the memory of each on the most classes."""
+    memory = {}
+    for name in (*losses, TORCH) if remembers else ():  # first, so that no times are lost where there is too little
+        starting(f"memory of {name}")
+        gradients = dtype.itemsize * features * (rows + max(classes))
+        memory[name] = peak_memory(_both_passes, name, rows, features, max(classes), dtype) - gradients
     results, peers = [], []
     for count in classes:
         starting(f"training heads of {count} classes")
@@ -161,11 +166,6 @@ def bench(
         found, beside = _measure(problem, count, losses, device, passes)
         results += found
         peers.append(beside)
-    memory = {}
-    for name in (*losses, TORCH) if remembers else ():
-        starting(f"memory of {name}")
-        gradients = dtype.itemsize * features * (rows + max(classes))
-        memory[name] = peak_memory(_both_passes, name, rows, features, max(classes), dtype) - gradients
     facts = (date.today().isoformat(), commit(), machine(device), versions(device), str(dtype).removeprefix("torch."))
     return Benchmark(rows, features, results, peers, memory, *facts)
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+
+from softmaxima.core.numbers import InputError
 
 
 def peak_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
     """Bytes at the peak of a call, less those before it; `prepare(*arguments)` makes the call, in a new process.
 
     Both must be picklable. `prepare` should have made the call before, on a little: what is loaded at the first call counts.
+
+    Raises:
+        InputError: where that process is ended before it is done, as a system does that has no memory left.
     """
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_peak, (prepare, arguments))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_peak, prepare, arguments).result()
+        except BrokenProcessPool:
+            ended = "the process that measures memory was ended before it was done, as where no memory is left"
+            raise InputError(f"{ended}; free some, or measure less") from None
 
 
 def _peak(prepare: Callable[..., Callable[[], Any]], arguments: tuple[Any, ...]) -> float:
