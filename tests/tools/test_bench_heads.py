@@ -14,6 +14,7 @@ from torch import Tensor
 
 from softmaxima.bench import heads
 from softmaxima.cli import main
+from softmaxima.core.numbers import InputError
 from softmaxima.report.heads import cells, headings, markdown, memory
 
 SMALL = ("--classes", "700", "--rows", "20", "--features", "8", "--quick")
@@ -89,6 +90,18 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_memory_is_less_than_the_scores_take():
     peak = heads.peak_memory(heads._both_passes, "sparsemax", 512, 8, 60_000, torch.float32)
     assert 0 < peak < 4 * 512 * 60_000
+
+
+def test_a_process_that_is_ended_is_told_in_one_line_before_anything_is_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def ended(*arguments: Any) -> float:
+        raise InputError("the process was ended")
+
+    monkeypatch.setattr(heads, "peak_memory", ended)
+    monkeypatch.setattr(heads, "_measure", pytest.fail)
+    assert run(*SMALL[:-1]) == 2
+    assert capsys.readouterr().err == "softmaxima: the process was ended\n"
 
 
 @pytest.mark.parametrize(

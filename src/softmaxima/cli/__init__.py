@@ -22,6 +22,7 @@ from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
 from softmaxima.cli.terminal import INTERRUPTED, NOT_WRITTEN, Output, OutputError, converted, fail, naming, short_warnings
 from softmaxima.cli.version import version
+from softmaxima.core.numbers import InputError
 
 REPORT_EXTRA = {"sklearn": "scikit-learn", "polars": "polars", "plotly": "plotly", "skops": "skops"}  # module and package
 
@@ -46,23 +47,25 @@ app.command(version, name="--version")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     given = sys.argv[1:] if arguments is None else arguments
-    try:
-        with short_warnings(), naming(options(given)):
+    with short_warnings(), naming(options(given)):
+        try:
             # standard input looks like a path, so that all else with a hyphen is an option
             app(["./-" if word == "-" else word for word in given], print_error=False, exit_on_error=False)
-    except CycloptsError as error:
-        problem = besides(error) if isinstance(error, UnusedCliTokensError) else str(error).rstrip(".")
-        fail(f"{problem}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in REPORT_EXTRA:
-            raise
-        package = REPORT_EXTRA[missing]
-        fail(f"this needs {package}, which is not installed: pip install {package}")
-    except OutputError as error:
-        fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
-    except KeyboardInterrupt:
-        fail("interrupted", INTERRUPTED)
+        except InputError as error:
+            fail(error)
+        except CycloptsError as error:
+            problem = besides(error) if isinstance(error, UnusedCliTokensError) else str(error).rstrip(".")
+            fail(f"{problem}; see {' '.join((app.name[0], *(error.command_chain or ())))} --help")
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in REPORT_EXTRA:
+                raise
+            package = REPORT_EXTRA[missing]
+            fail(f"this needs {package}, which is not installed: pip install {package}")
+        except OutputError as error:
+            fail(f"standard output cannot be written ({error}); open it, free its disk, or write elsewhere", NOT_WRITTEN)
+        except KeyboardInterrupt:
+            fail("interrupted", INTERRUPTED)
 
 
 def options(given: Sequence[str]) -> tuple[str, ...]:

@@ -86,28 +86,24 @@ def bench(
     from softmaxima.bench.plan import QUICK_SECONDS, QUICK_SHAPES, Settings, plan
     from softmaxima.bench.results import write
     from softmaxima.bench.subjects import choose, read_shape
-    from softmaxima.core.numbers import InputError
 
     check_named("--maps", maps, "to measure all")
     if device == "cuda" and not torch.cuda.is_available():
         fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
-    try:
-        named = names(shapes) or (QUICK_SHAPES if quick else ())
-        settings = Settings(
-            device=device,
-            shapes=tuple(dict.fromkeys(map(read_shape, named))) or None,
-            peers=names(peers) or None,
-            dtypes=names(dtype) or None,
-            threads=threads,
-            neighbours=neighbours,
-            seconds=QUICK_SECONDS if quick else None,
-            budget=math.inf if budget is None else budget,
-            lengths=() if device == "cpu" else QUICK_LENGTHS if quick else LENGTHS,
-        )
-        chosen = choose(names(maps), device)
-        planned = plan(settings, chosen)
-    except InputError as error:
-        fail(error)
+    named = names(shapes) or (QUICK_SHAPES if quick else ())
+    settings = Settings(
+        device=device,
+        shapes=tuple(dict.fromkeys(map(read_shape, named))) or None,
+        peers=names(peers) or None,
+        dtypes=names(dtype) or None,
+        threads=threads,
+        neighbours=neighbours,
+        seconds=QUICK_SECONDS if quick else None,
+        budget=math.inf if budget is None else budget,
+        lengths=() if device == "cpu" else QUICK_LENGTHS if quick else LENGTHS,
+    )
+    chosen = choose(names(maps), device)
+    planned = plan(settings, chosen)
     if json is not None:
         check_writable("--json", json)
 
@@ -128,7 +124,6 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
     """Measure, show how far it is, and write what there is so far."""
     from softmaxima.bench.results import write
     from softmaxima.bench.run import bench as run
-    from softmaxima.core.numbers import InputError
 
     with progress_bar() as progress:
         task = progress.add_task("", total=steps)
@@ -142,11 +137,7 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
                 with contextlib.suppress(OSError):  # of which the last writing tells
                     write(found, json)
 
-        try:
-            return run(settings, chosen, starting, save)
-        except InputError as error:
-            progress.stop()
-            fail(error)
+        return run(settings, chosen, starting, save)
 
 
 def finish(benchmark: Benchmark) -> None:

@@ -14,7 +14,7 @@ from rich.progress import Task as ProgressTask
 from rich.text import Text
 
 from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, check_exists, fail, progress_bar, say, terminable
-from softmaxima.core.numbers import InputError, check_confidence, check_count, check_one_temperature, check_positive
+from softmaxima.core.numbers import check_confidence, check_count, check_one_temperature, check_positive
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats import Scores
@@ -66,16 +66,14 @@ def lse(
     """
     if str(file) != "-":
         check_exists(file, ", or - for standard input")
-    try:  # the library's checks, here before it is loaded
-        check_one_temperature("lse", temperature)
-        if estimate is not None:
-            check_positive("lse", "estimate", estimate)
-        if confidence is not None:
-            check_confidence("lse", confidence)
-        if seed is not None:
-            check_count("lse", "seed", seed, 0)
-    except InputError as error:
-        fail(error)
+    # the library's checks, here before it is loaded
+    check_one_temperature("lse", temperature)
+    if estimate is not None:
+        check_positive("lse", "estimate", estimate)
+    if confidence is not None:
+        check_confidence("lse", confidence)
+    if seed is not None:
+        check_count("lse", "seed", seed, 0)
     if estimate is None:
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:
@@ -138,9 +136,6 @@ def sum_file(
                 progress=summed,
                 observe=summarise if bounds else None,
             )
-        except InputError as error:
-            progress.stop()
-            fail(error)
         except KeyboardInterrupt as interruption:
             progress.stop()
             kept = f"; {seen} scores are in {checkpoint}: the same command continues from there" if checkpoint is not None else ""

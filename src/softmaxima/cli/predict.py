@@ -36,15 +36,11 @@ def predict(
         check_writable("--out", out)
         if any(out.exists() and out.samefile(other) for other in (model, table)):
             fail(f"--out: {out} is what is read; choose another file")
-    from softmaxima.core.numbers import InputError
     from softmaxima.experiments.model import load
     from softmaxima.experiments.model import predict as predictions_of
     from softmaxima.experiments.wording import rows
 
-    try:
-        predictions = predictions_of(load(model), table)
-    except InputError as error:
-        fail(error)
+    predictions = predictions_of(load(model), table)
     say(f"{table.name}: {rows(len(predictions.p))}, predicting {predictions.target!r}")
     for note in predictions.notes:
         say(note)
