@@ -45,7 +45,8 @@ from softmaxima.experiments.tables import Table, read_table
 from softmaxima.integrations.pairs import choose, pairs
 from softmaxima.maps import REGISTRY, Map
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima.report.compare import caption, page, rates, sentence, times, unlearnt, write
+from softmaxima.report.columns import write_files
+from softmaxima.report.compare import FILES, caption, page, rates, sentence, times, unlearnt
 from softmaxima.report.compare_figures import LEGEND, drawn_maps, figures, gain_figure, rarest_first, styles_of, support_groups
 from softmaxima.report.figures import COLOURS, GREY, gain_cell, logarithmic, pareto_front
 
@@ -287,7 +288,7 @@ def test_what_was_interrupted_goes_on_to_the_same_result(table: Table, tmp_path:
     assert (whole.partial, partial.partial) == (False, True)
     assert "Partial: interrupted after 1 of 4 folds" in page(partial)
     assert json.loads(as_text(partial))["partial"] is True
-    write(partial, tmp_path)
+    write_files(FILES, partial, tmp_path)
     done = read_folds(tmp_path / "results.json", table, settings, SOME)
     assert done == list(partial.folds)
     rest = list(trained_folds(table, settings, SOME, len(done)))
@@ -304,13 +305,13 @@ def test_what_was_interrupted_goes_on_to_the_same_result(table: Table, tmp_path:
     ],
 )
 def test_another_comparison_is_not_gone_on_with(change: Any, part: str, table: Table, tmp_path: Path) -> None:
-    write(compare(table, TINY, SOME), tmp_path)
+    write_files(FILES, compare(table, TINY, SOME), tmp_path)
     with pytest.raises(InputError, match=part):
         read_folds(tmp_path / "results.json", *change(table))
 
 
 def test_another_version_is_not_gone_on_with_but_another_metric_is(table: Table, tmp_path: Path) -> None:
-    write(compare(table, TINY, SOME), tmp_path)
+    write_files(FILES, compare(table, TINY, SOME), tmp_path)
     path = tmp_path / "results.json"
     assert read_folds(path, table, replace(TINY, metric="brier"), SOME) == read_folds(path, table, TINY, SOME)
     path.write_text(path.read_text().replace(f'"softmaxima": "{softmaxima.__version__}"', '"softmaxima": "0.0.1"'))
@@ -408,7 +409,7 @@ def test_pairs_are_chosen_by_name_or_by_map() -> None:
 
 
 def test_the_files_agree_with_the_comparison(comparison: Comparison, tmp_path: Path) -> None:
-    paths = write(comparison, tmp_path)
+    paths = write_files(FILES, comparison, tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.csv", "report.html"]
     numbers = json.loads(paths[0].read_text())
     rows = list(csv.DictReader(paths[1].read_text().splitlines()))

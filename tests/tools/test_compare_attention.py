@@ -49,7 +49,8 @@ from softmaxima.experiments.attention_tasks import CONTEXT, Task, digits_task, t
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.maps import REGISTRY
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima.report.compare_attention import columns, page, sentence, write
+from softmaxima.report.columns import write_files
+from softmaxima.report.compare_attention import FILES, columns, page, sentence
 from softmaxima.report.compare_attention_figures import figures
 
 SOFTMAX_ALONE = VARIANTS[:1]
@@ -474,7 +475,7 @@ def test_blank_is_where_nothing_is_looked_at(study: Study) -> None:
 
 
 def test_the_files_agree_with_the_study(study: Study, tmp_path: Path) -> None:
-    paths = write(study, tmp_path)
+    paths = write_files(FILES, study, tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.csv", "report.html"]
     record, rows = json.loads(paths[0].read_text()), list(csv.DictReader(paths[1].read_text().splitlines()))
     flat = [(finding, result) for finding in study.findings for result in finding.results]
@@ -553,7 +554,7 @@ def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
 def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, digits: Task, tmp_path: Path, done: int) -> None:
     tasks = [text(), digits]
     first = list(islice(trained(tasks, TINY, SOME), done))
-    write(summary(tasks, TINY, SOME, first), tmp_path)
+    write_files(FILES, summary(tasks, TINY, SOME, first), tmp_path)
     assert read_trainings(tmp_path / "results.json", tasks, TINY, SOME) == first
     whole = summary(tasks, TINY, SOME, [*first, *trained(tasks, TINY, SOME, done)])
     assert measured(whole) == measured(study)
@@ -577,7 +578,7 @@ def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, digits: T
     ],
 )
 def test_another_comparison_is_not_gone_on_with(change: Any, part: str, study: Study, digits: Task, tmp_path: Path) -> None:
-    write(study, tmp_path)
+    write_files(FILES, study, tmp_path)
     with pytest.raises(InputError, match=part):
         read_trainings(tmp_path / "results.json", *change([text(), digits]))
 

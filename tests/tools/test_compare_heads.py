@@ -45,7 +45,8 @@ from softmaxima.experiments.heads_saved import GAINS, MEASURES, as_csv, as_json,
 from softmaxima.experiments.heads_tasks import Reached, Task
 from softmaxima.experiments.heads_text import BASELINE, RUN, SHARE, WORD, NextWord, runs, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
-from softmaxima.report.compare_heads import columns, page, sentence, write
+from softmaxima.report.columns import write_files
+from softmaxima.report.compare_heads import FILES, columns, page, sentence
 from softmaxima.report.compare_heads_figures import figures
 
 BY_NAME = {head.name: head for head in HEADS}
@@ -574,7 +575,7 @@ def test_the_page_has_every_head_of_every_task(study: Study) -> None:
 
 
 def test_the_files_agree_with_the_study(study: Study, tmp_path: Path) -> None:
-    paths = write(study, tmp_path)
+    paths = write_files(FILES, study, tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.csv", "report.html"]
     record, lines = json.loads(paths[0].read_text()), list(csv.DictReader(paths[1].read_text().splitlines()))
     flat = [(finding, result) for finding in study.findings for result in finding.results]
@@ -661,7 +662,7 @@ def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
 def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, tmp_path: Path, done: int) -> None:
     tasks: list[Task] = [text(), digits()]
     first = list(islice(trained(tasks, TINY), done))
-    write(summary(tasks, TINY, first), tmp_path, ["results.json"])
+    write_files(FILES, summary(tasks, TINY, first), tmp_path, ["results.json"])
     assert read_trainings(tmp_path / "results.json", tasks, TINY) == first
     whole = summary(tasks, TINY, [*first, *trained(tasks, TINY, done)])
     assert measured(whole) == measured(study)
@@ -679,7 +680,7 @@ def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, tmp_path:
     ],
 )
 def test_another_comparison_is_not_gone_on_with(change: Any, part: str, study: Study, tmp_path: Path) -> None:
-    write(study, tmp_path, ["results.json"])
+    write_files(FILES, study, tmp_path, ["results.json"])
     with pytest.raises(InputError, match=part):
         read_trainings(tmp_path / "results.json", *change([text(), digits()]))
 

@@ -108,25 +108,22 @@ def compare(
         except InputError as error:
             fail(f"--save: {error}")
         check_writable("--save", save)
-    try:
-        settings = Settings(
-            model,
-            folds=folds,
-            repeats=(1 if quick else 2) if repeats is None else repeats,
-            metric=metric,
-            tune=tune,
-            missing=missing,
-            seed=seed,
-            rows=1000 if quick else None,
-        )
-        data = read_table(table, target, without or (), missing, names(missing_words), categories or ())
-        check_classes(data, settings)
-        part = sampled(data, settings)
-        settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
-        chosen = choose(pairs(len(data.classes)), names(maps))
-        done = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else []
-    except InputError as error:
-        fail(error)
+    settings = Settings(
+        model,
+        folds=folds,
+        repeats=(1 if quick else 2) if repeats is None else repeats,
+        metric=metric,
+        tune=tune,
+        missing=missing,
+        seed=seed,
+        rows=1000 if quick else None,
+    )
+    data = read_table(table, target, without or (), missing, names(missing_words), categories or ())
+    check_classes(data, settings)
+    part = sampled(data, settings)
+    settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
+    chosen = choose(pairs(len(data.classes)), names(maps))
+    done = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else []
     comparison = run(part, settings, chosen, done, out)
     if save is not None:
         save_model(data, comparison, save)
@@ -135,7 +132,7 @@ def compare(
 def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> Comparison:
     """Train fold after fold, and after each write what is known; then show it."""
     from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
-    from softmaxima.report.compare import FILES, write
+    from softmaxima.report.compare import FILES
 
     def seconds(start: int) -> float:
         return total_steps(data, settings, chosen, start) * seconds_a_step(data, settings, chosen)
@@ -151,8 +148,7 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -
         seconds=seconds,
         place=lambda number: f"fold {number + 1} of {settings.splits}",
         summary=lambda folds: summary(data, settings, folds, chosen, pieces.command_given()),
-        write=write,
-        files=tuple(FILES),
+        files=FILES,
     )
     return pieces.run(folds, done, out, show)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +19,6 @@ from softmaxima.cli.terminal import (
     check_writable,
     fail,
     names,
-    say,
     show_table,
 )
 
@@ -63,67 +63,46 @@ def compare_attention(
         if task == "digits":
             fail("--text: no text is read with --task digits; leave one of them out")
         check_file(text, ", a text in UTF-8")
-    from softmaxima.core.numbers import InputError, choose
+    from softmaxima.core.numbers import choose
     from softmaxima.experiments.attention_plan import EXPERIMENT, QUICK_SEEDS, QUICK_STEPS, SEEDS, STEPS, Settings, check_names
     from softmaxima.experiments.texts import read_text
 
     if not resume:
         pieces.check_not_interrupted(out, EXPERIMENT)
-    try:
-        check_names(names(maps))
-        usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
-        settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)
-        content = read_text(text) if task != "digits" else None
-        check_writable("--out", out, is_directory=True)
-        from softmaxima.experiments.attention import offered
-        from softmaxima.experiments.attention_saved import read_trainings
-        from softmaxima.experiments.attention_tasks import digits_task, text_task
+    check_names(names(maps))
+    usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
+    settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)
+    content = read_text(text) if task != "digits" else None
+    check_writable("--out", out, is_directory=True)
+    from softmaxima.experiments.attention import offered
+    from softmaxima.experiments.attention_saved import read_trainings
+    from softmaxima.experiments.attention_tasks import digits_task, text_task
 
-        chosen = choose("--maps", offered(), names(maps), "map")
-        tasks = [text_task(content)] if content is not None else []
-        if task != "text":
-            tasks.append(digits_task())
-        done = read_trainings(out / pieces.NUMBERS, tasks, settings, chosen) if resume else []
-    except InputError as error:
-        fail(error)
+    chosen = choose("--maps", offered(), names(maps), "map")
+    tasks = [text_task(content)] if content is not None else []
+    if task != "text":
+        tasks.append(digits_task())
+    done = read_trainings(out / pieces.NUMBERS, tasks, settings, chosen) if resume else []
     run(tasks, settings, chosen, done, out, json)
 
 
 def run(tasks: Sequence[Task], settings: Settings, chosen: Sequence[Variant], done: list, out: Path, json: bool) -> None:
     """Train seed after seed, and after each write what is known; then show it."""
     from softmaxima.experiments.attention import seconds_of_all, summary, total_steps, trained
-    from softmaxima.experiments.attention_saved import as_text
-    from softmaxima.report.compare_attention import FILES, write
+    from softmaxima.report.compare_attention import FILES
 
-    def tell(line: str) -> None:
-        if not json:
-            say(line)
-
-    def place(number: int) -> str:
-        seed, task = divmod(number, len(tasks))
-        return f"{tasks[task].name}, seed {seed + 1} of {settings.seeds}"
-
-    def shown(study: Study) -> None:
-        if json:
-            Output().print(Text(as_text(study).rstrip()), soft_wrap=True)
-        else:
-            show(study)
-
-    for task in tasks:
-        tell(f"{task.name}: {task.title}; {'; '.join(task.notes)}")
-    trainings = pieces.Pieces(
-        wanted=settings.seeds * len(tasks),
-        one="training of all maps",
-        many="trainings of all maps",
-        trained=lambda start, advanced: trained(tasks, settings, chosen, start, advanced),
-        steps=lambda start: total_steps(tasks, settings, chosen, start),
-        seconds=lambda start: seconds_of_all(tasks, settings, chosen, start),
-        place=place,
-        summary=lambda done: summary(tasks, settings, chosen, done, pieces.command_given()),
-        write=write,
-        files=tuple(FILES),
+    given = (tasks, settings, chosen)
+    trainings = pieces.of_tasks(
+        tasks,
+        settings.seeds,
+        "maps",
+        trained=partial(trained, *given),
+        steps=partial(total_steps, *given),
+        seconds=partial(seconds_of_all, *given),
+        summary=lambda done: summary(*given, done, pieces.command_given()),
+        files=FILES,
     )
-    pieces.run(trainings, done, out, shown, tell)
+    pieces.run(trainings, done, out, show, pieces.introduction(tasks), json)
 
 
 def show(study: Study, console: Console | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from softmaxima.cli import pieces
-from softmaxima.cli.terminal import Output, check_file, check_named, check_writable, fail, names, say, show_table
+from softmaxima.cli.terminal import Output, check_file, check_named, check_writable, fail, names, show_table
 
 if TYPE_CHECKING:
     from softmaxima.experiments.heads import Study
@@ -56,7 +57,6 @@ def compare_heads(
         if task in ("digits", "mnist"):
             fail(f"--text: no text is read with --task {task}; leave one of them out")
         check_file(text, ", a text in UTF-8")
-    from softmaxima.core.numbers import InputError
     from softmaxima.experiments.heads_plan import (
         EXPERIMENT,
         QUICK_SEEDS,
@@ -72,73 +72,51 @@ def compare_heads(
 
     if not resume:
         pieces.check_not_interrupted(out, EXPERIMENT)
-    try:
-        plan = planned(task, names(heads))
-        left_out = missing(tuple(plan))
-        if left_out.keys() >= plan.keys():
-            fail("; ".join(f"--task {name}: {why}" for name, why in left_out.items()))
-        if text is not None and "text" not in plan:
-            fail("--text: none of --heads is for a text; leave one of them out")
-        usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
-        settings = Settings(
-            usual_seeds if seeds is None else seeds,
-            usual_steps if steps is None else steps,
-            seed,
-            VOCABULARY if vocabulary is None else vocabulary,
-            quick,
-        )
-        content = read_text(text) if "text" in plan else None
-        check_writable("--out", out, is_directory=True)
-        from softmaxima.experiments.heads_pictures import digits_task, mnist_task
-        from softmaxima.experiments.heads_saved import read_trainings
-        from softmaxima.experiments.heads_text import text_task
+    plan = planned(task, names(heads))
+    left_out = missing(tuple(plan))
+    if left_out.keys() >= plan.keys():
+        fail("; ".join(f"--task {name}: {why}" for name, why in left_out.items()))
+    if text is not None and "text" not in plan:
+        fail("--text: none of --heads is for a text; leave one of them out")
+    usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
+    settings = Settings(
+        usual_seeds if seeds is None else seeds,
+        usual_steps if steps is None else steps,
+        seed,
+        VOCABULARY if vocabulary is None else vocabulary,
+        quick,
+    )
+    content = read_text(text) if "text" in plan else None
+    check_writable("--out", out, is_directory=True)
+    from softmaxima.experiments.heads_pictures import digits_task, mnist_task
+    from softmaxima.experiments.heads_saved import read_trainings
+    from softmaxima.experiments.heads_text import text_task
 
-        tasks: list[Task] = [text_task(content, settings, plan["text"])] if content is not None else []
-        makers = {"digits": digits_task, "mnist": mnist_task}
-        tasks += [make(plan[name]) for name, make in makers.items() if name in plan and name not in left_out]
-        done = read_trainings(out / pieces.NUMBERS, tasks, settings) if resume else []
-    except InputError as error:
-        fail(error)
+    tasks: list[Task] = [text_task(content, settings, plan["text"])] if content is not None else []
+    makers = {"digits": digits_task, "mnist": mnist_task}
+    tasks += [make(plan[name]) for name, make in makers.items() if name in plan and name not in left_out]
+    done = read_trainings(out / pieces.NUMBERS, tasks, settings) if resume else []
     run(tasks, settings, left_out, done, out, json)
 
 
 def run(tasks: Sequence[Task], settings: Settings, left_out: Mapping[str, str], done: list, out: Path, json: bool) -> None:
     """Train seed after seed, and after each write what is known; then show it."""
     from softmaxima.experiments.heads import seconds_of_all, summary, total_steps, trained
-    from softmaxima.experiments.heads_saved import as_text
-    from softmaxima.report.compare_heads import FILES, write
+    from softmaxima.report.compare_heads import FILES
 
-    def tell(line: str) -> None:
-        if not json:
-            say(line)
-
-    def place(number: int) -> str:
-        seed, task = divmod(number, len(tasks))
-        return f"{tasks[task].name}, seed {seed + 1} of {settings.seeds}"
-
-    def shown(study: Study) -> None:
-        if json:
-            Output().print(Text(as_text(study).rstrip()), soft_wrap=True)
-        else:
-            show(study)
-
-    for task in tasks:
-        tell(f"{task.name}: {task.title}; {'; '.join(task.notes)}")
-    for name, why in left_out.items():
-        tell(f"{name} is left out: {why}")
-    trainings = pieces.Pieces(
-        wanted=settings.seeds * len(tasks),
-        one="training of all heads",
-        many="trainings of all heads",
-        trained=lambda start, advanced: trained(tasks, settings, start, advanced),
-        steps=lambda start: total_steps(tasks, settings, start),
-        seconds=lambda start: seconds_of_all(tasks, settings, start),
-        place=place,
-        summary=lambda done: summary(tasks, settings, done, pieces.command_given(), left_out),
-        write=write,
-        files=tuple(FILES),
+    given = (tasks, settings)
+    trainings = pieces.of_tasks(
+        tasks,
+        settings.seeds,
+        "heads",
+        trained=partial(trained, *given),
+        steps=partial(total_steps, *given),
+        seconds=partial(seconds_of_all, *given),
+        summary=lambda done: summary(*given, done, pieces.command_given(), left_out),
+        files=FILES,
     )
-    pieces.run(trainings, done, out, shown, tell)
+    absent = [f"{name} is left out: {why}" for name, why in left_out.items()]
+    pieces.run(trainings, done, out, show, [*pieces.introduction(tasks), *absent], json)
 
 
 def show(study: Study, console: Console | None = None) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rich.progress import TextColumn
+from rich.text import Text
 
 from softmaxima.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
+    Output,
     Terminated,
     about,
     fail,
@@ -35,6 +37,17 @@ class Partial(Protocol):
     def partial(self) -> bool: ...
 
 
+class Task(Protocol):
+    """What something is trained on."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
 F = TypeVar("F", bound=Partial)
 P = TypeVar("P")
 
@@ -51,8 +64,22 @@ class Pieces(Generic[P, F]):
     seconds: Callable[[int], float]  # about what these take
     place: Callable[[int], str]  # what is trained after so many are done
     summary: Callable[[Sequence[P]], F]
-    write: Callable[..., object]  # (what was found, a directory, names of files)
-    files: Sequence[str]
+    files: Mapping[str, Callable[[F], str]]  # their names, and what is written there
+
+
+def of_tasks(tasks: Sequence[Task], seeds: int, what: str, **functions: Any) -> Pieces:
+    """All trainings of what is compared, on every task with a seed, then with the next one."""
+
+    def place(number: int) -> str:
+        seed, task = divmod(number, len(tasks))
+        return f"{tasks[task].name}, seed {seed + 1} of {seeds}"
+
+    return Pieces(seeds * len(tasks), f"training of all {what}", f"trainings of all {what}", place=place, **functions)
+
+
+def introduction(tasks: Sequence[Task]) -> list[str]:
+    """A line for each task."""
+    return [f"{task.name}: {task.title}; {'; '.join(task.notes)}" for task in tasks]
 
 
 def command_given() -> str:
@@ -69,8 +96,15 @@ def check_not_interrupted(out: Path, experiment: str) -> None:
         fail(f"--out: {out} holds a softmaxima {found} that was interrupted; {advice}")
 
 
-def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None], tell: Callable[[str], None] = say) -> F:
-    """Train what is left, and after each piece write what is known; then show it."""
+def run(
+    pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None], before: Sequence[str] = (), json: bool = False
+) -> F:
+    """Tell what is trained on, train what is left, and after each piece write what is known; then show it, or its JSON alone."""
+    from softmaxima.report.columns import write_files
+
+    tell = (lambda line: None) if json else say
+    for line in before:
+        tell(line)
     found = pieces.summary(done) if done else None
     interrupted: KeyboardInterrupt | None = None
     saved = len(done)  # of them, in the numbers
@@ -79,9 +113,9 @@ def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None
         with terminable():
             if left:
                 seconds = pieces.seconds(len(done))
-                before = f", {len(done)} of {pieces.wanted} done before" if done else ""
+                others = f", {len(done)} of {pieces.wanted} done before" if done else ""
                 what = pieces.one if left == 1 else pieces.many
-                tell(f"{about(seconds)}: {left} {what} of {about(seconds / left)}{before}")
+                tell(f"{about(seconds)}: {left} {what} of {about(seconds / left)}{others}")
             with progress_bar(TextColumn("{task.percentage:.0f} %")) as progress:
                 bar = progress.add_task("", total=pieces.steps(len(done)))
 
@@ -93,7 +127,7 @@ def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None
                     found = pieces.summary(done)
                     if found.partial:
                         with contextlib.suppress(OSError):  # a disk that is full now may have room at the end
-                            pieces.write(found, out, [NUMBERS])
+                            write_files(pieces.files, found, out, [NUMBERS])
                             saved = len(done)
     except KeyboardInterrupt as error:
         interrupted = error
@@ -103,9 +137,9 @@ def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None
 
     def write_all() -> None:
         nonlocal saved
-        pieces.write(found, out, [NUMBERS])
+        write_files(pieces.files, found, out, [NUMBERS])
         saved = len(done)
-        pieces.write(found, out, [name for name in pieces.files if name != NUMBERS])
+        write_files(pieces.files, found, out, [name for name in pieces.files if name != NUMBERS])
 
     def what_is_left() -> str:
         if not saved:
@@ -114,7 +148,10 @@ def run(pieces: Pieces[P, F], done: list[P], out: Path, show: Callable[[F], None
         return f"{out / NUMBERS} has {saved} of {pieces.wanted} {pieces.many}, and --resume {then} where there is room"
 
     with keeping("--out", out, write_all, what_is_left):
-        show(found)
+        if json:
+            Output().print(Text(pieces.files[NUMBERS](found).rstrip()), soft_wrap=True)
+        else:
+            show(found)
     tell("\nwritten: " + ", ".join(str(out / name) for name in pieces.files))
     if interrupted is not None:
         tell(f"interrupted after {len(done)} of {pieces.wanted} {pieces.many}; --resume goes on from there")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
 from operator import attrgetter
-from pathlib import Path
 from statistics import median_low
 
 from softmaxima.experiments import wording
@@ -18,7 +16,7 @@ from softmaxima.experiments.saved import as_csv, as_text
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.experiments.verdicts import interval, paces
 from softmaxima.experiments.wording import listed
-from softmaxima.report.columns import Column, page_table, write_files
+from softmaxima.report.columns import Column, page_table
 from softmaxima.report.compare_figures import figures, rarest_first
 from softmaxima.report.figures import TWICE, cut_note, gain_cell, same_in_words, same_note
 from softmaxima.report.page import choice, document, facts, figure, sentences
@@ -278,8 +276,3 @@ def recall_table(comparison: Comparison) -> str:
 
 
 FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
-
-
-def write(comparison: Comparison, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
-    """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
-    return write_files(FILES, comparison, directory, names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from softmaxima.experiments import wording
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study
@@ -13,7 +12,7 @@ from softmaxima.experiments.attention_saved import as_csv, as_text
 from softmaxima.experiments.differences import LEVEL
 from softmaxima.experiments.verdicts import interval, paces
 from softmaxima.experiments.wording import listed
-from softmaxima.report.columns import Column, markdown_table, page_table, write_files
+from softmaxima.report.columns import Column, markdown_table, page_table
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import TWICE, Figure, cut_note, gain_cell, same_in_words, same_note
 from softmaxima.report.page import choice, document, facts, figure, sentences
@@ -229,8 +228,3 @@ def markdown(study: Study) -> str:
 
 
 FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
-
-
-def write(study: Study, directory: Path, names: Sequence[str] = tuple(FILES)) -> tuple[Path, ...]:
-    """Write the page and the numbers, or those of these names. A file appears complete or not at all."""
-    return write_files(FILES, study, directory, names)
