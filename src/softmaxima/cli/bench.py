@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,22 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import (
-    WIDE,
-    WRONG_RESULT,
-    Output,
-    check_named,
-    check_writable,
-    fail,
-    keeping,
-    names,
-    plain_table,
-    progress_bar,
-    say,
-)
+from softmaxima.cli import measuring
+from softmaxima.cli.terminal import WIDE, WRONG_RESULT, Output, check_named, fail, names, plain_table, say
 
 if TYPE_CHECKING:
     from softmaxima.bench.plan import Settings
@@ -80,16 +67,12 @@ def bench(
     after, is called wrong, and the exit code is 1. A ratio whose interval contains 1 is written ≈ 1. On a GPU every kernel is
     checked on rows of awkward lengths first.
     """
-    import torch
-
     from softmaxima.bench.checks import LENGTHS, QUICK_LENGTHS
     from softmaxima.bench.plan import QUICK_SECONDS, QUICK_SHAPES, Settings, plan
     from softmaxima.bench.results import write
     from softmaxima.bench.subjects import choose, read_shape
 
     check_named("--maps", maps, "to measure all")
-    if device == "cuda" and not torch.cuda.is_available():
-        fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     named = names(shapes) or (QUICK_SHAPES if quick else ())
     settings = Settings(
         device=device,
@@ -104,19 +87,12 @@ def bench(
     )
     chosen = choose(names(maps), device)
     planned = plan(settings, chosen)
-    if json is not None:
-        check_writable("--json", json)
-
+    measuring.check_place(device, json)
     without_losses = [str(s) for s in settings.shapes or () if not s.takes_losses and any(c.kind == "loss" for c in chosen)]
     if without_losses:
         say(f"losses are measured on rows x classes, so not on {', '.join(without_losses)}")
     benchmark = watched(settings, chosen, len(planned), json)
-    if json is None:
-        show_benchmark(benchmark)
-    else:
-        with keeping("--json", json, lambda: write(benchmark, json)):
-            show_benchmark(benchmark)
-        say(f"\nwritten: {json}")
+    measuring.show_and_write(benchmark, show_benchmark, write, json)
     finish(benchmark)
 
 
@@ -125,18 +101,12 @@ def watched(settings: Settings, chosen: Sequence[Subject], steps: int, json: Pat
     from softmaxima.bench.results import write
     from softmaxima.bench.run import bench as run
 
-    with progress_bar() as progress:
-        task = progress.add_task("", total=steps)
-        done = itertools.count()
+    def save(found: Benchmark) -> None:
+        if json is not None and (json.is_file() or not json.exists()):  # a pipe is written to once, at the end
+            with contextlib.suppress(OSError):  # of which the last writing tells
+                write(found, json)
 
-        def starting(what: str) -> None:
-            progress.update(task, completed=next(done), description=escape(what))
-
-        def save(found: Benchmark) -> None:
-            if json is not None and (json.is_file() or not json.exists()):  # a pipe is written to once, at the end
-                with contextlib.suppress(OSError):  # of which the last writing tells
-                    write(found, json)
-
+    with measuring.announcing(steps) as starting:
         return run(settings, chosen, starting, save)
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import (
-    WIDE,
-    WRONG_RESULT,
-    Output,
-    check_named,
-    check_writable,
-    fail,
-    keeping,
-    names,
-    plain_table,
-    progress_bar,
-    say,
-)
+from softmaxima.cli import measuring
+from softmaxima.cli.terminal import WIDE, Output, check_named, fail, names, plain_table
 
 if TYPE_CHECKING:
     from softmaxima.bench.attention import Benchmark
@@ -73,12 +60,10 @@ def bench_attention(
         write,
     )
     from softmaxima.core.contract import find_map
-    from softmaxima.core.numbers import InputError, check_count
+    from softmaxima.core.numbers import check_count
 
     check_named("--maps", maps, "to measure the usual ones")
     check_named("--lengths", lengths, "to measure the usual ones")
-    if device == "cuda" and not torch.cuda.is_available():
-        fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     try:
         sizes = tuple(check_count("bench-attention", "lengths", _number(name), 1) for name in names(lengths))
         wanted = names(maps) or (*MAPS, LINEAR)
@@ -88,7 +73,7 @@ def bench_attention(
         chosen = tuple(map.name for map in found)
         if threads is not None:
             torch.set_num_threads(check_count("bench-attention", "threads", threads, 1))
-    except (InputError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         fail(error)
     on_gpu = device == "cuda"
     linear = () if LINEAR not in wanted else sizes or (QUICK_LENGTHS if quick else LINEAR_LENGTHS)
@@ -96,29 +81,12 @@ def bench_attention(
     planned = cases(sizes, chosen, None if on_gpu or quick else MANY_KEYS, linear, GPU_SIZES if on_gpu else (SIZE,), device)
     remembered = () if on_gpu or quick else sizes
     kind = dtype or ("bfloat16" if on_gpu else "float32")
-    try:
-        refuse_what_does_not_fit(planned, getattr(torch, kind), device)
-    except InputError as error:
-        fail(error)
-    if json is not None:
-        check_writable("--json", json)
-    with progress_bar() as progress:
-        task = progress.add_task("", total=len(planned) + 3 * len(remembered))
-        done = itertools.count()
-
-        def starting(what: str) -> None:
-            progress.update(task, completed=next(done), description=escape(what))
-
+    measuring.check_place(device, json)
+    refuse_what_does_not_fit(planned, getattr(torch, kind), device)
+    with measuring.announcing(len(planned) + 3 * len(remembered)) as starting:
         benchmark = bench(planned, getattr(torch, kind), device, 0.03 if quick else 2.0, starting, remembered)
-    if json is None:
-        _show(benchmark)
-    else:
-        with keeping("--json", json, lambda: write(benchmark, json)):
-            _show(benchmark)
-        say(f"\nwritten: {json}")
-    wrong = [f"{result.case}: {result.problem}" for result in benchmark.results if result.problem]
-    if wrong:
-        fail(f"{len(wrong)} of {len(benchmark.results)} results are wrong: {'; '.join(wrong)}", WRONG_RESULT)
+    measuring.show_and_write(benchmark, _show, write, json)
+    measuring.check_results(benchmark.results)
 
 
 def _number(name: str) -> int | str:

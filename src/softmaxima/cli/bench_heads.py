@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from rich.markup import escape
 from rich.text import Text
 
-from softmaxima.cli.terminal import (
-    WIDE,
-    WRONG_RESULT,
-    Output,
-    check_named,
-    check_writable,
-    fail,
-    keeping,
-    names,
-    plain_table,
-    progress_bar,
-    say,
-)
+from softmaxima.cli import measuring
+from softmaxima.cli.terminal import WIDE, Output, check_named, fail, names, plain_table
 
 if TYPE_CHECKING:
     from softmaxima.bench.heads import Benchmark
@@ -55,12 +42,10 @@ def bench_heads(
     import torch
 
     from softmaxima.bench.heads import CLASSES, FEATURES, LOSSES, PASSES, QUICK_CLASSES, ROWS, bench, write
-    from softmaxima.core.numbers import InputError, check_choice, check_count
+    from softmaxima.core.numbers import check_choice, check_count
 
     check_named("--losses", losses, "to measure the usual ones")
     check_named("--classes", classes, "to measure the usual numbers")
-    if device == "cuda" and not torch.cuda.is_available():
-        fail("--device: torch finds no CUDA device here; leave it out to measure on the CPU")
     command = "bench-heads"
     try:
         counts = tuple(check_count(command, "classes", int(name) if name.isdecimal() else name, 2) for name in names(classes))
@@ -69,30 +54,16 @@ def bench_heads(
         width = check_count(command, "features", (64 if quick else FEATURES) if features is None else features)
         if threads is not None:
             torch.set_num_threads(check_count(command, "threads", threads))
-    except (InputError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         fail(error)
     counts = counts or (QUICK_CLASSES if quick else CLASSES)
     kind = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
     remembers = device == "cpu" and not quick
-    if json is not None:
-        check_writable("--json", json)
-    with progress_bar() as progress:
-        task = progress.add_task("", total=2 * len(counts) + (len(chosen) + 1) * remembers)
-        done = itertools.count()
-
-        def starting(what: str) -> None:
-            progress.update(task, completed=next(done), description=escape(what))
-
+    measuring.check_place(device, json)
+    with measuring.announcing(2 * len(counts) + (len(chosen) + 1) * remembers) as starting:
         benchmark = bench(height, width, counts, chosen, kind, device, 2 if quick else PASSES, starting, remembers)
-    if json is None:
-        _show(benchmark)
-    else:
-        with keeping("--json", json, lambda: write(benchmark, json)):
-            _show(benchmark)
-        say(f"\nwritten: {json}")
-    wrong = [f"{result.case}: {result.problem}" for result in benchmark.results if result.problem]
-    if wrong:
-        fail(f"{len(wrong)} of {len(benchmark.results)} results are wrong: {'; '.join(wrong)}", WRONG_RESULT)
+    measuring.show_and_write(benchmark, _show, write, json)
+    measuring.check_results(benchmark.results)
 
 
 def _show(benchmark: Benchmark) -> None:
