@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softmaxima.core.arguments import like_input
 from softmaxima.core.numbers import check_count
-from softmaxima.core.tracing import sizes
+from softmaxima.core.tracing import may_differentiate, sizes
 from softmaxima.heads.labelled import HELD, Rows, slices, unrounded
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
@@ -16,13 +17,15 @@ from softmaxima.maps.log_softmax import LOG_SOFTMAX
 def exact_log_prob(rows: Rows) -> Any:
     """[..., classes]."""
     with unrounded(rows.hidden):
+        if may_differentiate((rows.weight, rows.bias)):
+            rows = rows.widened()  # once: the parts' gradients are summed before they are rounded
         parts = [rows.part(some) for some in slices(sizes(rows.hidden)[0], _at_once(rows))]
         found = [LOG_SOFTMAX(_all_scores(part)).to(rows.dtype) for part in parts]
         return rows.result(torch.cat(found), (*rows.shape, rows.classes))
 
 
 @torch.no_grad()
-def best_classes(name: str, rows: Rows, k: int) -> Tensor:
+def best_classes(name: str, rows: Rows, k: int) -> Any:
     """The k classes of the largest scores, [..., k], the best first."""
     k = check_count(name, "k", k)
     if k > rows.classes:
@@ -41,7 +44,7 @@ def best_classes(name: str, rows: Rows, k: int) -> Tensor:
                     place = torch.cat((index, place), -1).gather(-1, order)
                 best, index = value, place
             found.append(index)
-    return torch.cat(found).reshape(*rows.shape, k)
+    return like_input(torch.cat(found).reshape(*rows.shape, k), rows.given)
 
 
 def _at_once(rows: Rows) -> int:

@@ -50,22 +50,23 @@ class Rows:
 
     def scores_of(self, shared: Tensor, own: Tensor, sparse: bool) -> tuple[Tensor, Tensor]:
         """([rows, m] of the classes `shared` [m], [rows] of each row's `own`); sparse: with a sparse gradient by the layer."""
-        wide, rows = self.hidden.dtype, sizes(own)[0]
-        both = torch.cat((own, shared))  # one gradient by the layer
-        of_own, of_shared = looked_up(self.weight, both, sparse).to(wide).tensor_split((rows,))
+        few, both, sparse = self._distinct(torch.cat((own, shared)), sparse)  # one gradient by the layer
+        rows = sizes(own)[0]
+        of_own, of_shared = looked_up(few.weight, both, sparse).tensor_split((rows,))
         one, many = (self.hidden * of_own).sum(-1), self.hidden @ of_shared.T
-        if self.bias is None:
+        if few.bias is None:
             return many, one
-        of_own, of_shared = looked_up(self.bias, both, sparse).to(wide).tensor_split((rows,))
+        of_own, of_shared = looked_up(few.bias, both, sparse).tensor_split((rows,))
         return many + of_shared / self.tau, one + (of_own.unsqueeze(-1) / self.tau).squeeze(-1)
 
     def scores_each(self, classes: Tensor, sparse: bool) -> Tensor:
         """[rows, m] of classes [rows, m], others for each row."""
         count, features = sizes(classes)[1], sizes(self.hidden)[1]
+        few, places, sparse = self._distinct(classes, sparse)
         # A part is not smaller than the gradient by the layer, of which each makes one.
-        held = max(HELD, self.weight.numel() * self.weight.element_size())
+        held = max(HELD, few.weight.numel() * few.weight.element_size())
         at_once = max(1, held // max(1, count * features * self.hidden.element_size()))
-        parts = [(self.part(rows), classes[rows]) for rows in slices(sizes(classes)[0], at_once)]
+        parts = [(few.part(rows), places[rows]) for rows in slices(sizes(classes)[0], at_once)]
         again = len(parts) > 1 and may_differentiate((self.hidden, self.weight, self.bias)) and not transforming()
         found = [
             checkpoint(_scores_each, part, own, sparse, use_reentrant=False) if again else _scores_each(part, own, sparse)
@@ -73,17 +74,35 @@ class Rows:
         ]
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    def widened(self) -> Rows:
+        """With the whole layer in the dtype that is computed in."""
+        wide = self.hidden.dtype
+        return replace(self, weight=self.weight.to(wide), bias=None if self.bias is None else self.bias.to(wide))
+
+    def _distinct(self, classes: Tensor, sparse: bool) -> tuple[Rows, Tensor, bool]:
+        """The rows with a layer in the dtype that is computed in, the places of classes in it, and whether its gradient is sparse.
+
+        A narrower layer is read once for each class that is there: its gradient has one row for each of these, a sum in the dtype
+        that is computed in, which is rounded once.
+        """
+        if self.weight.dtype == self.hidden.dtype:
+            return self, classes, sparse
+        ordered, order = classes.flatten().sort()
+        place = (ordered.diff(prepend=ordered[:1]) != 0).cumsum(0)
+        # Their number is that which there can be, so that shapes are known; the places that are left over read the last class.
+        kinds = ordered[-1:].expand(min(classes.numel(), self.classes)).scatter(0, place, ordered)
+        weight, bias = (x if x is None else looked_up(x, kinds, sparse) for x in (self.weight, self.bias))
+        few = replace(self, weight=weight, bias=bias).widened()
+        return few, torch.empty_like(order).scatter(0, order, place).view_as(classes), False
+
     def result(self, values: Tensor, shape: tuple[int, ...]) -> Any:
         """Values in this shape, of the dtype and kind of what came."""
         return like_input(values.to(self.dtype).reshape(shape), self.given)
 
 
 def _scores_each(rows: Rows, classes: Tensor, sparse: bool) -> Tensor:
-    wide = rows.hidden.dtype
-    scores = (looked_up(rows.weight, classes, sparse).to(wide) @ rows.hidden.unsqueeze(-1)).squeeze(-1)
-    if rows.bias is None:
-        return scores
-    return scores + looked_up(rows.bias, classes, sparse).to(wide) / rows.tau
+    scores = (looked_up(rows.weight, classes, sparse) @ rows.hidden.unsqueeze(-1)).squeeze(-1)
+    return scores if rows.bias is None else scores + looked_up(rows.bias, classes, sparse) / rows.tau
 
 
 def looked_up(table: Tensor, classes: Tensor, sparse: bool) -> Tensor:
