@@ -122,9 +122,13 @@ def test_a_window_forgets():
     sampler.observe(torch.tensor([[1], [2]]))
     assert q() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
     sampler.observe(torch.tensor([], dtype=torch.long))
-    sampler.observe(torch.tensor([0, 3, 3, 3, 2]))
+    for labels in ([0, 3], [3, 3, 2]):
+        sampler.observe(torch.tensor(labels))
     assert q() == pytest.approx([0, 0, 1 / 3, 2 / 3])
     assert sampler.counts.tolist() == [0, 0, 1, 2]
+    longer = FrequencySampler(4, window=3, smoothing=0.1)
+    longer.observe(torch.tensor([0, 3, 3, 3, 2]))
+    assert longer.counts.tolist() == [0, 0, 1, 2]
 
 
 def test_a_state_dict_holds_what_was_learned():
@@ -152,12 +156,94 @@ def test_learned_logits_fit_the_labels_frequencies():
     torch.testing.assert_close(slope, sampler.logits.softmax(0) - torch.tensor([5, 1, 2, 0]) / 8, atol=1e-6, rtol=0)
 
 
+def test_logits_that_training_spoils_are_told():
+    sampler = LearnedSampler(4)
+    with torch.no_grad():
+        sampler.logits[2] = math.nan
+    for ask in (lambda: sampler.sample(3), lambda: sampler.log_prob(LABELS[:2]), lambda: sampler.loss(LABELS[:2])):
+        with pytest.raises(ValueError, match=r"LearnedSampler: logits must be .* got nan for class 2"):
+            ask()
+    never = LearnedSampler(torch.tensor([0.0, -math.inf]))
+    assert never.log_prob(torch.arange(2)).tolist() == [0, -math.inf]
+    assert (never.sample(100) == 0).all()
+    assert LearnedSampler(np.int64(3)).classes == 3
+
+
 def test_a_batch_is_drawn_in_turns():
     sampler = observed(InBatchSampler(8))
     for shape in ((10,), (3, 10), (4, 5)):
         drawn = sampler.sample(shape, generator=1).flatten().view(-1, 10)
         assert (drawn.sort(-1).values == LABELS.sort().values).all()
     assert not torch.equal(sampler.sample((10,)), sampler.sample((10,)))
+
+
+def test_a_batch_without_labels_is_drawn_from_the_window_and_from_all_classes_before():
+    sampler, none = InBatchSampler(8), torch.empty(0, dtype=torch.long)
+    for labels in (none, LABELS):
+        sampler.observe(labels)
+        sampler.observe(none)
+        assert p_value(sampler.sample((20_000,), generator=0), sampler.log_prob(torch.arange(8)).exp()) > 1e-3
+
+
+@every_sampler
+def test_a_shape_is_an_int_or_several(make: Callable[[], Sampler]):
+    sampler = make()
+    whole = sampler.sample((6,), generator=0)
+    for shape in (6, np.int64(6), [6], torch.Size([6])):
+        assert torch.equal(sampler.sample(shape, generator=0), whole)
+    for shape in ((), 0, (0,), (3, 0), (1, 2, 3)):
+        assert sampler.sample(shape).shape == (shape if isinstance(shape, tuple) else (shape,))
+
+
+@every_sampler
+@pytest.mark.parametrize("shape", [-1, (2, -1), True, (2, False), 2.0, (2.0,), None, "3", torch.ones(2), [[2]]], ids=str)
+def test_another_shape_is_told(make: Callable[[], Sampler], shape: Any):
+    with pytest.raises((TypeError, ValueError), match=r"Sampler: shape must be an int, or a tuple of ints, of at least 0, got"):
+        make().sample(shape)
+
+
+@every_sampler
+def test_classes_may_be_any_integers(make: Callable[[], Sampler]):
+    sampler, classes = make(), torch.tensor([[7, 0], [1, 5]])
+    expected = sampler.log_prob(classes)
+    for other in (classes.to(torch.uint8), classes.int(), classes.numpy(), classes.numpy().astype(np.uint16)):
+        assert torch.equal(sampler.log_prob(other), expected)
+    assert torch.equal(sampler.log_prob(classes[1, 0]), expected[1, 0])
+
+
+@every_sampler
+@pytest.mark.parametrize(
+    ("classes", "error", "message"),
+    [
+        (torch.tensor([0, 8]), IndexError, "class 8 is out of range for 8 classes; give one of 0, …, 7"),
+        (torch.tensor(-1), IndexError, "class -1 is out of range for 8 classes"),
+        (torch.tensor([1.0]), TypeError, r"classes must hold class indices, got torch.float32; call classes.long\(\)"),
+        (torch.tensor([True]), TypeError, "classes must hold class indices, got torch.bool"),
+        ([1], TypeError, "classes must be a torch.Tensor or a numpy.ndarray, got list"),
+        (3, TypeError, "classes must be a torch.Tensor or a numpy.ndarray, got int"),
+    ],
+    ids=str,
+)
+def test_what_are_no_classes_is_told(make: Callable[[], Sampler], classes: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=f"Sampler: {message}"):
+        make().log_prob(classes)
+
+
+@pytest.mark.parametrize("made", [FrequencySampler, InBatchSampler])
+@pytest.mark.parametrize("target", [[1], torch.ones(2), torch.tensor([0, 8]), torch.zeros(40, dtype=torch.long)], ids=type)
+def test_labels_that_are_refused_leave_no_trace(made: Any, target: Any):
+    sampler = made(8, window=30) if made is InBatchSampler else made(8, window=30, smoothing=0)
+    sampler.observe(LABELS)
+    before = copy.deepcopy(sampler)
+    with pytest.raises((TypeError, ValueError, IndexError), match=f"{made.__name__}: target "):
+        sampler.observe(target)
+    assert all(torch.equal(x, y) for x, y in zip(sampler.buffers(), before.buffers(), strict=True))
+
+
+def test_labels_may_be_arrays():
+    for sampler in (FrequencySampler(8), InBatchSampler(8)):
+        sampler.observe(LABELS.numpy().astype(np.uint8))
+        assert torch.equal(sampler.log_prob(LABELS), observed(type(sampler)(8)).log_prob(LABELS))
 
 
 @every_sampler
@@ -211,6 +297,19 @@ def test_an_abstract_sampler_cannot_be_made():
             r"must be floating point, .* torch.float32 of shape \(2, 2\)",
         ),
         (lambda: LearnedSampler("x"), TypeError, "logits must be floating point, .* got str"),  # type: ignore[arg-type]
+        (
+            lambda: LearnedSampler(torch.tensor([0.0, math.nan])),
+            ValueError,
+            r"LearnedSampler: logits must be below \+∞ and not NaN, got nan for class 1; give finite ones, or −∞",
+        ),
+        (lambda: LearnedSampler(torch.tensor([math.inf, 0.0])), ValueError, "not NaN, got inf for class 0"),
+        (lambda: LearnedSampler(torch.full((2,), -math.inf)), ValueError, "must not all be −∞, got 2 of them; give one"),
+        (lambda: LearnedSampler(True), TypeError, "logits must be an int of at least 1, got the bool True"),
+        (
+            lambda: InBatchSampler(3, window=2).observe(torch.tensor([0, 1, 1])),
+            ValueError,
+            "target must have no more labels than window=2, .* got 3; give window=3 or more",
+        ),
         (lambda: FrequencySampler(3, window=0), ValueError, "window must be an int of at least 1"),
         (lambda: FrequencySampler(3, smoothing=1.5), ValueError, r"smoothing must be in \[0, 1\], got 1.5"),
         (
@@ -222,7 +321,7 @@ def test_an_abstract_sampler_cannot_be_made():
         (lambda: LearnedSampler(3).loss(torch.tensor([-1])), IndexError, "target -1 is out of range for 3 classes"),
         (lambda: InBatchSampler(3).sample((2,)), ValueError, r"no batch was observed; call observe\(target\)"),
     ],
-    ids=range(16),
+    ids=range(21),
 )
 def test_wrong_use_is_told(make: Callable[[], Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):

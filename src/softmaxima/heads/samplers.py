@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -60,27 +61,67 @@ class Sampler(KeepsDouble, ABC):
         )  # moves with the module, and so tells where to draw
 
     @abstractmethod
-    def log_prob(self, classes: Tensor) -> Tensor:
-        """Log Q(c) in float64, of each of `classes`; −∞ where a class is never drawn."""
+    def log_prob(self, classes: Any) -> Tensor:
+        """Log Q(c) in float64, of each of `classes`, integers of any shape; −∞ where a class is never drawn."""
 
     @abstractmethod
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
-        """Classes of Q, int64, independent and with replacement."""
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
+        """Classes of Q, int64, independent and with replacement. `shape` is n for (n,), or several sizes: () for a 0-d tensor."""
 
     def extra_repr(self) -> str:
         return f"classes={self.classes}"
 
-    def _uniform(self, shape: Sequence[int], generator: Randomness) -> Tensor:
-        """Numbers of [0, 1), float64, drawn where the generator is."""
-        source = as_torch_generator(type(self).__name__, generator)
+    def _checked(self, classes: Any) -> Tensor:
+        return check_classes(type(self).__name__, "classes", classes, self.classes, "class")
+
+    def _uniform(self, shape: int | Sequence[int], generator: Randomness, numbers: int | None = None) -> Tensor:
+        """Numbers of [0, 1), float64, drawn where the generator is; one for each place of a shape, or so many."""
+        name = type(self).__name__
+        axes = check_shape(name, shape) if numbers is None else (numbers, *check_shape(name, shape))
+        source = as_torch_generator(name, generator)
         if source is None:
-            return torch.rand(*shape, dtype=torch.float64, device=self.place.device)
-        return torch.rand(*shape, dtype=torch.float64, device=source.device, generator=source).to(self.place.device)
+            return torch.rand(axes, dtype=torch.float64, device=self.place.device)
+        return torch.rand(axes, dtype=torch.float64, device=source.device, generator=source).to(self.place.device)
+
+
+def check_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Of draws: an int, or several."""
+    domain = "an int, or a tuple of ints, of at least 0"
+    return tuple(
+        size if type(size) is int and size >= 0 else check_int(name, "shape", size, lambda count: count >= 0, domain)
+        for size in (shape if isinstance(shape, (tuple, list)) else (shape,))
+    )
+
+
+def check_classes(name: str, what: str, values: Any, classes: int, kind: str, repair: str = "") -> Tensor:
+    """Indices of classes, int64, each of which is a `kind`."""
+    given = as_tensor(name, what, values)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"{name}: {what} must hold class indices, got {given.dtype}; call {what}.long()")
+    indices = given.long()
+    if is_concrete(indices) and bool((wrong := (indices < 0) | (indices >= classes)).any()):
+        repair = repair or f"give one of 0, …, {classes - 1}"
+        raise IndexError(f"{name}: {kind} {int(indices[wrong][0])} is out of range for {classes} classes; {repair}")
+    return indices
+
+
+def check_seen(name: str, target: Any, classes: int) -> Tensor:
+    """Labels to learn of."""
+    return check_classes(name, "target", target, classes, "target", "leave out labels that are ignored")
+
+
+def check_window(name: str, labels: Tensor, window: int) -> None:
+    """Where a class that was forgotten has the probability 0, no label of a batch may be."""
+    if (count := labels.numel()) > window:
+        raise ValueError(
+            f"{name}: target must have no more labels than window={window}, lest some be of probability 0, got {count}; give "
+            f"window={count} or more"
+        )
 
 
 def inverse(cumulative: Tensor, u: Tensor) -> Tensor:
     """The class c with Σ_{j<c} w_j ≤ u Σ_j w_j < Σ_{j≤c} w_j, one of a positive weight for every u in [0, 1]."""
-    total = cumulative[-1:]
+    total = cumulative[-1]
     found = torch.searchsorted(cumulative, u * total, right=True)
     return torch.minimum(found, torch.searchsorted(cumulative, total))
 
@@ -93,10 +134,10 @@ class UniformSampler(Sampler):
     tensor([0.2500, 0.2500], dtype=torch.float64)
     """
 
-    def log_prob(self, classes: Tensor) -> Tensor:
-        return torch.full(classes.shape, -math.log(self.classes), dtype=torch.float64, device=classes.device)
+    def log_prob(self, classes: Any) -> Tensor:
+        return torch.full_like(self._checked(classes), -math.log(self.classes), dtype=torch.float64)
 
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
         return (self._uniform(shape, generator) * self.classes).long()
 
 
@@ -113,10 +154,10 @@ class LogUniformSampler(Sampler):
     tensor([661177,  17656,    569])
     """
 
-    def log_prob(self, classes: Tensor) -> Tensor:
-        return (1 / (classes.double() + 1)).log1p().log() - math.log(math.log1p(self.classes))
+    def log_prob(self, classes: Any) -> Tensor:
+        return (1 / (self._checked(classes).double() + 1)).log1p().log() - math.log(math.log1p(self.classes))
 
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
         return (self._uniform(shape, generator) * math.log1p(self.classes)).expm1().long()
 
 
@@ -153,10 +194,10 @@ class UnigramSampler(Sampler):
         self.register_buffer("log_q", powers.log_softmax(-1), persistent=False)
         self.register_buffer("cumulative", self.log_q.exp().cumsum(-1), persistent=False)
 
-    def log_prob(self, classes: Tensor) -> Tensor:
-        return self.log_q[classes]
+    def log_prob(self, classes: Any) -> Tensor:
+        return self.log_q[self._checked(classes)]
 
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
         return inverse(self.cumulative, self._uniform(shape, generator))
 
     def extra_repr(self) -> str:
@@ -178,15 +219,16 @@ def check_class_weights(name: str, weights: Any) -> Tensor:
     return values
 
 
-def check_seen(name: str, target: Any, classes: int) -> Tensor:
-    """Labels to learn of, int64."""
-    labels = as_tensor(name, "target", target)
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{name}: target must hold class indices, got {labels.dtype}; call target.long()")
-    if is_concrete(labels) and bool((wrong := (labels < 0) | (labels >= classes)).any()):
-        label = int(labels[wrong][0])
-        raise IndexError(f"{name}: target {label} is out of range for {classes} classes; leave out labels that are ignored")
-    return labels.long()
+def check_logits(name: str, logits: Tensor) -> None:
+    """Logits whose softmax exists."""
+    if not is_concrete(logits):
+        return
+    if bool((wrong := ~(logits < math.inf)).any()):  # True for NaN
+        place = int(wrong.nonzero()[0])
+        value = float(logits.detach()[place])
+        raise ValueError(f"{name}: logits must be below +∞ and not NaN, got {value} for class {place}; give finite ones, or −∞")
+    if bool((logits == -math.inf).all()):
+        raise ValueError(f"{name}: logits must not all be −∞, got {logits.numel()} of them; give one of the classes a finite logit")
 
 
 class LearnedSampler(Sampler):
@@ -196,7 +238,11 @@ class LearnedSampler(Sampler):
     or let Q be what another model says. The losses that draw from Q take log Q for a constant: they do not train it.
 
     Args:
-        logits: [classes], an `nn.Parameter` to train or a tensor; or the number of classes, for a parameter of zeros.
+        logits: [classes], an `nn.Parameter` to train or a tensor; or the number of classes, for a parameter of zeros. A class of
+            logit −∞ is never drawn.
+
+    Raises:
+        TypeError or ValueError for other logits; ValueError too where they are NaN or +∞ when Q is asked for.
 
     Cost: a read of the logits each time. For frequencies alone `FrequencySampler` needs no training.
 
@@ -212,12 +258,14 @@ class LearnedSampler(Sampler):
 
     def __init__(self, logits: Tensor | int) -> None:
         name = type(self).__name__
-        values: Any = nn.Parameter(torch.zeros(check_count(name, "logits", logits))) if isinstance(logits, int) else logits
+        number = isinstance(logits, Integral)
+        values: Any = nn.Parameter(torch.zeros(check_count(name, "logits", logits))) if number else logits
         if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
             got = f"{values.dtype} of shape {sizes(values)}" if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(
                 f"{name}: logits must be floating point, one number for each class, or the number of classes; got {got}"
             )
+        check_logits(name, values)
         super().__init__(sizes(values)[0])
         self.place = torch.empty(0, device=values.device)
         if isinstance(values, nn.Parameter):
@@ -225,14 +273,20 @@ class LearnedSampler(Sampler):
         else:
             self.register_buffer("logits", values)
 
-    def log_prob(self, classes: Tensor) -> Tensor:
-        return self.logits.double().log_softmax(-1)[classes]
+    def log_prob(self, classes: Any) -> Tensor:
+        places = self._checked(classes)
+        return self._logits().log_softmax(-1)[places]
 
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
-        q = self.logits.detach().double().softmax(-1)
-        return inverse(q.cumsum(-1), self._uniform(shape, generator))
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
+        u = self._uniform(shape, generator)
+        return inverse(self._logits().detach().softmax(-1).cumsum(-1), u)
 
-    def loss(self, target: Tensor) -> Tensor:
+    def _logits(self) -> Tensor:
+        """In float64, what training has made of them checked."""
+        check_logits(type(self).__name__, self.logits)
+        return self.logits.double()
+
+    def loss(self, target: Any) -> Tensor:
         """−log Q of labels, the mean of them, in nats."""
         labels = check_seen(type(self).__name__, target, self.classes)
         return -self.log_prob(labels).mean()
@@ -247,7 +301,8 @@ class FrequencySampler(Sampler):
     Args:
         classes: their number.
         window: how many labels are remembered.
-        smoothing: in [0, 1]; if it is 0, classes that were not seen are never drawn, and raise where they are labels.
+        smoothing: in [0, 1]; if it is 0, classes that were not seen are never drawn, and raise where they are labels: no batch may
+            then have more labels than the window.
 
     Cost: 8 bytes a class and a label of the window; a draw costs the same for any number of classes. The state dict has the
     labels.
@@ -272,8 +327,11 @@ class FrequencySampler(Sampler):
         self.register_buffer("counts", torch.zeros(self.classes, dtype=torch.long, device="cpu"))
         self.register_buffer("seen", torch.zeros((), dtype=torch.long, device="cpu"))
 
-    def observe(self, target: Tensor) -> None:
-        labels = check_seen(type(self).__name__, target, self.classes).flatten()
+    def observe(self, target: Any) -> None:
+        name = type(self).__name__
+        labels = check_seen(name, target, self.classes).flatten()
+        if self.smoothing == 0:
+            check_window(name, labels, self.window)
         labels = labels[-self.window :].to(self.labels.device)
         places = (self.seen + torch.arange(labels.numel(), device=labels.device)) % self.window
         forgotten = self.labels[places]
@@ -282,12 +340,12 @@ class FrequencySampler(Sampler):
         self.labels[places] = labels
         self.seen += labels.numel()
 
-    def log_prob(self, classes: Tensor) -> Tensor:
+    def log_prob(self, classes: Any) -> Tensor:
         share = self._share()
-        return (share * self.counts[classes] / self._known() + (1 - share) / self.classes).log()
+        return (share * self.counts[self._checked(classes)] / self._known() + (1 - share) / self.classes).log()
 
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
-        from_window, u = self._uniform((2, *shape), generator)
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
+        from_window, u = self._uniform(shape, generator, numbers=2)
         seen = self.labels[(u * self._known()).long()]
         return torch.where(from_window < self._share(), seen, (u * self.classes).long())
 
@@ -305,8 +363,9 @@ class FrequencySampler(Sampler):
 class InBatchSampler(Sampler):
     """The labels of the batch itself, which are draws from the labels' own distribution, a row's own among them.
 
-    Q is estimated by the frequencies of the last `window` labels. The rows of the batch are taken in turns in a random order, so
-    that negatives repeat a row only where there are more of them than rows.
+    Q is estimated by the frequencies of the last `window` labels, which must be no fewer than a batch has. The rows of the batch
+    are taken in turns in a random order, so that negatives repeat a row only where there are more of them than rows. Of a batch
+    without labels they are draws from the window, or, if that is empty too, from all classes alike.
 
     >>> import torch, softmaxima as sm
     >>> sampler = sm.InBatchSampler(10)
@@ -315,27 +374,33 @@ class InBatchSampler(Sampler):
     (tensor([1, 4, 4, 7]), tensor([0.5000, 0.2500], dtype=torch.float64))
     """
 
-    batch: Tensor
+    batch: Tensor | None
 
     def __init__(self, classes: int, window: int = 2**20) -> None:
         super().__init__(classes)
-        check_count(type(self).__name__, "window", window)
+        self.window = check_count(type(self).__name__, "window", window)
         self.frequencies = FrequencySampler(classes, window, smoothing=0.0)
-        self.register_buffer("batch", torch.empty(0, dtype=torch.long), persistent=False)
+        self.register_buffer("batch", None, persistent=False)
 
-    def observe(self, target: Tensor) -> None:
-        self.frequencies.observe(target)
-        self.batch = target.flatten().long().to(self.place.device)
+    def observe(self, target: Any) -> None:
+        name = type(self).__name__
+        labels = check_seen(name, target, self.classes).flatten()
+        check_window(name, labels, self.window)
+        self.frequencies.observe(labels)
+        self.batch = labels.to(self.place.device)
 
-    def log_prob(self, classes: Tensor) -> Tensor:
-        return self.frequencies.log_prob(classes)
+    def log_prob(self, classes: Any) -> Tensor:
+        return self.frequencies.log_prob(self._checked(classes))
 
-    def sample(self, shape: Sequence[int], generator: Randomness = None) -> Tensor:
+    def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
+        axes = check_shape(type(self).__name__, shape)
+        if self.batch is None:
+            raise ValueError("InBatchSampler: no batch was observed; call observe(target) before its negatives are drawn")
         rows = self.batch.numel()
         if rows == 0:
-            raise ValueError("InBatchSampler: no batch was observed; call observe(target) before its negatives are drawn")
-        order = self._uniform((rows,), generator).argsort()
-        return self.batch[order[torch.arange(math.prod(shape), device=order.device) % rows]].reshape(tuple(shape))
+            return self.frequencies.sample(axes, generator)
+        order = self._uniform(rows, generator).argsort()
+        return self.batch[order[torch.arange(math.prod(axes), device=order.device) % rows]].reshape(axes)
 
 
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
