@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conftest import TOLERANCE, normal
 from softmaxima.heads import exact, labelled
 from softmaxima.heads.corrections import CORRECTIONS
+from softmaxima.heads.noise_contrastive import NoiseContrastive
 from softmaxima.heads.sampled import SampledSoftmax, sampled_softmax_loss
 from softmaxima.heads.samplers import UnigramSampler
 
@@ -137,6 +138,18 @@ def test_the_usual_correction_with_hits_is_stationary_at_the_truth_for_any_numbe
     torch.testing.assert_close(slope_at_the_truth("log_q", False), torch.zeros(FEATURES).double(), atol=1e-12, rtol=0)
     for other in (("none", False), ("positive", True), *([("log_q", True)] if samples > 1 else [])):
         assert slope_at_the_truth(*other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_without_correction_but_with_hits_the_scores_learn_log_p_less_log_q(samples: int):
+    hidden, weight, bias = layer()
+    p = ((weight @ hidden + bias) + Q.log()).softmax(0)
+
+    def slope_where_scores_are_that(remove_hits: bool) -> Tensor:
+        return sum(p[t] * mean_gradient(with_options("none", remove_hits), t, samples, Q) for t in range(CLASSES))  # type: ignore[return-value]
+
+    torch.testing.assert_close(slope_where_scores_are_that(False), torch.zeros(FEATURES).double(), atol=1e-12, rtol=0)
+    assert samples == 1 or slope_where_scores_are_that(True).abs().max() > 1e-3
 
 
 def test_the_estimate_of_the_other_classes_sum_is_unbiased():
@@ -483,6 +496,66 @@ def test_the_samplers_that_learn_are_told_of_labels_that_count_in_training_alone
     assert head.sampler.seen == 0
     head.train()(hidden, target)
     assert head.sampler.counts.tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 0, 1]
+
+
+HEADS = pytest.mark.parametrize("made", [SampledSoftmax, NoiseContrastive])
+
+
+@HEADS
+@pytest.mark.parametrize("sampler", ["uniform", "log_uniform", "frequency", "in_batch", torch.tensor([0.0, 1, 1, 1, 1])], ids=str)
+@pytest.mark.parametrize("shared", [True, False])
+def test_rows_that_are_ignored_need_no_class_of_the_sampler(made: Any, sampler: Any, shared: bool):
+    head = made(FEATURES, 5, 4, sampler, shared=shared, generator=0)
+    hidden = normal(4, FEATURES).float()
+    for target in (torch.tensor([1, -100, 2, 1]), torch.full((4,), -100), torch.tensor([2, 2, 3, -100])):
+        head.zero_grad()
+        loss = head(hidden, target)
+        loss.backward()
+        assert loss.isfinite() == bool((target >= 0).any())  # the mean of no rows is NaN, as torch's
+        assert head.weight.grad.isfinite().all() or loss.isnan()
+    assert head(hidden[:0], target[:0]).isnan()
+
+
+@HEADS
+@pytest.mark.parametrize("sampler", ["frequency", "in_batch"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"hidden": torch.ones(4, 2)},
+        {"hidden": [0.0]},
+        {"target": [0, 1, 2, 3]},
+        {"target": torch.tensor([0, 1, 2, 5])},
+        {"target": torch.tensor([0, 1, 2])},
+        {"temperature": torch.ones(3, 1)},
+        {"log_z": torch.ones(3)},
+    ],
+    ids=str,
+)
+def test_a_call_that_is_refused_teaches_a_sampler_nothing(made: Any, sampler: str, changed: dict[str, Any]):
+    given = {"hidden": normal(4, FEATURES).float(), "target": torch.tensor([0, 1, 2, 3]), **changed}
+    own = {key: given.pop(key) for key in ("temperature", "log_z") if key in given}
+    if "log_z" in own and made is SampledSoftmax:
+        pytest.skip("has none")
+    head = made(FEATURES, 5, 4, sampler, **own)
+    with pytest.raises((TypeError, ValueError, IndexError), match=f"{made.__name__}: "):
+        head(**given)
+    learned = head.sampler.frequencies if sampler == "in_batch" else head.sampler
+    assert learned.seen == 0
+
+
+@HEADS
+def test_a_head_learns_from_arrays(made: Any):
+    head, hidden, target = made(FEATURES, 5, 4, "in_batch", generator=0), normal(4, FEATURES).float(), torch.tensor([0, 1, 2, 3])
+    twin = copy.deepcopy(head)
+    loss = head(hidden.numpy(), target.numpy())
+    assert torch.equal(loss, twin(hidden, target))
+    loss.backward()
+    assert head.weight.grad is not None
+    head.eval()
+    assert torch.equal(head(hidden.numpy(), target.numpy()), twin.eval()(hidden, target))
+    for found, expected in zip((head.log_prob, head.predict), (twin.log_prob, twin.predict), strict=True):
+        assert np.array_equal(found(hidden.numpy()), expected(hidden).detach().numpy())
+        assert isinstance(found(hidden.numpy()), np.ndarray)
 
 
 def test_casting_a_head_keeps_log_q():

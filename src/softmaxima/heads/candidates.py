@@ -2,6 +2,7 @@ r"""Negatives of labelled rows: drawn, scored, and with their log Q."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,28 +28,52 @@ class Candidates:
     hits: Tensor  # [rows, m], where a negative is the row's own label
 
 
-def draw(name: str, labelled: Labelled, samples: Any, sampler: Any, shared: Any, sparse: Any, generator: Any) -> Candidates:
-    """Checked; `shared` negatives are the same for all rows."""
-    samples, rows, labels = check_count(name, "samples", samples), labelled.rows, labelled.labels
+@dataclass(frozen=True)
+class Drawing:
+    """Labelled rows, and how their negatives are drawn."""
+
+    name: str  # of the function or module
+    labelled: Labelled
+    samples: int
+    sampler: AnySampler
+    shared: bool  # the same negatives for all rows
+    sparse: bool
+    generator: torch.Generator | None
+    learns: bool  # whether the sampler is told of the labels, if it can be
+
+    def candidates(self) -> Candidates:
+        """After all checks of a call: a sampler that learns has learned when this returns."""
+        name, sampler, rows = self.name, self.sampler, self.labelled.rows
+        labels, ignored = self.labelled.labels, self.labelled.ignored
+        shape = (self.samples,) if self.shared else (sizes(labels)[0], self.samples)
+        if self.learns and (observe := getattr(sampler, "observe", None)) is not None:
+            observe(labels if ignored is None else labels[~ignored])
+        with torch.no_grad():
+            negatives = _drawn(name, sampler, shape, self.generator).to(labels.device)
+            log_q_target, log_q = _log_q(name, sampler, labels, ignored), _log_q(name, sampler, negatives, None)
+        hits = negatives == labels.unsqueeze(-1)
+        if self.shared:
+            scores, own = rows.scores_of(negatives, labels, self.sparse)
+        else:
+            both = rows.scores_each(torch.cat((labels.unsqueeze(-1), negatives), -1), self.sparse)
+            own, scores = both[:, 0], both[:, 1:]
+        return Candidates(own, scores, log_q_target, log_q, hits)
+
+
+def as_drawing(
+    name: str, labelled: Labelled, samples: Any, sampler: Any, shared: Any, sparse: Any, generator: Any, learns: bool = False
+) -> Drawing:
+    """Checked."""
+    samples = check_count(name, "samples", samples)
     shared, sparse = check_flag(name, "shared", shared), check_flag(name, "sparse", sparse)
-    chosen = as_sampler(name, sampler, rows.classes)
+    chosen = as_sampler(name, sampler, labelled.rows.classes)
     if isinstance(sampler, str) and isinstance(chosen, Sampler):
-        chosen = chosen.to(labels.device)
-    shape = (samples,) if shared else (sizes(labels)[0], samples)
-    with torch.no_grad():
-        negatives = _drawn(name, chosen, shape, generator).to(labels.device)
-        log_q_target, log_q = (_log_q(name, chosen, classes) for classes in (labels, negatives))
-    hits = negatives == labels.unsqueeze(-1)
-    if shared:
-        scores, own = rows.scores_of(negatives, labels, sparse)
-    else:
-        both = rows.scores_each(torch.cat((labels.unsqueeze(-1), negatives), -1), sparse)
-        own, scores = both[:, 0], both[:, 1:]
-    return Candidates(own, scores, log_q_target, log_q, hits)
+        chosen = chosen.to(labelled.labels.device)
+    return Drawing(name, labelled, samples, chosen, shared, sparse, as_torch_generator(name, generator), learns)
 
 
-def _drawn(name: str, sampler: AnySampler, shape: tuple[int, ...], generator: Any) -> Tensor:
-    drawn = sampler.sample(shape, generator=as_torch_generator(name, generator))
+def _drawn(name: str, sampler: AnySampler, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    drawn = sampler.sample(shape, generator=generator)
     if not isinstance(drawn, Tensor) or drawn.dtype != torch.long or sizes(drawn) != shape:
         got = f"{drawn.dtype} of shape {sizes(drawn)}" if isinstance(drawn, Tensor) else type(drawn).__name__
         raise ValueError(f"{name}: sampler.sample must return int64 of shape {shape}, got {got}")
@@ -57,11 +82,13 @@ def _drawn(name: str, sampler: AnySampler, shape: tuple[int, ...], generator: An
     return drawn
 
 
-def _log_q(name: str, sampler: AnySampler, classes: Tensor) -> Tensor:
+def _log_q(name: str, sampler: AnySampler, classes: Tensor, ignored: Tensor | None) -> Tensor:
     log_q = sampler.log_prob(classes.to(sampler.place.device) if isinstance(sampler, Sampler) else classes)
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point() or sizes(log_q) != sizes(classes):
         got = f"{log_q.dtype} of shape {sizes(log_q)}" if isinstance(log_q, Tensor) else type(log_q).__name__
         raise ValueError(f"{name}: sampler.log_prob must return one float64 for each of {sizes(classes)} classes, got {got}")
     log_q = log_q.detach().double().to(classes.device)
+    if ignored is not None:
+        log_q = log_q.masked_fill(ignored, -math.log(2))  # whatever that of class 0 is, which stands for their labels
     check_log_q(name, "the sampler", "class", log_q, classes)
     return log_q

@@ -17,7 +17,7 @@ from softmaxima.core.arguments import check_value
 from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.candidates import draw
+from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.labelled import as_labelled, unrounded
 from softmaxima.heads.sampling_head import SamplingHead
 from softmaxima.lse.softplus import softplus
@@ -64,16 +64,21 @@ def noise_contrastive_loss(
     """
     name = "noise_contrastive_loss"
     labelled = as_labelled(name, hidden, weight, target, bias, temperature, ignore_index, reduction)
-    level = check_value(name, "log_z", log_z, *FINITE)
-    rows = labelled.rows
+    drawing = as_drawing(name, labelled, samples, sampler, shared, sparse, generator)
+    return contrastive_loss(drawing, check_value(name, "log_z", log_z, *FINITE))
+
+
+def contrastive_loss(drawing: Drawing, log_z: float | Tensor) -> Any:
+    """The target's odds and those of its negatives."""
+    labelled, rows, level = drawing.labelled, drawing.labelled.rows, log_z
     if isinstance(level, Tensor):
         try:
             level = level.to(rows.hidden).expand(rows.shape).reshape(-1)
         except RuntimeError:
-            raise ValueError(f"{name}: log_z must broadcast to the rows' shape {rows.shape}, got {sizes(level)}") from None
+            raise ValueError(f"{drawing.name}: log_z must broadcast to the rows' shape {rows.shape}, got {sizes(level)}") from None
     with unrounded(rows.hidden):
-        found = draw(name, labelled, samples, sampler, shared, sparse, generator)
-        count = math.log(samples)
+        found = drawing.candidates()
+        count = math.log(drawing.samples)
         target_odds = found.target - (found.log_q_target + count).to(found.target.dtype) - level
         odds = found.negatives - (found.log_q + count).to(found.negatives.dtype)
         odds = odds - (level.unsqueeze(-1) if isinstance(level, Tensor) else level)
@@ -100,7 +105,7 @@ class NoiseContrastive(SamplingHead):
     (torch.Size([]), True)
     """
 
-    function = noise_contrastive_loss
+    loss = staticmethod(contrastive_loss)
 
     def __init__(
         self,

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from softmaxima.core.numbers import check_choice, check_flag
 from softmaxima.core.randomness import Randomness
-from softmaxima.heads.candidates import Candidates, draw
+from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.corrections import CORRECTIONS, check_removal, target_correction
-from softmaxima.heads.labelled import Labelled, as_labelled, unrounded
+from softmaxima.heads.labelled import as_labelled, unrounded
 from softmaxima.heads.sampling_head import SamplingHead
 from softmaxima.losses.cross_entropy import cross_entropy
 
@@ -48,7 +48,8 @@ def sampled_softmax_loss(
       is too small on average, and its gradient is not quite that over all classes, both by O(1/m).
     - "log_q": a = −log Q(t). With remove_hits=False the loss is least at the labels' own probabilities whatever m is, and the
       gradient is off by O(1/m), by much where m Q(t) < 1. Without the hits it tends to ∇L/(1 − p_t) as m grows, and not to ∇L.
-    - "none": a = 0, and no log Q. The scores learn log p − log Q.
+    - "none": a = 0, and no log Q. With remove_hits=False the scores learn log p − log Q whatever m is, but for a constant a row;
+      without the hits they learn something else.
 
     Args:
         hidden: h, (…, features), float64, float32, bfloat16 or float16.
@@ -59,10 +60,12 @@ def sampled_softmax_loss(
             or any object with its `classes`, `log_prob` and `sample`. Weights become tables at each call: `UnigramSampler` makes
             them once.
         shared: one set of negatives for all rows, (m); False: others for each row, (…, m).
-        remove_hits: leave out negatives that are the row's target. A row whose negatives are all hits has the loss 0.
+        remove_hits: leave out negatives that are the row's target, as "positive" needs. A row whose negatives are then none has the
+            loss 0.
         temperature: τ > 0, a number or a tensor that broadcasts to (…, 1).
         ignore_index, reduction: as for `cross_entropy`.
-        sparse: give the weight and the bias sparse gradients, as `torch.nn.functional.embedding` does.
+        sparse: give the weight and the bias sparse gradients, as `torch.nn.functional.embedding` does. In half precision these,
+            like dense ones, are sums in float32 that are rounded once.
         generator: a torch.Generator, a NumPy one or a seed.
 
     Returns:
@@ -74,8 +77,8 @@ def sampled_softmax_loss(
 
     Cost: rows · m scores of rows + m vectors of the weight, or of rows · (m + 1) where negatives are not shared. Of those, beyond
     64 MiB or the weight's own size, parts are read one after the other, and again for the gradient. Without sparse=True the
-    gradient has the weight's size. Sources: Khrylchenko et al. (2025), arXiv:2507.09331; for "log_q" Bengio and Senécal (2008),
-    and Ma and Collins (2018), arXiv:1809.01812.
+    gradient has the weight's size. In half precision the vectors of all classes that occur are held in float32, each once. Sources:
+    Khrylchenko et al. (2025), arXiv:2507.09331; for "log_q" Bengio and Senécal (2008), and Ma and Collins (2018), arXiv:1809.01812.
 
     >>> import torch, softmaxima as sm
     >>> hidden, weight, target = torch.ones(2, 3), torch.arange(30.0).reshape(10, 3) / 30, torch.tensor([0, 9])
@@ -87,9 +90,7 @@ def sampled_softmax_loss(
     name = "sampled_softmax_loss"
     check_options(name, correction, remove_hits)
     labelled = as_labelled(name, hidden, weight, target, bias, temperature, ignore_index, reduction)
-    with unrounded(labelled.rows.hidden):
-        candidates = draw(name, labelled, samples, sampler, shared, sparse, generator)
-        return corrected_loss(labelled, candidates, correction, remove_hits)
+    return corrected_loss(as_drawing(name, labelled, samples, sampler, shared, sparse, generator), correction, remove_hits)
 
 
 def check_options(name: str, correction: Any, remove_hits: Any) -> None:
@@ -98,16 +99,19 @@ def check_options(name: str, correction: Any, remove_hits: Any) -> None:
     check_removal(name, correction, check_flag(name, "remove_hits", remove_hits))
 
 
-def corrected_loss(labelled: Labelled, candidates: Candidates, correction: str, remove_hits: bool) -> Any:
+def corrected_loss(drawing: Drawing, correction: str, remove_hits: bool) -> Any:
     """The cross-entropy of the target, the first, among its negatives."""
-    target, negatives, hits = candidates.target, candidates.negatives, candidates.hits
-    if correction != "none":
-        negatives = negatives - candidates.log_q.to(negatives.dtype)
-    if remove_hits:
-        negatives = negatives.masked_fill(hits, -math.inf)
-    target = target + target_correction(correction, candidates.log_q_target, (~hits).sum(-1)).to(target.dtype)
-    scores = torch.cat((target.unsqueeze(-1), negatives), -1)
-    return labelled.result(cross_entropy(scores, labelled.index(0), reduction=labelled.reduction))
+    labelled = drawing.labelled
+    with unrounded(labelled.rows.hidden):
+        found = drawing.candidates()
+        target, negatives = found.target, found.negatives
+        if correction != "none":
+            negatives = negatives - found.log_q.to(negatives.dtype)
+        if remove_hits:
+            negatives = negatives.masked_fill(found.hits, -math.inf)
+        target = target + target_correction(correction, found.log_q_target, (~found.hits).sum(-1)).to(target.dtype)
+        scores = torch.cat((target.unsqueeze(-1), negatives), -1)
+        return labelled.result(cross_entropy(scores, labelled.index(0), reduction=labelled.reduction))
 
 
 class SampledSoftmax(SamplingHead):
@@ -118,15 +122,17 @@ class SampledSoftmax(SamplingHead):
         samples: how many negatives are drawn.
         sampler: "log_uniform", "uniform", "frequency" (learned from the labels as they come), "in_batch" (the batch's own labels),
             a tensor of one weight for each class, or a sampler. In training mode one that has `observe(target)` is told of the
-            labels.
+            labels that are not ignored, once all checks of a call have passed.
         bias: whether the layer has one.
         correction, shared, remove_hits, temperature, ignore_index, reduction, sparse: as of `sampled_softmax_loss`. A temperature
             may be an `nn.Parameter`.
         generator: of the draws; a seed makes a generator once.
         device, dtype: of the parameters.
 
-    Shapes: forward(hidden, target) takes (…, in_features) and (…). log_prob(hidden) gives (…, classes), exactly, and
-    predict(hidden, k) the k best classes (…, k), the best first; beside what is returned no array of these exceeds 64 MiB.
+    Shapes: forward(hidden, target) takes (…, in_features) and (…), arrays too, and gives a tensor. log_prob(hidden) gives
+    (…, classes), exactly, and predict(hidden, k) the k best classes (…, k), the best first, as the kind of array that hidden is;
+    beside what is returned, and a copy of a half-precision layer in float32 where it is to have a gradient, no array of these
+    exceeds 64 MiB.
 
     Raises:
         TypeError, ValueError or IndexError as `sampled_softmax_loss` does.
@@ -142,7 +148,7 @@ class SampledSoftmax(SamplingHead):
     (torch.sparse_coo, torch.Size([8, 5]))
     """
 
-    function = sampled_softmax_loss
+    loss = staticmethod(corrected_loss)
 
     def __init__(
         self,

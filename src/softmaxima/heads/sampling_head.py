@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import check_value
+from softmaxima.core.arguments import as_tensor, check_value
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_flag, check_int
 from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
+from softmaxima.heads.candidates import as_drawing
 from softmaxima.heads.exact import best_classes, exact_log_prob
-from softmaxima.heads.labelled import as_rows
+from softmaxima.heads.labelled import as_labelled, as_rows
 from softmaxima.heads.linear_loss import linear_loss
 from softmaxima.heads.samplers import as_sampler
 from softmaxima.losses._classification import REDUCTIONS
 
 
 class SamplingHead(WithOptions, nn.Module, ABC):
-    """A linear layer whose loss draws negatives in training mode. Subclasses name the function that is this loss."""
+    """A linear layer whose loss draws negatives in training mode. Subclasses say which loss a `Drawing` has."""
 
-    function: Callable[..., Any]
+    loss: Callable[..., Any]
 
     def __init__(
         self,
@@ -72,25 +72,21 @@ class SamplingHead(WithOptions, nn.Module, ABC):
             if parameter is not None:
                 parameter.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
-    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
-        own = self.options
+    def forward(self, hidden: Any, target: Any) -> Tensor:
+        own, name = self.options, type(self).__name__
+        rows = {key: own.pop(key) for key in ("temperature", "ignore_index", "reduction")}
+        states = as_tensor(name, "hidden", hidden)  # the layer learns from arrays too
         if not self.training:
-            shared = {key: own[key] for key in ("temperature", "ignore_index", "reduction")}
-            return linear_loss(hidden, self.weight, target, bias=self.bias, **shared)
-        observe = getattr(self.sampler, "observe", None)
-        if observe is not None:  # of a call that is right so far
-            name = type(self).__name__
-            check_weight(name, self.weight, states := check_hidden(name, hidden))
-            labels, ignored = check_targets(name, target, states, self.classes, own["ignore_index"])
-            observe(labels if ignored is None else labels[~ignored])
-        drawing = {"samples": self.samples, "sampler": self.sampler, "generator": self.generator}
-        return type(self).function(hidden, self.weight, target, bias=self.bias, **drawing, **own)
+            return linear_loss(states, self.weight, target, bias=self.bias, **rows)
+        labelled = as_labelled(name, states, self.weight, target, self.bias, **rows)
+        drawn = {"shared": own.pop("shared"), "sparse": own.pop("sparse"), "generator": self.generator}
+        return self.loss(as_drawing(name, labelled, self.samples, self.sampler, **drawn, learns=True), **own)
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
+    def log_prob(self, hidden: Any) -> Any:
         """Log softmax over all classes, (…, classes), in nats."""
         return exact_log_prob(as_rows(type(self).__name__, hidden, self.weight, self.bias, self.options["temperature"]))
 
-    def predict(self, hidden: Tensor, k: int = 1) -> Tensor:
+    def predict(self, hidden: Any, k: int = 1) -> Any:
         """The k classes of the largest scores, (…, k), the best first."""
         name = type(self).__name__
         return best_classes(name, as_rows(name, hidden, self.weight, self.bias, self.options["temperature"]), k)
