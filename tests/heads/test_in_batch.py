@@ -199,6 +199,43 @@ def test_a_module_without_frequencies_is_the_function():
     assert "symmetric=True" in repr(InBatchSoftmax(**options))
 
 
+def test_without_features_all_items_are_alike():
+    none = torch.ones(2, 3, 0, requires_grad=True)
+    torch.testing.assert_close(in_batch_softmax_loss(none, none.detach()), torch.tensor(6.0).log())
+    assert InBatchSoftmax(StreamingFrequency(9))(none, none, IDS.view(2, 3)).isfinite()
+
+
+def test_a_log_q_that_is_given_counts_and_frequencies_are_not_told():
+    frequencies = FrequencySampler(10)
+    found = InBatchSoftmax(frequencies)(QUERIES, ITEMS, IDS, LOG_Q)
+    assert torch.equal(found, in_batch_softmax_loss(QUERIES, ITEMS, IDS, LOG_Q))
+    assert frequencies.seen == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"items": ITEMS[:5]},
+        {"items": ITEMS.float()},
+        {"queries": QUERIES.long()},
+        {"item_ids": IDS[:5]},
+        {"item_ids": IDS.double()},
+        {"item_ids": IDS.tolist()},
+        {"item_ids": IDS + 1},
+        {"item_ids": torch.zeros_like(IDS), "window": 5},
+        {"temperature": torch.ones(6, 1)},
+    ],
+    ids=str,
+)
+def test_a_call_that_is_refused_teaches_the_frequencies_nothing(changed: dict[str, Any]):
+    given = {"queries": QUERIES, "items": ITEMS, "item_ids": IDS, **changed}
+    frequencies = FrequencySampler(10, window=given.pop("window", 100), smoothing=0)
+    module = InBatchSoftmax(frequencies, temperature=given.pop("temperature", 1.0))
+    with pytest.raises((TypeError, ValueError, IndexError), match=r"(InBatchSoftmax|FrequencySampler): "):
+        module(**given)
+    assert frequencies.seen == 0
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -243,5 +280,8 @@ def test_wrong_use_of_the_module_is_told():
         InBatchSoftmax(StreamingFrequency(9))(QUERIES, ITEMS)
     with pytest.raises(ValueError, match="InBatchSoftmax: correction must be one of"):
         InBatchSoftmax(correction="x")
+    for given in ({"correction": "positive"}, {"frequencies": StreamingFrequency(9)}):
+        with pytest.raises(ValueError, match="InBatchSoftmax: correction='positive' needs remove_hits=True, got False"):
+            InBatchSoftmax(remove_hits=False, **given)
     with pytest.raises(ValueError, match="InBatchSoftmax: temperature must be positive"):
         InBatchSoftmax(temperature=0)

@@ -72,8 +72,9 @@ def in_batch_softmax_loss(
         item_ids: (…), integers; the same item elsewhere in the batch is an accidental hit. None: all are different.
         log_q: (…), the logarithm of each item's probability in the distribution from which the items come, such as of
             `StreamingFrequency`. It is a constant.
-        correction: "positive", "log_q" or "none"; None is "positive" with log_q, and "none" without.
-        remove_hits: leave out the hits that item_ids tell of.
+        correction: "positive", "log_q" or "none"; None is "positive" with log_q, and "none" without. With "none" and the hits the
+            scores learn log p − log Q, but for a constant a row.
+        remove_hits: leave out the hits that item_ids tell of, as "positive" needs.
         symmetric: the mean of this and of the cross-entropy of each item's own query among the queries, which has no correction
             but the same hits, as of CLIP.
         temperature: τ > 0, a number or a tensor of one number, which may require a gradient.
@@ -100,7 +101,24 @@ def in_batch_softmax_loss(
     tensor(0.3133)
     """
     name = "in_batch_softmax_loss"
-    correction, remove_hits, symmetric, reduction = check_options(name, correction, remove_hits, symmetric, reduction, log_q)
+    options = check_options(name, correction, remove_hits, symmetric, reduction, log_q)
+    return corrected_loss(as_batch(name, queries, items, item_ids, temperature), log_q, *options)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs of a query and its item."""
+
+    name: str  # of the function or module
+    queries: Tensor  # [..., features]
+    items: Tensor  # the same
+    ids: Tensor | None  # [n]
+    tau: float | Tensor  # one number
+    given: Any  # the queries as they came, whose kind results have
+
+
+def as_batch(name: str, queries: Any, items: Any, item_ids: Any, temperature: Any) -> Batch:
+    """Checked."""
     q = as_scores(name, queries, "queries")
     v = check_device(name, "items", as_scores(name, items, "items"), q)
     if q.ndim == 0:
@@ -109,25 +127,31 @@ def in_batch_softmax_loss(
         raise ValueError(
             f"{name}: items must be one for each query, {q.dtype} of shape {sizes(q)} as queries are, got {v.dtype} of {sizes(v)}"
         )
-    *shape, features = sizes(q)
     ids = None if item_ids is None else _check_each(name, "item_ids", item_ids, q, floating=False)
-    known = None if log_q is None or correction == "none" else _check_each(name, "log_q", log_q, q, floating=True).double()
-    if known is not None:
-        check_log_q(name, "log_q", "item", known, torch.arange(known.numel()) if ids is None else ids)
-        _check_others(name, known, ids)
     tau = check_value(name, "temperature", temperature, *TEMPERATURE)
     if isinstance(tau, Tensor):
         if tau.numel() != 1:
             raise ValueError(f"{name}: temperature must be one number, got shape {sizes(tau)}; divide queries by one for each row")
         tau = check_device(name, "temperature", tau.reshape(()), q)
+    return Batch(name, q, v, ids, tau, queries)
+
+
+def corrected_loss(batch: Batch, log_q: Any, correction: str, remove_hits: bool, symmetric: bool, reduction: str) -> Any:
+    """The cross-entropy of each pair among all."""
+    name, q, v, ids = batch.name, batch.queries, batch.items, batch.ids
+    known = None if correction == "none" else _check_each(name, "log_q", log_q, q, floating=True).double()
+    if known is not None:
+        check_log_q(name, "log_q", "item", known, torch.arange(known.numel()) if ids is None else ids)
+        _check_others(name, known, ids)
     pairs = Pairs(ids if remove_hits else None, known, correction)
-    wide = COMPUTE_DTYPE[q.dtype]
+    *shape, features = sizes(q)
+    vectors, wide = (math.prod(shape), features), COMPUTE_DTYPE[q.dtype]
     with unrounded(q):
-        rows, columns = q.reshape(-1, features).to(wide) / tau, v.reshape(-1, features).to(wide)
+        rows, columns = q.reshape(vectors).to(wide) / batch.tau, v.reshape(vectors).to(wide)
         values = _losses(pairs, rows, columns, symmetric)
         if reduction != "none":
             values = values.sum() if reduction == "sum" else values.mean()
-    return like_input(values.to(q.dtype).reshape(shape if reduction == "none" else ()), queries)
+    return like_input(values.to(q.dtype).reshape(shape if reduction == "none" else ()), batch.given)
 
 
 def _losses(pairs: Pairs, queries: Tensor, items: Tensor, symmetric: bool) -> Tensor:
@@ -191,10 +215,12 @@ class InBatchSoftmax(WithOptions, nn.Module):
     Args:
         frequencies: what has `observe(ids)` and `log_prob(ids)`, such as `StreamingFrequency(buckets)`, or
             `FrequencySampler(items)` where ids are 0, …, items − 1. It is told of the item ids in training mode, and asked for
-            their log Q. None: log_q is given, or nothing is corrected.
-        The others: as of `in_batch_softmax_loss`. A temperature may be an `nn.Parameter`.
+            their log Q, once all checks of a call have passed. None: log_q is given, or nothing is corrected.
+        The others: as of `in_batch_softmax_loss`; correction=None is "positive" with frequencies too. A temperature may be an
+            `nn.Parameter`.
 
-    forward(queries, items, item_ids=None, log_q=None); with frequencies the ids are needed, and log_q is not.
+    forward(queries, items, item_ids=None, log_q=None); with frequencies the ids are needed, and log_q is not. A log_q that is given
+    counts in the place of the frequencies', which are then neither asked nor told of the batch.
 
     >>> import torch, softmaxima as sm
     >>> loss = sm.InBatchSoftmax(sm.StreamingFrequency(1000), temperature=torch.nn.Parameter(torch.tensor(0.5)))
@@ -218,24 +244,26 @@ class InBatchSoftmax(WithOptions, nn.Module):
             raise TypeError(
                 f"{name}: frequencies must have observe and log_prob, got {type(frequencies).__name__}; use StreamingFrequency"
             )
-        if correction is not None:
-            check_options(name, correction, remove_hits, symmetric, reduction, ())
+        check_options(name, correction, remove_hits, symmetric, reduction, frequencies if correction is None else ())
         self.frequencies = frequencies
         self.hold(
             correction=correction,
-            remove_hits=check_flag(name, "remove_hits", remove_hits),
-            symmetric=check_flag(name, "symmetric", symmetric),
+            remove_hits=remove_hits,
+            symmetric=symmetric,
             temperature=check_value(name, "temperature", temperature, *TEMPERATURE),
-            reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
+            reduction=reduction,
         )
 
-    def forward(self, queries: Tensor, items: Tensor, item_ids: Tensor | None = None, log_q: Tensor | None = None) -> Tensor:
-        if self.frequencies is not None and log_q is None:
-            if item_ids is None:
-                raise ValueError(
-                    "InBatchSoftmax: item_ids must be given where frequencies learns of them, got None; give each item's"
-                )
-            if self.training:
-                self.frequencies.observe(item_ids)
-            log_q = self.frequencies.log_prob(item_ids)
-        return in_batch_softmax_loss(queries, items, item_ids, log_q, **self.options)
+    def forward(self, queries: Any, items: Any, item_ids: Any = None, log_q: Any = None) -> Any:
+        name, own = type(self).__name__, self.options
+        batch = as_batch(name, queries, items, item_ids, own.pop("temperature"))
+        frequencies = self.frequencies if log_q is None else None
+        options = check_options(name, **own, log_q=log_q if frequencies is None else frequencies)
+        if frequencies is not None:
+            if batch.ids is None:
+                raise ValueError(f"{name}: item_ids must be given where frequencies learns of them, got None; give each item's")
+            ids = batch.ids.view(sizes(batch.queries)[:-1])
+            if self.training:  # of a call that has passed all checks
+                frequencies.observe(ids)
+            log_q = frequencies.log_prob(ids)
+        return corrected_loss(batch, log_q, *options)
