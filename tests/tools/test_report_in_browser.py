@@ -1,4 +1,4 @@
-"""The report in headless Chromium: every figure is drawn, nothing sticks out, and the console stays silent.
+"""The reports in headless Chromium: every figure is drawn, nothing sticks out, and the console stays silent.
 
 Chromium is driven over its DevTools protocol through a pipe: JSON messages that end in a zero byte, on its descriptors 3 and 4.
 """
@@ -22,9 +22,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from softmaxima.experiments import attention, heads
+from softmaxima.experiments.attention_plan import Settings as AttentionSettings
+from softmaxima.experiments.attention_tasks import digits_task as attention_digits
 from softmaxima.experiments.compare import Settings, compare
+from softmaxima.experiments.heads_pictures import digits_task as heads_digits
+from softmaxima.experiments.heads_plan import TASKS
+from softmaxima.experiments.heads_plan import Settings as HeadsSettings
+from softmaxima.experiments.heads_text import text_task
 from softmaxima.experiments.tables import Table, read_table
+from softmaxima.experiments.texts import Text, read_text
 from softmaxima.report.compare import page
+from softmaxima.report.compare_attention import page as attention_page
+from softmaxima.report.compare_heads import page as heads_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: chromium, chromium-browser or google-chrome on the PATH")
@@ -33,7 +43,14 @@ WIDE, NARROW = 1400, 400
 WIDTHS = (WIDE, NARROW)
 APART = 5  # pixels between names in a row
 OPTIONS = 60  # of a command that takes several lines
-FIGURES = ("gain", "cost", "classes", "reliability", "support", "curves", "simplex")
+FIGURES = {
+    "report": ("gain", "cost", "classes", "reliability", "support", "curves", "simplex"),
+    "attention_report": ("digits-gain", "digits-heads", "digits-weights", "digits-cost"),
+    "heads_report": (
+        *(f"text-{of}" for of in ("smoothed-nats", "score", "top1", "cost", "eps", "time", "memory")),
+        *(f"digits-{of}" for of in ("recall", "accuracy", "cosines", "neighbours", "cost")),
+    ),
+}
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
@@ -150,24 +167,52 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def attention_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chosen = attention.offered()[:5]
+    study = attention.compare_attention([attention_digits()], AttentionSettings(seeds=2, steps=2), chosen)
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(attention_page(study), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def heads_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings, content = HeadsSettings(seeds=2, steps=2, vocabulary=150), read_text(None).content[:60_000]
+    tasks = [text_task(Text("some help", content), settings, TASKS["text"]), heads_digits(TASKS["digits"])]
+    with pytest.MonkeyPatch.context() as patch:  # memory is measured in processes, seconds each
+        patch.setattr(heads, "peaks", lambda chosen, *_: {head.name: 2.0**20 * len(head.name) for head in chosen})
+        study = heads.compare_heads(tasks, settings)
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(heads_page(study), encoding="utf-8")
+    return path
+
+
+every_report = pytest.mark.parametrize("which", FIGURES)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_figure_is_drawn_and_the_console_is_silent(browser: Browser, report: Path, width: int) -> None:
-    browser.open(report, width)
+@every_report
+def test_every_figure_is_drawn_and_the_console_is_silent(
+    browser: Browser, which: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    browser.open(request.getfixturevalue(which), width)
     assert browser.complaints() == []
     drawn = "[...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.querySelector('.main-svg')).map(plot => plot.id)"
-    assert browser.evaluate(drawn) == list(FIGURES)
-    assert browser.evaluate("document.querySelectorAll('.figure').length") == len(FIGURES)
+    assert browser.evaluate(drawn) == list(FIGURES[which])
+    assert browser.evaluate("document.querySelectorAll('.figure').length") == len(FIGURES[which])
     # Something of the data in each: points, lines or bars, or one picture of a table.
     inked = (
         "[...document.querySelectorAll('.figure')].map(figure =>"
         "  figure.querySelectorAll('.point, .js-line').length + 9 * figure.querySelectorAll('.hm image').length)"
     )
-    assert all(count > 5 for count in browser.evaluate(inked))
+    assert min(browser.evaluate(inked)) >= 5
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_sticks_out_sideways(browser: Browser, report: Path, width: int) -> None:
-    browser.open(report, width)
+@every_report
+def test_nothing_sticks_out_sideways(browser: Browser, which: str, width: int, request: pytest.FixtureRequest) -> None:
+    browser.open(request.getfixturevalue(which), width)
     assert browser.evaluate("window.innerWidth") == width
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     beyond = (
@@ -480,7 +525,7 @@ def test_every_figure_has_a_name_and_a_description(browser: Browser, report: Pat
         "    ?.textContent.length ?? 0)])"
     )
     found = browser.evaluate(described)
-    assert len(found) == len(FIGURES)
+    assert len(found) == len(FIGURES["report"])
     assert all(role == "img" and name > 5 and words > 40 for role, name, words in found)
 
 

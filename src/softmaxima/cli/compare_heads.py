@@ -129,8 +129,8 @@ def show(study: Study, console: Console | None = None) -> None:
         taken = [result is finding.taken for result in finding.results]
         shown = show_table(console, finding.task.name, columns(finding), finding.results, taken)
         meanings |= {column.short: column.meaning for column in shown if column.meaning}
-        for number, verdict in enumerate(finding.verdicts):
-            words = " ".join((f". {verdict.reason}", *(reservations(study, finding, verdict) if number == 0 else ())))
+        for verdict in finding.verdicts:
+            words = " ".join((f". {verdict.reason}", *reservations(study, finding, verdict)))
             console.print(Text.assemble(f"{verdict.question.title.capitalize()}: ", (verdict.headline, "bold"), words))
         if told := note(finding, shown):
             console.print(Text(told, style="dim"))

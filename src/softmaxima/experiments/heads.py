@@ -242,7 +242,7 @@ class Training:
     """Of one head and the network below it, that has a number of steps."""
 
     def __init__(self, task: Task, lesson: Lesson, head: Head, seed: int, steps: int) -> None:
-        self.task, self.lesson, self.steps = task, lesson, steps
+        self.task, self.lesson, self.head, self.steps = task, lesson, head, steps
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.body, self.layer = lesson.body(), layer(head, lesson.features, lesson.counts, seed)

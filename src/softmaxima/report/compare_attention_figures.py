@@ -13,7 +13,18 @@ from softmaxima.experiments.attention import COST, Finding, Result, difference
 from softmaxima.experiments.attention_plan import REFERENCE
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.measures import Metric
-from softmaxima.report.figures import Figure, Point, Priced, cost_plot, gain_plot, panel, panels, rows_layout, styles
+from softmaxima.report.figures import (
+    Figure,
+    Point,
+    Priced,
+    cost_plot,
+    gain_plot,
+    panel,
+    panels,
+    reading_of_gains,
+    rows_layout,
+    styles,
+)
 
 # Blank is 0, and what is not shows on a light page and on a dark one.
 WEIGHTS = [[0, "rgba(0, 114, 178, 0.25)"], [1, "rgba(0, 114, 178, 1)"]]
@@ -51,10 +62,7 @@ def gain_figure(finding: Finding) -> Figure:
     return Figure(
         f"{finding.task.name}-gain",
         f"{finding.task.name.capitalize()}: differences to softmax in {finding.metric.words}",
-        "Each symbol is the mean difference over seeds, to the right for the better; each bar its interval, wide enough for all "
-        "maps together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
-        "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it; of its bar the part is drawn that reaches the axis.",
+        reading_of_gains("maps", "seeds"),
         gain_plot(points, finding.metric),
     )
 

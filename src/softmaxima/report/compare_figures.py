@@ -27,6 +27,7 @@ from softmaxima.report.figures import (
     gain_plot,
     panel,
     panels,
+    reading_of_gains,
     rows_layout,
     styles,
 )
@@ -81,10 +82,7 @@ def gain_figure(comparison: Comparison) -> Figure:
     return Figure(
         "gain",
         f"Differences to softmax: {metric.words}",
-        "Each symbol is the mean difference over folds, to the right for the better; each bar its interval, wide enough for all "
-        "pairs together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be "
-        "chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
-        "written beside it; of its bar the part is drawn that reaches the axis. Of what is the same as softmax on every row the "
+        f"{reading_of_gains('pairs', 'folds')} Of what is the same as softmax on every row the "
         "bar is what so few rows leave open, and none of macro F1 and calibration error, which rows do not bound.",
         gain_plot(points, metric),
     )

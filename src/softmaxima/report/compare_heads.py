@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from softmaxima.experiments import wording
-from softmaxima.experiments.differences import LEVEL
 from softmaxima.experiments.heads import COST, PREDICTED, Finding, Result, Study, Verdict
 from softmaxima.experiments.heads_pictures import PIXELS
 from softmaxima.experiments.heads_plan import SAMPLES, SCALE
@@ -16,18 +15,19 @@ from softmaxima.experiments.heads_text import BASELINE as WORD_FREQUENCIES
 from softmaxima.experiments.heads_text import SHARE
 from softmaxima.experiments.verdicts import interval, paces
 from softmaxima.experiments.wording import listed
-from softmaxima.report.columns import Column, markdown_table, page_table
+from softmaxima.report import trainings
+from softmaxima.report.columns import Column, markdown_table
 from softmaxima.report.compare_heads_figures import figures
 from softmaxima.report.figures import SAME, TWICE, Figure, cut_note, gain_cell, same_note
-from softmaxima.report.page import choice, document, facts, figure, sentences
+from softmaxima.report.page import choice, document, facts
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
 NUMBERS = "{:.1f}"
 BETTER = (
     "The mean over seeds of the difference to softmax with the same seed, and half of its interval or its ends, so wide that "
-    "those of all heads together hold at 95 %; more is better. ▲ is better and ▼ worse, for 0 is not in it (t, Bonferroni; the "
-    "variance is that over seeds and that over held-out rows, in batches of neighbours)."
+    "those of all heads in a column together hold at 95 %; more is better. ▲ is better and ▼ worse, for 0 is not in it (t, "
+    "Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours)."
 )
 ALIKE = "As the difference to softmax in the first column of these."
 
@@ -53,10 +53,24 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
         ),
         _better(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax", 0, BETTER),
         _column(
-            "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word of p = 0 came."
+            "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word came whose p was 0."
         ),
-        _column("words with p = 0, %", "p=0 %", NUMBERS, _percent("zeros"), 1, "Of the words that came."),
-        _column("words with p > 0", "p>0", "{:.0f}", lambda result: result.mean("support"), 12, "So many, on average."),
+        _column(
+            "words with p = 0, %",
+            "p=0 %",
+            NUMBERS,
+            _percent("zeros"),
+            1,
+            "How many of the words that came had p = 0.",
+        ),
+        _column(
+            "words with p > 0",
+            "p>0",
+            "{:.0f}",
+            lambda result: result.mean("support"),
+            12,
+            "How many words of all had p > 0, on average.",
+        ),
         _column(
             "sparsemax score",
             "score",
@@ -95,7 +109,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             NUMBERS,
             lambda result: result.peak_bytes / 2**20,
             0,
-            "How far the memory of a process of its own rises in a step, measured once, to about 1 MiB.",
+            "How far the memory of a process of its own rises in a step, measured once, to about 2 MiB.",
         ),
     )
 
@@ -110,11 +124,19 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
             "recall %",
             "{:.2f}",
             100,
-            "The share of pictures of digits that training has not seen whose nearest picture, by the cosine of features, shows "
-            "the same digit.",
+            "The share of pictures of digits that training has not seen whose nearest one among these, by the cosine of features, "
+            "shows the same digit.",
         ),
         _better(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
-        _column("accuracy of digits learnt, %", "acc. %", "{:.2f}", _percent("accuracy"), 0, "Of held-out pictures.", "descending"),
+        _column(
+            "accuracy of digits learnt, %",
+            "acc. %",
+            "{:.2f}",
+            _percent("accuracy"),
+            0,
+            "The share of held-out pictures that are named right.",
+            "descending",
+        ),
         _better(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
         _column(
             "pairs in order, %",
@@ -153,7 +175,7 @@ def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ..
             faster,
             lambda result: finding.pace(result).mean,
             8,
-            meaning="The ratio of steps, with an interval as of the differences.",
+            meaning="+50 is half the time and −100 twice the time, with an interval as of the differences.",
         ),
         _column(
             f"{PREDICTED} predictions, ms",
@@ -223,8 +245,8 @@ ROWS_OF_TEXT = (
     "with F.cross_entropy, torch adaptive is nn.AdaptiveLogSoftmaxWithLoss: they stand beside the others and are not recommended."
 )
 ROWS_OF_PICTURES = (
-    f"{PIXELS.capitalize()}: the pixels in the place of features, without any training. A cosine softmax has no margin, so that "
-    "what it gains over softmax is due to cosines, and what the others gain over it to margins. Memory is not measured: a head of "
+    f"{PIXELS.capitalize()}: the pixels in the place of features, without any training. A cosine softmax has no margin: between it "
+    "and softmax is what cosines and their scale do, between the others and it what margins do. Memory is not measured: a head of "
     "seven classes takes less than can be told."
 )
 
@@ -243,26 +265,18 @@ def _passes(study: Study, task: Task) -> float:
 
 
 def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str, ...]:
-    """Why a recommendation is a first one."""
-    seeds, wanted = len(finding.softmax.runs), study.settings.seeds
-    found = []
-    if seeds < wanted:
-        found.append(f"Partial: interrupted after {seeds} of {wanted} seeds.")
-    if study.settings.quick:
-        found.append(
-            f"Made with --quick: {study.settings.steps} steps, {wanted} seeds. It is a first look: few steps show what is learnt "
-            "fast, and few seeds show only enormous differences."
-        )
-    if verdict.taken not in (None, finding.softmax) and (unseen := 0.9**seeds) > LEVEL:
-        found.append(f"What fails with one seed in ten is not seen in {seeds} seeds {100 * unseen:.0f} times of 100, of each head.")
+    """Why a recommendation is a first one; what holds of all that a task was asked is told with the first."""
+    seeds = len(finding.softmax.runs)
+    found = [] if verdict.taken in (None, finding.softmax) else trainings.unseen_failures(seeds, "head")
+    if verdict is not finding.verdicts[0]:
+        return tuple(found)
     if (passes := _passes(study, finding.task)) < FEW:
         found.append(
             f"Each row was learnt {passes:.1f} times on average: heads that learn fast are ahead, and more --steps may change the "
             "order."
         )
-    if finding.task.doubt:
-        found.append(finding.task.doubt)
-    return tuple(found)
+    first = trainings.first_look(study.settings, seeds, "few steps show what is learnt fast")
+    return *first, *found, *filter(None, [finding.task.doubt])
 
 
 def sentence(finding: Finding, result: Result) -> str:
@@ -270,9 +284,7 @@ def sentence(finding: Finding, result: Result) -> str:
     if result.head is None:
         return "They learn nothing." if result.name == PIXELS else "They read nothing."
     if result.diverged:
-        steps = listed([str(step) for step in result.diverged])
-        seeds = f"{len(result.diverged)} of {len(result.runs)} seeds"
-        return f"It diverged with {seeds}, at step {steps}: its loss or its probabilities were no numbers."
+        return trainings.divergence(result, "probabilities")
     words = ["torch's own, for its time and memory beside the others"] if result.head.is_peer else []
     if result is finding.softmax:
         words.append("what the others are compared with")
@@ -287,7 +299,8 @@ def sentence(finding: Finding, result: Result) -> str:
     if (mass := result.mean("mass")) < 0.9995:
         words.append(f"its probabilities add up to {100 * mass:.1f} % in the mean, which its perplexity pays for")
     if (zeros := result.mean("zeros")) > 0:
-        words.append(f"gives p = 0 to {100 * zeros:.2g} % of the words that came, so that its perplexity is infinite")
+        infinite = "so that its perplexity is infinite, and its ε-perplexity is what ε makes of it"
+        words.append(f"gives p = 0 to {100 * zeros:.2g} % of the words that came, {infinite}")
         words.append(f"has p > 0 for {result.mean('support'):.0f} words on average")
     return wording.sentence("; ".join(words))
 
@@ -325,20 +338,16 @@ def _spoken(task: Task) -> str:
 def settings_in_words(study: Study) -> dict[str, str]:
     """What was trained, on what, and with what."""
     settings, tasks = study.settings, [finding.task for finding in study.findings]
-    left = f"; {study.done} of {study.wanted} trainings of all heads done, interrupted" if study.partial else ""
     batches = listed([f"{task.batch} rows at a rate of up to {task.rate:g} for {_spoken(task)}" for task in tasks])
-    models = listed([f"for {_spoken(task)} {task.model}" for task in tasks])
+    models = "; ".join(f"for {_spoken(task)}, {task.model}" for task in tasks)
     return {
         **{task.heading: f"{task.title}: {'; '.join(task.notes)}" for task in tasks},
         "Network below the head": models,
-        "Training": f"{settings.steps} steps of Adam, in batches of {batches}; the rate rises and falls to 0, alike for all heads",
+        "Training": f"{settings.steps} steps of Adam, in batches of {batches}; the rate rises and falls to 0. It is one for all "
+        "heads of a task, set by hand: a head whose best is another is not shown at its best",
         "Draws": f"{SAMPLES} a batch, log-uniform, for sampled softmax and noise-contrastive" if tasks[0].is_large else "",
         "Scale of cosines": f"{SCALE:g}" if not tasks[-1].is_large else "",
-        "Seeds": f"{settings.seeds}, from {settings.seed} on{left}",
-        "Left out": "; ".join(f"{name}: {why}" for name, why in study.left_out.items()),
-        "Date": study.date,
-        "Versions": ", ".join(f"{name} {version}" for name, version in study.versions.items()),
-        "Command": study.command,
+        **trainings.made_with(study, "heads", "; ".join(f"{name}: {why}" for name, why in study.left_out.items())),
     }
 
 
@@ -351,11 +360,11 @@ def page(study: Study) -> str:
         choice(
             verdict.headline,
             verdict.reason,
-            reservations(study, finding, verdict) if number == 0 else (),
+            reservations(study, finding, verdict),
             label=f"{finding.task.heading}: {verdict.question.title}",
         )
         for finding in study.findings
-        for number, verdict in enumerate(finding.verdicts)
+        for verdict in finding.verdicts
     ]
     drawn, kinds = [figures(finding) for finding in study.findings], [finding.task.is_large for finding in study.findings]
     return document(
@@ -391,21 +400,10 @@ def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
 
 
 def _sections(finding: Finding, drawn: Sequence[Figure], explains: bool) -> list[str]:
-    name = finding.task.name
-    said = {result.name: sentence(finding, result) for result in finding.results}
-    return [
-        page_table(
-            f"{name}-heads",
-            f"{finding.task.heading}: all heads, the best first",
-            columns(finding),
-            finding.results,
-            finding.taken,
-            f"{caption(finding)} {note(finding, columns(finding))}".strip(),
-        ),
-        *([facts(f"{finding.task.heading}: what the columns are", meanings(columns(finding)))] if explains else []),
-        sentences(f"{finding.task.heading}: head by head", said, times(finding)),
-        *(figure(own) for own in drawn),
-    ]
+    task, shown, said = finding.task, columns(finding), {result.name: sentence(finding, result) for result in finding.results}
+    table = shown, finding.results, finding.taken, f"{caption(finding)} {note(finding, shown)}".strip()
+    explained = [facts(f"{task.heading}: what the columns are", meanings(shown))] if explains else []
+    return trainings.sections("head", task.name, task.heading, table, said, times(finding), drawn, explained)
 
 
 def markdown(study: Study) -> str:

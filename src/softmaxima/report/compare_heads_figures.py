@@ -25,6 +25,7 @@ from softmaxima.report.figures import (
     logarithmic,
     panel,
     panels,
+    reading_of_gains,
     rows_layout,
 )
 
@@ -82,25 +83,19 @@ def _trained(finding: Finding) -> list[Result]:
     return [result for result in finding.heads if not result.diverged]
 
 
-GAINS = (
-    "Each symbol is the mean difference over seeds, to the right for the better; each bar its interval, wide enough for all heads "
-    "together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may be chance; "
-    "▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is written beside "
-    "it; of its bar the part is drawn that reaches the axis."
-)
-
-
 def gain_figure(finding: Finding, question: Question) -> Figure:
     """Differences to softmax with their intervals."""
     own, metric = marks(finding), question.metric
     others = [r for r in finding.results if r.name != REFERENCE and not math.isnan(getattr(r, metric.attribute))]
     others.sort(key=lambda result: -finding.gain(result, question).mean)
     points = [Point(_label(finding, result), own[result.name], finding.gain(result, question)) for result in others]
-    is_first = question is finding.task.questions[0]
+    reading = f"Read as the differences above; here heads are judged {question.title}."
+    if question is finding.task.questions[0]:
+        reading = reading_of_gains("heads", "seeds")
     return Figure(
         f"{finding.task.name}-{question.measure.replace(' ', '-')}",
         f"{finding.task.heading}: differences to softmax in {metric.words}",
-        GAINS if is_first else f"Read as the differences above; here heads are judged {question.title}.",
+        reading,
         gain_plot(points, metric),
         legend(finding),
     )
@@ -222,7 +217,7 @@ def memory_figure(finding: Finding) -> Figure | None:
         f"{finding.task.name}-memory",
         f"{finding.task.heading}: memory of a step",
         "How far the memory of a process of its own rises in one step of training: scores, gradients and what they are made of, "
-        "beside the weights and the optimiser's state, which were there before. Measured once, to about 1 MiB.",
+        "beside the weights and the optimiser's state, which were there before. Measured once, to about 2 MiB.",
         plot,
         legend(finding),
     )

@@ -123,6 +123,16 @@ def cut_note(gains: Sequence[Difference], metric: Metric) -> str:
     return f"In brackets are the ends of an interval that would go on beyond ±{most}, which no difference can."
 
 
+def reading_of_gains(what: str, each: str) -> str:
+    """How to read a figure of differences to softmax of what is compared, whose means are over seeds or folds."""
+    return (
+        f"Each symbol is the mean difference over {each}, to the right for the better; each bar its interval, wide enough for all "
+        f"{what} together at 95 %, with a triangle where it goes on beyond the edge. Where the bar crosses the dotted line it may "
+        "be chance; ▲ is better for certain, ▼ worse. A symbol on the left edge stands for a mean further to the left, which is "
+        "written beside it; of its bar the part is drawn that reaches the axis."
+    )
+
+
 def _mark(gain: Difference) -> str:
     return " ▲" if gain.better else " ▼" if gain.worse else ""
 
