@@ -85,6 +85,11 @@ def test_a_conversion_copies_and_keeps_dtype_and_mode():
     back = head.to_torch()
     assert back.head.weight.dtype == torch.bfloat16
     assert not back.training
+    assert AdaptiveSoftmax.from_torch(module, dtype=torch.float32).tail[1][0].weight.dtype == torch.float32
+    module.tail.requires_grad_(False)
+    still = AdaptiveSoftmax.from_torch(module)
+    for made in (still, still.to_torch()):
+        assert [p.requires_grad for p in made.parameters()] == [True, False, False, False, False]
 
 
 def test_classes_in_any_order_have_the_ranks_of_their_frequencies():
@@ -113,7 +118,10 @@ def test_ranks_are_loaded_with_the_rest_and_must_be_a_permutation():
     assert torch.equal(second.predict(hidden, 3), first.predict(hidden, 3))
     state = first.state_dict()
     for wrong in (torch.zeros(CLASSES, dtype=torch.long), torch.arange(CLASSES - 1), torch.arange(CLASSES) + 1):
-        with pytest.raises(RuntimeError, match=r"rank must hold each of 0 … 39 once, got torch.int64 of"):
+        with pytest.raises(RuntimeError, match=r"rank must hold each of 0 … 39 once, got \d+ numbers from \d to \d+"):
+            second.load_state_dict({**state, "rank": wrong})
+    for wrong in (torch.arange(CLASSES).double(), torch.zeros(CLASSES, 1, dtype=torch.long), 3):
+        with pytest.raises(RuntimeError, match="AdaptiveSoftmax: rank must be"):
             second.load_state_dict({**state, "rank": wrong})
     sorted_head = AdaptiveSoftmax(FEATURES, CLASSES, [5, 20])
     with pytest.raises(RuntimeError, match=r"Unexpected key.*rank"):
@@ -131,13 +139,13 @@ def test_only_clusters_that_may_have_better_classes_are_looked_at(monkeypatch: p
     hidden = torch.zeros(4, FEATURES, dtype=torch.float64)
     hidden[:3, 0], hidden[3, 1] = 1.0, 1.0
     looked = []
-    cluster = head._cluster
+    within = adaptive._Layers.log_p_within
 
-    def counted(i: int, states: Tensor) -> Tensor:
+    def counted(layers: Any, i: int, states: Tensor) -> Tensor:
         looked.extend([i] * len(states))
-        return cluster(i, states)
+        return within(layers, i, states)
 
-    monkeypatch.setattr(head, "_cluster", counted)
+    monkeypatch.setattr(adaptive._Layers, "log_p_within", counted)
     found = head.predict(hidden)
     assert looked == [1]
     assert torch.equal(found, head.log_prob(hidden).argmax(1, keepdim=True))
@@ -175,12 +183,16 @@ def test_the_chosen_cutoffs_are_the_cheapest_that_leave_frequent_classes_their_f
     assert cost(f, chosen, features, div_value) == pytest.approx(min(cost(f, cuts, features, div_value) for cuts in allowed))
 
 
-def test_the_grid_of_cutoffs_costs_little():
-    f = 1 / np.arange(1.0, 2001)
-    chosen = cheapest_cutoffs(f, 64, 4.0)
-    every = min(cost(f, (cut,), 64, 4.0) for cut in range(25, 2000))  # from 25 on there is half of the labels
-    assert len(chosen) == 1
-    assert cost(f, chosen, 64, 4.0) < 1.002 * every
+@pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("features", [64, 512])
+def test_the_grid_of_cutoffs_costs_little(power: float, features: int):
+    f = np.arange(1.0, 2001) ** -power
+    chosen = cheapest_cutoffs(f, features, 4.0)
+    after = 1 - np.append(0.0, np.cumsum(f)[:-1]) / f.sum()
+    one = [(cut,) for cut in range(1, 2000) if after[cut] <= 0.5]
+    two = [(first, last) for (first,) in one[::20] for last in range(first + 20, 2000, 20) if after[last] <= 0.25]
+    every = min(cost(f, cuts, features, 4.0) for cuts in one + two * (features > 64))  # the second of 64 would have 4 features
+    assert cost(f, chosen, features, 4.0) < 1.03 * every
 
 
 def test_cutoffs_follow_frequencies_or_zipfs_law():
@@ -203,13 +215,33 @@ def test_cutoffs_follow_frequencies_or_zipfs_law():
         (lambda: AdaptiveSoftmax(16, 40, [0]), ValueError, "cutoffs must rise"),
         (lambda: AdaptiveSoftmax(16, 40, [40]), ValueError, "cutoffs must rise"),
         (lambda: AdaptiveSoftmax(16, 40, [1.5]), TypeError, "cutoffs must be an int, got 1.5"),
-        (lambda: AdaptiveSoftmax(16, 40, 5), TypeError, "cutoffs must be ranks, a list of ints, got 5"),
-        (lambda: AdaptiveSoftmax(16, 40, "5"), TypeError, "cutoffs must be ranks, a list of ints, got '5'"),
+        (lambda: AdaptiveSoftmax(16, 40, 5), TypeError, "cutoffs must be ranks, got 5; pass a list of ints"),
+        (lambda: AdaptiveSoftmax(16, 40, "5"), TypeError, "cutoffs must be ranks, got the string '5'; pass a list of ints"),
+        (lambda: AdaptiveSoftmax(16, 40, torch.tensor(5)), TypeError, "cutoffs must be ranks, got 5; pass a list of ints"),
+        (lambda: AdaptiveSoftmax(16, 40, torch.tensor([5.0])), TypeError, "cutoffs must be an int, got 5.0; pass an int"),
         (lambda: AdaptiveSoftmax(16, 40, [5, 10, 20]), ValueError, r"cluster 3 has 16 // 4.0\*\*3 = 0; give fewer cutoffs"),
         (lambda: AdaptiveSoftmax(16, 40, [5], div_value=0.5), ValueError, "div_value must be a finite number of at least 1"),
         (lambda: AdaptiveSoftmax(16, 40, [5], head_bias="yes"), TypeError, "head_bias must be True or False"),
         (lambda: AdaptiveSoftmax(16, 40, frequencies=[1.0]), ValueError, "one number for each of the 40 classes"),
         (lambda: AdaptiveSoftmax.from_torch(nn.Linear(2, 3)), TypeError, "module must be torch's, got Linear"),
+        (
+            lambda: AdaptiveSoftmax.from_torch(torch_module("one cluster"), cutoffs=[5], reduction="sum"),
+            TypeError,
+            "AdaptiveSoftmax.from_torch: options must be among frequencies, .*, got cutoffs; the module decides on its layers",
+        ),
+        (
+            lambda: AdaptiveSoftmax(16, 40, dtype=torch.int64),
+            TypeError,
+            "dtype must be float64, .* got torch.int64; pass torch.float",
+        ),
+        (lambda: AdaptiveSoftmax(16, 40, dtype="half"), TypeError, "got the string 'half'; pass torch.float32"),
+        (
+            lambda: AdaptiveSoftmax(16, 40, device="gpu"),
+            ValueError,
+            "device must be one that torch has here, got 'gpu'; give 'cpu'",
+        ),
+        (lambda: AdaptiveSoftmax(16, 40, device=1.5), TypeError, "device must be one that torch has here, got 1.5; pass 'cpu'"),
+        (lambda: AdaptiveSoftmax(16, 40, frequencies=[[1.0], [2.0, 3.0]]), TypeError, "must be one row of numbers, got ..1.0., .2"),
         (lambda: AdaptiveSoftmax(16, 4, [2], frequencies=[1] * 4).to_torch(), ValueError, "torch's module takes ranks as labels"),
         (lambda: AdaptiveSoftmax(16, 4, ()).to_torch(), ValueError, r"has cutoffs and no temperature, got \(\) and 1.0"),
         (lambda: AdaptiveSoftmax(16, 4, [2], temperature=2.0).to_torch(), ValueError, "no temperature, got .2,. and 2.0"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,8 @@ HEADS: dict[str, Callable[..., FactoredHead]] = {
     ),
     "adaptive of one part": lambda **options: AdaptiveSoftmax(FEATURES, CLASSES, (), head_bias=True, **options),
 }
+
+SMALL = [(adaptive, "FEW", 0), (adaptive, "HELD", 200), (tree_descent, "HELD", 200), (tree_paths, "BLOCK", 64)]  # parts of few rows
 
 # A float32 score is a sum of 5 products of size 1, and log p one of 6 such; half precision rounds features and results.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -167,7 +171,51 @@ def test_first_and_second_derivatives(make: Callable[..., Any], reduction: str):
     inputs = (hidden, *(p.detach().requires_grad_() for p in head.parameters()))
     assert gradcheck(loss, inputs)
     assert gradgradcheck(loss, inputs)
-    assert gradcheck(lambda hidden: head.log_prob(hidden), hidden)
+
+
+def test_first_and_second_derivatives_of_the_logarithms(make: Callable[..., Any]):
+    class LogProb(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = make()
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.head.log_prob(hidden)
+
+    of, hidden = LogProb(), hidden_states(3).requires_grad_()
+    names = [name for name, _ in of.named_parameters()]
+
+    def log_p(hidden: Tensor, *values: Tensor) -> Any:
+        return functional_call(of, dict(zip(names, values, strict=True)), (hidden,))
+
+    inputs = (hidden, *(p.detach().requires_grad_() for p in of.parameters()))
+    assert gradcheck(log_p, inputs)
+    assert gradgradcheck(log_p, inputs)
+
+
+def test_what_does_not_learn_changes_no_other_gradient(make: Callable[..., Any]):
+    hidden, target = hidden_states(6).requires_grad_(), torch.arange(6)
+    head = make()
+    expected = torch.autograd.grad(head(hidden, target), (hidden, *head.parameters()), allow_unused=True)
+    for still, _ in head.named_parameters():
+        head = make()
+        learning = {name: p.requires_grad_(name != still) for name, p in head.named_parameters()}
+        head(hidden, target).backward()
+        for own, right in zip((hidden, *learning.values()), expected, strict=True):
+            if own is learning[still] or right is None:
+                assert own.grad is None
+            else:
+                torch.testing.assert_close(own.grad, right, rtol=0, atol=0)
+        hidden.grad = None
+
+
+def test_arrays_are_taken_and_the_parameters_learn(make: Callable[..., Any]):
+    head, hidden, target = make(), hidden_states(6), torch.arange(6)
+    loss, expected = head(hidden.numpy(), target.numpy()), head(hidden, target)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=0)
+    own, right = (torch.autograd.grad(of, next(head.parameters()))[0] for of in (loss, expected))
+    assert torch.equal(own, right)
+    assert torch.equal(head.log_prob(hidden.numpy()), head.log_prob(hidden))
 
 
 def test_transforms_of_functions(make: Callable[..., Any]):
@@ -207,6 +255,37 @@ def test_results_have_the_dtype_of_the_hidden_states(make: Callable[..., Any], d
     log_p, classes = head.topk(hidden, 3)
     assert (log_p.dtype, classes.dtype) == (dtype, torch.int64)
     assert head.sample(hidden, 4).dtype == torch.int64
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("parts", ["whole", "small"])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_half_precision_is_float32_of_the_same_numbers_rounded_once(
+    make: Callable[..., Any], half: torch.dtype, parts: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+):
+    if parts == "small":
+        for module, what, held in SMALL:
+            monkeypatch.setattr(module, what, held)
+    hidden, target = hidden_states(60, dtype=half).requires_grad_(), torch.arange(60) % CLASSES
+    wide_hidden = hidden.detach().float().requires_grad_()
+    for reduction in ("mean", "sum", "none"):
+        head = make(half, temperature=temperature, reduction=reduction)
+        wide = copy.deepcopy(head).float()
+        own, right = ((of(h, target), of.log_prob(h)) for of, h in ((head, hidden), (wide, wide_hidden)))
+        pairs = [*zip(own, right, strict=True), (head.topk(hidden, 3).log_prob, wide.topk(wide_hidden, 3).log_prob)]
+        for value, expected in zip(own, right, strict=True):
+            g = normal(max(1, value.numel()), seed=4).reshape(value.shape).to(half)
+            for again in (False, True):
+                gradients = (
+                    torch.autograd.grad(of, (h, *by.parameters()), slope, create_graph=again, retain_graph=True)
+                    for of, h, by, slope in ((value, hidden, head, g), (expected, wide_hidden, wide, g.float()))
+                )
+                pairs += zip(*gradients, strict=True)
+        for value, expected in pairs:
+            assert value.dtype == half
+            assert torch.equal(value, expected.to(half))
+    each = make(half, temperature=temperature, reduction="none")
+    assert torch.equal(each(hidden, target), -each.log_prob(hidden).gather(1, target.unsqueeze(1)).squeeze(1))
 
 
 def test_autocast_changes_nothing_but_half_precision(make: Callable[..., Any]):
@@ -304,6 +383,34 @@ def test_of_equal_classes_any_are_the_best_and_each_once(make: Callable[..., Any
         torch.testing.assert_close(found, head.log_prob(hidden).topk(k).values)
         torch.testing.assert_close(head.log_prob(hidden).gather(1, classes), found)
         assert all(len(set(row)) == k for row in classes.tolist())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_classes_that_cannot_be_are_the_last_of_the_best_and_each_once(make: Callable[..., Any], seed: int):
+    head, hidden = make(), hidden_states(20)
+    bias = head.bias if isinstance(head, HierarchicalSoftmax) else head.head.bias
+    if bias is None:
+        pytest.skip("a head without a bias has no score of −∞")
+    with torch.no_grad():
+        bias[torch.rand(bias.shape, generator=torch.Generator().manual_seed(seed)) < (0.3, 0.5, 0.8)[seed % 3]] = -INF
+    log_p = head.log_prob(hidden)
+    assert (log_p == -INF).any()
+    for k in range(1, CLASSES + 1):
+        found, classes = head.topk(hidden, k)
+        torch.testing.assert_close(found, log_p.topk(k).values)
+        torch.testing.assert_close(log_p.gather(1, classes), found)
+        assert all(len(set(row)) == k for row in classes.tolist())
+    hidden = hidden[(log_p.exp().sum(1) - 1).abs() < 1e-9]  # others reach a node of which no child can be
+    drawn = head.sample(hidden, 500, generator=0)
+    assert (head.log_prob(hidden).gather(1, drawn.T) > -INF).all()
+
+
+def test_where_no_class_can_be_none_is_drawn():
+    head = HierarchicalSoftmax(FEATURES, Tree.of([0, 1, 2]))
+    nn.init.constant_(head.bias, -INF)
+    assert (head.log_prob(torch.zeros(2, FEATURES)) == -INF).all()
+    with pytest.raises(ValueError, match=r"sample: probabilities must sum to 1, got 0.0; hidden or the parameters"):
+        head.sample(torch.zeros(2, FEATURES))
 
 
 def test_nan_stays_in_its_row(make: Callable[..., Any]):
@@ -450,7 +557,7 @@ def test_training_learns_the_labels(make: Callable[..., Any]):
         (lambda head, h, t: head.sample(h, -1), ValueError, "shape must be an int of at least 0, got -1"),
         (lambda head, h, t: head.sample(h, (2, 0.5)), TypeError, "shape must be an int of at least 0, got 0.5"),
         (lambda head, h, t: head.sample(h, generator="1"), TypeError, "generator must be a torch.Generator"),
-        (lambda head, h, t: head.sample(h * NAN), ValueError, "sample: probabilities must be numbers, got NaN"),
+        (lambda head, h, t: head.sample(h * NAN), ValueError, "sample: probabilities must sum to 1, got nan; hidden or"),
         (lambda head, h, t: head.log_prob(h[..., :0]), ValueError, "hidden must have 5 features"),
     ],
 )
@@ -473,6 +580,97 @@ def test_wrong_use_is_told(make: Callable[..., Any], use: Any, error: type[Excep
 def test_wrong_options_are_told(make: Callable[..., Any], options: dict[str, Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         make(**options)
+
+
+class Odd:
+    pass
+
+
+# What may come in the place of any argument.
+ANYTHING: dict[str, Any] = {
+    repr(value): value
+    for value in (
+        *(None, True, 1.5, -1, 0, 7, NAN, INF, 3 + 0j, "a", "", b"a", "cpu", "cuda:99", "float32", torch.device("cpu")),
+        *((), [], [1, 2], [1.5], ["a"], [None], [[1], [2, 3]], [[1, 2]], {}, {1: 2}, range(3), slice(3)),
+        *(torch.float32, torch.int64, torch.complex64, torch.float8_e4m3fn, np.float32, int, len),
+        *(np.ones(2), np.ones(12), np.array(3), np.array(["a"]), np.array([None]), np.float32(2), np.int64(3), np.bool_(True)),
+        *(torch.tensor(3), torch.tensor(1.0), torch.ones(2), torch.ones(12), torch.ones(0), -torch.ones(12), torch.ones(1, 5)),
+        *(torch.ones(2, dtype=torch.complex64), torch.ones(3, dtype=torch.bool), torch.ones(1, 5).half()),
+        *(torch.empty(12, device="meta"), torch.empty(3, 5, device="meta", dtype=torch.float64), torch.tensor([0, 5, 12])),
+        *(torch.zeros(3, dtype=torch.long, device="meta"), torch.Generator(), np.random.default_rng(0), Tree.balanced(3)),
+        nn.Linear(2, 3),
+    )
+} | {
+    "an object": Odd(),
+    "an iterator": iter([1, 2]),
+    "sparse": torch.ones(12).to_sparse(),
+}
+
+
+def uses() -> dict[str, tuple[str, Callable[[Any], Any]]]:
+    """For each argument of what is public: (the name that is told, the call with a value in the argument's place)."""
+    found: dict[str, tuple[str, Callable[[Any], Any]]] = {}
+    hidden, target = hidden_states(3), torch.tensor([0, 5, 2])
+    layers: list[tuple[type[FactoredHead], dict[str, Any]]] = [
+        (AdaptiveSoftmax, {"in_features": FEATURES, "classes": CLASSES, "cutoffs": [3, 7], "div_value": 2.0}),
+        (HierarchicalSoftmax, {"in_features": FEATURES, "classes": CLASSES}),
+    ]
+    for made, given in layers:
+        for what in inspect.signature(made).parameters:
+            found[f"{made.__name__} {what}"] = (
+                made.__name__,
+                lambda v, made=made, given=given, what=what: made(**{**given, what: v}),
+            )
+        for device in ("cpu", "meta"):
+            head, h, y = made(**given, dtype=torch.float64, device=device), hidden.to(device), target.to(device)
+            calls: dict[str, Callable[[Any], Any]] = {
+                "hidden": lambda v, head=head, y=y: head(v, y),
+                "target": lambda v, head=head, h=h: head(h, v),
+                "log_prob": head.log_prob,
+                "predict": head.predict,
+                "k": lambda v, head=head, h=h: head.topk(h, v),
+                "sample": head.sample,
+                "shape": lambda v, head=head, h=h: head.sample(h, v),
+                "generator": lambda v, head=head, h=h: head.sample(h, (), v),
+            }
+            found |= {f"{made.__name__} {what} {device}": (made.__name__, call) for what, call in calls.items()}
+    module = nn.AdaptiveLogSoftmaxWithLoss(FEATURES, CLASSES, [3, 7], 2.0)
+    found["from_torch"] = "AdaptiveSoftmax.from_torch", AdaptiveSoftmax.from_torch
+    for what in inspect.signature(AdaptiveSoftmax).parameters:
+        call = lambda v, what=what: AdaptiveSoftmax.from_torch(module, **{what: v})
+        found[f"from_torch {what}"] = "AdaptiveSoftmax", call
+    found |= {
+        "balanced": ("Tree.balanced", Tree.balanced),
+        "balanced branching": ("Tree.balanced", lambda v: Tree.balanced(5, v)),
+        "huffman": ("Tree.huffman", Tree.huffman),
+        "huffman branching": ("Tree.huffman", lambda v: Tree.huffman(FREQUENCIES, v)),
+        "clusters": ("Tree.clusters", Tree.clusters),
+        "clusters clusters": ("Tree.clusters", lambda v: Tree.clusters(CLASSES, v)),
+        "clusters frequencies": ("Tree.clusters", lambda v: Tree.clusters(CLASSES, frequencies=v)),
+        "of": ("Tree.of", Tree.of),
+        "of a child": ("Tree.of", lambda v: Tree.of([0, v])),
+        "from_parents": ("Tree.from_parents", Tree.from_parents),
+        "children": ("Tree", lambda v: Tree(v, [2, 2])),  # type: ignore[arg-type]
+        "counts": ("Tree", lambda v: Tree([0, 4, 1, 2], v)),  # type: ignore[arg-type]
+    }
+    return found
+
+
+USES = uses()
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own
+def test_any_argument_is_taken_or_answered_in_one_sentence(use: str):
+    name, call = USES[use]
+    told = {}
+    for said, value in ANYTHING.items():
+        try:
+            call(value)
+        except (TypeError, ValueError, IndexError) as error:
+            told[said] = str(error).replace(repr(value), "…")  # which may be of several lines
+    begins = f"{name}: ", f"{name}.from_torch: ", "sample: "
+    assert [each for each in told.items() if not each[1].startswith(begins) or "\n" in each[1]] == []
 
 
 def test_blocks_cover_all_once():

@@ -169,6 +169,18 @@ def test_many_rows_of_half_precision_are_summed_in_float32(half: torch.dtype):
         torch.testing.assert_close(own.double(), right, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_sparse_gradients_of_half_precision_are_the_dense_ones(half: torch.dtype, temperature: float):
+    for tree in (Tree.balanced(30), Tree.balanced(30, 4), Tree.clusters(30)):
+        dense = HierarchicalSoftmax(FEATURES, tree, dtype=half, temperature=temperature)
+        sparse = HierarchicalSoftmax(FEATURES, tree, dtype=half, temperature=temperature, sparse=True)
+        sparse.load_state_dict(dense.state_dict())
+        hidden, target = states(100).to(half), torch.arange(100) % 30
+        found, expected = (gradients(head, hidden, target) for head in (sparse, dense))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_a_loaded_tree_takes_the_place_of_the_heads():
     first, second = head_of(Tree.huffman([9, 5, 3, 1, 1])), head_of(Tree.balanced(5))
     assert first.tree.nested() != second.tree.nested()

@@ -150,6 +150,33 @@ def test_clusters_by_frequency_read_fewer_classes():
     assert own < 0.55 * equal
 
 
+def read_at_least(f: np.ndarray, clusters: int) -> float:
+    """The smallest Σ f_c · (size of its cluster)/Σ f_c of so many clusters of falling frequencies, by trying all cuts."""
+    ends, share = np.arange(len(f) + 1), np.append(0.0, np.cumsum(f / f.sum()))
+    one = np.where(ends > ends[:, None], (share - share[:, None]) * (ends - ends[:, None]), np.inf)  # [begin, end]
+    least = np.where(ends == 0, 0.0, np.inf)
+    for _ in range(clusters):
+        least = (least[:, None] + one).min(0)
+    return float(least[-1])
+
+
+@pytest.mark.parametrize(
+    ("f", "above"), [(1 / np.arange(1.0, 1001), 1.003), (1 / np.arange(1.0, 101), 1.02), (0.9 ** np.arange(200), 1.14)]
+)
+def test_clusters_by_frequency_are_near_the_best_where_many_share_one(f: np.ndarray, above: float):
+    tree = Tree.clusters(len(f), frequencies=f)
+    sizes = tree.counts[1:].numpy()
+    own = float((f / f.sum()) @ np.repeat(sizes, sizes))
+    assert 1 - 1e-12 <= own / read_at_least(f, len(sizes)) < above
+
+
+def test_fewer_clusters_than_the_root_are_read_less_by_zipfs_law():
+    f = 1 / np.arange(1.0, 1001)
+    assert 23 + read_at_least(f, 23) == pytest.approx((32 + read_at_least(f, 32)) / 1.06, rel=0.003)
+    flat = np.ones(900)
+    assert min(range(20, 40), key=lambda clusters: clusters + read_at_least(flat, clusters)) == 30
+
+
 def test_the_number_of_clusters_is_the_root_of_the_classes():
     assert [Tree.clusters(classes).nodes - 1 for classes in (1, 2, 4, 5, 100, 101)] == [1, 2, 2, 3, 10, 11]
 
@@ -212,11 +239,18 @@ WITHIN.append(WITHIN)
             TypeError,
             r"parents must be one row of integers, got torch.float64 of shape \(1, 1\)",
         ),
+        (
+            lambda: Tree.from_parents([[1], [2, 3]]),
+            TypeError,
+            r"parents must be one row of numbers, got \[\[1\], \[2, 3\]\]; give a",
+        ),
+        (lambda: Tree.huffman(torch.ones(3, device="meta")), ValueError, "frequencies must hold values, got a meta tensor"),
         (lambda: Tree.from_parents({}), TypeError, "parents must be a torch.Tensor or a numpy.ndarray, got dict"),
         (lambda: Tree([0, 2, 1], [1, 2]), ValueError, "children must hold the inner nodes in their order"),
         (lambda: Tree([0, 1, 2, 4, 3], [2, 2, 1]), ValueError, "children must hold the inner nodes in their order"),
         (lambda: Tree([0, 1, 4, 5, 2], [2, 1, 2]), ValueError, "each inner node must come after its parent, but node 1 is under"),
         (lambda: Tree([0, 2, 1], [2, 2]), ValueError, r"counts must hold from 1 for each inner node, and sum to the 3 children"),
+        (lambda: Tree(list(range(200)), [1] * 3), ValueError, "to the 200 children; got 3 counts from 1 with the sum 3$"),
         (lambda: Tree([0, 1], []), TypeError, "counts must be one row of integers"),
         (lambda: Tree.balanced(0), ValueError, "Tree.balanced: classes must be an int of at least 1, got 0"),
         (lambda: Tree.balanced(4, 1), ValueError, "branching must be an int of at least 2, got 1"),

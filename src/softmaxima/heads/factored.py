@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values
 from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_int
+from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_int, described
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
@@ -60,7 +60,8 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         temperature: float | Tensor,
         ignore_index: int,
         reduction: str,
-        device: Any,
+        device: torch.device,
+        dtype: torch.dtype,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -72,7 +73,9 @@ class FactoredHead(WithOptions, nn.Module, ABC):
                 f"{name}: temperature must be one number, got a tensor of shape {tuple(tau.shape)}; divide hidden by it"
             )
         if class_weight is not None:
-            class_weight = check_class_weight(name, class_weight, self.classes).to(device)
+            class_weight = check_class_weight(name, class_weight, self.classes, COMPUTE_DTYPE[dtype])
+            if class_weight.device != device:
+                class_weight = check_values(name, "weight", class_weight).to(device)
         self.register_buffer("class_weight", class_weight)
         self.hold(
             temperature=tau,
@@ -170,7 +173,8 @@ class FactoredHead(WithOptions, nn.Module, ABC):
     def sample(self, hidden: Tensor, shape: int | Sequence[int] = (), generator: Randomness = None) -> Tensor:
         """Classes (*shape, …), independent draws by their probabilities; `generator` is torch's or NumPy's, or a seed."""
         name, (states, given) = type(self).__name__, self._states(hidden)
-        axes = tuple(check_count(name, "shape", size, 0) for size in (shape if isinstance(shape, Sequence) else (shape,)))
+        several = shape if isinstance(shape, Sequence) and not isinstance(shape, (str, bytes)) else (shape,)
+        axes = tuple(check_count(name, "shape", size, 0) for size in several)
         if generator is not None and not isinstance(generator, torch.Generator):
             generator = torch.Generator(given.device).manual_seed(as_seed(name, generator))
         with unrounded(given):
@@ -179,17 +183,34 @@ class FactoredHead(WithOptions, nn.Module, ABC):
     def _states(self, hidden: Any) -> tuple[Tensor, Tensor]:
         """(rows [rows, features] divided by the temperature, of the dtype that is computed in; the hidden states as they came)."""
         name = type(self).__name__
-        given = check_hidden(name, hidden, self.in_features)
+        given = check_values(name, "hidden", check_hidden(name, hidden, self.in_features))
         check_weight(name, self._first_weight, given)
         states = given.reshape(math.prod(sizes(given)[:-1]), self.in_features).to(COMPUTE_DTYPE[given.dtype])
         return self._over_temperature(states), given
 
     def _over_temperature(self, x: Any) -> Any:
-        """What makes scores, states or a bias, divided by the temperature."""
+        """What makes scores, states or a bias, divided by the temperature; of the dtype that is computed in."""
         tau = self.options["temperature"]
-        if x is None or (type(tau) is float and tau == 1):
-            return x
-        return x / (tau.reshape(()) if isinstance(tau, Tensor) else tau)
+        if x is None:
+            return None
+        wide = COMPUTE_DTYPE[x.dtype]
+        if x.dtype != wide:
+            x = x + x.new_zeros(1, dtype=wide)  # x.to(wide) would not take a sparse gradient back
+        return x if type(tau) is float and tau == 1 else x / (tau.reshape(()) if isinstance(tau, Tensor) else tau)
+
+
+def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
+    """What parameters are made with: a device that torch has here and a dtype that heads take, torch's default ones of None."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPE:
+        got = f"{dtype}; pass torch.float32" if isinstance(dtype, torch.dtype) else described(dtype, "torch.float32")
+        raise TypeError(f"{name}: dtype must be float64, float32, bfloat16 or float16, got {got}")
+    try:
+        return {"device": torch.empty(0, device=device).device, "dtype": dtype}
+    except (TypeError, ValueError, RuntimeError, AssertionError):  # the last of a device that torch was not built for
+        is_name = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
+        got = f"{str(device)!r}; give 'cpu'" if is_name else described(device, "'cpu'")
+        raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None
 
 
 def blocks(count: int, width: int, held: int) -> list[slice]:
@@ -211,8 +232,10 @@ def draw_each(keys: Tensor, log_p: Callable[[Tensor], Tensor], width: int, held:
 def _drawn(log_p: Tensor, row: Tensor, generator: torch.Generator | None) -> Tensor:
     """The first place where the cumulative sum of the row is above a uniform number."""
     sums = log_p.double().exp().cumsum(1)
-    if bool(sums[:, -1].isnan().any()):
-        raise ValueError("sample: probabilities must be numbers, got NaN; hidden or the parameters have NaN or infinite numbers")
+    wrong = sums[:, -1][~(sums[:, -1] > 0)]
+    if len(wrong):
+        got = f"probabilities must sum to 1, got {float(wrong[0])}"
+        raise ValueError(f"sample: {got}; hidden or the parameters have NaN or infinite numbers, give finite ones")
     ends = sums / sums[:, -1:] + torch.arange(len(sums), device=sums.device).unsqueeze(1)  # one rising row
     uniform = torch.rand(row.shape, dtype=torch.float64, device=row.device, generator=generator)
     value = torch.minimum(row + uniform, torch.nextafter(row.double() + 1, row.double()))  # below the row's end, also when rounded

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softmaxima.core.numbers import check_choice, check_count, check_flag
 from softmaxima.heads import tree_descent
-from softmaxima.heads.factored import FactoredHead
+from softmaxima.heads.factored import FactoredHead, check_place
 from softmaxima.heads.tree_paths import TABLES, Layer, path_losses, rows_of, tables
 from softmaxima.heads.trees import Tree, check_frequencies
 
@@ -41,18 +41,19 @@ class HierarchicalSoftmax(FactoredHead):
     Shapes: forward(hidden, target) takes (…, in_features) and class indices (…), and gives the loss in nats, −log p of the target,
     reduced. `log_prob(hidden)` is (…, V), `predict(hidden, k)` and `topk(hidden, k)` (…, k), `sample(hidden, shape)` (*shape, …).
 
-    There is no label_smoothing, which needs the scores of all classes. Scores are float32 at least, also under autocast. The state
-    dict holds the tree; one that is loaded replaces the module's, if it has as many classes and rows of parameters. torch.compile
-    leaves the head out of its graph, and refuses fullgraph=True.
+    There is no label_smoothing, which needs the scores of all classes. Scores and sums are float32 at least, also under autocast:
+    of half precision the loss, `log_prob` and the gradients of hidden states and layers are those of float32, rounded once. The
+    state dict holds the tree; one that is loaded replaces the module's, if it has as many classes and rows of parameters.
+    torch.compile leaves the head out of its graph, and refuses fullgraph=True.
 
     Raises:
         TypeError, ValueError or IndexError, before any work: shapes and dtypes, a target out of range, what is no tree.
 
-    Cost of the loss: the rows of parameters on a label's path, log₂ V on average in a balanced tree, fewer in Huffman's, 2√V in
-    clusters; a few numbers for each decision, and blocks that stay below 64 MiB. The gradient has the parameters' size unless it is
-    sparse. `topk` is exact. It goes down to k classes, the best children first, and then looks at the nodes more probable than the
-    k-th, the best first, ever more at a time; a row of which very many are left is computed in full, as by `log_prob`, which costs
-    as much as a softmax over V.
+    Cost of the loss: the rows of parameters on a label's path, log₂ V on average in a balanced tree, fewer in Huffman's, about 2√V
+    in clusters of equal size; a few numbers for each decision, and blocks that stay below 64 MiB. The gradient has the parameters'
+    size unless it is sparse. `topk` is exact. It goes down to k classes, the best children first, and then looks at the nodes more
+    probable than the k-th, the best first, ever more at a time; a row of which very many are left is computed in full, as by
+    `log_prob`, which costs as much as a softmax over V.
 
     Sources: Goodman (2001), arXiv:cs/0108006; Morin and Bengio (2005), "Hierarchical probabilistic neural network language model";
     Mikolov et al. (2013), arXiv:1310.4546.
@@ -87,21 +88,22 @@ class HierarchicalSoftmax(FactoredHead):
         dtype: Any = None,
     ) -> None:
         name = type(self).__name__
-        made = _made(name, classes, tree, frequencies)
+        own = check_place(name, device, dtype)
         super().__init__(
             in_features,
-            made.classes,
+            _count(name, classes),
             class_weight=class_weight,
             temperature=temperature,
             ignore_index=ignore_index,
             reduction=reduction,
-            device=device,
             sparse=check_flag(name, "sparse", sparse),
+            **own,
         )
-        rows = int(rows_of(made.counts).sum())
-        self.weight = nn.Parameter(torch.empty(rows, self.in_features, device=device, dtype=dtype))
         has_bias = check_flag(name, "bias", bias)
-        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if has_bias else None
+        made = _made(name, classes if isinstance(classes, Tree) else self.classes, tree, frequencies)
+        rows = int(rows_of(made.counts).sum())
+        self.weight = nn.Parameter(torch.empty(rows, self.in_features, **own))
+        self.bias = nn.Parameter(torch.empty(rows, **own)) if has_bias else None
         self._hold_tree(made, self.weight.device)
         self.reset_parameters()
 
@@ -158,14 +160,19 @@ class HierarchicalSoftmax(FactoredHead):
         return f"{self.in_features}, {self.tree}, bias={self.bias is not None}, {super().extra_repr()}"
 
 
+def _count(name: str, classes: Any) -> int:
+    """V."""
+    if isinstance(classes, (list, tuple)):
+        raise TypeError(f"{name}: classes must be an int or a Tree, got {type(classes).__name__}; call Tree.of(classes)")
+    return classes.classes if isinstance(classes, Tree) else check_count(name, "classes", classes)
+
+
 def _made(name: str, classes: Any, tree: Any, frequencies: Any) -> Tree:
     if isinstance(classes, Tree):
         if tree != "balanced" or frequencies is not None:
             raise TypeError(f"{name}: tree and frequencies are for a number of classes, got them beside {classes}; leave them out")
         return classes
-    if isinstance(classes, (list, tuple)):
-        raise TypeError(f"{name}: classes must be an int or a Tree, got {type(classes).__name__}; call Tree.of(classes)")
-    classes, kind = check_count(name, "classes", classes), check_choice(name, "tree", tree, ("balanced", "huffman", "clusters"))
+    kind = check_choice(name, "tree", tree, ("balanced", "huffman", "clusters"))
     if frequencies is not None:
         frequencies = check_frequencies(name, frequencies, classes)
     if (frequencies is None and kind == "huffman") or (frequencies is not None and kind == "balanced"):

@@ -8,7 +8,7 @@ A node no more probable than k classes that were found has none of the best k be
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ OPEN = 4096  # nodes of a row that may be left to look at
 
 def log_prob(layer: Layer, levels: list[int], states: Tensor) -> Tensor:
     """log p of all classes [rows, classes], of states [rows, features]; `levels` are the tree's."""
-    kinds = _kinds(layer)
+    kinds, layer = _kinds(layer), replace(layer, weight=layer.weight.to(states.dtype))  # once: its gradients add up in that
     step = max(1, HELD // (4 * len(layer.children)), len(states) // 32)  # so that it is little beside what is returned
     found = [_log_prob(layer, levels, kinds, part) for part in states.split(step)]
     return found[0] if len(found) == 1 else torch.cat(found)
@@ -57,8 +57,7 @@ def _kinds(layer: Layer) -> list[_Kind]:
 
 
 def _log_prob(layer: Layer, levels: list[int], kinds: list[_Kind], states: Tensor) -> Tensor:
-    bias = None if layer.bias is None else layer.bias.to(states.dtype)
-    decisions = _decisions(kinds, linear(states, layer.weight.to(states.dtype), bias))
+    decisions = _decisions(kinds, linear(states, layer.weight, layer.bias))
     total, found = states.new_zeros(len(states), 1), []  # log p of the nodes of a level
     for a, b in pairwise(levels):
         edges = slice(int(layer.first[a]), int(layer.first[b - 1] + layer.counts[b - 1]))

@@ -36,7 +36,7 @@ class Layer:
     """A tree with the parameters of its nodes: no row for a node of one child, one for two, and one for each of more children."""
 
     weight: Tensor  # [rows, features]
-    bias: Tensor | None  # [rows]
+    bias: Tensor | None  # [rows], over the temperature, of the dtype that is computed in
     children: Tensor  # [edges], as of `Tree`
     counts: Tensor  # [nodes]
     first: Tensor  # [nodes], the first edge of each node
@@ -114,17 +114,18 @@ def path_losses(layer: Layer, states: Tensor, labels: Tensor, left_out: Tensor |
 
 def _composite(layer: Layer, taken: Paths, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The losses in operations whose derivatives autograd knows, of any order."""
-    score = (states[taken.two] * weight[taken.row].to(states.dtype)).sum(-1)
+    weight = weight.to(states.dtype)  # before rows are taken, whose gradients are summed
+    score = (states[taken.two] * weight[taken.row]).sum(-1)
     if bias is not None:
-        score = score + bias[taken.row].to(score.dtype)
+        score = score + bias[taken.row]
     losses = states.new_zeros(len(states)).index_add(0, taken.two, -logsigmoid(taken.sign * score))
     groups = list(_groups(layer, taken.node))
     if not groups:
         return losses
     rows = torch.cat([torch.arange(row, row + count, device=states.device) for _, row, count in groups])
     counts = [count for *_, count in groups]
-    weights = weight[rows].to(states.dtype).split(counts)
-    biases = [None] * len(groups) if bias is None else bias[rows].to(states.dtype).split(counts)
+    weights = weight[rows].split(counts)
+    biases = [None] * len(groups) if bias is None else bias[rows].split(counts)
     own = states[taken.many]
     many = [
         cross_entropy(linear(own[part], w, b), taken.place[part], reduction="none")
@@ -189,9 +190,10 @@ class _ParameterGradients:
 
     def __init__(self, layer: Layer, taken: Paths, dtype: torch.dtype) -> None:
         self.layer, self.taken, self.dtype = layer, taken, dtype
+        self.sums, self.last = layer.weight.new_empty(0, dtype=dtype), -1  # of the node that came last, and its row
         self.order = taken.row.argsort()
         self.two, self.times = taken.row[self.order].unique_consecutive(return_counts=True)
-        self.slots, self.last = self.two, -1
+        self.slots = self.two
         self.slot: dict[int, int] = {}  # of the rows of wider nodes
         height = len(layer.weight)
         if layer.sparse:
@@ -216,16 +218,16 @@ class _ParameterGradients:
             self.weight[self.slots[part]] = sums.to(self.weight.dtype)
         if self.bias is not None:
             which = torch.repeat_interleave(self.times)
-            self.bias[self.slots] = share.new_zeros(len(self.two)).index_add_(0, which, share).to(self.bias.dtype)
+            self.bias[self.slots] = share.new_zeros(len(self.two)).index_add_(0, which, share)
 
     def add_many(self, row: int, slope: Tensor, states: Tensor) -> None:
         """Σ slope hᵀ at a wider node whose parameters begin in this row; the same node only one time after the other."""
         slot, count = self.slot.get(row, row), slope.shape[1]
         weight = self.weight[slot : slot + count]
-        if weight.dtype == self.dtype:
-            weight.addmm_(slope.T, states, beta=float(row == self.last))
-        else:
-            weight.add_(slope.T @ states)
+        if row != self.last:
+            self.sums = weight if weight.dtype == self.dtype else torch.empty_like(weight, dtype=self.dtype)
+        self.sums.addmm_(slope.T, states, beta=float(row == self.last))
+        weight.copy_(self.sums)
         self.last = row
         if self.bias is not None:
             self.bias[slot : slot + count].add_(slope.sum(0))
@@ -260,7 +262,7 @@ def many_scores(layer: Layer, states: Tensor, node: Tensor) -> Tensor:
         if layer.bias is None:
             torch.mm(states[part], weight.T, out=out)
         else:
-            torch.addmm(layer.bias[row : row + count].to(states.dtype), states[part], weight.T, out=out)
+            torch.addmm(layer.bias[row : row + count], states[part], weight.T, out=out)
     return scores
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count
 
 
@@ -44,11 +44,12 @@ class Tree:
     counts: Tensor
 
     def __post_init__(self) -> None:
-        children, counts = (_as_integers("Tree", what, getattr(self, what)) for what in ("children", "counts"))
+        children, counts = (as_integers("Tree", what, getattr(self, what)) for what in ("children", "counts"))
         edges, nodes = children.size, counts.size
         classes = edges - nodes + 1
-        if nodes == 0 or counts.min() < 1 or counts.sum() != edges:
-            raise ValueError(f"Tree: counts must hold from 1 for each inner node, and sum to the {edges} children; got {counts}")
+        if counts.min() < 1 or counts.sum() != edges:
+            got = f"{nodes} counts from {counts.min()} with the sum {counts.sum()}"
+            raise ValueError(f"Tree: counts must hold from 1 for each inner node, and sum to the {edges} children; got {got}")
         inner = children >= classes
         _check_classes("Tree", children[~inner], classes)
         if not np.array_equal(children[inner], classes + np.arange(1, nodes)):
@@ -71,6 +72,7 @@ class Tree:
         """
         name = "Tree.balanced"
         classes, branching = check_count(name, "classes", classes), check_count(name, "branching", branching, 2)
+        branching = min(branching, max(classes, 2))  # so that it is an int64
         starts, sizes = np.zeros(1, np.int64), np.array([classes])
         children, counts, nodes = [], [], 1
         while sizes.size:
@@ -135,7 +137,12 @@ class Tree:
         """A tree of two levels: clusters of classes, ⌈√V⌉ of them where their number is not given.
 
         Without frequencies the classes are cut in their order into clusters of equal size; with them by falling frequency into
-        clusters of equal Σ √f, which makes Σ_c f_c · (size of its cluster) the smallest: frequent classes are in small clusters.
+        clusters of Σ √f as equal as can be: frequent classes are in small clusters.
+
+        Neither rule is an optimum. Σ √f is equal where Σ_c f_c · (size of its cluster) is smallest in the limit of so many classes
+        that f changes little within a cluster: by Zipf's law that sum is 0.2 % above the smallest for 1000 classes in 32 clusters
+        and 1 % for 100 in 10, but 14 % for f_c = 0.9ᶜ, 200 classes in 15. And √V clusters read the fewest rows, clusters and the
+        classes of one together, where all classes are as frequent; by Zipf's law fewer are better, 23 for 1000 classes, by 6 %.
 
         Source: Goodman (2001), arXiv:cs/0108006; the cut by √f as in RNNLM, Mikolov et al. (2011).
 
@@ -211,7 +218,7 @@ class Tree:
         [0, [1, 2]]
         """
         name = "Tree.from_parents"
-        above = _as_integers(name, "parents", parents)
+        above = as_integers(name, "parents", parents)
         beyond = np.flatnonzero((above < -1) | (above >= above.size))
         if beyond.size:
             node = beyond[0]
@@ -373,7 +380,7 @@ def _as_class(name: str, child: Any) -> int:
     return number
 
 
-def _as_integers(name: str, what: str, values: Any) -> np.ndarray:
+def as_integers(name: str, what: str, values: Any) -> np.ndarray:
     """A vector of int64, copied."""
     numbers = _as_tensor(name, what, values)
     integers = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
@@ -383,9 +390,14 @@ def _as_integers(name: str, what: str, values: Any) -> np.ndarray:
 
 
 def _as_tensor(name: str, what: str, values: Any) -> Tensor:
-    return as_tensor(name, what, np.asarray(values) if isinstance(values, (list, tuple)) else values)
+    if isinstance(values, (list, tuple)):
+        try:
+            values = np.asarray(values)
+        except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors of more than one number
+            raise TypeError(f"{name}: {what} must be one row of numbers, got {_brief(values)}; give a list of numbers") from None
+    return check_values(name, what, as_tensor(name, what, values))
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:60] + "…"
