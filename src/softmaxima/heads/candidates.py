@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softmaxima.core.arguments import check_values
 from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import as_torch_generator
 from softmaxima.core.tracing import is_concrete, sizes
@@ -47,7 +48,8 @@ class Drawing:
         labels, ignored = self.labelled.labels, self.labelled.ignored
         shape = (self.samples,) if self.shared else (sizes(labels)[0], self.samples)
         if self.learns and (observe := getattr(sampler, "observe", None)) is not None:
-            observe(labels if ignored is None else labels[~ignored])
+            seen = check_values(name, "target", labels)
+            observe(seen if ignored is None else seen[~ignored])
         with torch.no_grad():
             negatives = _drawn(name, sampler, shape, self.generator).to(labels.device)
             log_q_target, log_q = _log_q(name, sampler, labels, ignored), _log_q(name, sampler, negatives, None)
@@ -66,9 +68,11 @@ def as_drawing(
     """Checked."""
     samples = check_count(name, "samples", samples)
     shared, sparse = check_flag(name, "shared", shared), check_flag(name, "sparse", sparse)
-    chosen = as_sampler(name, sampler, labelled.rows.classes)
+    chosen, labels = as_sampler(name, sampler, labelled.rows.classes), labelled.labels
     if isinstance(sampler, str) and isinstance(chosen, Sampler):
-        chosen = chosen.to(labelled.labels.device)
+        chosen = chosen.to(labels.device)
+    if isinstance(chosen, Sampler) and not labels.is_meta:
+        check_values(name, "sampler", chosen.place)
     return Drawing(name, labelled, samples, chosen, shared, sparse, as_torch_generator(name, generator), learns)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count, check_number
 
 
@@ -101,7 +101,7 @@ class StreamingFrequency(KeepsDouble):
 
 def check_ids(name: str, ids: Any) -> Tensor:
     """Ids of items, int64."""
-    values = as_tensor(name, "ids", ids)
+    values = check_values(name, "ids", as_tensor(name, "ids", ids))
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"{name}: ids must be integers, got {values.dtype}; call ids.long()")
     return values.long()

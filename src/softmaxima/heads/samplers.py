@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.arguments import as_tensor, check_values
 from softmaxima.core.numbers import check_count, check_int, check_number, nearest
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import is_concrete, sizes
@@ -265,7 +265,7 @@ class LearnedSampler(Sampler):
             raise TypeError(
                 f"{name}: logits must be floating point, one number for each class, or the number of classes; got {got}"
             )
-        check_logits(name, values)
+        check_logits(name, as_tensor(name, "logits", values))
         super().__init__(sizes(values)[0])
         self.place = torch.empty(0, device=values.device)
         if isinstance(values, nn.Parameter):
@@ -329,7 +329,7 @@ class FrequencySampler(Sampler):
 
     def observe(self, target: Any) -> None:
         name = type(self).__name__
-        labels = check_seen(name, target, self.classes).flatten()
+        labels = check_values(name, "target", check_seen(name, target, self.classes)).flatten()
         if self.smoothing == 0:
             check_window(name, labels, self.window)
         labels = labels[-self.window :].to(self.labels.device)
@@ -384,7 +384,7 @@ class InBatchSampler(Sampler):
 
     def observe(self, target: Any) -> None:
         name = type(self).__name__
-        labels = check_seen(name, target, self.classes).flatten()
+        labels = check_values(name, "target", check_seen(name, target, self.classes)).flatten()
         check_window(name, labels, self.window)
         self.frequencies.observe(labels)
         self.batch = labels.to(self.place.device)
