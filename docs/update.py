@@ -7,6 +7,7 @@ bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.pn
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
+compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
@@ -44,6 +45,15 @@ from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
 from softmaxima.experiments.attention_tasks import digits_task, text_task
 from softmaxima.experiments.compare import Settings, compare
+from softmaxima.experiments.heads import Study as HeadsStudy
+from softmaxima.experiments.heads import compare_heads
+from softmaxima.experiments.heads import total_steps as total_steps_of_heads
+from softmaxima.experiments.heads_pictures import digits_task as digits_of_heads
+from softmaxima.experiments.heads_pictures import mnist_task
+from softmaxima.experiments.heads_plan import TASKS
+from softmaxima.experiments.heads_plan import Settings as HeadsSettings
+from softmaxima.experiments.heads_saved import as_json as heads_json
+from softmaxima.experiments.heads_text import text_task as text_of_heads
 from softmaxima.experiments.precision import precision
 from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
@@ -64,6 +74,8 @@ from softmaxima.report.compare_attention import CAPTION as COMPARE_ATTENTION_CAP
 from softmaxima.report.compare_attention import markdown as study_markdown
 from softmaxima.report.compare_attention_figures import figures as attention_figures
 from softmaxima.report.compare_figures import simplex_figure
+from softmaxima.report.compare_heads import explanations as heads_explanations
+from softmaxima.report.compare_heads import markdown as heads_markdown
 from softmaxima.report.markdown import table
 
 ROOT = Path(__file__).parent.parent
@@ -194,6 +206,28 @@ def study_blocks(study: Study) -> Blocks:
     return {"compare-attention": "\n\n".join((*pictures, study_markdown(study), note))}
 
 
+def compare_heads_blocks() -> Blocks:
+    """Train, write the numbers, and give the tables."""
+    settings = HeadsSettings()
+    tasks = [
+        text_of_heads(read_text(None), settings, TASKS["text"]),
+        digits_of_heads(TASKS["digits"]),
+        mnist_task(TASKS["mnist"]),
+    ]
+    with progress_bar() as progress:
+        bar = progress.add_task("steps", total=total_steps_of_heads(tasks, settings))
+        study = compare_heads(tasks, settings, lambda steps: progress.advance(bar, steps))
+    return heads_study_blocks(study)
+
+
+def heads_study_blocks(study: HeadsStudy) -> Blocks:
+    """The numbers and tables of a comparison of heads."""
+    numbers = made_on() | {"threads": 1} | heads_json(study, rows=False)
+    (DOCS / "compare-heads.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    note = f"{caption('make compare-heads', threads=1)} All numbers: [compare-heads.json](compare-heads.json)."
+    return {"compare-heads": f"{heads_markdown(study)}\n\n{heads_explanations(study)}\n\n{note}"}
+
+
 def precision_blocks() -> Blocks:
     """The errors of every method on every hard row."""
     note = caption("make logsumexp", precision_report.CAPTION)
@@ -237,6 +271,7 @@ COMMANDS = {
     "attention": attention_blocks,
     "heads": heads_blocks,
     "compare-attention": compare_attention_blocks,
+    "compare-heads": compare_heads_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,
     "estimators": estimators_blocks,

@@ -41,12 +41,12 @@ from softmaxima.experiments.heads_bodies import CONTEXT
 from softmaxima.experiments.heads_layers import Layer, layer
 from softmaxima.experiments.heads_pictures import FREQUENCIES, PIXELS, Pictures, digits_task, pairs_in_order, retrieval
 from softmaxima.experiments.heads_plan import HEADS, TASKS, Head, Settings, missing, planned
-from softmaxima.experiments.heads_saved import GAINS, MEASURES, as_csv, as_json, read_trainings
+from softmaxima.experiments.heads_saved import GAINS, MEASURES, TIMES, as_csv, as_json, read_trainings
 from softmaxima.experiments.heads_tasks import Reached, Task
 from softmaxima.experiments.heads_text import BASELINE, RUN, SHARE, WORD, NextWord, runs, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.report.columns import write_files
-from softmaxima.report.compare_heads import FILES, columns, page, reservations, sentence
+from softmaxima.report.compare_heads import FILES, columns, explanations, markdown, page, reservations, sentence
 from softmaxima.report.compare_heads_figures import figures
 
 BY_NAME = {head.name: head for head in HEADS}
@@ -630,6 +630,18 @@ def test_the_files_agree_with_the_study(study: Study, tmp_path: Path) -> None:
         known = result is not finding.softmax and math.isfinite(pace.mean)
         assert told == (COST.in_unit(pace.mean) if known else None)
     assert record["partial"] is False
+
+
+def test_a_page_of_the_docs_has_every_row_answer_and_column(study: Study) -> None:
+    shown, explained = markdown(study), explanations(study)
+    for finding in study.findings:
+        for result in finding.results:
+            assert re.search(rf"^\| (\*\*)?{re.escape(result.name)}(\*\*)? \|", shown, re.MULTILINE), result.name
+        assert all(f"**{verdict.headline}.** {verdict.reason}" in shown for verdict in finding.verdicts)
+        told = [column for column in columns(finding) if column.meaning]
+        assert all(f"*{column.heading}*" in explained and explained.count(column.meaning) == 1 for column in told)
+    for result in (result for task in as_json(study, rows=False)["tasks"] for result in task["results"]):
+        assert all(run.keys() == {"means", *TIMES, "diverged"} for run in result["runs"])
 
 
 # The command ----------------------------------------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ TIMES = ("gradient_seconds", "update_seconds", "predict_seconds", "peak_bytes")
 GAINS = ("gain", "gain_low", "gain_high", "faster_percent", "faster_percent_low", "faster_percent_high")
 
 
-def as_json(study: Study) -> dict[str, Any]:
-    """Everything; a number that is not finite becomes null, and a perplexity that is infinite "infinite"."""
+def as_json(study: Study, rows: bool = True) -> dict[str, Any]:
+    """Everything, or all but what batches of held-out rows and figures have; a number that is not finite becomes null, and a
+    perplexity that is infinite "infinite"."""
     record = {
         "experiment": EXPERIMENT,
         "versions": dict(study.versions),
@@ -53,12 +54,12 @@ def as_json(study: Study) -> dict[str, Any]:
         "date": study.date,
         "command": study.command,
         "partial": study.partial,
-        "tasks": [_task(finding) for finding in study.findings],
+        "tasks": [_task(finding, rows) for finding in study.findings],
     }
     return finite(record)
 
 
-def _task(finding: Finding) -> dict[str, Any]:
+def _task(finding: Finding, rows: bool) -> dict[str, Any]:
     task = finding.task
     return {
         "task": task.name,
@@ -78,11 +79,11 @@ def _task(finding: Finding) -> dict[str, Any]:
             }
             for verdict in finding.verdicts
         ],
-        "results": [_result(finding, result) for result in finding.results],
+        "results": [_result(finding, result, rows) for result in finding.results],
     }
 
 
-def _result(finding: Finding, result: Result) -> dict[str, Any]:
+def _result(finding: Finding, result: Result, rows: bool) -> dict[str, Any]:
     head = result.head
     gains = {question.metric.name: asdict(finding.gain(result, question)) for question in finding.task.questions}
     return {
@@ -92,12 +93,13 @@ def _result(finding: Finding, result: Result) -> dict[str, Any]:
         "gains": None if result is finding.softmax else gains,  # of a perplexity, a difference of logarithms
         "faster": None if result is finding.softmax else asdict(finding.pace(result)),  # as well
         "diverged": result.diverged,
-        "runs": [_run(run) for run in result.runs],
+        "runs": [_run(run, rows) for run in result.runs],
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
-    return {**asdict(run.reached), **{name: getattr(run, name) for name in TIMES}, "diverged": run.diverged}
+def _run(run: Run, rows: bool) -> dict[str, Any]:
+    reached = asdict(run.reached) if rows else {"means": run.reached.means}
+    return {**reached, **{name: getattr(run, name) for name in TIMES}, "diverged": run.diverged}
 
 
 def as_text(study: Study) -> str:

@@ -1,4 +1,4 @@
-"""What may be said of differences in words: what `compare` and `compare-attention` share."""
+"""What may be said of differences in words: what `compare`, `compare-attention` and `compare-heads` share."""
 
 from __future__ import annotations
 

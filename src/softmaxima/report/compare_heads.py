@@ -29,7 +29,7 @@ BETTER = (
     "those of all heads in a column together hold at 95 %; more is better. ▲ is better and ▼ worse, for 0 is not in it (t, "
     "Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours)."
 )
-ALIKE = "As the difference to softmax in the first column of these."
+ALIKE = "As the first of the differences to softmax."
 
 
 def columns(finding: Finding) -> tuple[Column[Result], ...]:
@@ -265,18 +265,19 @@ def _passes(study: Study, task: Task) -> float:
 
 
 def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str, ...]:
-    """Why a recommendation is a first one; what holds of all that a task was asked is told with the first."""
-    seeds = len(finding.softmax.runs)
-    found = [] if verdict.taken in (None, finding.softmax) else trainings.unseen_failures(seeds, "head")
-    if verdict is not finding.verdicts[0]:
-        return tuple(found)
+    """Why a recommendation is a first one; of what recommends nothing, with the first question of a task alone."""
+    seeds, recommends = len(finding.softmax.runs), verdict.taken not in (None, finding.softmax)
+    if not recommends and verdict is not finding.verdicts[0]:
+        return ()
+    found = trainings.first_look(study.settings, seeds, "few steps show what is learnt fast")
+    if recommends:
+        found += trainings.unseen_failures(seeds, "head")
     if (passes := _passes(study, finding.task)) < FEW:
         found.append(
             f"Each row was learnt {passes:.1f} times on average: heads that learn fast are ahead, and more --steps may change the "
             "order."
         )
-    first = trainings.first_look(study.settings, seeds, "few steps show what is learnt fast")
-    return *first, *found, *filter(None, [finding.task.doubt])
+    return *found, *filter(None, [finding.task.doubt])
 
 
 def sentence(finding: Finding, result: Result) -> str:
@@ -411,11 +412,20 @@ def markdown(study: Study) -> str:
     parts = []
     for finding in study.findings:
         parts.append(markdown_table(finding.task.name, columns(finding), finding.results, finding.taken))
-        parts += [
-            f"{verdict.question.title.capitalize()}: **{verdict.headline}.** {verdict.reason}" for verdict in finding.verdicts
-        ]
+        for verdict in finding.verdicts:
+            words = " ".join((verdict.reason, *reservations(study, finding, verdict)))
+            parts.append(f"{verdict.question.title.capitalize()}: **{verdict.headline}.** {words}")
         parts += filter(None, [times(finding)])
     return "\n\n".join(parts)
+
+
+def explanations(study: Study) -> str:
+    """What the rows and columns of the tables are, each once, for a page."""
+    rows = dict.fromkeys(f"{caption(finding)} {note(finding, columns(finding))}".strip() for finding in study.findings)
+    headings: dict[str, dict[str, None]] = {}  # of columns, by what they are
+    for column in (column for finding in study.findings for column in columns(finding) if column.meaning):
+        headings.setdefault(column.meaning, {})[f"*{column.heading}*"] = None
+    return "\n".join((" ".join(rows), "", *(f"- {'; '.join(same)}: {told}" for told, same in headings.items())))
 
 
 FILES = {"results.json": as_text, "results.csv": as_csv, "report.html": page}  # by size: a disk may be nearly full
