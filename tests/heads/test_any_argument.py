@@ -72,8 +72,6 @@ def calls() -> dict[str, tuple[str, Callable[[Any], Any]]]:
     ]
     for function, given in made:
         for what in inspect.signature(function).parameters:
-            if what in ("device", "dtype"):  # torch says what is none
-                continue
             call = lambda v, function=function, given=given, what=what: function(**{**given, what: v})
             found[f"{function.__name__}({what})"] = (function.__name__, call)
 

@@ -16,6 +16,7 @@ from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, chec
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.heads.candidates import as_drawing
 from softmaxima.heads.exact import best_classes, exact_log_prob
+from softmaxima.heads.factored import check_place
 from softmaxima.heads.labelled import as_labelled, as_rows
 from softmaxima.heads.linear_loss import linear_loss
 from softmaxima.heads.samplers import as_sampler
@@ -50,9 +51,9 @@ class SamplingHead(WithOptions, nn.Module, ABC):
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
         self.samples, self.sampler = check_count(name, "samples", samples), as_sampler(name, sampler, classes)
         self.generator = as_torch_generator(name, generator)
-        self.weight = nn.Parameter(torch.empty(classes, in_features, device=device, dtype=dtype))
-        has_bias = check_flag(name, "bias", bias)
-        self.bias = nn.Parameter(torch.empty(classes, device=device, dtype=dtype)) if has_bias else None
+        place = check_place(name, device, dtype)
+        self.weight = nn.Parameter(torch.empty(classes, in_features, **place))
+        self.bias = nn.Parameter(torch.empty(classes, **place)) if check_flag(name, "bias", bias) else None
         self.hold(
             temperature=check_value(name, "temperature", temperature, *TEMPERATURE),
             shared=check_flag(name, "shared", shared),
