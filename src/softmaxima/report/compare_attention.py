@@ -159,7 +159,12 @@ def settings_in_words(study: Study) -> dict[str, str]:
 def page(study: Study) -> str:
     """The page, complete in itself."""
     choices = [
-        choice(finding.headline, finding.reason, reservations(study, finding), label=f"{finding.task.name}: {finding.task.title}")
+        choice(
+            finding.headline,
+            finding.reason,
+            reservations(study, finding),
+            label=f"{finding.task.name.capitalize()}: {finding.task.title}",
+        )
         for finding in study.findings
     ]
     drawn = [figures(finding) for finding in study.findings]
