@@ -632,7 +632,7 @@ def test_wrong_use_is_told(changed: dict[str, Any], error: type[Exception], mess
         ({"remove_hits": False}, ValueError, "needs remove_hits=True"),
         ({"temperature": -1.0}, ValueError, "temperature must be positive"),
         ({"reduction": "avg"}, ValueError, "reduction must be one of"),
-        ({"bias": "no"}, TypeError, "bias must be True or False, got 'no'"),
+        ({"bias": "no"}, TypeError, "bias must be True or False, got the string 'no'"),
         ({"shared": 1}, TypeError, "shared must be True or False, got 1"),
     ],
     ids=str,

@@ -55,6 +55,20 @@ def test_soft_targets_may_learn():
     assert gradcheck(lambda y: sm.entmax_loss(x, y, alpha=1.3), (y,), check_forward_ad=True)
 
 
+def test_soft_targets_and_weights_of_0_learn_in_every_loss(loss: LossCase):
+    x, y = loss.scores(2, 3).double(), torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    slopes = torch.autograd.grad(loss(x, y, weight=weight, reduction="sum"), (y, weight))
+    assert all(slope.isfinite().all() for slope in slopes)
+    step = torch.tensor([1e-6, 0.0, 0.0], dtype=torch.float64)
+    for target in (y.detach(), torch.tensor([0, 1])):
+        change = loss(x, target, weight=weight.detach() + step, reduction="sum") - loss(
+            x, target, weight=weight.detach(), reduction="sum"
+        )
+        (slope,) = torch.autograd.grad(loss(x, target, weight=weight, reduction="sum"), weight)
+        torch.testing.assert_close(slope[0], change / 1e-6, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_batch_with_all_targets_ignored_gives_what_torch_gives(loss: LossCase, reduction: str):
     x, target = loss.scores(3, 4), torch.full((3,), -100)

@@ -176,7 +176,7 @@ def check_axis(name: str, dim: Any) -> int:
 def check_flag(name: str, what: str, value: Any) -> bool:
     """A bool."""
     if not _is_bool(value):
-        raise TypeError(f"{name}: {what} must be True or False, got {value!r}")
+        raise TypeError(f"{name}: {what} must be True or False, got {described(value, 'one of them')}")
     return bool(value)
 
 

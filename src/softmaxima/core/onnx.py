@@ -16,11 +16,6 @@ def expm1(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 1, 2 * t / (1 - t), x.exp() - 1)
 
 
-def xlogx(p: Tensor) -> Tensor:
-    """p log p, and 0 at 0."""
-    return p * torch.where(p > 0, p, 1.0).log() if is_exporting_to_onnx() else torch.xlogy(p, p)
-
-
 def refuse_export(name: str, lacking: str) -> None:
     """Raise where an exporter to ONNX looks on."""
     if is_exporting_to_onnx():

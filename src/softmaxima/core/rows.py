@@ -18,6 +18,11 @@ def row_maximum(z: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -math.inf, 0.0)
 
 
+def xlogx(p: Tensor) -> Tensor:
+    """p log p; 0 at 0, where it is given no slope."""
+    return p * p.masked_fill(p <= 0, 1.0).log()
+
+
 def without_mask(z: Tensor) -> Tensor:
     """z with 0 for −∞, so that a product with an exact zero is zero."""
     return z.masked_fill(z == -math.inf, 0.0)

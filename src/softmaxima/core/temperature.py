@@ -17,7 +17,7 @@ def is_one(tau: float | Tensor) -> bool:
 
 def tempered(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """z = x/τ, −∞ where masked: in the compute dtype, and in double where τ is not 1."""
-    z = x.to(COMPUTE_DTYPE[x.dtype]) if is_one(tau) else _quotient(x.double(), tau)
+    z = x.to(COMPUTE_DTYPE[x.dtype]) if is_one(tau) else quotient(x.double(), tau)
     return z if where is None else z.masked_fill(~where, -math.inf)
 
 
@@ -31,7 +31,7 @@ def anchored(x: Tensor, tau: float | Tensor, where: Tensor | None, used: Tensor 
 def anchored_at(anchor: Tensor, x: Tensor, tau: float | Tensor) -> tuple[Tensor, Tensor]:
     """(A/τ, (x − A)/τ), with 0 for an anchor that is infinite."""
     anchor = anchor.masked_fill(~anchor.isfinite(), 0.0)
-    return _quotient(anchor, tau), _quotient(x - anchor, tau)
+    return quotient(anchor, tau), quotient(x - anchor, tau)
 
 
 def over(v: Tensor, tau: float | Tensor) -> Tensor:
@@ -39,7 +39,8 @@ def over(v: Tensor, tau: float | Tensor) -> Tensor:
     return v if is_one(tau) else v.double() / tau
 
 
-def _quotient(x: Tensor, tau: float | Tensor) -> Tensor:
+def quotient(x: Tensor, tau: float | Tensor) -> Tensor:
+    """x/τ in x's dtype, −∞ where x is."""
     if not isinstance(tau, Tensor):
         return x if tau == 1.0 else x / tau
     return (without_mask(x) / tau.to(x.dtype)).masked_fill(x == -math.inf, -math.inf)  # ∂z/∂τ is 0, not −∞·0, at a mask

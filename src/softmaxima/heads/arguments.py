@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device
+from softmaxima.core.numbers import described
 from softmaxima.core.tracing import sizes
 from softmaxima.losses._classification import check_labels
 
@@ -54,6 +55,11 @@ def check_bias(name: str, bias: Any, weight: Tensor, what: str = "bias") -> Tens
 
 def check_targets(name: str, target: Any, hidden: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
     """(labels of hidden's shape but for its last axis, 0 where they are ignored; where that is, None for nowhere)."""
+    return check_labels(name, check_indices(name, target, hidden).long(), classes, ignore_index)
+
+
+def check_indices(name: str, target: Any, hidden: Tensor) -> Tensor:
+    """Integers of hidden's shape but for its last axis."""
     labels = check_device(name, "target", as_tensor(name, "target", target), hidden)
     shape = sizes(hidden)[:-1]
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or sizes(labels) != shape:
@@ -61,7 +67,7 @@ def check_targets(name: str, target: Any, hidden: Tensor, classes: int, ignore_i
             f"{name}: target must hold class indices of shape {shape}, hidden's but for its last axis; got {labels.dtype} of shape "
             f"{sizes(labels)}"
         )
-    return check_labels(name, labels.long(), classes, ignore_index)
+    return labels
 
 
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -70,3 +76,17 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     if unknown := sorted(options.keys() - known):
         raise TypeError(f"{name}: unknown option {', '.join(unknown)}; its options are {', '.join(known)}")
+
+
+def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
+    """What parameters are made with: a device that torch has here and a dtype that heads take, torch's default ones of None."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPE:
+        got = f"{dtype}; pass torch.float32" if isinstance(dtype, torch.dtype) else described(dtype, "torch.float32")
+        raise TypeError(f"{name}: dtype must be float64, float32, bfloat16 or float16, got {got}")
+    try:
+        return {"device": torch.empty(0, device=device).device, "dtype": dtype}
+    except (TypeError, ValueError, RuntimeError, AssertionError):  # the last of a device that torch was not built for
+        is_name = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
+        got = f"{str(device)!r}; give 'cpu'" if is_name else described(device, "'cpu'")
+        raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None

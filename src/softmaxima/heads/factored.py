@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values
 from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_int, described
+from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
@@ -197,20 +197,6 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         if x.dtype != wide:
             x = x + x.new_zeros(1, dtype=wide)  # x.to(wide) would not take a sparse gradient back
         return x if type(tau) is float and tau == 1 else x / (tau.reshape(()) if isinstance(tau, Tensor) else tau)
-
-
-def check_place(name: str, device: Any, dtype: Any) -> dict[str, Any]:
-    """What parameters are made with: a device that torch has here and a dtype that heads take, torch's default ones of None."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPE:
-        got = f"{dtype}; pass torch.float32" if isinstance(dtype, torch.dtype) else described(dtype, "torch.float32")
-        raise TypeError(f"{name}: dtype must be float64, float32, bfloat16 or float16, got {got}")
-    try:
-        return {"device": torch.empty(0, device=device).device, "dtype": dtype}
-    except (TypeError, ValueError, RuntimeError, AssertionError):  # the last of a device that torch was not built for
-        is_name = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
-        got = f"{str(device)!r}; give 'cpu'" if is_name else described(device, "'cpu'")
-        raise (ValueError if is_name else TypeError)(f"{name}: device must be one that torch has here, got {got}") from None
 
 
 def blocks(count: int, width: int, held: int) -> list[slice]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from softmaxima.core.numbers import check_choice, check_count, check_flag
 from softmaxima.heads import tree_descent
-from softmaxima.heads.factored import FactoredHead, check_place
+from softmaxima.heads.arguments import check_place
+from softmaxima.heads.factored import FactoredHead
 from softmaxima.heads.tree_paths import TABLES, Layer, path_losses, rows_of, tables
 from softmaxima.heads.trees import Tree, check_frequencies
 

@@ -3,14 +3,14 @@ r"""linear_loss: any loss of the scores x = c·tanh((W h + b)/c)/τ of a linear 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, broadcasts, check_device, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value
 from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.modules import OptionsModule, WithOptions
 from softmaxima.core.numbers import (
@@ -19,12 +19,11 @@ from softmaxima.core.numbers import (
     check_count,
     check_flag,
     check_number,
-    check_positive,
     described,
     nearest,
 )
 from softmaxima.core.tracing import is_concrete, sizes
-from softmaxima.heads.arguments import check_bias, check_hidden, check_options, check_weight
+from softmaxima.heads.arguments import check_bias, check_hidden, check_options, check_place, check_weight
 from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows
@@ -81,7 +80,7 @@ def linear_loss(
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
             a time too, where not even the scores of a few rows are to be held: in float64, and with the scores computed anew for
-            each pass over them, three at least.
+            each pass over them, three at least. It goes without `z_loss`, `outputs` and what learns beside the layer.
         outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
             log p_t is −∞, without a gradient, where p_t is 0; below 1e-307 also, but of softmax and elastic softmax.
 
@@ -124,8 +123,8 @@ def linear_loss(
         chunk=chunk,
         outputs=outputs,
         bias=check_bias(name, bias, layer),
-        tau=_check_temperature(name, temperature, states),
-        softcap=None if softcap is None else check_positive(name, "softcap", softcap),
+        tau=check_value(name, "temperature", temperature, *scale_of(states)),
+        softcap=None if softcap is None else check_number(name, "softcap", softcap, *scale_of(states)),
         z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
     )
 
@@ -220,7 +219,7 @@ def find_loss(name: str, loss: Any) -> tuple[Loss, dict[str, Any]]:
         if not own:
             raise TypeError(f"{name}: {found.name} takes no option, got {given!r}; give loss={called!r}")
         options[own[0]] = given
-    return found, found.complete(options)
+    return found, found.complete(options, name)
 
 
 def _flat_target(name: str, target: Any, hidden: Tensor, classes: int) -> Tensor:
@@ -250,12 +249,11 @@ def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:
     return value.expand(shape).reshape(-1, 1)
 
 
-def _check_temperature(name: str, temperature: Any, hidden: Tensor) -> float | Tensor:
-    """τ > 0, whose reciprocal is a number of the scores' dtype."""
+def scale_of(hidden: Tensor) -> tuple[Callable[[Any], Any], str]:
+    """(valid, domain) of a scale of scores: a positive number whose reciprocal is one too, in the dtype of scores."""
     dtype = COMPUTE_DTYPE[hidden.dtype]
     least = torch.finfo(dtype).tiny
-    domain = f"positive and finite, at least {least:.2g} for scores in {dtype}"
-    return check_value(name, "temperature", temperature, lambda tau: (tau >= least) & (tau < math.inf), domain)
+    return lambda c: (c >= least) & (c <= 1 / least), f"positive, from {least:.2g} to {1 / least:.2g} for scores in {dtype}"
 
 
 def _number(value: Any) -> Any:
@@ -350,13 +348,14 @@ class LinearLoss(WithOptions, nn.Module):
         self.classes = check_count(name, "classes", classes)
         bias = check_flag(name, "bias", bias)
         if tie_weight is None:
-            layer = nn.Linear(in_features, classes, bias=bias, device=device, dtype=dtype)
+            layer = nn.Linear(in_features, classes, bias=bias, **check_place(name, device, dtype))
             self.weight, self.bias = layer.weight, layer.bias
         else:
             if device is not None or dtype is not None:
                 raise ValueError(f"{name}: tie_weight has a device and a dtype; leave out device and dtype")
             if not isinstance(tie_weight, Tensor):
                 raise TypeError(f"{name}: tie_weight must be a tensor, got {described(tie_weight, 'embedding.weight')}")
+            check_place(name, tie_weight.device, tie_weight.dtype)
             if sizes(tie_weight) != (classes, in_features):
                 raise ValueError(f"{name}: tie_weight must be of shape {(classes, in_features)}, got {sizes(tie_weight)}")
             self.weight = tie_weight if isinstance(tie_weight, nn.Parameter) else nn.Parameter(tie_weight)
@@ -375,7 +374,7 @@ class LinearLoss(WithOptions, nn.Module):
         loss = (self.loss.name, self.loss_options.options)
         return linear_loss(hidden, self.weight, target, loss=loss, bias=self.bias, **self.options)
 
-    def predict(self, hidden: Tensor, k: int = 1) -> Tensor:
+    def predict(self, hidden: Array, k: int = 1) -> Array:
         """The k classes of the largest scores, (…, k), the best first; no array of scores is larger than 64 MiB."""
         name = type(self).__name__
         return best_classes(name, as_rows(name, hidden, self.weight, self.bias, 1.0), k)

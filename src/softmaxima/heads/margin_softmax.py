@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_options, check_weight
-from softmaxima.heads.linear_loss import ask, find_loss
+from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight
+from softmaxima.heads.linear_loss import ask, find_loss, scale_of
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
 
@@ -66,14 +65,12 @@ def margin_softmax_loss(
     """
     name = "margin_softmax_loss"
     moved = check_margin(name, kind, margin)
-    centres, scale = check_count(name, "centres", centres), check_positive(name, "scale", scale)
-    states = check_hidden(name, hidden)
+    centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
+    scale = check_number(name, "scale", scale, *scale_of(states))
     layer = check_weight(name, weight, states)
     if sizes(layer)[0] % centres:
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
-    labels = as_tensor(name, "target", target)
-    if labels.is_floating_point():
-        raise ValueError(f"{name}: target must hold class indices, got {labels.dtype}; a margin is that of one class")
+    labels = check_indices(name, target, states)
     wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
     return ask(
         name,
@@ -148,7 +145,7 @@ class MarginSoftmax(WithOptions, nn.Module):
         scale, centres = check_positive(name, "scale", scale), check_count(name, "centres", centres)
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
         shape = (self.classes * centres, self.in_features)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(shape, **check_place(name, device, dtype)))
         self.hold(kind=kind, margin=margin, scale=scale, centres=centres, class_weight=class_weight, **options)
         self.reset_parameters()
         with torch.no_grad():  # which refuses options that it would refuse

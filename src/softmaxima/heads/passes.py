@@ -209,8 +209,8 @@ def _gradient_of_log_prob(part: Request, slope: Tensor) -> Tensor:
     if loss_of_log(part.map[0]) is not None:
         map, params = part.map
         p = compute(map, part.batch.rows, 1.0, None, list(class_params(part.batch, map, params).values()))
-        of_label = slope.to(p.dtype).masked_fill(part.batch.rows.gather(-1, index) == -math.inf, 0.0)
-        return (p * -slope.to(p.dtype)).scatter_add_(-1, index, of_label)
+        slope = slope.to(p.dtype).masked_fill(part.batch.rows.gather(-1, index) == -math.inf, 0.0)
+        return (p * -slope).scatter_add_(-1, index, slope)
     map, z, params = in_double(part)
     values = list(params.values())
     p = compute(map, z, 1.0, None, values)

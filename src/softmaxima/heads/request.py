@@ -13,6 +13,7 @@ from torch import Tensor
 from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.contract import Map, find_map
 from softmaxima.core.routing import is_native
+from softmaxima.core.temperature import quotient
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.margins import Margin
 from softmaxima.losses._classification import REGISTRY, Batch, Evaluation, Loss
@@ -74,7 +75,8 @@ class Request:
     def map(self) -> tuple[Map, dict[str, Any]]:
         """The map of the loss, which has one, and its parameters."""
         map, params, _ = self.loss.row_form.map(self.loss.name, self.options)  # type: ignore[union-attr]
-        return find_map(map, self.batch.name), params
+        found = find_map(map, self.batch.name)
+        return found, found.complete(params)
 
     @property
     def how(self) -> Evaluation:
@@ -120,7 +122,7 @@ def compose(request: Request) -> Tensor:
         scores = scores.unflatten(-1, (-1, request.centres)).amax(-1)
     scores = scores if request.bias is None else scores + request.bias.to(dtype)
     scores = scores if cap is None else (scores / cap).tanh() * cap
-    scores = scores / (tau.to(dtype) if isinstance(tau, Tensor) else tau)
+    scores = quotient(scores, tau)
     values = composed(request.part(slice(None)).with_scores(scores))
     return values.to(dtype) if request.is_of_rows else replace(request.batch, dtype=request.hidden.dtype).reduce(values[0])
 
@@ -145,7 +147,7 @@ def _composed_losses(part: Request) -> Tensor:
     if part.loss.row_form.fenchel:  # type: ignore[union-attr]
         squares = batch.weigh(squares)
     else:
-        squares = batch.weighted_expectation(squares.unsqueeze(-1).expand(sizes(z)))
+        squares = batch.weighted_expectation(squares.unsqueeze(-1).expand(sizes(z)).masked_fill(z == -math.inf, 0.0))
     return values + (squares if batch.ignored is None else squares.masked_fill(batch.ignored, 0.0))
 
 

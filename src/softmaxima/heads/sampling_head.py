@@ -14,9 +14,9 @@ from softmaxima.core.arguments import as_tensor, check_value
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_flag, check_int
 from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.heads.arguments import check_place
 from softmaxima.heads.candidates import as_drawing
 from softmaxima.heads.exact import best_classes, exact_log_prob
-from softmaxima.heads.factored import check_place
 from softmaxima.heads.labelled import as_labelled, as_rows
 from softmaxima.heads.linear_loss import linear_loss
 from softmaxima.heads.samplers import as_sampler

@@ -75,7 +75,7 @@ class Batch:
             return self
         scores = self.rows.detach().abs()
         span = 2 * float(scores.where(scores < math.inf, 0.0).max()) + 128 if scores.numel() else 0.0
-        weight = 1.0 if self.class_weight is None else max(1.0, float(self.class_weight.sum(dtype=torch.float64)))
+        weight = 1.0 if self.class_weight is None else max(1.0, float(self.class_weight.detach().sum(dtype=torch.float64)))
         return self.in_double() if span * weight * scores.numel() > 2.0**126 else self
 
     @property
@@ -122,7 +122,7 @@ class Batch:
         return 0.0 - self.weighted_expectation(log_p)
 
     def weigh(self, rows: Tensor) -> Tensor:
-        """One weight a row, w_t, or Σ_c w_c y_c for soft targets; a weight of 0 leaves out a row, also one of +∞."""
+        """One weight a row, w_t, or Σ_c w_c y_c for soft targets; a weight of 0 leaves out a row, also one of +∞ or NaN."""
         if self.class_weight is None:
             return rows
         hard = self.labels is not None
@@ -131,7 +131,7 @@ class Batch:
             if hard
             else (self.target_distribution(self.class_weight.dtype) * self.class_weight).sum(-1)
         )
-        return rows.masked_fill(weight == 0, 0.0) * weight
+        return rows.masked_fill((weight == 0) & ~rows.isfinite(), 0.0) * weight
 
     def reduce(self, rows: Tensor) -> Tensor:
         """The loss from one value a row, weights included; the mean is over the weights of hard targets, over rows of soft ones."""
@@ -665,13 +665,14 @@ class Loss:
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
         return as_given(value, first), [as_given(v, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
-    def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that the loss has of its own, defaults filled in."""
+    def complete(self, options: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+        """The options that the loss has of its own, defaults filled in; `name` is of what is called, if it is not the loss."""
         own = self.own_options
         unknown = options.keys() - own.keys()
         if unknown and not self.takes_any:
             takes = ", ".join(own) or "none"
-            raise TypeError(f"{self.name}: unknown option {', '.join(sorted(unknown))}; this loss takes: {takes}")
+            got = ", ".join(sorted(map(str, unknown)))
+            raise TypeError(f"{name or self.name}: unknown option {got} of {self.name}, which takes: {takes}")
         return {**own, **options}
 
 

@@ -95,7 +95,7 @@ def _largest(weight: Tensor | None) -> float:
     """The largest class weight, or 1; that of float32 where a compiler has no number for it."""
     if weight is None or 0 in sizes(weight):
         return 1.0
-    return max(1.0, float(weight.max())) if is_concrete(weight) and not is_compiling() else torch.finfo(torch.float32).max
+    return max(1.0, float(weight.detach().max())) if is_concrete(weight) and not is_compiling() else torch.finfo(torch.float32).max
 
 
 def _check_eps(name: str, eps: Any) -> float:

@@ -15,8 +15,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
 from softmaxima.core.monoid import LogSum
-from softmaxima.core.onnx import xlogx
-from softmaxima.core.rows import row_maximum, total
+from softmaxima.core.rows import row_maximum, total, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity

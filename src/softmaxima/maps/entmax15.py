@@ -29,7 +29,8 @@ def sensitivity(p: Tensor, z: None) -> Balanced:
 
 def tsallis15(p: Tensor) -> Tensor:
     """Ω(p) = (Σ p^{3/2} − 1) / (3/4)."""
-    return (p * (p.sqrt() - 1)).sum(-1) / 0.75
+    impossible = p <= 0  # where a root has no slope
+    return (p * (p.masked_fill(impossible, 1.0).sqrt().masked_fill(impossible, 0.0) - 1)).sum(-1) / 0.75
 
 
 ENTMAX15 = register(

@@ -9,8 +9,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, register
-from softmaxima.core.onnx import xlogx
-from softmaxima.core.rows import normalise_exp
+from softmaxima.core.rows import normalise_exp, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 
