@@ -14,8 +14,6 @@ from softmaxima.experiments.heads_layers import Layer
 from softmaxima.experiments.heads_plan import Head
 from softmaxima.experiments.measures import Metric
 
-BATCH_OF_PREDICTIONS = 256  # rows whose most probable classes are timed
-
 
 @dataclass(frozen=True)
 class Reached:

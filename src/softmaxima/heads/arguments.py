@@ -25,31 +25,31 @@ def check_hidden(name: str, hidden: Any, features: int | None = None) -> Tensor:
     return states
 
 
-def check_weight(name: str, weight: Any, hidden: Tensor, what: str = "weight") -> Tensor:
+def check_weight(name: str, weight: Any, hidden: Tensor) -> Tensor:
     """The weight of a linear layer, [classes, features] as torch.nn.Linear has it, of the dtype and on the device of hidden."""
-    layer = check_device(name, what, as_scores(name, weight, what), hidden)
+    layer = check_device(name, "weight", as_scores(name, weight, "weight"), hidden)
     features = sizes(hidden)[-1]
     if layer.ndim != 2 or sizes(layer)[1] != features:
         turned = layer.ndim == 2 and sizes(layer)[0] == features
-        repair = f"; call {what}.T" if turned else ""
+        repair = "; call weight.T" if turned else ""
         raise ValueError(
-            f"{name}: {what} must be (classes, {features}) for hidden of shape {sizes(hidden)}, got {sizes(layer)}{repair}"
+            f"{name}: weight must be (classes, {features}) for hidden of shape {sizes(hidden)}, got {sizes(layer)}{repair}"
         )
     if layer.dtype != hidden.dtype:
-        raise TypeError(f"{name}: {what} must be {hidden.dtype} as hidden is, got {layer.dtype}; call {what}.to(hidden.dtype)")
+        raise TypeError(f"{name}: weight must be {hidden.dtype} as hidden is, got {layer.dtype}; call weight.to(hidden.dtype)")
     return layer
 
 
-def check_bias(name: str, bias: Any, weight: Tensor, what: str = "bias") -> Tensor | None:
+def check_bias(name: str, bias: Any, weight: Tensor) -> Tensor | None:
     """One number a class, of the dtype of the weight."""
     if bias is None:
         return None
-    column = check_device(name, what, as_scores(name, bias, what), weight)
+    column = check_device(name, "bias", as_scores(name, bias, "bias"), weight)
     if sizes(column) != sizes(weight)[:1]:
         classes = sizes(weight)[0]
-        raise ValueError(f"{name}: {what} must hold one number for each of the {classes} classes, got shape {sizes(column)}")
+        raise ValueError(f"{name}: bias must hold one number for each of the {classes} classes, got shape {sizes(column)}")
     if column.dtype != weight.dtype:
-        raise TypeError(f"{name}: {what} must be {weight.dtype} as weight is, got {column.dtype}; call {what}.to(weight.dtype)")
+        raise TypeError(f"{name}: bias must be {weight.dtype} as weight is, got {column.dtype}; call bias.to(weight.dtype)")
     return column
 
 

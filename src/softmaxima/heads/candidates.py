@@ -69,6 +69,10 @@ def as_drawing(
     samples = check_count(name, "samples", samples)
     shared, sparse = check_flag(name, "shared", shared), check_flag(name, "sparse", sparse)
     chosen, labels = as_sampler(name, sampler, labelled.rows.classes), labelled.labels
+    if isinstance(sampler, str) and not learns and hasattr(chosen, "observe"):
+        raise ValueError(
+            f"{name}: the sampler {sampler!r} learns from call to call; make one, or take a module, SampledSoftmax for instance"
+        )
     if isinstance(sampler, str) and isinstance(chosen, Sampler):
         chosen = chosen.to(labels.device)
     if isinstance(chosen, Sampler) and not labels.is_meta:

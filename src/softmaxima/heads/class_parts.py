@@ -21,8 +21,8 @@ from softmaxima.losses._parts import Chunk, bind
 
 def add_part(part: Request, begin: int, layer: Layer, total: LayerGradients, factor: Tensor | float | None) -> Tensor:
     """The losses of some rows, from `begin` on; adds the gradients of ⟨factor, losses⟩, of none where that is None."""
-    batch, classes, step = part.batch, sizes(layer.weight)[0], part.classes_at_once or 1
-    spans = [slice(first, min(first + step, classes)) for first in range(0, classes, step)]
+    batch, classes, step = part.batch, sizes(layer.weight)[0], part.classes_at_once
+    spans = [slice(first, min(first + step, classes)) for first in range(0, classes, step)]  # type: ignore[operator, arg-type]
     tau: Any = part.tau
     own = bind(batch.name, part.loss.row_form, classes, batch.soft is not None, batch.smoothing, -1, tau, part.options)
     target: Any = batch.kernel_target()

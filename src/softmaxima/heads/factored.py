@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values
+from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
@@ -146,7 +146,8 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         """The logarithms of all probabilities, (…, classes), in nats; differentiable."""
         states, given = self._states(hidden)
         with unrounded(given):
-            return self._log_prob(states).to(given.dtype).view(*sizes(given)[:-1], self.classes)
+            found = self._log_prob(states).to(given.dtype).view(*sizes(given)[:-1], self.classes)
+        return like_input(found, hidden)
 
     def predict(self, hidden: Tensor, k: int = 1) -> Tensor:
         """The k most probable classes, (…, k), the best first."""
@@ -166,7 +167,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         with unrounded(given):
             log_p, classes = self._best(states, k)
         shape = (*sizes(given)[:-1], k)
-        return TopClasses(log_p.to(given.dtype).view(shape), classes.view(shape))
+        return TopClasses(like_input(log_p.to(given.dtype).view(shape), hidden), like_input(classes.view(shape), hidden))
 
     @uncompiled
     @torch.no_grad()
@@ -178,7 +179,8 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         if generator is not None and not isinstance(generator, torch.Generator):
             generator = torch.Generator(given.device).manual_seed(as_seed(name, generator))
         with unrounded(given):
-            return self._draw(states, math.prod(axes), generator).view((*axes, *sizes(given)[:-1]))
+            found = self._draw(states, math.prod(axes), generator).view((*axes, *sizes(given)[:-1]))
+        return like_input(found, hidden)
 
     def _states(self, hidden: Any) -> tuple[Tensor, Tensor]:
         """(rows [rows, features] divided by the temperature, of the dtype that is computed in; the hidden states as they came)."""

@@ -116,7 +116,7 @@ class HierarchicalSoftmax(FactoredHead):
                 parameter.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
     def _hold_tree(self, tree: Tree, device: Any) -> None:
-        self.tree, self._levels = tree, tree.levels
+        self.tree = tree
         for what, table in tables(tree).items():
             self.register_buffer(f"tree_{what}", table.to(device, copy=True), persistent=f"tree_{what}" in SAVED)
 
@@ -149,10 +149,10 @@ class HierarchicalSoftmax(FactoredHead):
         return losses if reduction == "none" else losses.sum()
 
     def _log_prob(self, states: Tensor) -> Tensor:
-        return tree_descent.log_prob(self._layer(), self._levels, states)
+        return tree_descent.log_prob(self._layer(), self.tree.levels, states)
 
     def _best(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return tree_descent.best(self._layer(), self._levels, states, k)
+        return tree_descent.best(self._layer(), self.tree.levels, states, k)
 
     def _draw(self, states: Tensor, times: int, generator: torch.Generator | None) -> Tensor:
         return tree_descent.draw(self._layer(), states, times, generator)

@@ -126,9 +126,10 @@ class Labelled:
     ignored: Tensor | None  # [rows], None where none is
     reduction: str
 
-    def index(self, value: int | Tensor) -> Tensor:
-        """A label of each row for `cross_entropy`, with −100 where it is ignored."""
-        labels = torch.as_tensor(value, device=self.labels.device).expand(self.labels.shape)
+    @property
+    def first(self) -> Tensor:
+        """The label 0 of each row for `cross_entropy`, with −100 where it is ignored."""
+        labels = torch.zeros_like(self.labels)
         return labels if self.ignored is None else labels.masked_fill(self.ignored, -100)
 
     def reduce(self, values: Tensor) -> Any:

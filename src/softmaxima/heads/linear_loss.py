@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value, like_input
 from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.modules import OptionsModule, WithOptions
 from softmaxima.core.numbers import (
@@ -66,7 +66,7 @@ def linear_loss(
     """A loss of the scores `x = c·tanh((W h + b)/c)/τ` of a linear layer, without ever holding them for all rows, in nats.
 
     Args:
-        hidden: h (…, features), float64, float32, bfloat16 or float16; a NumPy array is taken as a tensor.
+        hidden: h (…, features), float64, float32, bfloat16 or float16.
         weight: W (classes, features), as `nn.Linear` and `nn.Embedding` have it.
         target: class indices (…), or probabilities (…, classes).
         loss: the name of a loss or of a map that has one ("cross_entropy", "sparsemax", "entmax15", "elastic"), or a tuple of it
@@ -85,8 +85,8 @@ def linear_loss(
             log p_t is −∞, without a gradient, where p_t is 0; below 1e-307 also, but of softmax and elastic softmax.
 
     Returns:
-        The loss, as that of the scores would be, in the dtype of hidden; with `outputs` a `LinearOutputs`. A row that is ignored
-        has the log_prob and the entropy 0.
+        The loss, as that of the scores would be, in the dtype of hidden, an array where that is one; with `outputs` a
+        `LinearOutputs`. A row that is ignored has the log_prob and the entropy 0.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
@@ -115,6 +115,7 @@ def linear_loss(
         states,
         layer,
         target,
+        given=hidden,
         dtype=states.dtype,
         class_weight=class_weight,
         ignore_index=ignore_index,
@@ -136,6 +137,7 @@ def ask(
     weight: Tensor,
     target: Any,
     *,
+    given: Any,
     dtype: torch.dtype,
     class_weight: Any,
     ignore_index: int,
@@ -148,7 +150,7 @@ def ask(
     centres: int = 1,
     **more: Any,
 ) -> Any:
-    """The loss of checked tensors, in a dtype, with the outputs that are asked for; `more` are fields of the request."""
+    """The loss of checked tensors, in a dtype and of the kind that is given; `more` are fields of the request."""
     found, options = loss
     shape, (vectors, features) = sizes(hidden)[:-1], sizes(weight)
     classes, rows = vectors // centres, hidden.reshape(math.prod(shape), features)
@@ -182,12 +184,13 @@ def ask(
         }
         request = replace(request, batch=replace(batch, **kept))
     value = evaluate(request)
+    result = lambda v: like_input(v.to(dtype), given)
     if not request.is_of_rows:
-        return value.to(dtype)
-    loss_of = value[0].to(dtype).reshape(shape) if reduction == "none" else request.batch.reduce(value[0]).to(dtype)
+        return result(value)
+    loss_of = result(value[0].reshape(shape) if reduction == "none" else request.batch.reduce(value[0]))
     if not request.outputs:
         return loss_of
-    return LinearOutputs(loss_of, **{key: v.to(dtype).reshape(shape) for key, v in zip(request.outputs, value[1:], strict=True)})
+    return LinearOutputs(loss_of, **{key: result(v.reshape(shape)) for key, v in zip(request.outputs, value[1:], strict=True)})
 
 
 def find_loss(name: str, loss: Any) -> tuple[Loss, dict[str, Any]]:
@@ -274,11 +277,10 @@ def _check_class_parts(name: str, request: Request) -> None:
     """What classes at a time do not have."""
     learns = [value for value in (request.tau, *request.options.values()) if isinstance(value, Tensor) and value.requires_grad]
     more = {"z_loss": request.z_loss, "outputs": request.outputs, "a temperature or an option that learns": learns}
-    more |= {"cosines": request.unit, "a form in parts of rows": request.loss.row_form is None}
-    for what, asked in more.items():
-        if asked:
-            said = f"{request.loss.name} has no form in parts of rows" if "form" in what else f"{what} takes whole rows"
-            raise ValueError(f"{name}: {said}; give chunk as a number of rows")
+    whole = [what for what, asked in (more | {"cosines": request.unit}).items() if asked]
+    if request.loss.row_form is None or whole:
+        said = f"{whole[0]} takes whole rows" if whole else f"{request.loss.name} has no form in parts of rows"
+        raise ValueError(f"{name}: {said}; give chunk as a number of rows")
 
 
 def _check_chunk(name: str, chunk: Any) -> tuple[int | None, int | None]:
@@ -361,7 +363,7 @@ class LinearLoss(WithOptions, nn.Module):
             self.weight = tie_weight if isinstance(tie_weight, nn.Parameter) else nn.Parameter(tie_weight)
             self.bias = nn.Parameter(torch.zeros_like(self.weight[:, 0])) if bias else None
         self.loss, own = find_loss(name, loss)
-        self.loss_options = Held(own)
+        self.loss_options = OptionsModule(**own)
         tau = check_value(name, "temperature", temperature, *TEMPERATURE)
         self.hold(temperature=tau, class_weight=class_weight, **options)
         with torch.no_grad():  # which refuses what it would refuse
@@ -372,16 +374,10 @@ class LinearLoss(WithOptions, nn.Module):
 
     def forward(self, hidden: Tensor, target: Tensor) -> Any:
         loss = (self.loss.name, self.loss_options.options)
+        hidden = as_tensor(type(self).__name__, "hidden", hidden)  # the layer learns from arrays too
         return linear_loss(hidden, self.weight, target, loss=loss, bias=self.bias, **self.options)
 
     def predict(self, hidden: Array, k: int = 1) -> Array:
         """The k classes of the largest scores, (…, k), the best first; no array of scores is larger than 64 MiB."""
         name = type(self).__name__
         return best_classes(name, as_rows(name, hidden, self.weight, self.bias, 1.0), k)
-
-
-class Held(OptionsModule):
-    """The options of a loss, those among them that learn."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        super().__init__(**options)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softmaxima.core.arguments import as_tensor, like_input
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
 from softmaxima.core.tracing import sizes
@@ -15,6 +16,7 @@ from softmaxima.heads.arguments import check_hidden, check_indices, check_option
 from softmaxima.heads.linear_loss import ask, find_loss, scale_of
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
+from softmaxima.losses.margin import ANGLES, COSINES
 
 # What one number of each kind is, by itself; "combined" takes all three.
 KINDS = {"arcface": "angle", "cosface": "cosine", "am": "cosine", "combined": ""}
@@ -78,6 +80,7 @@ def margin_softmax_loss(
         unit(wide),
         layer,
         labels,
+        given=hidden,
         dtype=states.dtype,
         class_weight=class_weight,
         ignore_index=ignore_index,
@@ -96,15 +99,14 @@ def check_margin(name: str, kind: Any, margin: Any) -> Margin:
     """The margin of that kind."""
     field = KINDS[check_choice(name, "kind", kind, tuple(KINDS))]
     if field:
-        largest, domain = (math.pi, "a number in [0, π)") if field == "angle" else (2.0, "a number in [0, 2)")
-        return Margin(**{field: check_number(name, "margin", margin, lambda m: 0 <= m < largest, domain)})
+        return Margin(**{field: check_number(name, "margin", margin, *(ANGLES if field == "angle" else COSINES))})
     if not isinstance(margin, (tuple, list)) or len(margin) != 3:
         raise TypeError(f"{name}: a combined margin must be (m₁, m₂, m₃), got {margin!r}; (1, 0.3, 0.2) for instance")
     factor, angle, cosine = margin
     return Margin(
         check_number(name, "margin[0]", factor, lambda m: 1 <= m < math.inf, "a finite number of at least 1"),
-        check_number(name, "margin[1]", angle, lambda m: 0 <= m < math.pi, "a number in [0, π)"),
-        check_number(name, "margin[2]", cosine, lambda m: 0 <= m < 2, "a number in [0, 2)"),
+        check_number(name, "margin[1]", angle, *ANGLES),
+        check_number(name, "margin[2]", cosine, *COSINES),
     )
 
 
@@ -159,10 +161,11 @@ class MarginSoftmax(WithOptions, nn.Module):
         return f"{self.in_features}, {self.classes}, {super().extra_repr()}"
 
     def forward(self, hidden: Tensor, target: Tensor) -> Any:
+        hidden = as_tensor(type(self).__name__, "hidden", hidden)  # the vectors learn from arrays too
         return margin_softmax_loss(hidden, self.weight, target, **self.options)
 
     def cosines(self, hidden: Tensor) -> Tensor:
         """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""
         states = check_hidden(type(self).__name__, hidden, sizes(self.weight)[1])
         products = torch.matmul(unit(states), unit(self.weight).T)
-        return products.unflatten(-1, (-1, self.options["centres"])).amax(-1)
+        return like_input(products.unflatten(-1, (-1, self.options["centres"])).amax(-1), hidden)

@@ -111,7 +111,7 @@ def corrected_loss(drawing: Drawing, correction: str, remove_hits: bool) -> Any:
             negatives = negatives.masked_fill(found.hits, -math.inf)
         target = target + target_correction(correction, found.log_q_target, (~found.hits).sum(-1)).to(target.dtype)
         scores = torch.cat((target.unsqueeze(-1), negatives), -1)
-        return labelled.result(cross_entropy(scores, labelled.index(0), reduction=labelled.reduction))
+        return labelled.result(cross_entropy(scores, labelled.first, reduction=labelled.reduction))
 
 
 class SampledSoftmax(SamplingHead):

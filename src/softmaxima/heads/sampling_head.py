@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from softmaxima.heads.samplers import as_sampler
 from softmaxima.losses._classification import REDUCTIONS
 
 
-class SamplingHead(WithOptions, nn.Module, ABC):
+class SamplingHead(WithOptions, nn.Module):
     """A linear layer whose loss draws negatives in training mode. Subclasses say which loss a `Drawing` has."""
 
     loss: Callable[..., Any]
