@@ -671,8 +671,8 @@ class Loss:
         unknown = options.keys() - own.keys()
         if unknown and not self.takes_any:
             takes = ", ".join(own) or "none"
-            got = ", ".join(sorted(map(str, unknown)))
-            raise TypeError(f"{name or self.name}: unknown option {got} of {self.name}, which takes: {takes}")
+            got, of = ", ".join(sorted(map(str, unknown))), "" if name is None else f" of {self.name}"
+            raise TypeError(f"{name or self.name}: unknown option {got}{of}; this loss takes: {takes}")
         return {**own, **options}
 
 
