@@ -79,8 +79,9 @@ def linear_loss(
             ("sparsemax", "entmax15") a row of the label t counts w_t, smoothed or not; of the others Σ_c w_c y_c.
         z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
-            a time too, where not even the scores of a few rows are to be held: in float64, and with the scores computed anew for
-            each pass over them, three at least. It goes without `z_loss`, `outputs` and what learns beside the layer.
+            a time too, for a layer of which not even the scores of a few rows are to be held: about twelve arrays of that size in
+            float64, with the scores computed anew for each pass over them, at ten times the time and more. It goes without
+            `z_loss`, `outputs` and what learns beside the layer.
         outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
             log p_t is −∞, without a gradient, where p_t is 0; below 1e-307 also, but of softmax and elastic softmax.
 
