@@ -61,6 +61,8 @@ class Pass:
             copies += 8 if loss_of_log(request.map[0]) is not None else 16  # those of float64
         copies += request.centres + 2 if request.centres > 1 else 0
         room = AT_ONCE.get(request.hidden.device.type, AT_ONCE["cuda"]) - BESIDE
+        if request.unit:  # what made the hidden states of length 1 is kept for the way back
+            room = max(room // 4, room - 4 * request.hidden.numel() * request.dtype.itemsize)
         most = MOST_ROWS if classes > MOST_ROWS else room
         numbers = copies * max(classes, 1) + 3 * sizes(request.hidden)[1]  # packed rows, and sums of their gradients
         some = request.rows_at_once or max(1, min(most, room // (numbers * request.dtype.itemsize)))
