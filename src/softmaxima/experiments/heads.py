@@ -174,13 +174,18 @@ class Finding:
         """Whether any head is better than what all must be better than."""
         return any(self.above(result, question).better for result in self.heads)
 
+    @property
+    def family(self) -> int:
+        """How many intervals hold together: of all but one that are compared with that one, what was not trained among them."""
+        return len(self.results) - 1
+
     def gain(self, result: Result, question: Question) -> Difference:
         """How much better a result is than softmax."""
-        return difference(result, self.softmax, question, len(self.others))
+        return difference(result, self.softmax, question, self.family)
 
     def above(self, result: Result, question: Question) -> Difference:
         """How much better a head is than what it must be better than."""
-        return difference(result, self.of(question.bar), question, len(self.heads))
+        return difference(result, self.of(question.bar), question, self.family)
 
     def pace(self, result: Result) -> Difference:
         """How much faster a step is than with softmax."""

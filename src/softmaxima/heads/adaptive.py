@@ -52,7 +52,7 @@ class AdaptiveSoftmax(FactoredHead):
         cutoffs: the ranks c_1 < c_2 < … at which clusters begin, between 1 and V − 1; () for a plain softmax. None chooses up to 4
             of them by `frequencies`, or by Zipf's law f_r ∝ 1/(r + 1): of those for which the ranks from c_i on have no more than
             2⁻ⁱ of the labels, so that frequent classes keep their features, and clusters after the first have 8 features at least,
-            the ones of the fewest multiplications a row. Ranks are looked for on a grid, 16 to an octave, which costs up to 3 %.
+            the ones of the fewest multiplications a row. Ranks are looked for on a grid, 16 to an octave, which costs up to 4 %.
             What is counted is no time, which depends on the machine and on how many rows come at once, and says nothing of the loss
             that a model reaches.
         div_value: the clusters have ⌊D/div_value⌋, ⌊D/div_value²⌋, … features; at least 1.

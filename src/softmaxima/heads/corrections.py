@@ -7,8 +7,8 @@ r"""What makes a softmax over a target t and negatives c_1, …, c_m that were d
     "none"        a = 0, and no log Q of negatives
 
 "positive". The negatives that are left are draws of Q given c ≠ t, Q′(c) = Q(c)/(1 − Q(t)). So Ẑ = Σ_i e^{s_{c_i}}/(m′ Q′(c_i)) is
-an unbiased estimate of Z = Σ_{c≠t} e^{s_c}, and L = log(e^{s_t} + Ẑ) − s_t. The target, which is there always and was not drawn,
-has no correction of its own. Of the gradients
+an unbiased estimate of Z = Σ_{c≠t} e^{s_c} where a negative is left, and L = log(e^{s_t} + Ẑ) − s_t. The target, which is there
+always and was not drawn, has no correction of its own. Of the gradients
 
     ∇L_full = (1 − p_t)(−∇s_t + Σ_{c≠t} p_c/(1 − p_t) ∇s_c)
     ∇L      = (1 − p̂_t)(−∇s_t + Σ_i ŵ_i ∇s_{c_i}),     p̂_t = e^{s_t}/(e^{s_t} + Ẑ),     ŵ_i ∝ e^{s_{c_i}}/Q(c_i),  Σ_i ŵ_i = 1
@@ -17,11 +17,13 @@ the second is that of Khrylchenko et al. (2025), its weight 1 − p_t estimated 
 constant by a stop-gradient; here none is needed, for the product is the gradient of L. With T = e^{s_t} + Z, w = e^{s_c}/Q′(c) and
 variances over Q′ its bias is
 
-    E ∇L − ∇L_full = (Var(w) (Σ_c e^{s_c} ∇s_c − T ∇s_t)/T³ − Cov(w, w(∇s_c − ∇s_t))/T²)/m′ + O(1/m′²).
+    E ∇L − ∇L_full = (Var(w) (Σ_c e^{s_c} ∇s_c − T ∇s_t)/T³ − Cov(w, w(∇s_c − ∇s_t))/T²)/m′ + O(1/m′²),
+
+which sets in once m Q(c) > 1 for every class of much probability: of one that is hardly ever drawn the gradient lacks its share.
 
 "log_q". With the hits left in, the loss is least at the labels' own conditional probabilities for every m (Ma and Collins 2018),
-and its gradient tends to ∇L_full with a bias of O(1/m): of the order of p_t/(m Q(t)), so large for rare targets. With the hits
-left out it tends to ∇L_full/(1 − p_t), and not to ∇L_full.
+and its gradient tends to ∇L_full by O(1/m) from the same m on, the target among those classes. With the hits left out it tends to
+∇L_full/(1 − p_t), and not to ∇L_full.
 """
 
 from __future__ import annotations

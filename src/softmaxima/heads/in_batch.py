@@ -214,8 +214,10 @@ class InBatchSoftmax(WithOptions, nn.Module):
 
     Args:
         frequencies: what has `observe(ids)` and `log_prob(ids)`, such as `StreamingFrequency(buckets)`, or
-            `FrequencySampler(items)` where ids are 0, …, items − 1. It is told of the item ids in training mode, and asked for
-            their log Q, once all checks of a call have passed. None: log_q is given, or nothing is corrected.
+            `FrequencySampler(items, smoothing=0.0)` where ids are 0, …, items − 1 (its smoothing is for what it draws itself, and
+            items of a batch are not). It is told of the item ids in training mode, and asked for their log Q, once all checks of a
+            call have passed. Until the items have come by a few times log Q is too large, by nats at first: let it observe ids
+            before training. None: log_q is given, or nothing is corrected.
         The others: as of `in_batch_softmax_loss`; correction=None is "positive" with frequencies too. A temperature may be an
             `nn.Parameter`.
 

@@ -44,10 +44,12 @@ def sampled_softmax_loss(
     L = −log(e^{s_t + a} / (e^{s_t + a} + Σ_i e^{s_{c_i} − log Q(c_i)})), s = (W h + b)/τ, over the drawn negatives c_i ≠ t.
 
     - "positive": a = log m′ − log(1 − Q(t)), with m′ the number of negatives that are no hits. The target has no correction by its
-      own Q: it is there always, and was not drawn. L = log(e^{s_t} + Ẑ) − s_t with an unbiased estimate Ẑ of Σ_{c≠t} e^{s_c}. So L
-      is too small on average, and its gradient is not quite that over all classes, both by O(1/m).
+      own Q: it is there always, and was not drawn. L = log(e^{s_t} + Ẑ) − s_t with Ẑ an estimate of Σ_{c≠t} e^{s_c}, unbiased
+      where a negative is left. So L is too small on average, and its gradient is not quite that over all classes, both by O(1/m)
+      once m Q(c) > 1 for every class of much probability; below that by as much as the gradient itself.
     - "log_q": a = −log Q(t). With remove_hits=False the loss is least at the labels' own probabilities whatever m is, and the
-      gradient is off by O(1/m), by much where m Q(t) < 1. Without the hits it tends to ∇L/(1 − p_t) as m grows, and not to ∇L.
+      gradient is off by O(1/m), from m Q(c) > 1 on as well, and by much where m Q(t) < 1. Without the hits it tends to ∇L/(1 − p_t)
+      as m grows, and not to ∇L.
     - "none": a = 0, and no log Q. With remove_hits=False the scores learn log p − log Q whatever m is, but for a constant a row;
       without the hits they learn something else.
 

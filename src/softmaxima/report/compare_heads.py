@@ -51,7 +51,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "probability is shared out evenly, so that p = 0 costs much and not everything. A perplexity is as many equally "
             "probable words as would be as hard to guess.",
         ),
-        _better(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax", 0, BETTER),
+        _better(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, BETTER),
         _column(
             "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word came whose p was 0."
         ),

@@ -34,7 +34,7 @@ def cells(benchmark: Benchmark, result: Result) -> list[str]:
     return [
         title,
         seconds(result.seconds),
-        *("" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.1f}–{ratio.high:.1f})" for ratio in ratios),
+        *("" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})" for ratio in ratios),
         "" if result.support is None else f"{result.support:.0f}" if result.support >= 100 else f"{result.support:.2g}",
         f"{100 * benchmark.operations(result.case) / result.seconds / peak:.0f} %",
     ]
