@@ -37,7 +37,8 @@ def bench_heads(
     """Measure losses of a large linear layer, forward and backward, beside torch's cross-entropy of it.
 
     torch's: of all scores at once, in parts (linear_cross_entropy), and compiled; on a GPU also Liger's. Each loss is measured on
-    the weights that a layer begins with and on trained ones, in turns with torch's; on the CPU, without --quick, also the memory that a pass takes.
+    the weights that a layer begins with and on trained ones, in turns with torch's; on the CPU, without --quick, also the memory
+    that a pass takes.
     """
     import torch
 
