@@ -252,7 +252,7 @@ def test_a_row_whose_negatives_are_all_hits_learns_nothing(correction: str, shar
     hidden, weight = hidden.expand(2, -1).clone().requires_grad_(), weight.requires_grad_()
     q = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     options: dict[str, Any] = {"samples": 3, "sampler": Told(torch.zeros(3, dtype=torch.long), q), "shared": shared}
-    loss = sampled_softmax_loss(hidden, weight, torch.tensor([0, 0]), correction=correction, **options)
+    loss = sampled_softmax_loss(hidden, weight, torch.tensor([0, 0]), correction=correction, remove_hits=True, **options)
     assert loss == 0
     for slope in torch.autograd.grad(loss, [hidden, weight]):
         assert (slope == 0).all()
@@ -649,3 +649,11 @@ def test_wrong_numbers_of_classes_to_predict_and_wrong_features_are_told():
             head.predict(torch.ones(3), k)
     with pytest.raises(ValueError, match=r"SampledSoftmax: weight must be \(classes, 4\)"):
         head.log_prob(torch.ones(4))
+
+
+@pytest.mark.parametrize(("correction", "removes"), [("positive", True), ("log_q", False), ("none", False)])
+def test_hits_are_removed_where_the_correction_needs_it(correction: str, removes: bool):
+    options: dict[str, Any] = {**VALID, "correction": correction, "generator": 0}
+    found, expected = (sampled_softmax_loss(H, W, T, remove_hits=given, **options) for given in (None, removes))
+    assert torch.equal(found, expected)
+    assert SampledSoftmax(3, 4, 2, correction=correction).options["remove_hits"] is removes

@@ -32,7 +32,7 @@ def sampled_softmax_loss(
     bias: Tensor | None = None,
     correction: str = "positive",
     shared: bool = True,
-    remove_hits: bool = True,
+    remove_hits: bool | None = None,
     temperature: float | Tensor = 1.0,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -62,8 +62,8 @@ def sampled_softmax_loss(
             or any object with its `classes`, `log_prob` and `sample`. Weights become tables at each call: `UnigramSampler` makes
             them once.
         shared: one set of negatives for all rows, (m); False: others for each row, (…, m).
-        remove_hits: leave out negatives that are the row's target, as "positive" needs. A row whose negatives are then none has the
-            loss 0.
+        remove_hits: leave out negatives that are the row's target; None: as the correction needs it, True with "positive" and False
+            otherwise. A row whose negatives are then none has the loss 0.
         temperature: τ > 0, a number or a tensor that broadcasts to (…, 1).
         ignore_index, reduction: as for `cross_entropy`.
         sparse: give the weight and the bias sparse gradients, as `torch.nn.functional.embedding` does. In half precision these,
@@ -90,15 +90,18 @@ def sampled_softmax_loss(
     tensor(2.6492)
     """
     name = "sampled_softmax_loss"
-    check_options(name, correction, remove_hits)
+    removes = check_options(name, correction, remove_hits)
     labelled = as_labelled(name, hidden, weight, target, bias, temperature, ignore_index, reduction)
-    return corrected_loss(as_drawing(name, labelled, samples, sampler, shared, sparse, generator), correction, remove_hits)
+    return corrected_loss(as_drawing(name, labelled, samples, sampler, shared, sparse, generator), correction, removes)
 
 
-def check_options(name: str, correction: Any, remove_hits: Any) -> None:
-    """Of the loss."""
+def check_options(name: str, correction: Any, remove_hits: Any) -> bool:
+    """Whether hits are removed."""
     check_choice(name, "correction", correction, CORRECTIONS)
+    if remove_hits is None:
+        return correction == "positive"
     check_removal(name, correction, check_flag(name, "remove_hits", remove_hits))
+    return bool(remove_hits)
 
 
 def corrected_loss(drawing: Drawing, correction: str, remove_hits: bool) -> Any:
@@ -162,7 +165,7 @@ class SampledSoftmax(SamplingHead):
         bias: bool = True,
         correction: str = "positive",
         shared: bool = True,
-        remove_hits: bool = True,
+        remove_hits: bool | None = None,
         temperature: float | Tensor = 1.0,
         ignore_index: int = -100,
         reduction: str = "mean",
@@ -171,9 +174,9 @@ class SampledSoftmax(SamplingHead):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_options(type(self).__name__, correction, remove_hits)
+        removes = check_options(type(self).__name__, correction, remove_hits)
         super().__init__(
             in_features, classes, samples, sampler, bias=bias, generator=generator, device=device, dtype=dtype, shared=shared,
             sparse=sparse, temperature=temperature, ignore_index=ignore_index, reduction=reduction, correction=correction,
-            remove_hits=remove_hits,
+            remove_hits=removes,
         )  # fmt: skip
