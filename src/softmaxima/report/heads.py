@@ -7,11 +7,12 @@ from softmaxima.report.markdown import table
 
 CAPTION = (
     "Seconds of a forward and a backward pass, and torch's time / ours: the median over turns, and their range, which is wide "
-    "where something else ran beside it; then nothing can be told. torch is its cross-entropy of hidden @ weight.T, "
-    "whatever our loss is; torch, in parts, its linear_cross_entropy with options. The first weights are those that nn.Linear begins with; trained ones come after 30 steps of Adam by the same loss. not 0: how many "
-    "probabilities of a row are not, on average. of the peak: the operations of the products that cannot be left out (all three of "
-    "cross-entropy, of the others that of the scores) a second, over those of the fastest product that torch makes of matrices in "
-    "cache. Nothing is timed before its loss and gradients agree with float64 on 16 rows."
+    "where something else ran beside it; then nothing can be told. torch is its cross-entropy of hidden @ weight.T, whatever "
+    "our loss is; torch, in parts, its linear_cross_entropy with options. The first weights are those that nn.Linear begins "
+    "with; trained ones come after 30 steps of Adam by the same loss. not 0: how many probabilities of a row are not, on "
+    "average. of the peak: the operations of the products that cannot be left out (all three of cross-entropy, of the others "
+    "that of the scores) a second, over those of the fastest product that torch makes of matrices in cache. Nothing is timed "
+    "before its loss and gradients agree with float64 on 16 rows."
 )
 STATES = {"first": "first weights", "trained": "trained"}
 
