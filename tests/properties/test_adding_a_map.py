@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import exhaustively
 from softmaxima.kernels import native
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ def test_the_example_of_the_contributing_page_passes_the_suite(tmp_path: Path):
     ("claim", "lie"),
     [
         ("a wrong derivative", lambda code: code.replace("return p, p", "return 1.1 * p, p")),
-        ("a wrong property", lambda code: code.replace("shift_invariant=False", "shift_invariant=True")),
+        exhaustively("a wrong property", lambda code: code.replace("shift_invariant=False", "shift_invariant=True")),
     ],
 )
 def test_the_suite_catches(tmp_path: Path, claim: str, lie):
@@ -111,12 +112,14 @@ def contributed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_a_map_with_two_parameters_and_kernels_passes_the_suite_and_the_tests_of_kernels(contributed: Path):
     files = (Path(__file__).with_name("test_reference.py"), KERNELS / "test_kernels.py")
     chosen = "background and (reference or random_calls)"  # the whole suite takes two minutes
     assert passed(run_tests(contributed, "background", "-k", chosen, *map(str, files))) > 10
 
 
+@pytest.mark.exhaustive
 def test_its_triton_kernel_passes_the_tests_of_those(contributed: Path):
     pytest.importorskip("triton")
     interpreted = {"TRITON_INTERPRET": "1", "SOFTMAXIMA_BACKEND": "triton", "HOME": str(contributed)}
@@ -124,6 +127,7 @@ def test_its_triton_kernel_passes_the_tests_of_those(contributed: Path):
     assert passed(run_tests(contributed, "background", *chosen, **interpreted)) == 8
 
 
+@pytest.mark.exhaustive
 def test_its_kernel_is_given_its_parameters_and_the_tools_find_it(contributed: Path):
     done = run_python(contributed, "-c", TOOLS.replace("{out}", str(contributed / "compare")))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -268,6 +268,7 @@ torch.save(torch.export.load(sys.argv[1]).module()(scores, labels), sys.argv[2])
 """
 
 
+@pytest.mark.exhaustive
 def test_another_process_loads_what_was_saved(tmp_path):
     graph, values = tmp_path / "graph.pt2", tmp_path / "values.pt"
     way, scores = Every(FEWER), SCORES[: len(FEWER)]

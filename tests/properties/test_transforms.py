@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import softmaxima as sm
-from conftest import Case, LossCase, normal
+from conftest import Case, LossCase, exhaustively, normal
 from softmaxima.kernels import native
 
 
@@ -128,7 +128,9 @@ def test_compiled_by_the_default_backend_equals_eager():
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(function(x), x))
 
 
-@pytest.mark.parametrize("function", [sm.softmax, sm.entmax, sm.logsumexp, lambda x: sm.cross_entropy(x, torch.tensor(2))])
+@pytest.mark.parametrize(
+    "function", [sm.entmax, *map(exhaustively, (sm.softmax, sm.logsumexp, lambda x: sm.cross_entropy(x, torch.tensor(2))))]
+)
 def test_transforms_inside_a_compiled_function_are_left_out_of_its_graph(function):
     x, v = normal(5), normal(5, seed=1)
     transforms = (lambda x: grad(lambda x: function(x).square().sum())(x), lambda x: jvp(function, (x,), (v,))[1])

@@ -269,6 +269,7 @@ def test_a_machine_without_a_driver_is_not_asked_for_its_version(monkeypatch: py
 # The run ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_processes_find_what_one_finds() -> None:
     here, there = (bench(settings(processes=count), choose(["softmax", "bounds"])) for count in (0, 1))
     for found in (here, there):

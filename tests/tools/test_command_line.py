@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 import softmaxima
-from conftest import Run
+from conftest import Run, exhaustively
 from softmaxima.bench import plan
 from softmaxima.bench.machine import machine
 from softmaxima.cli import main
@@ -409,7 +409,9 @@ def test_each_fold_is_written_before_the_next_is_trained(
     assert run("compare", table, f"--out={tmp_path / 'out'}", *FAST)[0] == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [exhaustively(signal.SIGINT, 130), exhaustively(signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     number: int, code: int, tmp_path: Path, run: Run
 ) -> None:

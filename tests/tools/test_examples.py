@@ -19,6 +19,7 @@ def example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
+@pytest.mark.exhaustive
 def test_intervals_hold_the_exact_partition_function_of_4096_states():
     intervals = example("ising_chain")["main"](12)
     assert all(lower <= exact <= upper for lower, exact, upper in intervals)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from conftest import exhaustively
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.fold_differences import difference
 from softmaxima.experiments.measures import BINS, METRICS, Bin, ClassCounts, Fold, Metric, Result
@@ -348,7 +349,7 @@ def test_the_words_of_a_difference_have_the_sign_of_the_table(metric: Metric) ->
     assert not re.search(r"−0(\.0*)?(?![\d.])", metric.show_gain(-1e-9))
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, exhaustively(-1)])
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 def test_what_is_marked_is_shown_to_leave_out_0(metric: Metric, sign: int) -> None:
     """However near the end of its interval is, in the table, in the figure and in words."""

@@ -522,8 +522,8 @@ def test_a_line_in_another_encoding_is_named(read: Read) -> None:
 
 
 def test_a_line_may_be_longer_than_the_sample(read: Read) -> None:
-    columns = 4000
-    cells = ",".join(f"{i}.{10**48}" for i in range(columns))
+    columns = 400
+    cells = ",".join(f"{i}.{10**480}" for i in range(columns))
     table = read(f"{','.join(f'x{i}' for i in range(columns))},y\n{cells},u\n{cells},v\n")
     assert table.features.shape == (2, columns)
 
