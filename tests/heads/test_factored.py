@@ -572,7 +572,7 @@ def test_wrong_use_is_told(make: Callable[..., Any], use: Any, error: type[Excep
     [
         ({"reduction": "avg"}, ValueError, "reduction must be one of mean, sum, none, got 'avg'"),
         ({"ignore_index": 1.5}, TypeError, "ignore_index must be an int, got 1.5"),
-        ({"temperature": 0}, ValueError, "temperature must be positive and finite"),
+        ({"temperature": 0}, ValueError, "temperature must be positive"),
         ({"temperature": torch.ones(2)}, ValueError, r"temperature must be one number, got a tensor of shape \(2,\)"),
         ({"class_weight": torch.ones(3)}, ValueError, "weight must hold one floating-point number for each of the 12 classes"),
         ({"class_weight": -torch.ones(12)}, ValueError, "weight must be finite and not negative, got -1.0 for class 0"),

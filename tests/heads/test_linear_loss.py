@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
-from conftest import normal
+from conftest import exhaustively, normal
 
 INF = math.inf
 
@@ -407,7 +407,9 @@ def test_what_does_not_learn_gets_no_gradient():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"loss": "sparsemax", "reduction": "none"}, {"loss": "entmax15", "outputs": "entropy"}], ids=str
+    "options",
+    [{}, exhaustively({"loss": "sparsemax", "reduction": "none"}), exhaustively({"loss": "entmax15", "outputs": "entropy"})],
+    ids=str,
 )
 def test_a_compiled_function_is_the_same_without_a_break(options: dict[str, Any]):
     hidden, weight, y = normal(5, 4, seed=1).requires_grad_(), normal(700, 4, seed=2).requires_grad_(), torch.arange(5)
@@ -420,6 +422,25 @@ def test_a_compiled_function_is_the_same_without_a_break(options: dict[str, Any]
     torch.testing.assert_close(found, expected)
     for a, b in zip(*(torch.autograd.grad(v, (hidden, weight)) for v in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_softcap_over_a_temperature_may_be_beyond_the_dtype(dtype: torch.dtype):
+    hidden, weight, target = normal(4, 3).to(dtype), normal(6, 3, seed=1).to(dtype), torch.tensor([0, 1, 5, 5])
+    largest = torch.finfo(dtype).max / 8
+    capped = sm.linear_loss(hidden, weight, target, softcap=largest, temperature=1e-2)
+    torch.testing.assert_close(capped, sm.linear_loss(hidden, weight, target, temperature=1e-2))
+
+
+def test_autocast_changes_no_derivative():
+    weight, bias = normal(7, 4, seed=2).float(), torch.tensor([0.0, -math.inf, 1.0, 0.0, 0.0, 0.0, 0.0])
+    gradients = []
+    for enabled in (False, True):
+        hidden, tau = normal(5, 4).float().requires_grad_(), torch.tensor(0.7, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = sm.linear_loss(hidden, weight, torch.tensor([0, 2, 3, 4, 5]), bias=bias, temperature=tau)
+        first = torch.autograd.grad(loss, (hidden, tau), create_graph=True)
+        gradients.append((*first, *torch.autograd.grad(first[1], (hidden, tau))))
+    torch.testing.assert_close(*gradients)
 
 
 def test_autocast_computes_in_float32():
@@ -491,6 +512,12 @@ def test_the_module_learns_ties_and_saves():
             {"temperature": torch.ones(2)},
             ValueError,
             "call temperature.unsqueeze",
+        ),
+        (
+            (torch.ones(2, 3).double(), torch.ones(5, 3).double(), torch.zeros(2).long()),
+            {"temperature": torch.tensor(math.inf)},
+            ValueError,
+            "temperature must be positive",
         ),
         ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"softcap": -1}, ValueError, "softcap must be"),
         ((torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long()), {"z_loss": -1.0}, ValueError, "z_loss must be"),

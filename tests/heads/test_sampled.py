@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import TOLERANCE, normal
+from conftest import TOLERANCE, exhaustively, normal
 from softmaxima.heads import exact, labelled
 from softmaxima.heads.corrections import CORRECTIONS
 from softmaxima.heads.noise_contrastive import NoiseContrastive
@@ -360,6 +360,28 @@ def test_under_autocast_it_is_of_float32():
         assert sampled_softmax_loss(hidden.bfloat16(), weight, target, **options).dtype == torch.float32
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_sparse_gradients_under_autocast_are_the_dense_ones(shared: bool):
+    gradients = []
+    for sparse in (True, False):
+        weight = normal(6, FEATURES, seed=1).bfloat16().requires_grad_()
+        bias = normal(6, seed=2).bfloat16().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            options = {"samples": 5, "sampler": "uniform", "generator": 0, "shared": shared, "sparse": sparse}
+            loss = sampled_softmax_loss(normal(4, FEATURES).bfloat16(), weight, torch.tensor([0, 1, 5, 5]), bias=bias, **options)
+        loss.backward()
+        gradients.append((weight.grad.to_dense(), bias.grad.to_dense()))
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_temperature_is_in_the_range_of_the_scores():
+    for temperature in (1e-40, torch.tensor(1e-40), torch.full((4, 1), 1e-40)):
+        with pytest.raises(ValueError, match=r"^sampled_softmax_loss: temperature must be positive, from 1.2e-38"):
+            sampled_softmax_loss(
+                torch.ones(4, 3), torch.ones(6, 3), torch.zeros(4).long(), samples=4, sampler="uniform", temperature=temperature
+            )
+
+
 def test_arrays_give_an_array():
     hidden, weight = np.ones((2, 3)), torch.ones(5, 3).double()
     rows = sampled_softmax_loss(hidden, weight, np.array([0, 1]), samples=4, sampler="uniform", reduction="none")
@@ -383,7 +405,7 @@ def test_it_compiles_whole(shared: bool):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own, where it breaks its graph
-@pytest.mark.parametrize("sampler", ["log_uniform", "uniform", "frequency", "in_batch"])
+@pytest.mark.parametrize("sampler", ["frequency", *map(exhaustively, ("log_uniform", "uniform", "in_batch"))])
 def test_a_head_compiles_with_each_sampler_and_a_sparse_gradient(sampler: str):
     head = SampledSoftmax(FEATURES, 6, 4, sampler, sparse=True)
     compiled = torch.compile(head, backend="aot_eager")

@@ -29,6 +29,18 @@ def soft(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return torch.softmax(normal(*shape, seed=seed), 0 if len(shape) == 1 else 1)
 
 
+def test_a_soft_target_of_0_has_the_slope_of_moving_it(case: Case):
+    claims = case.claims
+    if case.map.regulariser is None or not claims.sparse or claims.mass != "one" or case.params.get("alpha", 2.0) < 1.5:
+        return
+    x, y = normal(1, 3), torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64, requires_grad=True)
+    loss = lambda y: sm.fenchel_young_loss(x, y, map=case.map, reduction="sum", **case.params)
+    (slope,) = torch.autograd.grad(loss(y), y)
+    step = torch.tensor([[-1.0, 0.0, 1.0]], dtype=torch.float64)
+    change = (loss(y.detach() + 1e-8 * step) - loss(y.detach())) / 1e-8
+    torch.testing.assert_close((slope * step).sum(), change, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("shape", "rows_shape"), SHAPES, ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])

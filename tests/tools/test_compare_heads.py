@@ -46,7 +46,7 @@ from softmaxima.experiments.heads_tasks import Reached, Task
 from softmaxima.experiments.heads_text import BASELINE, RUN, SHARE, WORD, NextWord, runs, text_task
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.report.columns import write_files
-from softmaxima.report.compare_heads import FILES, columns, explanations, markdown, page, reservations, sentence
+from softmaxima.report.compare_heads import FILES, columns, explanations, markdown, note, page, reservations, sentence
 from softmaxima.report.compare_heads_figures import figures
 
 BY_NAME = {head.name: head for head in HEADS}
@@ -367,6 +367,7 @@ def test_equal_cosines_count_half() -> None:
     assert pairs_in_order(torch.ones(4, 4).fill_diagonal_(-2), torch.tensor([0, 0, 1, 1])).tolist() == [0.5] * 4
 
 
+@pytest.mark.exhaustive
 def test_memory_is_that_of_a_step_in_a_process_of_its_own() -> None:
     """Of 256 rows and 3000 classes a full softmax holds scores and gradients, of 3 MiB and 1.5 MiB at least."""
     counts = 1e4 / torch.arange(1.0, 3001)
@@ -475,13 +476,14 @@ def replace_windows(task: NextWord, windows: Tensor, held: Tensor) -> NextWord:
     return NextWord(task.title, task.heads, windows, held, task.counts, (), "")
 
 
-def study_of(task: Task, measure: str, levels: dict[str, float], seeds: int = 5, step: dict[str, float] | None = None) -> Study:
-    """Of results that are so good in that measure, with little chance in it."""
+def study_of(
+    task: Task, measure: str, levels: dict[str, float], seeds: int = 5, step: dict[str, float] | None = None, noise: float = 0.002
+) -> Study:
+    """Of results that are so good in that measure, with so much chance in it."""
     random = np.random.default_rng(0)
 
     def run(name: str) -> Run:
-        noise = random.normal(0, 0.002, 16)
-        batches = tuple((levels[name] + noise).tolist())
+        batches = tuple((levels[name] + random.normal(0, noise, 16)).tolist())
         reached = Reached({measure: float(np.mean(batches))}, {measure: batches}, {measure: 500})
         seconds = (step or {}).get(name, 1.0) * (1 + random.normal(0, 0.001))
         return Run(reached, seconds, seconds, seconds)
@@ -512,6 +514,18 @@ def test_a_head_is_taken_where_it_is_better_and_never_one_of_torch(change: dict[
     assert verdict.headline == headline
     assert words in verdict.reason
     assert (verdict.taken is None) == (headline == "Nothing to choose")
+
+
+def test_intervals_of_a_column_hold_together_with_those_of_what_was_not_trained() -> None:
+    """Also of all rows that are the same: the note says as many of them as the interval reaches."""
+    levels = {"softmax": 0.90, "sparsemax": 0.90, FREQUENCIES: 0.90, PIXELS: math.nan}
+    finding = said(digits(), "accuracy", levels, noise=0.0)
+    assert finding.family == len(finding.results) - 1
+    question = finding.task.questions[1]
+    gains = [finding.gain(result, question) for result in (finding.of("sparsemax"), finding.of(FREQUENCIES))]
+    assert [gain.same for gain in gains] == [True, True]
+    assert gains[0] == gains[1]
+    assert f"up to {math.ceil(500 * gains[0].reach)} of as many new ones" in note(finding, columns(finding))
 
 
 def test_what_is_faster_for_certain_is_told_with_its_price() -> None:

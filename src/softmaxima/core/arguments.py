@@ -127,9 +127,16 @@ def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], d
     tensor = as_tensor(name, what, value)
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name}: {what} must be real, got {tensor.dtype}")
-    if is_concrete(tensor) and not bool(valid(tensor).all()):
-        raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {float(tensor.detach()[~valid(tensor)][0])}")
+    if is_concrete(tensor) and not bool((right := valid(values := tensor.detach().double())).all()):
+        raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {float(values[~right][0])}")
     return tensor
+
+
+def scale_of(scores: torch.dtype) -> tuple[Callable[[Any], Any], str]:
+    """(valid, domain) of a scale of scores: a positive number whose reciprocal is one too, in the dtype that computes them."""
+    dtype = COMPUTE_DTYPE[scores]
+    least = torch.finfo(dtype).tiny
+    return lambda c: (c >= least) & (c <= 1 / least), f"positive, from {least:.2g} to {1 / least:.2g} for scores in {dtype}"
 
 
 def check_per_row(

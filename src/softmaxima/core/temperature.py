@@ -17,8 +17,8 @@ def is_one(tau: float | Tensor) -> bool:
 
 def tempered(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """z = x/τ, −∞ where masked: in the compute dtype, and in double where τ is not 1."""
-    z = x.to(COMPUTE_DTYPE[x.dtype]) if is_one(tau) else quotient(x.double(), tau)
-    return z if where is None else z.masked_fill(~where, -math.inf)
+    z = x.to(COMPUTE_DTYPE[x.dtype]) if is_one(tau) else x.double()
+    return quotient(z if where is None else z.masked_fill(~where, -math.inf), tau)
 
 
 def anchored(x: Tensor, tau: float | Tensor, where: Tensor | None, used: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from softmaxima.core.arguments import like_input
 from softmaxima.core.numbers import check_count
 from softmaxima.core.tracing import may_differentiate, sizes
-from softmaxima.heads.labelled import HELD, Rows, slices, unrounded
+from softmaxima.heads.arguments import unrounded
+from softmaxima.heads.labelled import HELD, Rows, slices
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 
 

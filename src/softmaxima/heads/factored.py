@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input, scale_of
 from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import TEMPERATURE, check_choice, check_count, check_int
+from softmaxima.core.numbers import check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_targets, check_weight
-from softmaxima.heads.labelled import unrounded
+from softmaxima.heads.arguments import check_hidden, check_targets, check_weight, unrounded
 from softmaxima.losses._classification import REDUCTIONS, Batch, check_class_weight
 
 
@@ -67,7 +66,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         super().__init__()
         name = type(self).__name__
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
-        tau = check_value(name, "temperature", temperature, *TEMPERATURE)
+        tau = check_value(name, "temperature", temperature, *scale_of(dtype))
         if isinstance(tau, Tensor) and tau.numel() != 1:
             raise ValueError(
                 f"{name}: temperature must be one number, got a tensor of shape {tuple(tau.shape)}; divide hidden by it"

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_of
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
 from softmaxima.core.tracing import is_concrete, may_differentiate, sizes, transforming
+from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.corrections import CORRECTIONS, check_log_q, check_removal, target_correction
-from softmaxima.heads.labelled import HELD, slices, unrounded
+from softmaxima.heads.labelled import HELD, slices
 from softmaxima.losses._classification import REDUCTIONS
 from softmaxima.losses.cross_entropy import cross_entropy
 
@@ -128,7 +129,7 @@ def as_batch(name: str, queries: Any, items: Any, item_ids: Any, temperature: An
             f"{name}: items must be one for each query, {q.dtype} of shape {sizes(q)} as queries are, got {v.dtype} of {sizes(v)}"
         )
     ids = None if item_ids is None else _check_each(name, "item_ids", item_ids, q, floating=False)
-    tau = check_value(name, "temperature", temperature, *TEMPERATURE)
+    tau = check_value(name, "temperature", temperature, *scale_of(q.dtype))
     if isinstance(tau, Tensor):
         if tau.numel() != 1:
             raise ValueError(f"{name}: temperature must be one number, got shape {sizes(tau)}; divide queries by one for each row")

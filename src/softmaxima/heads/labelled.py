@@ -2,9 +2,7 @@ r"""The scores s = (W h + b)/τ of a linear layer for rows of hidden states, and
 
 from __future__ import annotations
 
-import contextlib
 import math
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_temperature, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, like_input, scale_of
 from softmaxima.core.numbers import check_choice, check_int
 from softmaxima.core.tracing import may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import check_bias, check_hidden, check_targets, check_weight
@@ -151,9 +149,10 @@ class Labelled:
 def as_rows(name: str, hidden: Any, weight: Any, bias: Any, temperature: Any) -> Rows:
     """Checked."""
     states = check_hidden(name, hidden)
-    layer = check_weight(name, weight, states)
-    column = check_bias(name, bias, layer)
-    tau = check_temperature(name, temperature, states, states.ndim - 1)
+    check_bias(name, bias, check_weight(name, weight, states))
+    # As they are: under autocast the checks widen them, and torch has no sparse gradient through that.
+    layer, column = as_tensor(name, "weight", weight), None if bias is None else as_tensor(name, "bias", bias)
+    tau = check_per_row(name, "temperature", temperature, states, states.ndim - 1, *scale_of(states.dtype))
     *shape, features = sizes(states)
     wide = COMPUTE_DTYPE[states.dtype]
     if isinstance(tau, Tensor):
@@ -179,8 +178,3 @@ def as_labelled(
 def slices(count: int, at_once: int) -> list[slice]:
     """0, …, count − 1 in parts; one part of nothing."""
     return [slice(first, min(first + at_once, count)) for first in range(0, max(count, 1), at_once)]
-
-
-def unrounded(x: Tensor) -> AbstractContextManager[Any]:
-    """Products of the dtype that x has, also under autocast: log Q is larger than what bfloat16 tells apart."""
-    return contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

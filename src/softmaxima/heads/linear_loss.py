@@ -3,14 +3,14 @@ r"""linear_loss: any loss of the scores x = c·tanh((W h + b)/c)/τ of a linear 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value, like_input
+from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value, like_input, scale_of
 from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.modules import OptionsModule, WithOptions
 from softmaxima.core.numbers import (
@@ -77,7 +77,8 @@ def linear_loss(
         softcap: c > 0; None leaves the scores as they are.
         ignore_index, label_smoothing, reduction: as for `cross_entropy`; class_weight is its `weight`. Of a Fenchel–Young loss
             ("sparsemax", "entmax15") a row of the label t counts w_t, smoothed or not; of the others Σ_c w_c y_c.
-        z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy.
+        z_loss: z ≥ 0 adds z·V(x)² to each row's loss, before the weight of the row, where ∂V/∂x = p: LSE(x) for cross-entropy, of
+            whose targets those with the score −∞ count neither in it nor in the gradient.
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
             a time too, for a layer of which not even the scores of a few rows are to be held: about twelve arrays of that size in
             float64, with the scores computed anew for each pass over them, at ten times the time and more. It goes without
@@ -125,8 +126,8 @@ def linear_loss(
         chunk=chunk,
         outputs=outputs,
         bias=check_bias(name, bias, layer),
-        tau=check_value(name, "temperature", temperature, *scale_of(states)),
-        softcap=None if softcap is None else check_number(name, "softcap", softcap, *scale_of(states)),
+        tau=check_value(name, "temperature", temperature, *scale_of(states.dtype)),
+        softcap=None if softcap is None else check_number(name, "softcap", softcap, *scale_of(states.dtype)),
         z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
     )
 
@@ -251,13 +252,6 @@ def _one_a_row(name: str, what: str, value: Any, hidden: Tensor) -> Any:
         repair = f"; call {what}.unsqueeze(-1)" if broadcasts(value, shape[:-1]) else ""
         raise ValueError(f"{name}: {what} must be a number, or broadcast to {shape}, one a row, got shape {sizes(value)}{repair}")
     return value.expand(shape).reshape(-1, 1)
-
-
-def scale_of(hidden: Tensor) -> tuple[Callable[[Any], Any], str]:
-    """(valid, domain) of a scale of scores: a positive number whose reciprocal is one too, in the dtype of scores."""
-    dtype = COMPUTE_DTYPE[hidden.dtype]
-    least = torch.finfo(dtype).tiny
-    return lambda c: (c >= least) & (c <= 1 / least), f"positive, from {least:.2g} to {1 / least:.2g} for scores in {dtype}"
 
 
 def _number(value: Any) -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, like_input
+from softmaxima.core.arguments import as_tensor, like_input, scale_of
 from softmaxima.core.modules import WithOptions
 from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight
-from softmaxima.heads.linear_loss import ask, find_loss, scale_of
+from softmaxima.heads.linear_loss import ask, find_loss
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
 from softmaxima.losses.margin import ANGLES, COSINES
@@ -68,7 +68,7 @@ def margin_softmax_loss(
     name = "margin_softmax_loss"
     moved = check_margin(name, kind, margin)
     centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
-    scale = check_number(name, "scale", scale, *scale_of(states))
+    scale = check_number(name, "scale", scale, *scale_of(states.dtype))
     layer = check_weight(name, weight, states)
     if sizes(layer)[0] % centres:
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
@@ -166,6 +166,7 @@ class MarginSoftmax(WithOptions, nn.Module):
 
     def cosines(self, hidden: Tensor) -> Tensor:
         """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""
-        states = check_hidden(type(self).__name__, hidden, sizes(self.weight)[1])
+        states = check_hidden(type(self).__name__, hidden)
+        check_weight(type(self).__name__, self.weight, states)
         products = torch.matmul(unit(states), unit(self.weight).T)
         return like_input(products.unflatten(-1, (-1, self.options["centres"])).amax(-1), hidden)

@@ -12,6 +12,7 @@ from torch import Tensor
 from softmaxima.core.routing import is_native
 from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
+from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.class_parts import add_part
 from softmaxima.heads.products import LayerGradients, inverse_norms, put_scores
 from softmaxima.heads.request import Request, composed, composed_outputs, in_double, loss_of_log, of_rows
@@ -70,15 +71,16 @@ class Pass:
 
     def run(self) -> Pass:
         memory: dict[str, Tensor] = {}
-        for span in self.spans():
+        with unrounded(self.request.hidden):
+            for span in self.spans():
 
-            def room(name: str, columns: int, rows: int = span.stop - span.start) -> Tensor:
-                if name not in memory:  # the first part is the largest
-                    memory[name] = self.request.hidden.new_empty((rows, columns), dtype=self.request.dtype)
-                return memory[name][:rows]
+                def room(name: str, columns: int, rows: int = span.stop - span.start) -> Tensor:
+                    if name not in memory:  # the first part is the largest
+                        memory[name] = self.request.hidden.new_empty((rows, columns), dtype=self.request.dtype)
+                    return memory[name][:rows]
 
-            self._add(span, room)
-        self.of_layer.finish()
+                self._add(span, room)
+            self.of_layer.finish()
         return self
 
     def gradients(self) -> Iterator[Tensor]:
@@ -107,7 +109,9 @@ class Pass:
             x, chosen = products.view(rows, classes, request.centres).max(-1)
         if cap is not None:
             bent = x.div_(cap).tanh_()
-            x = torch.mul(bent, cap / number, out=room("capped", classes))
+            x = torch.mul(bent, cap, out=room("capped", classes))  # c/τ may be beyond the dtype where x/τ is not
+            if number != 1.0:
+                x.div_(number)
         if isinstance(part.tau, Tensor):
             x.div_(part.tau.to(x.dtype))
         part = part.with_scores(x)

@@ -15,6 +15,7 @@ from softmaxima.core.contract import Map, find_map
 from softmaxima.core.routing import is_native
 from softmaxima.core.temperature import quotient
 from softmaxima.core.tracing import sizes
+from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.margins import Margin
 from softmaxima.losses._classification import REGISTRY, Batch, Evaluation, Loss
 from softmaxima.losses.fenchel_young import class_params, conjugate
@@ -117,7 +118,8 @@ def compose(request: Request) -> Tensor:
     """The reduced loss in the dtype of hidden, or [1 + outputs, rows] in the compute dtype."""
     dtype, tau, cap = request.dtype, request.tau, request.softcap
     weight = request.weight.to(dtype)
-    scores = torch.mm(request.hidden.to(dtype), (unit(weight) if request.unit else weight).T)
+    with unrounded(weight):
+        scores = torch.mm(request.hidden.to(dtype), (unit(weight) if request.unit else weight).T)
     if request.centres > 1:
         scores = scores.unflatten(-1, (-1, request.centres)).amax(-1)
     scores = scores if request.bias is None else scores + request.bias.to(dtype)

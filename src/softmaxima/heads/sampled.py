@@ -15,9 +15,10 @@ from torch import Tensor
 
 from softmaxima.core.numbers import check_choice, check_flag
 from softmaxima.core.randomness import Randomness
+from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.candidates import Drawing, as_drawing
 from softmaxima.heads.corrections import CORRECTIONS, check_removal, target_correction
-from softmaxima.heads.labelled import as_labelled, unrounded
+from softmaxima.heads.labelled import as_labelled
 from softmaxima.heads.sampling_head import SamplingHead
 from softmaxima.losses.cross_entropy import cross_entropy
 

@@ -170,7 +170,8 @@ def fenchel_young_loss(
         The others: as for `cross_entropy`. Rows of target probabilities must sum to 1.
 
     Returns and raises as `cross_entropy`; where a target's class has the score −∞, the loss is +∞ and its gradient p − y at the
-    other scores. Cost: the map, and one more read.
+    other scores. A target probability of 0 that requires grad gets Ω′(0) − x_c, with 0 for the Ω′(0) = −∞ of softmax and elastic
+    softmax. Cost: the map, and one more read.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([[2.0, 0.0, -1.0]])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_device, like_input
+from softmaxima.core.arguments import Array, as_scores, check_device, like_input, scale_of
 from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
@@ -61,7 +61,8 @@ def margin_loss(
     name: str,
     angular: bool,
     margin: float,
-    scale: float,
+    what: str,
+    given: Any,
     input: Any,
     target: Any,
     class_vectors: Any,
@@ -70,8 +71,10 @@ def margin_loss(
     reduction: str,
     label_smoothing: float,
 ) -> Any:
-    """The cross-entropy of scale · cosines, the target's with its margin."""
+    """The cross-entropy of scale · cosines, the target's with its margin; what is given is a scale, or a temperature 1/scale."""
     cosines = as_scores(name, input)
+    scale = check_number(name, what, given, *scale_of(cosines.dtype))
+    scale = scale if what == "scale" else 1 / scale
     limit = 1 + 4 * torch.finfo(cosines.dtype).eps
     if class_vectors is not None:
         vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
@@ -159,8 +162,8 @@ def am_softmax_loss(
     """
     name = "am_softmax_loss"
     margin = check_number(name, "margin", margin, *COSINES)
-    scale = 1 / check_one_temperature(name, temperature)
-    return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    return margin_loss(name, False, margin, "temperature", temperature, *shared)
 
 
 def cosface(
@@ -185,8 +188,8 @@ def cosface(
     """
     name = "cosface"
     margin = check_number(name, "margin", margin, *COSINES)
-    scale = check_positive(name, "scale", scale)
-    return margin_loss(name, False, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    return margin_loss(name, False, margin, "scale", scale, *shared)
 
 
 def arcface(
@@ -219,8 +222,8 @@ def arcface(
     """
     name = "arcface"
     margin = check_number(name, "margin", margin, *ANGLES)
-    scale = check_positive(name, "scale", scale)
-    return margin_loss(name, True, margin, scale, input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, class_vectors, weight, ignore_index, reduction, label_smoothing)
+    return margin_loss(name, True, margin, "scale", scale, *shared)
 
 
 class _MarginModule(LossModule):

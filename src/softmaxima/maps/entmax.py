@@ -80,10 +80,11 @@ def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def tsallis(p: Tensor, alpha: float | Tensor) -> Tensor:
-    """Ω_α(p) = Σ p (p^β − 1)/(αβ), and Σ p log p at α = 1."""
-    _, log_p = log_on_support(p)
-    terms = p * log_p * expm1_ratio((alpha - 1) * log_p) / alpha
-    return terms.sum(-1)
+    """Ω_α(p) = Σ p (p^β − 1)/(αβ), and Σ p log p at α = 1, of which 0 has no slope."""
+    support, log_p = log_on_support(p)
+    beta = torch.as_tensor(alpha - 1, dtype=p.dtype, device=p.device)
+    at_zero = torch.where(beta == 0, 0.0, -1 / beta.where(beta != 0, 1.0))
+    return (p * torch.where(support, log_p * expm1_ratio(beta * log_p), at_zero) / alpha).sum(-1)
 
 
 def alpha_regulariser_gradient(p: Tensor, alpha: float | Tensor) -> Tensor:

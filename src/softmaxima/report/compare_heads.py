@@ -392,11 +392,12 @@ def meanings(shown: Sequence[Column[Result]]) -> dict[str, str]:
 
 def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
     """On the columns of a task that are shown, beside the caption."""
-    questions, softmax = finding.task.questions, finding.softmax
-    found = [cut_note([finding.gain(result, question) for result in finding.others], question.metric) for question in questions]
-    if any(column.cell(result) == SAME for column in shown for result in finding.results):
-        rows = min(run.reached.rows[question.measure] for run in softmax.runs for question in questions)
-        found.append(same_note(rows, len(finding.others)))
+    found, shows_same = [], any(column.cell(result) == SAME for column in shown for result in finding.results)
+    for question in finding.task.questions:
+        gains = [finding.gain(result, question) for result in finding.results if result is not finding.softmax]
+        found.append(cut_note(gains, question.metric))
+        if shows_same and any(gain.same for gain in gains):
+            found.append(same_note(min(run.reached.rows[question.measure] for run in finding.softmax.runs), finding.family))
     return " ".join(dict.fromkeys(filter(None, found)))
 
 
