@@ -1,0 +1,550 @@
+"""calibrate_temperature: argmin over b = 1/τ of the mean of log Σ_c exp(b x_c) − b x_t, and the same of affine scores.
+
+f(b) is convex, with f'(b) = mean ⟨p, x⟩ − x_t and f''(b) = mean Var_p(x). With d = x − max x ≤ 0 the optimum is where
+
+    M(b) = −mean ⟨p, d⟩   and   T = −mean d_t   are equal,
+
+M falling from b = 0 on. Newton's steps are those of log M = log T, b ← b + log(M/T) M/f'': M falls like e^{−mb} where most rows are
+right, of which one step finds the root, and each step is longer than that of f' = 0 without overshooting where that does not. A
+bracket holds the root, so that no step can leave it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_scores, check_values, check_where, like_input
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE, InputError, check_choice, check_number
+from softmaxima.maps.softmax import softmax
+from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_weight
+
+KINDS = ("temperature", "per_class", "vector", "matrix")
+BLOCK = 2**18  # scores that are looked at at a time
+KEPT = 2**24  # scores up to which the blocks are kept between passes
+ROUNDED = 2e-14  # |M − T|/(M + T) that is rounding
+PASSES = 200  # a bracket halves to neighbouring numbers in fewer
+STEPS = 100  # of Newton for several parameters
+
+
+class NoOptimumError(InputError):
+    """The log loss has no least value at a finite positive temperature; `limit` is where it falls to: 0, ∞, or NaN for anywhere."""
+
+    limit: float = math.nan
+
+    @classmethod
+    def at(cls, limit: float, message: str) -> NoOptimumError:
+        error = cls(message)
+        error.limit = limit
+        return error
+
+
+@dataclass(frozen=True, eq=False)
+class TemperatureCalibration:
+    """The temperature of least log loss. Called with logits it gives probabilities, softmax(x/τ).
+
+    Attributes:
+        temperature: τ, in the unit of the logits.
+        before: what softmax(x) is worth on the rows that it was fitted to.
+        after: what softmax(x/τ) is worth there.
+        steps: passes over the rows.
+        bound: "minimum" or "maximum", where τ is that because the log loss falls on beyond it; None for the optimum.
+        label_smoothing: ε of the labels that it was fitted to.
+
+    >>> import torch, softmaxima as sm
+    >>> calibration = sm.calibrate_temperature(torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 0, 1]))
+    >>> calibration(torch.tensor([4.0, 0.0]))
+    tensor([0.6667, 0.3333])
+    """
+
+    temperature: float
+    before: Reliability
+    after: Reliability
+    steps: int
+    bound: str | None = None
+    label_smoothing: float = 0.0
+
+    kind = "temperature"
+
+    def __call__(self, logits: Array, *, where: Any = None) -> Array:
+        """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
+        if math.isinf(self.temperature):
+            x = as_scores("calibration", logits, "logits")
+            return like_input(softmax(torch.where(x > -math.inf, 0.0, x), where=where), logits)
+        return softmax(logits, temperature=self.temperature, where=where)
+
+
+@dataclass(frozen=True, eq=False)
+class ScalingCalibration:
+    """Factors of least log loss. Called with logits it gives probabilities, softmax(W x̃ + a), x̃ being x less its row's mean.
+
+    Attributes:
+        kind: "per_class", "vector" or "matrix".
+        weight: W, [classes] of the first two, which is its diagonal: 1/τ_c; [classes, classes] of a matrix. float64.
+        bias: a [classes] float64; None of "per_class".
+        before, after, steps, label_smoothing: as of `TemperatureCalibration`.
+        penalty: λ of the fit.
+
+    >>> import torch, softmaxima as sm
+    >>> x, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 1, 1, 1])
+    >>> calibration = sm.calibrate_scaling(x, labels, "vector", label_smoothing=0.1)
+    >>> calibration(x[1:3])
+    tensor([[0.5000, 0.5000],
+            [0.0500, 0.9500]])
+    """
+
+    kind: str
+    weight: Tensor
+    bias: Tensor | None
+    before: Reliability
+    after: Reliability
+    steps: int
+    penalty: float = 0.0
+    label_smoothing: float = 0.0
+
+    def __call__(self, logits: Array, *, where: Any = None) -> Array:
+        """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
+        x = as_scores("calibration", logits, "logits")
+        if x.shape[-1:] != self.weight.shape[-1:]:
+            raise InputError(f"calibration: logits must be of {len(self.weight)} classes, got shape {tuple(x.shape)}")
+        allowed = x > -math.inf
+        if (mask := check_where("calibration", where, x)) is not None:
+            allowed = allowed & mask
+        allowed = None if bool(allowed.all()) else allowed
+        z = _affine(_centred(x.double(), allowed), self.weight.to(x.device), None if self.bias is None else self.bias.to(x.device))
+        return like_input(softmax(z, where=allowed).to(x.dtype), logits)
+
+
+Calibration = TemperatureCalibration | ScalingCalibration
+
+
+def calibrate_temperature(
+    logits: Any,
+    labels: Any,
+    *,
+    where: Any = None,
+    weight: Any = None,
+    label_smoothing: float = 0.0,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> TemperatureCalibration:
+    """The temperature τ > 0 for which softmax(x/τ) has the least log loss on rows whose class is known.
+
+    Give it rows that the model did not learn from. The mean of log Σ_c exp(x_c/τ) − x_t/τ is convex in 1/τ, so that its optimum is
+    the only one; it is found to the rounding of float64. Adding to all logits of a row changes nothing, and c-fold logits have c τ.
+
+    Args:
+        logits: x [..., classes], tensor or array of any floating dtype; −∞ is a class that is left out. Of probabilities give log p.
+        labels: [...] ints, the index of each row's class.
+        where: boolean, broadcasts to x; False leaves a class out.
+        weight: [...] how much each row counts, ≥ 0; None: all alike.
+        label_smoothing: ε in [0, 1): the label counts 1 − ε, and ε is shared by all classes that are not left out.
+        minimum: the least τ to take, in place of an error where the log loss falls on towards τ = 0.
+        maximum: the largest, which may be ∞, where it falls on towards τ = ∞.
+
+    Returns:
+        A `TemperatureCalibration`, which makes probabilities of logits and has what they are worth before and after.
+
+    Raises:
+        TypeError: for what is no array or has a wrong dtype.
+        ValueError: where shapes do not fit, there are no rows or one class, a logit is NaN or +∞, the score of a label is left out,
+            or no temperature is best: every label has the highest score (τ → 0; give `minimum` or `label_smoothing`), labels have no
+            higher scores than the average class (τ → ∞; look whether labels and columns are in one order, or give `maximum`), or
+            all scores of each row are equal.
+
+    Cost: about 5 to 10 passes over the logits, in float64, a block of rows at a time; one copy of up to 2²⁴ logits in float64.
+
+    Source: Guo, Pleiss, Sun & Weinberger (2017), arXiv:1706.04599.
+
+    >>> import torch, softmaxima as sm
+    >>> x = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])  # surer than two of three are right
+    >>> sm.calibrate_temperature(x, torch.tensor([0, 0, 1])).temperature  # 4 / log 2
+    5.770780163555853
+    """
+    name = "calibrate_temperature"
+    least = _bound(name, "minimum", minimum, 0.0, finite=True)
+    most = _bound(name, "maximum", maximum, math.inf, finite=False)
+    if least > most:
+        raise InputError.of_argument(name, "minimum", f"must be at most maximum, {most:g}, got {least:g}")
+    rows = _checked(name, logits, labels, where, weight, label_smoothing)
+    try:
+        tau, steps = _best_temperature(name, rows)
+    except NoOptimumError as error:
+        steps, tau = 1, error.limit
+        if not ((tau == 0 and minimum is not None) or (tau == math.inf and maximum is not None)):
+            raise
+    bound = "minimum" if tau < least or tau == 0 else "maximum" if tau > most or math.isinf(tau) else None
+    tau = min(max(tau, least), most)
+    before, after = rows.reliability(lambda x, allowed: x), rows.reliability(lambda x, allowed: x / tau)
+    return TemperatureCalibration(tau, before, after, steps, bound, rows.smoothing)
+
+
+def calibrate_scaling(
+    logits: Any,
+    labels: Any,
+    kind: str = "temperature",
+    *,
+    where: Any = None,
+    weight: Any = None,
+    label_smoothing: float = 0.0,
+    penalty: float = 0.0,
+) -> TemperatureCalibration | ScalingCalibration:
+    """The affine scores z of least log loss of softmax(z), on rows whose class is known.
+
+    With x̃ the logits less the mean of their row, so that logits and log-probabilities give the same,
+
+        temperature   z = x/τ                                      1 number, as `calibrate_temperature`
+        per_class     z_c = x̃_c/τ_c                                n
+        vector        z_c = x̃_c/τ_c + a_c                          2n
+        matrix        z = W x̃ + a                                  n² + n
+
+    which minimise mean(log Σ_c exp z_c − z_t) + λ (mean over c ≠ d of W_cd² + mean over c of a_c²). Only the first keeps the order of
+    the classes in a row; with n classes the last needs many times n² rows, or a penalty (ODIR, of Kull et al.).
+
+    Args:
+        logits, labels, where, weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for others.
+        kind: one of the four.
+        penalty: λ ≥ 0, for what has a bias or a matrix. The diagonal is free.
+
+    Returns:
+        A `ScalingCalibration`, or for "temperature" a `TemperatureCalibration`.
+
+    Raises:
+        TypeError, ValueError: as `calibrate_temperature`, or where the least log loss is not reached by finite numbers, as where a
+            class has no rows, or some can be told from all others: give `penalty` or `label_smoothing`.
+
+    Cost: Newton's steps, each by conjugate gradients: some ten to some thousand products of the logits with n or n × n numbers, in
+    float64, with O(rows · classes) memory.
+
+    Source: Guo, Pleiss, Sun & Weinberger (2017), arXiv:1706.04599; Kull, Perello-Nieto, Kängsepp, Silva Filho, Song & Flach (2019),
+    arXiv:1910.12656.
+
+    >>> import torch, softmaxima as sm
+    >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    >>> found = sm.calibrate_scaling(x, torch.tensor([0, 1, 1, 1, 0]), "vector")
+    >>> found(x[::2])[:, 0]  # as often as it was so
+    tensor([0.5000, 0.3333, 0.3333])
+    """
+    name = "calibrate_scaling"
+    check_choice(name, "kind", kind, KINDS)
+    strength = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
+    if strength and kind in KINDS[:2]:
+        raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and kind {kind!r} has none; leave it out")
+    if kind == "temperature":
+        return calibrate_temperature(logits, labels, where=where, weight=weight, label_smoothing=label_smoothing)
+    rows = _checked(name, logits, labels, where, weight, label_smoothing)
+    factors, bias, steps = _best_scaling(name, rows, kind, strength)
+    before = rows.reliability(lambda x, allowed: x)
+    after = rows.reliability(lambda x, allowed: _affine(_centred(x, allowed), factors, bias))
+    return ScalingCalibration(kind, factors, bias, before, after, steps, strength, rows.smoothing)
+
+
+def calibrate_safely(logits: Any, labels: Any, kind: str, *, weight: Any = None, penalty: float = 0.0) -> tuple[Calibration, str]:
+    """The same where there is none best, as cross-validation needs, and what was done, or "".
+
+    Where labels can be told without fault, they are smoothed as Platt's are: of n rows all of which are right a new one is with
+    (n + 1)/(n + 2). Where scores tell nothing τ = ∞, and where there are no differences of scores τ = 1.
+    """
+    try:
+        return calibrate_scaling(logits, labels, kind, weight=weight, penalty=penalty), ""
+    except NoOptimumError as error:
+        if math.isinf(error.limit):
+            told = "the scores tell no more than chance, so that all classes get the same probability"
+            return calibrate_temperature(logits, labels, weight=weight, maximum=math.inf), told
+        rows, classes = math.prod(logits.shape[:-1]), logits.shape[-1]
+        smoothing = min(0.5, classes / ((classes - 1) * (rows + 2)))
+        told = f"the scores tell classes without fault; fitted as if one of {rows + 2} rows were wrong"
+        try:
+            return calibrate_scaling(logits, labels, kind, weight=weight, penalty=penalty, label_smoothing=smoothing), told
+        except NoOptimumError:
+            told = "the scores of each row are equal, which no temperature changes"
+            return calibrate_temperature(logits, labels, weight=weight, minimum=1.0, maximum=1.0), told
+
+
+# What is fitted to --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows that were checked, those of weight 0 left out."""
+
+    x: Tensor  # [rows, n], as it came
+    labels: Tensor  # [rows]
+    weight: Tensor | None  # [rows] float64
+    allowed: Tensor | None  # [rows, n], where some are left out
+    smoothing: float
+
+    @property
+    def shares(self) -> Tensor:
+        """[rows] float64 that sum to 1."""
+        if self.weight is None:
+            return torch.full((len(self.x),), 1 / len(self.x), dtype=torch.float64, device=self.x.device)
+        weight = self.weight / self.weight.max()
+        return weight / weight.sum()
+
+    def blocks(self) -> Iterator[slice]:
+        height = max(1, BLOCK // self.x.shape[-1])
+        return (slice(start, start + height) for start in range(0, len(self.x), height))
+
+    def target(self, z: Tensor, part: slice = slice(None)) -> Tensor:
+        """(1 − ε) z_t + ε mean z, of scores [rows, n] that are 0 where they are left out."""
+        own = z.gather(-1, self.labels[part, None]).squeeze(-1)
+        if not self.smoothing:
+            return own
+        count = z.shape[-1] if self.allowed is None else self.allowed[part].sum(-1)
+        return (1 - self.smoothing) * own + self.smoothing * (z.sum(-1) / count)
+
+    def reliability(self, scores: Callable[[Tensor, Tensor | None], Tensor]) -> Reliability:
+        """Of softmax of what a function makes of the logits."""
+        parts = []
+        for part in self.blocks():
+            allowed = None if self.allowed is None else self.allowed[part]
+            z = scores(self.x[part].double(), allowed)
+            z = z if allowed is None else z.masked_fill(~allowed, -math.inf)
+            z = z - z.amax(-1, keepdim=True)
+            log_p = z - z.exp().sum(-1, keepdim=True).log()
+            target = self.labels[part]
+            parts.append(RowMeasures.of(log_p.exp(), log_p.gather(-1, target[:, None]).squeeze(-1), target))
+        return RowMeasures.together(parts).reliability(self.weight)
+
+
+def _checked(name: str, logits: Any, labels: Any, where: Any, weight: Any, smoothing: Any) -> _Rows:
+    epsilon = check_number(name, "label_smoothing", smoothing, lambda number: 0 <= number < 1, "from 0 to below 1")
+    x = check_values(name, "logits", as_scores(name, logits, "logits")).detach()
+    target = check_labels(name, labels, x, "logits")
+    mask, weights = check_where(name, where, x), check_weight(name, weight, x, "logits")
+    mask = None if mask is None else mask.expand(x.shape).reshape(-1, x.shape[-1])
+    x = x.reshape(-1, x.shape[-1])
+    if not bool((right := x < math.inf).all()):
+        row = int((~right).any(-1).nonzero()[0])
+        wrong = float(x[row][~right[row]][0])
+        raise InputError(f"{name}: logits must not be NaN or +∞, got {wrong} in row {row}; repair or leave out such rows")
+    allowed = x > -math.inf if mask is None else (x > -math.inf) & mask
+    if not bool((told := allowed.gather(-1, target[:, None]).squeeze(-1)).all()):
+        row = int((~told).nonzero()[0])
+        raise InputError(
+            f"{name}: the class of a row must not be left out by where or −∞, got label {int(target[row])} in row {row}, whose "
+            "log loss is infinite at every temperature; leave such rows out"
+        )
+    if weights is not None and not bool((counted := weights > 0).all()):
+        x, target, weights, allowed = x[counted], target[counted], weights[counted], allowed[counted]
+    return _Rows(x, target, weights, None if bool(allowed.all()) else allowed, epsilon)
+
+
+def _bound(name: str, what: str, value: Any, otherwise: float, finite: bool) -> float:
+    if value is None:
+        return otherwise
+    domain = "positive and finite, at least 2.3e-308" if finite else "positive, at least 2.3e-308"
+    return check_number(name, what, value, lambda tau: SMALLEST_TEMPERATURE <= tau and not (finite and math.isinf(tau)), domain)
+
+
+# A temperature ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Rows as passes read them: d = (x − max x)/unit ≤ 0, and 0 where a class is left out."""
+
+    d: Tensor  # [rows, n] float64
+    allowed: Tensor | None  # [rows, n]
+    target: Tensor  # [rows]
+    share: Tensor  # [rows]
+
+    def moments(self, b: float) -> tuple[Tensor, Tensor]:
+        """−⟨p, d⟩ and Var_p(d), each the sum over rows of its share."""
+        e = (self.d * b).exp_()
+        if self.allowed is not None:
+            e *= self.allowed
+        mass = e.sum(-1)
+        e *= self.d
+        mean = e.sum(-1) / mass
+        variance = torch.linalg.vecdot(e, self.d) / mass - mean * mean
+        return -torch.dot(mean, self.share), torch.dot(variance, self.share)
+
+
+def _best_temperature(name: str, rows: _Rows) -> tuple[float, int]:
+    """τ and the number of passes."""
+    exponent = _exponent(rows)
+    shares = rows.shares
+
+    def blocks() -> Iterator[_Block]:
+        for part in rows.blocks():
+            x = rows.x[part].double() * 2.0**-exponent
+            allowed = None if rows.allowed is None else rows.allowed[part]
+            if allowed is None:
+                d = x - x.amax(-1, keepdim=True)
+            else:
+                d = (x - x.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)).masked_fill(~allowed, 0.0)
+            yield _Block(d, allowed, rows.target(d, part), shares[part])
+
+    kept = list(blocks()) if rows.x.numel() <= KEPT else None
+
+    def passed(b: float) -> tuple[float, float]:
+        totals = [torch.stack(block.moments(b)) for block in kept or blocks()]
+        found, spread = torch.stack(totals).sum(0).tolist()
+        return found, spread
+
+    wanted = -float(sum(torch.dot(block.target, block.share) for block in kept or blocks()))  # T
+    found, spread = passed(0.0)
+    if found == 0:
+        raise NoOptimumError(
+            f"{name}: the scores of each row are equal, so that every temperature gives the same probabilities; give scores that "
+            "differ between classes"
+        )
+    if wanted == 0:
+        raise NoOptimumError.at(
+            0.0,
+            f"{name}: every row's label has the highest score, so that the log loss falls without end towards a temperature of 0; "
+            "give rows on which the model errs, or `minimum` or `label_smoothing`",
+        )
+    if wanted >= found:
+        raise NoOptimumError.at(
+            math.inf,
+            f"{name}: the labels' scores are no higher than the mean of their rows, so that the log loss falls towards an infinite "
+            "temperature; look whether labels and columns are in one order, or give `maximum`",
+        )
+    low, high, b = 0.0, math.inf, math.log(found / wanted) * found / spread
+    for number in range(2, PASSES):
+        found, spread = passed(b)
+        if abs(found - wanted) <= ROUNDED * (found + wanted):
+            break
+        low, high = (b, high) if found > wanted else (low, b)
+        step = math.log(found / wanted) * found / spread if found > 0 and spread > 0 else math.nan
+        before, b = b, b + step
+        if not low < b < high:  # NaN too
+            b = 4 * low if math.isinf(high) else (low + high) / 2
+        if abs(b - before) <= 2.0**-52 * before:
+            break
+    return _over(b, exponent), number
+
+
+def _over(b: float, exponent: int) -> float:
+    """2^exponent/b, in the range of temperatures."""
+    try:
+        return max(math.ldexp(1 / b, exponent), SMALLEST_TEMPERATURE)
+    except OverflowError:
+        return math.ldexp(1.0, 1023)
+
+
+def _exponent(rows: _Rows) -> int:
+    """A power of two that no score is beyond, in size, so that differences and their squares are numbers."""
+    x = rows.x if rows.allowed is None else rows.x.masked_fill(~rows.allowed, 0.0)
+    largest = float(x.abs().max())
+    return math.frexp(largest)[1] if largest else 0
+
+
+# Several numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _centred(x: Tensor, allowed: Tensor | None) -> Tensor:
+    """x less the mean of its row, 0 where a class is left out."""
+    if allowed is None:
+        return x - x.mean(-1, keepdim=True)
+    kept = x.masked_fill(~allowed, 0.0)
+    return (kept - kept.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~allowed, 0.0)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    z = x * weight if weight.ndim == 1 else x @ weight.mT
+    return z if bias is None else z + bias
+
+
+def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Tensor, Tensor | None, int]:
+    """W, a and the number of Newton's steps, each solved by conjugate gradients.
+
+    θ holds W and a of x̃ over its root mean square, and H of f is applied by two products with x̃: H v = pull(w p (u − ⟨p, u⟩)),
+    u = scores(v).
+    """
+    x = _centred(rows.x.double() * 2.0 ** -(exponent := _exponent(rows)), rows.allowed)  # [rows, n]
+    n, share = x.shape[-1], rows.shares
+    unit = float(x.square().mean().sqrt())
+    if not unit:
+        raise NoOptimumError(f"{name}: the scores of each row are equal; give scores that differ between classes")
+    x = x / unit
+    unit = unit * 2.0**exponent
+    shape = (n, n) if kind == "matrix" else (n,)
+    size = math.prod(shape)
+    strength = torch.zeros(size + n * (kind != "per_class"), dtype=x.dtype, device=x.device)  # of ½ s θ²
+    if kind == "matrix":
+        off = 2 * penalty / (n * (n - 1)) / unit / unit
+        strength[:size] = off * (1 - torch.eye(n, dtype=x.dtype, device=x.device)).flatten()
+    strength[size:] = 2 * penalty / n
+    hot = torch.zeros_like(x).scatter_(-1, rows.labels[:, None], 1.0)
+    if rows.smoothing:
+        even = torch.ones_like(x) if rows.allowed is None else rows.allowed.to(x.dtype)
+        hot = (1 - rows.smoothing) * hot + rows.smoothing * even / even.sum(-1, keepdim=True)
+
+    def scores(theta: Tensor) -> Tensor:
+        return _affine(x, theta[:size].view(shape), None if kind == "per_class" else theta[size:])
+
+    def pull(g: Tensor, x: Tensor = x) -> Tensor:
+        factors = (g * x).sum(0) if len(shape) == 1 else g.mT @ x
+        return factors.flatten() if kind == "per_class" else torch.cat((factors.flatten(), g.sum(0)))
+
+    def loss(theta: Tensor) -> tuple[float, Tensor]:
+        z = scores(theta)
+        z = z if rows.allowed is None else z.masked_fill(~rows.allowed, -math.inf)
+        log_mass = z.logsumexp(-1)
+        own = torch.where(hot > 0, hot * z, 0.0).sum(-1)
+        return float(torch.dot(share, log_mass - own) + (strength * theta.square()).sum() / 2), (z - log_mass[:, None]).exp()
+
+    theta = torch.zeros_like(strength)
+    try:
+        start = unit / _best_temperature(name, rows)[0]
+    except NoOptimumError:
+        start = 1.0
+    theta[:size] = (start * (torch.eye(n, dtype=x.dtype, device=x.device) if len(shape) == 2 else torch.ones_like(x[0]))).flatten()
+    value, p = loss(theta)
+    for number in range(1, STEPS + 1):
+        gradient = pull((p - hot) * share[:, None]) + strength * theta
+        rate = float(gradient.abs().max())
+        weighted = share[:, None] * p
+
+        def curvature(v: Tensor, p: Tensor = p, weighted: Tensor = weighted) -> Tensor:
+            u = scores(v)
+            return pull(weighted * (u - torch.linalg.vecdot(p, u)[:, None])) + strength * v
+
+        step = _solved(curvature, -gradient, pull(weighted * (1 - p), x.square()) + strength, min(0.1, math.sqrt(rate)))
+        if rate <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
+            break
+        slope = float(torch.dot(gradient, step))
+        length = 1.0
+        while length > 1e-10:
+            found, at = loss(theta + length * step)
+            if found <= value + 1e-4 * length * slope + 4e-16 * abs(value):
+                break
+            length /= 2
+        theta, value, p = theta + length * step, found, at
+    else:
+        raise NoOptimumError(
+            f"{name}: the log loss falls on without finite numbers that reach its least, as where a class has no rows or can be "
+            "told without fault; give more rows, `penalty` or `label_smoothing`"
+        )
+    return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
+
+
+def _solved(apply: Callable[[Tensor], Tensor], target: Tensor, diagonal: Tensor, tolerance: float) -> Tensor:
+    """v with apply(v) ≈ target, by conjugate gradients with the diagonal for a preconditioner; of a singular matrix one such v."""
+    scale = diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
+    v = torch.zeros_like(target)
+    rest = target.clone()
+    towards = rest / scale
+    direction, product = towards, float(torch.dot(rest, towards))
+    least = (tolerance**2) * product
+    for _ in range(2 * len(target) + 20):
+        image = apply(direction)
+        bend = float(torch.dot(direction, image))
+        if product <= least or not bend > 0:
+            break
+        length = product / bend
+        v = v + length * direction
+        rest = rest - length * image
+        towards = rest / scale
+        before, product = product, float(torch.dot(rest, towards))
+        direction = towards + (product / before) * direction
+    return v if bool(v.any()) else target / scale

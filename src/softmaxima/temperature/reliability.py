@@ -1,0 +1,199 @@
+"""reliability: whether probabilities mean what they say. ECE = Σ_b (rows in b/rows) |accuracy in b − mean max p in b|."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_values
+from softmaxima.core.numbers import InputError
+
+BINS = 15
+ROUNDING = 2**-7  # by which a sum of probabilities of bfloat16 may be beyond 1
+LABELS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The rows whose top probability lies in one of the equal widths of [0, 1]; of rows with weights the sums of those."""
+
+    rows: float
+    confidence: float  # Σ max p
+    hits: float  # rows with argmax p = t
+
+    def __add__(self, other: Bin) -> Bin:
+        return Bin(self.rows + other.rows, self.confidence + other.confidence, self.hits + other.hits)
+
+
+def which_bin(confidence: Tensor) -> Tensor:
+    """Of each top probability, where it lies."""
+    return (confidence.nan_to_num() * BINS).long().clamp_max(BINS - 1)
+
+
+def bins_of(confidence: Tensor, hits: Tensor, weight: Tensor | None = None) -> tuple[Bin, ...]:
+    """The bins of top probabilities [rows] float64, and of whether they were right [rows]."""
+    which = which_bin(confidence)
+
+    def sums(values: Tensor | None) -> list[float]:
+        weighted = weight if values is None else values if weight is None else values * weight
+        return torch.bincount(which, weighted, minlength=BINS).tolist()
+
+    rows, sure, right = sums(None), sums(confidence), sums(hits.double())
+    right = right if weight is not None else list(map(int, right))
+    return tuple(Bin(*each) for each in zip(rows, sure, right, strict=True))
+
+
+def calibration_error(bins: Sequence[Bin]) -> float:
+    """The expected calibration error of those bins."""
+    return sum(abs(bin.hits - bin.confidence) for bin in bins) / sum(bin.rows for bin in bins)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How probabilities did on rows whose class is known.
+
+    Attributes:
+        rows: how many; of rows with weights the sum of those.
+        accuracy: the share of rows whose most probable class is theirs; of equal ones the first counts.
+        calibration_error: ECE, Σ_b (rows in b/rows) · |accuracy in b − mean max p in b| over 15 bins of equal width in max p. Few
+            rows bias it upwards.
+        brier: the mean of Σ_c (p_c − y_c)², from 0 to 2.
+        log_loss: the mean of −log p_t in nats; ∞ where a p_t is 0.
+        bins: rows, Σ max p and hits of each bin.
+    """
+
+    rows: float
+    accuracy: float
+    calibration_error: float
+    brier: float
+    log_loss: float
+    bins: tuple[Bin, ...]
+
+    def __str__(self) -> str:
+        return f"log loss {self.log_loss:.4f} nats, Brier {self.brier:.4f}, calibration error {100 * self.calibration_error:.2f} %"
+
+
+@dataclass(frozen=True)
+class RowMeasures:
+    """What each row adds, [rows] float64."""
+
+    confidence: Tensor
+    hits: Tensor
+    brier: Tensor
+    log_loss: Tensor
+
+    @classmethod
+    def of(cls, p: Tensor, log_p_target: Tensor, labels: Tensor) -> RowMeasures:
+        """Of p [rows, classes] float64."""
+        confidence, predicted = p.max(-1)
+        p_target = p.gather(-1, labels[:, None]).squeeze(-1)
+        others = p.scatter(-1, labels[:, None], 0.0)
+        # Σ (p_c − y_c)², without 1 − 2 p_t + Σ p_c², which cancels
+        return cls(confidence, predicted == labels, others.square().sum(-1) + (1 - p_target).square(), -log_p_target)
+
+    @classmethod
+    def together(cls, parts: Sequence[RowMeasures]) -> RowMeasures:
+        """Of the rows of all parts."""
+        columns = zip(*((part.confidence, part.hits, part.brier, part.log_loss) for part in parts), strict=True)
+        return cls(*map(torch.cat, columns))
+
+    def reliability(self, weight: Tensor | None = None) -> Reliability:
+        """Of all rows, each counting by its weight."""
+        bins = bins_of(self.confidence, self.hits, weight)
+
+        def mean(values: Tensor) -> float:
+            return float(values.double().mean() if weight is None else (values * weight).sum() / weight.sum())
+
+        return Reliability(
+            rows=len(self.hits) if weight is None else float(weight.sum()),
+            accuracy=mean(self.hits),
+            calibration_error=calibration_error(bins),
+            brier=mean(self.brier),
+            log_loss=mean(self.log_loss),
+            bins=bins,
+        )
+
+
+def reliability(probabilities: Any, labels: Any, *, weight: Any = None) -> Reliability:
+    """Expected calibration error, Brier score and log loss of probabilities, with the bins of their picture.
+
+    Args:
+        probabilities: p [..., classes], tensor or array of any floating dtype; Σp ≤ 1, for some maps leave mass out.
+        labels: [...] ints, the index of each row's class.
+        weight: [...] how much each row counts, ≥ 0; None: all alike.
+
+    Raises:
+        TypeError: for what is no array or has a wrong dtype.
+        ValueError: where shapes do not fit, there are no rows, or a number is no probability, label or weight.
+
+    Cost: one read of p, and O(rows) memory beside a copy of it in float64.
+
+    Source: Guo, Pleiss, Sun & Weinberger (2017), arXiv:1706.04599, of the ECE; Brier (1950).
+
+    >>> import numpy as np
+    >>> import softmaxima as sm
+    >>> print(sm.reliability(np.array([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 1, 1])))
+    log loss 0.8770 nats, Brier 0.5733, calibration error 33.33 %
+    """
+    name = "reliability"
+    p = check_values(name, "probabilities", as_scores(name, probabilities, "probabilities")).detach()
+    target = check_labels(name, labels, p, "probabilities")
+    weights = check_weight(name, weight, p, "probabilities")
+    p = p.double().flatten(0, -2) if p.ndim > 1 else p.double()[None]
+    if not bool(((p >= 0) & (p <= 1 + ROUNDING)).all()):
+        wrong = float(p[~((p >= 0) & (p <= 1 + ROUNDING))][0])
+        raise InputError(f"{name}: probabilities must be between 0 and 1, got {wrong:g}; of logits take softmax first")
+    if not bool((p.sum(-1) <= 1 + ROUNDING).all()):
+        raise InputError(f"{name}: the probabilities of a row must sum to at most 1, got {float(p.sum(-1).max()):g}; take softmax")
+    log_p_target = p.gather(-1, target[:, None]).squeeze(-1).log()
+    return RowMeasures.of(p, log_p_target, target).reliability(weights)
+
+
+def check_labels(name: str, labels: Any, x: Tensor, what: str) -> Tensor:
+    """[rows] int64, each the index of a class of x [..., classes], which has two or more, and rows."""
+    if not x.ndim:
+        raise InputError(f"{name}: {what} must be [..., classes], got a single number")
+    classes = x.shape[-1]
+    if classes < 2:
+        raise InputError(f"{name}: {what} must be of two classes or more, got shape {tuple(x.shape)}")
+    found = check_values(name, "labels", as_tensor(name, "labels", labels))
+    if found.dtype not in LABELS:
+        raise TypeError(f"{name}: labels must be ints, the index of each row's class, got {found.dtype}")
+    if found.shape != x.shape[:-1]:
+        raise InputError(
+            f"{name}: labels must have the shape {tuple(x.shape[:-1])}, one for each row of {what} {tuple(x.shape)}, "
+            f"got {tuple(found.shape)}"
+        )
+    found = check_device(name, "labels", found, x).reshape(-1).long()
+    if not len(found):
+        raise InputError(f"{name}: {what} must have rows, got shape {tuple(x.shape)}")
+    if not bool(((found >= 0) & (found < classes)).all()):
+        wrong = int(found[(found < 0) | (found >= classes)][0])
+        raise InputError(f"{name}: labels must be from 0 to {classes - 1}, got {wrong}; leave out rows without a class")
+    return found
+
+
+def check_weight(name: str, weight: Any, x: Tensor, what: str) -> Tensor | None:
+    """[rows] float64 ≥ 0, not all 0."""
+    if weight is None:
+        return None
+    found = check_values(name, "weight", as_tensor(name, "weight", weight)).detach()
+    if found.is_complex() or found.dtype == torch.bool:
+        raise TypeError(f"{name}: weight must be real, got {found.dtype}")
+    if found.shape != x.shape[:-1]:
+        raise InputError(
+            f"{name}: weight must have the shape {tuple(x.shape[:-1])}, one for each row of {what} {tuple(x.shape)}, "
+            f"got {tuple(found.shape)}"
+        )
+    found = check_device(name, "weight", found, x).reshape(-1).double()
+    if not bool(((found >= 0) & found.isfinite()).all()):
+        raise InputError(
+            f"{name}: weight must be finite and not negative, got {float(found[~((found >= 0) & found.isfinite())][0])}"
+        )
+    if not bool(found.any()):
+        raise InputError(f"{name}: weight must have a positive entry, got zeros alone")
+    return found
