@@ -1,0 +1,76 @@
+r"""What estimators of ∇E f(D) share: one-hot draws D of softmax(x), their log-probabilities, and the values that f gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.rows import without_mask
+from softmaxima.core.tracing import sizes
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
+from softmaxima.sampling.gumbel import check_drawable
+from softmaxima.sampling.rows import Rows, as_rows
+
+Function = Callable[[Tensor], Tensor]  # draws [samples, *x.shape] → values [samples, *those of x's axes that are independent]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Rows with log p = log_softmax(x) [..., n] in float64, −∞ where masked."""
+
+    rows: Rows
+    log_p: Tensor
+
+    def log_prob(self, one_hot: Tensor) -> Tensor:
+        """log p of draws [samples, ..., n] → [samples, ...]; 0 of a row of zeros."""
+        return torch.where(one_hot, self.log_p, 0.0).sum(-1)
+
+    def values(self, f: Function, draws: Tensor, what: str = "f") -> Tensor:
+        """f of draws [samples, ..., n], in float64: [samples, *lead]."""
+        return check_values_of(self, f(self.rows.back(draws)), len(draws), what)
+
+    def over_rows(self, v: Tensor, lead: Tensor) -> Tensor:
+        """[samples, ...] summed over the axes that belong to one value, of `lead` [samples, *lead]."""
+        return v.sum(tuple(range(lead.ndim, v.ndim))) if v.ndim > lead.ndim else v
+
+
+def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
+    """Validated before any work."""
+    if not callable(f):
+        raise TypeError(f"{name}: f must be a function of draws of x's shape with an axis of samples in front, got {type(f).__name__}")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: x must be a torch.Tensor, for it has the gradient, got {type(x).__name__}; call torch.tensor()")
+    rows = as_rows(name, x, dim, 1.0, where, samples)
+    check_drawable(rows)
+    return Drawing(rows, LOG_SOFTMAX(rows.x))
+
+
+def check_values_of(drawing: Drawing, values: Any, samples: int, what: str) -> Tensor:
+    """A tensor of one value a sample and, in front, as many of the rows' axes as are independent."""
+    rows = sizes(drawing.log_p)[:-1] if not drawing.rows.scalar else ()
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{drawing.rows.name}: {what} must give a tensor of floating point, got {got}")
+    shape = sizes(values)
+    if shape[:1] != (samples,) or shape[1:] != rows[: len(shape) - 1]:
+        raise ValueError(
+            f"{drawing.rows.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of a row, or without the last of "
+            f"these axes, of whose rows a value is, got {shape}"
+        )
+    return values.double()
+
+
+def score(log_p: Tensor) -> Tensor:
+    """0, with the derivative of log p; none where that is −∞."""
+    moving = without_mask(log_p)
+    return moving - moving.detach()
+
+
+def excluding(mask: Tensor, x: Tensor) -> Tensor:
+    """x without the scores in the mask."""
+    return x.masked_fill(mask, -math.inf)
