@@ -44,8 +44,9 @@ def relax(
     Args:
         x, dim, where, generator: as for `reinforce`.
         f: as for `reinforce`; it is given one-hot draws alone, and need not be differentiable in them.
-        control: c, any function of noisy scores z = log softmax(x) + G, (samples, *x.shape), −∞ where masked, to values of the shape
-            that f gives, differentiable in z. What it depends on gets no gradient from the value; `second_moment` says how it learns.
+        control: c, any function of noisy scores z = log softmax(x) + G, (samples, *x.shape), −∞ where masked, to values of the
+            shape that f gives, differentiable in z. What it depends on gets no gradient from the value; `second_moment` says how it
+            learns.
         samples: how many draws, and evaluations of f and of c.
 
     Returns:
@@ -63,7 +64,7 @@ def relax(
     >>> reward = torch.tensor([0.0, 1.0, 5.0])
     >>> value = sm.relax(x, lambda d: d @ reward, lambda z: z.softmax(-1) @ reward, samples=10_000, generator=0)
     >>> value.detach(), torch.autograd.grad(value, x)[0]
-    (tensor(0.6939), tensor([-0.4624,  0.0778,  0.3846]))
+    (tensor(0.7246), tensor([-0.4701,  0.0692,  0.4008]))
     """
     name = "relax"
     count = check_count(name, "samples", samples)
@@ -124,7 +125,7 @@ def rebar(
     >>> reward = torch.tensor([0.0, 1.0, 5.0])
     >>> value = sm.rebar(x, lambda draws: draws @ reward, samples=10_000, generator=0)
     >>> value.detach(), torch.autograd.grad(value, x)[0]
-    (tensor(0.6939), tensor([-0.4620,  0.0762,  0.3858]))
+    (tensor(0.7246), tensor([-0.4713,  0.0714,  0.3999]))
     """
     name = "rebar"
     count = check_count(name, "samples", samples)
@@ -152,21 +153,23 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
         x: the scores.
 
     Returns a scalar, to be differentiated by what the control variate learns, and by that alone: take `torch.autograd.grad(…,
-    parameters)`, with retain_graph=True where `value.backward()` follows. It is the sum over rows of squared gradients of one estimate
-    each. Raises TypeError for anything but tensors. Cost: a second derivative.
+    parameters)`, with retain_graph=True where `value.backward()` follows. It is the sum over rows of squared gradients of one
+    estimate each. Raises TypeError for anything but tensors. Cost: a second derivative.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
     >>> scale = torch.tensor(1.0, requires_grad=True)
     >>> value = sm.rebar(x, lambda draws: draws[..., 0] ** 2, scale=scale, samples=1000, generator=0)
     >>> torch.autograd.grad(sm.second_moment(value, x), scale)[0]
-    tensor(-0.0008)
+    tensor(0.0080)
     """
     for what, v in (("value", value), ("x", x)):
         if not isinstance(v, Tensor) or not v.requires_grad:
-            raise TypeError(f"second_moment: {what} must be a tensor with a gradient, got {type(v).__name__}; call x.requires_grad_()")
+            raise TypeError(
+                f"second_moment: {what} must be a tensor with a gradient, got {type(v).__name__}; call x.requires_grad_()"
+            )
     (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
-    return slope.double().square().sum().to(value.dtype)
+    return slope.double().square().sum().to(torch.promote_types(value.dtype, torch.float32))
 
 
 class Relax(nn.Module):
@@ -201,9 +204,13 @@ class Relax(nn.Module):
         for what, value in (("temperature", tau), ("scale", eta)):
             if isinstance(value, Tensor):
                 raise TypeError(f"{name}: {what} must be a number, got a tensor; pass .item() of it")
+        if network is None and eta == 0:
+            raise ValueError(
+                f"{name}: scale must not be 0 without a network, got {scale}; take reinforce, which has no control variate"
+            )
         self.network = network
         self.log_temperature = nn.Parameter(torch.tensor(tau, dtype=torch.get_default_dtype()).log())
-        self.scale = nn.Parameter(torch.tensor(eta, dtype=torch.get_default_dtype()), requires_grad=eta != 0)
+        self.scale = nn.Parameter(torch.tensor(eta, dtype=torch.get_default_dtype()), requires_grad=bool(eta != 0))
 
     def forward(
         self,
@@ -223,11 +230,9 @@ class Relax(nn.Module):
 
         def control(z: Tensor) -> Any:
             relaxed = SOFTMAX(z, axis if z.ndim > 1 else -1, temperature=self.log_temperature.double().exp())
-            predicted = self.scale * f(relaxed) if self.scale.requires_grad else 0.0
-            return predicted if self.network is None else predicted + self.network(relaxed)
+            terms = [self.scale * f(relaxed)] if self.scale.requires_grad else []
+            return sum(terms if self.network is None else [*terms, self.network(relaxed)])
 
-        if self.network is None and not self.scale.requires_grad:
-            return _relaxed(drawing, f, lambda z: torch.zeros_like(z).sum(tuple(range(1, z.ndim))), drawing.rows.uniform(generator))
         return _relaxed(drawing, f, control, drawing.rows.uniform(generator))
 
     def learn(self, value: Tensor, x: Tensor) -> None:

@@ -42,7 +42,9 @@ class Drawing:
 def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
     """Validated before any work."""
     if not callable(f):
-        raise TypeError(f"{name}: f must be a function of draws of x's shape with an axis of samples in front, got {type(f).__name__}")
+        raise TypeError(
+            f"{name}: f must be a function of draws of x's shape with an axis of samples in front, got {type(f).__name__}"
+        )
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a torch.Tensor, for it has the gradient, got {type(x).__name__}; call torch.tensor()")
     rows = as_rows(name, x, dim, 1.0, where, samples)
@@ -59,8 +61,8 @@ def check_values_of(drawing: Drawing, values: Any, samples: int, what: str) -> T
     shape = sizes(values)
     if shape[:1] != (samples,) or shape[1:] != rows[: len(shape) - 1]:
         raise ValueError(
-            f"{drawing.rows.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of a row, or without the last of "
-            f"these axes, of whose rows a value is, got {shape}"
+            f"{drawing.rows.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of "
+            f"a row, or without the last of these axes, whose rows have one value together; got {shape}"
         )
     return values.double()
 

@@ -1,4 +1,4 @@
-"""Rows of scores that are drawn from: checked at the public edge, the axis last and in float64, and what is made of them given back."""
+"""Rows of scores that are drawn from: checked at the public edge, the axis last and in float64, and what is made of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def straight(one_hot: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
     return one_hot.to(dtype) + (p - p.detach())
 
 
-# Scores in float64, whose derivative comes back in their own dtype: its largest number where only the dtype makes it infinite ---------
+# Scores in float64, whose derivative in their own dtype is its largest number where only the dtype makes it infinite ---------
 
 
 class _Widened(torch.autograd.Function):

@@ -13,7 +13,6 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, find_map
@@ -43,8 +42,8 @@ def straight_through(
 
     Args:
         x: scores of any shape, float64, float32, bfloat16 or float16.
-        map: a registered name, the function of a map (`sm.sparsemax`) or a `Map` whose Σp ≤ 1; its parameters by name. What Σp lacks
-            of 1 is the probability of a vector of zeros.
+        map: a registered name, the function of a map (`sm.sparsemax`) or a `Map` whose Σp ≤ 1; its parameters by name. What Σp
+            lacks of 1 is the probability of a vector of zeros.
         temperature: τ > 0 of the distribution: unlike that of `gumbel_softmax` it moves which class is drawn. A number, or a tensor
             that broadcasts against x with size 1 along `dim`, which may require grad.
         sample: False for the class of the largest x, without noise.
@@ -63,7 +62,7 @@ def straight_through(
     >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
     >>> d = sm.straight_through(x, generator=0)
     >>> d.detach(), torch.autograd.grad(d[0], x)[0]
-    (tensor([1., 0., 0.]), tensor([ 0.2227, -0.1628, -0.0599]))
+    (tensor([0., 1., 0.]), tensor([ 0.2227, -0.1628, -0.0599]))
     """
     name = "straight_through"
     found, draws = find_map(map, name), check_flag(name, "sample", sample)
@@ -101,8 +100,8 @@ def reinmax(
 
     Args:
         x, dim, where, samples, generator: as for `gumbel_softmax`.
-        temperature: τ > 0 of π₁ alone, a number or a tensor that broadcasts against x with size 1 along `dim`, for which there is no
-            gradient. A larger τ trades bias for variance; D is drawn from softmax(x) whatever it is.
+        temperature: τ > 0 of π₁ alone, a number or a tensor that broadcasts against x with size 1 along `dim`, for which there is
+            no gradient. A larger τ trades bias for variance; D is drawn from softmax(x) whatever it is.
 
     Returns:
         Exact one-hot vectors of x's shape, dtype and array kind; zeros for a row with nothing allowed, NaN for one with NaN or +∞.
@@ -115,9 +114,9 @@ def reinmax(
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
-    >>> d = sm.reinmax(x, generator=0)
+    >>> d = sm.reinmax(x, generator=1)
     >>> d.detach(), torch.autograd.grad(d[0], x)[0]
-    (tensor([1., 0., 0.]), tensor([ 0.1660, -0.1213, -0.0446]))
+    (tensor([1., 0., 0.]), tensor([ 0.1674, -0.1224, -0.0450]))
     """
     rows = as_rows("reinmax", x, dim, temperature, where, samples)
     p = SOFTMAX(rows.x)
@@ -144,8 +143,8 @@ def rao_blackwell_gumbel(
 
         ∇ (1/K) Σ_k softmax((x + G_k)/τ),        G_k from the Gumbel noise with argmax(x + G_k) = D, as a constant
 
-    Its bias is that of `gumbel_softmax(hard=True)`, and its variance never more, at no more evaluations of f: noise that does not move
-    D is averaged out. Liu et al. (2019) take the same step for score-function estimators: `sum_and_sample`.
+    Its bias is that of `gumbel_softmax(hard=True)`, and its variance never more, at no more evaluations of f: noise that does not
+    move D is averaged out. Liu et al. (2019) take the same step for score-function estimators: `sum_and_sample`.
 
     Args:
         x, temperature, dim, where, samples, generator: as for `gumbel_softmax`.
@@ -164,7 +163,7 @@ def rao_blackwell_gumbel(
     >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
     >>> d = sm.rao_blackwell_gumbel(x, 0.5, conditionals=100, generator=0)
     >>> d.detach(), torch.autograd.grad(d[0], x)[0]
-    (tensor([1., 0., 0.]), tensor([ 0.1661, -0.1237, -0.0424]))
+    (tensor([0., 1., 0.]), tensor([ 0.2386, -0.2206, -0.0180]))
     """
     name = "rao_blackwell_gumbel"
     count = check_count(name, "conditionals", conditionals)
@@ -176,4 +175,3 @@ def rao_blackwell_gumbel(
         shift = (y - rows.x).masked_fill(rows.x == -math.inf, 0.0)
     p = SOFTMAX(rows.x + shift, temperature=rows.tau).mean(0)
     return rows.back(straight(one_hot, p, rows.dtype))
-

@@ -1,0 +1,158 @@
+r"""Perturbed maximisers: the expectation of what a solver decides on noisy scores, which has a gradient though the solver has none.
+
+    ŷ(x) = E y(x + εZ)        ∂ŷ/∂x = E[(y(x + εZ) − b) ν′(Z)ᵀ]/ε,        density of Z ∝ e^{−ν(z)}
+
+It is the score-function estimator for u = x + εZ, of which log q(u) = −ν((u − x)/ε) − n log ε: `score_function` with values y.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count, check_flag
+from softmaxima.core.randomness import Randomness
+from softmaxima.core.tracing import sizes
+from softmaxima.sampling.noise import DENSITIES, opposite, uniform
+from softmaxima.sampling.rows import widened
+from softmaxima.sampling.score_function import estimate
+
+ESTIMATORS = ("antithetic", "leave_one_out", "plain")
+
+
+def perturbed_argmax(
+    solver: Callable[[Any], Any],
+    x: Array,
+    *,
+    noise: str = "normal",
+    scale: float | Array = 1.0,
+    samples: int = 100,
+    estimator: str = "antithetic",
+    dim: int | Sequence[int] = -1,
+    vectorized: bool = True,
+    numpy: bool = False,
+    generator: Randomness = None,
+) -> Any:
+    r"""What a solver decides on average on noisy scores, `E y(x + εZ)`, with a gradient whatever the solver is made of.
+
+    Args:
+        solver: y, from scores to decisions, such as one-hot vectors, ranks, a matching or a path: it is given (samples, …,
+            *problem) and gives (samples, …, any), where problem are the axes `dim` of x, moved last, and … the others, independent
+            problems.
+        x: scores of any shape, float64, float32, bfloat16 or float16.
+        noise: "normal", "gumbel" or "logistic". With standard Gumbel noise and ε = 1 the one-hot argmax gives softmax(x).
+        scale: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`, which may require grad.
+        samples: how many, at least 1; the solver is called on all at once.
+        estimator: of the gradient. "antithetic" draws pairs of the quantiles u and 1 − u (Z and −Z), and takes the mean of the
+            other pairs from each; "leave_one_out" takes the mean of the other samples; "plain" nothing.
+        dim: the axis, or axes, of one problem.
+        vectorized: False calls the solver for one problem (*problem) at a time.
+        numpy: give the solver NumPy arrays though x is a tensor. What it gives back may be either.
+        generator: a torch.Generator, a NumPy one or a seed.
+
+    Returns:
+        The mean decision, (…, any), of x's dtype and array kind, with any moved to `dim` where it has the problem's number of axes.
+        Its derivatives, of any order, are unbiased.
+
+    Raises:
+        TypeError, ValueError or IndexError, before any work; ValueError too for decisions of another shape.
+
+    The solver must not be given −∞: it sees x + εZ as it is. Cost: `samples` decisions; noise in float64. Source: Berthet, Blondel,
+    Teboul, Cuturi, Vert and Bach (2020), arXiv:2002.08676, with the baselines of Kool et al. (2019).
+
+    >>> import torch, softmaxima as sm
+    >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
+    >>> rank = lambda x: x.argsort(-1).argsort(-1).double()
+    >>> ranks = sm.perturbed_argmax(rank, x, scale=0.5, samples=10_000, generator=0)
+    >>> ranks.detach(), torch.autograd.grad(ranks[0], x)[0]
+    (tensor([1.9242, 0.9899, 0.0859]), tensor([ 0.2001, -0.1983, -0.0093]))
+    """
+    name = "perturbed_argmax"
+    if not callable(solver):
+        raise TypeError(f"{name}: solver must be a function of scores, got {type(solver).__name__}")
+    density = DENSITIES[check_choice(name, "noise", noise, tuple(DENSITIES))]
+    check_choice(name, "estimator", estimator, ESTIMATORS)
+    count = check_count(name, "samples", samples)
+    if estimator == "antithetic" and count % 2:
+        raise ValueError(f"{name}: samples must be even for estimator='antithetic', got {count}; give {count + 1}")
+    if estimator == "leave_one_out" and count < 2:
+        raise ValueError(f"{name}: samples must be at least 2 for estimator='leave_one_out', got {count}; give estimator='plain'")
+    at_once, as_arrays = check_flag(name, "vectorized", vectorized), check_flag(name, "numpy", numpy)
+    scores = as_scores(name, x)
+    rows = scores if scores.ndim else scores.reshape(1)
+    axes = _axes(name, dim, rows.ndim)
+    epsilon = _scale(name, scale, rows, axes)
+    order = [a for a in range(rows.ndim) if a not in axes] + axes
+    z_rows = widened(rows).permute(order)
+    wide = epsilon.double().permute(order) if isinstance(epsilon, Tensor) else epsilon
+
+    with torch.no_grad():
+        u = uniform(name, (count if estimator != "antithetic" else count // 2, *sizes(z_rows)), rows.device, generator)
+        z = density.quantile(torch.cat((u, opposite(u))) if estimator == "antithetic" else u)
+        noisy = z_rows + wide * z
+    y = _decide(name, solver, noisy, len(axes), rows.dtype, at_once, as_arrays or not isinstance(x, Tensor))
+    problem = tuple(range(-len(axes), 0))
+    n = math.prod(sizes(z_rows)[a] for a in problem)
+    log_q = -density.energy((noisy - z_rows) / wide).sum(problem)
+    log_q = log_q - n * (wide.log().sum(problem) if isinstance(wide, Tensor) else math.log(wide))
+    log_q = log_q.reshape(*log_q.shape, *[1] * (y.ndim - log_q.ndim))
+    if estimator == "antithetic":
+        half = count // 2
+        pairs = y[:half] + y[half:]
+        constant = (pairs.sum(0, keepdim=True) - pairs) / (count - 2) if half > 1 else torch.zeros_like(pairs)
+        value = estimate(log_q, y, torch.cat((constant, constant)))
+    else:
+        value = estimate(log_q, y, None if estimator == "leave_one_out" else 0.0)
+    value = value.to(rows.dtype)
+    if value.ndim == rows.ndim:
+        value = value.permute([order.index(a) for a in range(rows.ndim)])
+    return like_input(value if scores.ndim else value.reshape(value.shape[1:] if value.shape[:1] == (1,) else value.shape), x)
+
+
+def _axes(name: str, dim: Any, ndim: int) -> list[int]:
+    """Axes of one problem, in their order."""
+    axes = [check_dim(name, a, ndim) for a in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    if not axes or len(set(axes)) < len(axes):
+        raise ValueError(f"{name}: dim must name one axis or several different ones, got {dim}")
+    return axes
+
+
+def _scale(name: str, scale: Any, x: Tensor, axes: list[int]) -> float | Tensor:
+    """ε, as large along every axis of a problem."""
+    valid = lambda e: (e >= SMALLEST_TEMPERATURE) & (e < math.inf)
+    found: Any = scale
+    for axis in axes:
+        found = check_per_row(name, "scale", found, x, axis, valid, "positive and finite")
+    return found
+
+
+def _decide(name: str, solver: Any, noisy: Tensor, rank: int, dtype: torch.dtype, at_once: bool, arrays: bool) -> Tensor:
+    """y [samples, …, any] in float64, a constant."""
+    given = noisy.to(torch.promote_types(dtype, torch.float32))
+    count, batch, problem = len(given), sizes(given)[1:-rank], sizes(given)[-rank:]
+
+    def call(scores: Tensor) -> Tensor:
+        with torch.no_grad():
+            found = solver(scores.numpy(force=True) if arrays else scores)
+        if isinstance(found, (list, tuple, float, int)):
+            found = np.asarray(found)
+        return as_tensor(name, "what the solver gives", found).detach().to(noisy.device, torch.float64)
+
+    if at_once:
+        y = call(given)
+    else:
+        flat = given.reshape(-1, *problem)
+        y = torch.stack([call(one) for one in flat])
+        y = y.reshape(count, *batch, *sizes(y)[1:])
+    if sizes(y)[: 1 + len(batch)] != (count, *batch):
+        raise ValueError(
+            f"{name}: solver must give decisions of shape {(count, *batch)} and more axes of one's own, got {sizes(y)}; "
+            "vectorized=False calls it for one problem at a time"
+        )
+    return y
