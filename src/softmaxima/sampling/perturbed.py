@@ -23,7 +23,7 @@ from softmaxima.sampling.noise import DENSITIES, opposite, uniform
 from softmaxima.sampling.rows import widened
 from softmaxima.sampling.score_function import estimate
 
-ESTIMATORS = ("antithetic", "leave_one_out", "plain")
+ESTIMATORS = ("leave_one_out", "antithetic", "plain")
 
 
 def perturbed_argmax(
@@ -33,7 +33,7 @@ def perturbed_argmax(
     noise: str = "normal",
     scale: float | Array = 1.0,
     samples: int = 100,
-    estimator: str = "antithetic",
+    estimator: str = "leave_one_out",
     dim: int | Sequence[int] = -1,
     vectorized: bool = True,
     numpy: bool = False,
@@ -49,8 +49,8 @@ def perturbed_argmax(
         noise: "normal", "gumbel" or "logistic". With standard Gumbel noise and ε = 1 the one-hot argmax gives softmax(x).
         scale: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`, which may require grad.
         samples: how many, at least 1; the solver is called on all at once.
-        estimator: of the gradient. "antithetic" draws pairs of the quantiles u and 1 − u (Z and −Z), and takes the mean of the
-            other pairs from each; "leave_one_out" takes the mean of the other samples; "plain" nothing.
+        estimator: of the gradient. "leave_one_out" takes the mean of the other samples from each, b above; "antithetic" draws pairs
+            of the quantiles u and 1 − u (Z and −Z), and takes the mean of the other pairs; "plain" has b = 0, and most variance.
         dim: the axis, or axes, of one problem.
         vectorized: False calls the solver for one problem (*problem) at a time.
         numpy: give the solver NumPy arrays though x is a tensor. What it gives back may be either.

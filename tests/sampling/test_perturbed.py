@@ -1,0 +1,99 @@
+"""Perturbed maximisers: of any solver, in expectation what the noise makes of it, with the gradient of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from softmaxima.sampling import perturbed_argmax
+
+X = torch.tensor([1.0, 0.5, 0.0, -1.0], dtype=torch.float64)
+DEVIATIONS = 4.5
+
+
+def one_hot(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).double()
+
+
+def estimates(
+    noise: str, estimator: str, scale: Any = 0.7, samples: int = 6, rows: int = 10_000
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = X.expand(rows, 4).clone().requires_grad_()
+    y = perturbed_argmax(one_hot, x, noise=noise, scale=scale, samples=samples, estimator=estimator, generator=0)
+    return y.detach(), torch.autograd.grad(y[:, 0].sum(), x)[0]
+
+
+@pytest.mark.parametrize("estimator", ["plain", "leave_one_out", "antithetic"])
+def test_gumbel_noise_gives_softmax_and_its_gradient(estimator: str):
+    y, gradients = estimates("gumbel", estimator)
+    x = X.clone().requires_grad_()
+    p = (x / 0.7).softmax(-1)
+    (exact,) = torch.autograd.grad(p[0], x)
+    for found, wanted in ((y, p.detach()), (gradients, exact)):
+        assert ((found.mean(0) - wanted).abs() / (found.var(0) / len(found)).sqrt()).max() < DEVIATIONS
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])
+def test_baselines_take_variance_away_and_nothing_else(noise: str):
+    found = {estimator: estimates(noise, estimator)[1] for estimator in ("plain", "leave_one_out", "antithetic")}
+    variance = {estimator: gradients.var(0).sum() for estimator, gradients in found.items()}
+    for estimator in ("leave_one_out", "antithetic"):
+        assert variance[estimator] < 0.9 * variance["plain"]
+        error = found[estimator].mean(0) - found["plain"].mean(0)
+        spread = (found[estimator].var(0) + found["plain"].var(0)) / len(found["plain"])
+        assert (error.abs() / spread.sqrt()).max() < DEVIATIONS
+
+
+def test_the_scale_learns():
+    scale = torch.full((10_000, 1), 0.7, dtype=torch.float64, requires_grad=True)
+    y = perturbed_argmax(one_hot, X.expand(10_000, 4), noise="gumbel", scale=scale, samples=6, generator=0)
+    (gradients,) = torch.autograd.grad(y[:, 0].sum(), scale)
+    tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    (exact,) = torch.autograd.grad((X / tau).softmax(-1)[0], tau)
+    assert abs(gradients.mean() - exact) < DEVIATIONS * (gradients.var() / 10_000).sqrt()
+
+
+def assign(cost: np.ndarray) -> np.ndarray:
+    matching = np.zeros_like(cost)
+    matching[linear_sum_assignment(cost, maximize=True)] = 1.0
+    return matching
+
+
+def test_a_solver_of_arrays_matches_one_problem_at_a_time():
+    x = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = perturbed_argmax(assign, x, scale=2.0, samples=50, dim=(-2, -1), vectorized=False, numpy=True, generator=0)
+    torch.testing.assert_close(y.sum(-1), torch.ones(2, 3, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(y[0, 0, 0], x)
+    assert gradient[0].any()
+    assert not gradient[1].any()  # another problem
+    given = x.detach().numpy()
+    same = perturbed_argmax(assign, given, scale=2.0, samples=50, dim=(-2, -1), vectorized=False, generator=0)
+    assert isinstance(same, np.ndarray)
+    np.testing.assert_allclose(same, y.detach().numpy())
+
+
+def test_decisions_of_another_shape_and_any_axis():
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    best = perturbed_argmax(lambda x: x.amax(-1), x, samples=20, generator=0)
+    assert best.shape == (4,)
+    assert torch.autograd.grad(best.sum(), x)[0].isfinite().all()
+    ranked = perturbed_argmax(lambda x: x.argsort(-1).argsort(-1), x, dim=0, samples=20, generator=0)
+    torch.testing.assert_close(ranked.sum(0), torch.full((5,), 6.0))
+    torch.testing.assert_close(
+        ranked, perturbed_argmax(lambda x: x.argsort(-1).argsort(-1), x.T, samples=20, generator=0).T, atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_no_nan(precision: torch.dtype, scale: float):
+    x = torch.tensor([1e4, -1e4, 0.0], dtype=precision, requires_grad=True)
+    for noise in ("gumbel", "normal", "logistic"):
+        y = perturbed_argmax(one_hot, x, noise=noise, scale=scale, samples=10, generator=0)
+        assert y.dtype == precision
+        assert y.isfinite().all()
+        assert torch.autograd.grad(y.sum() + y[0], x)[0].isfinite().all()
