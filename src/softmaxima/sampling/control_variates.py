@@ -244,4 +244,4 @@ class Relax(nn.Module):
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
     def extra_repr(self) -> str:
-        return f"temperature={float(self.log_temperature.exp()):.3g}, scale={float(self.scale):.3g}"
+        return f"temperature={self.log_temperature.detach().exp().item():.3g}, scale={self.scale.detach().item():.3g}"

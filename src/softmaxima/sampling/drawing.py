@@ -45,9 +45,9 @@ def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) ->
         raise TypeError(
             f"{name}: f must be a function of draws of x's shape with an axis of samples in front, got {type(f).__name__}"
         )
+    rows = as_rows(name, x, dim, 1.0, where, samples)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a torch.Tensor, for it has the gradient, got {type(x).__name__}; call torch.tensor()")
-    rows = as_rows(name, x, dim, 1.0, where, samples)
     check_drawable(rows)
     return Drawing(rows, LOG_SOFTMAX(rows.x))
 

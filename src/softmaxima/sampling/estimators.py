@@ -102,10 +102,10 @@ def expectation(
     chosen = ESTIMATORS[check_choice(name, "estimator", estimator, tuple(ESTIMATORS))]
     count = check_count(name, "samples", samples)
     asked = {"samples": count, "dim": dim, "where": where, "generator": generator, **chosen.options, **options}
+    drawing = as_drawing(name, x, f, dim, where, count)
     if not chosen.draws:
         if chosen.function is relax and "control" not in options:
             raise TypeError(f"{name}: control must be a function of noisy scores for estimator='relax', got none; give control=")
         return chosen.function(x, f, **asked)
-    drawing = as_drawing(name, x, f, dim, where, count)
     values = check_values_of(drawing, f(chosen.function(x, **asked)), count, "f")
     return values.mean(0).to(drawing.rows.dtype)

@@ -213,7 +213,7 @@ class GumbelSoftmax(OptionsModule):
         values = found.complete(params)
         if check_flag(name, "hard", hard):
             check_probabilities(name, found)
-        check_value(name, "temperature", temperature, *TEMPERATURE)
+        temperature = check_value(name, "temperature", temperature, *TEMPERATURE)
         values = {parameter.name: parameter.check(name, values[parameter.name]) for parameter in found.params}
         super().__init__(temperature=temperature, hard=hard, dim=check_axis(name, dim), **values)
         self.map = found

@@ -8,13 +8,14 @@ a constant. Each derivative of it, the second as well, is unbiased.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import broadcasts
-from softmaxima.core.numbers import as_number, check_choice, check_count, described
+from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.sampling.drawing import Function, as_drawing, excluding
@@ -68,8 +69,8 @@ def check_baseline(name: str, baseline: Any, samples: int, values: Tensor | None
         if values is not None and not broadcasts(baseline, sizes(values)[1:]):
             raise ValueError(f"{name}: baseline must broadcast to {sizes(values)[1:]}, one a value, got {sizes(baseline)}")
         return baseline.detach().double()
-    if (number := as_number(baseline)) is not None:
-        return number
+    if as_number(baseline) is not None:
+        return check_number(name, "baseline", baseline, math.isfinite, f"{', '.join(BASELINES)}, a finite number or a tensor")
     if not isinstance(baseline, str):
         raise TypeError(f"{name}: baseline must be {', '.join(BASELINES)}, a number or a tensor, got {described(baseline, 'one')}")
     if check_choice(name, "baseline", baseline, BASELINES) == "none":

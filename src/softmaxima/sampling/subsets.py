@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, like_input
-from softmaxima.core.numbers import check_flag, check_int
+from softmaxima.core.numbers import check_count, check_flag, check_int
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.temperature import anchored
 from softmaxima.core.tracing import sizes
@@ -45,7 +45,7 @@ def gumbel_top_k(
 
     Args:
         x, dim, where, samples, generator: as for `gumbel_max`.
-        k: from 0 to the number of classes.
+        k: from 1 to the number of classes.
 
     Returns:
         An `OrderedDraw`: `indices`, int64, of x's shape with k along `dim`, in the order of the draw, −1 from where nothing allowed
@@ -77,7 +77,7 @@ def gumbel_top_k(
 
 
 def _subset_rows(name: str, x: Any, k: Any, dim: Any, temperature: Any, where: Any, samples: Any) -> tuple[Rows, int]:
-    count = check_int(name, "k", k, lambda number: number >= 0, "an int of at least 0")
+    count = check_count(name, "k", k)
     rows = as_rows(name, x, dim, temperature, where, samples)
     n = sizes(rows.x)[-1]
     check_int(name, "k", k, lambda number: number <= n, f"at most the number of classes, {n}")
@@ -106,7 +106,7 @@ def relaxed_top_k(
 
     Args:
         x, temperature, dim, where, samples, generator: as for `gumbel_softmax`.
-        k: from 0 to the number of classes.
+        k: from 1 to the number of classes.
         hard: exact ones at the k largest of x + G, those of `gumbel_top_k`, with the gradient of p.
 
     Returns:
