@@ -29,7 +29,9 @@ BLOCK = 2**18  # scores that are looked at at a time
 KEPT = 2**24  # scores up to which the blocks are kept between passes
 ROUNDED = 2e-14  # |M − T|/(M + T) that is rounding
 PASSES = 200  # a bracket halves to neighbouring numbers in fewer
-STEPS = 100  # of Newton for several parameters
+STEPS = 60  # of Newton for several parameters
+MOST_PRODUCTS = 300  # with H, of one of these steps
+NOISE = 1e-13  # of a mean log loss, below which a step is taken as it is
 
 
 class NoOptimumError(InputError):
@@ -340,7 +342,7 @@ def _bound(name: str, what: str, value: Any, otherwise: float, finite: bool) -> 
     if value is None:
         return otherwise
     domain = "positive and finite, at least 2.3e-308" if finite else "positive, at least 2.3e-308"
-    return check_number(name, what, value, lambda tau: SMALLEST_TEMPERATURE <= tau and not (finite and math.isinf(tau)), domain)
+    return check_number(name, what, value, lambda tau: tau >= SMALLEST_TEMPERATURE and not (finite and math.isinf(tau)), domain)
 
 
 # A temperature ------------------------------------------------------------------------------------------------------------
@@ -486,6 +488,16 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
         factors = (g * x).sum(0) if len(shape) == 1 else g.mT @ x
         return factors.flatten() if kind == "per_class" else torch.cat((factors.flatten(), g.sum(0)))
 
+    def free(v: Tensor) -> Tensor:
+        """Without what changes no probability: the same for all classes in a and in a column of W, and, as Σ x̃ = 0, in a row of it."""
+        if kind == "per_class":
+            return v
+        factors = v[:size].view(shape)
+        if kind == "matrix":
+            factors = factors - factors.mean(0)
+            factors = factors - factors.mean(1, keepdim=True)
+        return torch.cat((factors.flatten(), v[size:] - v[size:].mean()))
+
     def loss(theta: Tensor) -> tuple[float, Tensor]:
         z = scores(theta)
         z = z if rows.allowed is None else z.masked_fill(~rows.allowed, -math.inf)
@@ -501,6 +513,8 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
     theta[:size] = (start * (torch.eye(n, dtype=x.dtype, device=x.device) if len(shape) == 2 else torch.ones_like(x[0]))).flatten()
     value, p = loss(theta)
     for number in range(1, STEPS + 1):
+        if not penalty and not rows.smoothing and bool((p.gather(-1, rows.labels[:, None]) > 0.5).all()):
+            break  # z tells all classes, and c z with c → ∞ has a log loss of 0
         gradient = pull((p - hot) * share[:, None]) + strength * theta
         rate = float(gradient.abs().max())
         weighted = share[:, None] * p
@@ -509,42 +523,45 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
             u = scores(v)
             return pull(weighted * (u - torch.linalg.vecdot(p, u)[:, None])) + strength * v
 
-        step = _solved(curvature, -gradient, pull(weighted * (1 - p), x.square()) + strength, min(0.1, math.sqrt(rate)))
+        diagonal = pull(weighted * (1 - p), x.square()) + strength
+        step = _solved(curvature, -gradient, diagonal, min(0.1, math.sqrt(rate)), lambda v: v if penalty else free(v))
         if rate <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
-            break
+            return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
         slope = float(torch.dot(gradient, step))
         length = 1.0
         while length > 1e-10:
             found, at = loss(theta + length * step)
-            if found <= value + 1e-4 * length * slope + 4e-16 * abs(value):
+            if found <= value + 1e-4 * length * slope + NOISE * (1 + abs(value)):
                 break
             length /= 2
         theta, value, p = theta + length * step, found, at
-    else:
-        raise NoOptimumError(
-            f"{name}: the log loss falls on without finite numbers that reach its least, as where a class has no rows or can be "
-            "told without fault; give more rows, `penalty` or `label_smoothing`"
-        )
-    return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
+    raise NoOptimumError(
+        f"{name}: the log loss falls on without finite numbers that reach its least, as where a class has no rows or can be "
+        "told without fault; give more rows, `penalty` or `label_smoothing`"
+    )
 
 
-def _solved(apply: Callable[[Tensor], Tensor], target: Tensor, diagonal: Tensor, tolerance: float) -> Tensor:
-    """v with apply(v) ≈ target, by conjugate gradients with the diagonal for a preconditioner; of a singular matrix one such v."""
-    scale = diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
-    v = torch.zeros_like(target)
-    rest = target.clone()
-    towards = rest / scale
-    direction, product = towards, float(torch.dot(rest, towards))
-    least = (tolerance**2) * product
-    for _ in range(2 * len(target) + 20):
+def _solved(
+    apply: Callable[[Tensor], Tensor], target: Tensor, diagonal: Tensor, tolerance: float, free: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """v with apply(v) ≈ target, by conjugate gradients with the diagonal for a preconditioner, in the subspace of `free`."""
+    scale = diagonal.clamp_min(1e-9 * float(diagonal.max()) + 1e-300)
+
+    def eased(rest: Tensor) -> Tensor:
+        return free(free(rest) / scale)
+
+    v, rest = torch.zeros_like(target), target
+    direction = towards = eased(rest)
+    product = float(torch.dot(rest, towards))
+    least = tolerance**2 * product
+    for _ in range(min(2 * len(target) + 20, MOST_PRODUCTS)):
         image = apply(direction)
         bend = float(torch.dot(direction, image))
         if product <= least or not bend > 0:
             break
-        length = product / bend
-        v = v + length * direction
-        rest = rest - length * image
-        towards = rest / scale
+        v = v + product / bend * direction
+        rest = rest - product / bend * image
+        towards = eased(rest)
         before, product = product, float(torch.dot(rest, towards))
-        direction = towards + (product / before) * direction
-    return v if bool(v.any()) else target / scale
+        direction = towards + product / before * direction
+    return v if bool(v.any()) else eased(target)
