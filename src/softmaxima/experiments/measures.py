@@ -35,23 +35,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from softmaxima.integrations.pairs import Pair
+from softmaxima.temperature.reliability import BINS as BINS
+from softmaxima.temperature.reliability import Bin, bins_of, calibration_error, which_bin
 
 EPS = 1e-6  # of the log loss
-BINS = 15
 MOST_EXPONENT = 700.0  # whose exponential is a number
 MOST_SHOWN = 1e4  # per cent that a step may be slower by, before that is no number to read
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The rows whose top probability lies in one of the equal widths of [0, 1]."""
-
-    rows: int
-    confidence: float  # Σ max p
-    hits: int  # rows with argmax p = t
-
-    def __add__(self, other: Bin) -> Bin:
-        return Bin(self.rows + other.rows, self.confidence + other.confidence, self.hits + other.hits)
 
 
 @dataclass(frozen=True)
@@ -115,11 +104,6 @@ def macro_f1(classes: tuple[ClassCounts, ...]) -> float:
     return fmean(counts.f1 for counts in classes)
 
 
-def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """The expected calibration error of those bins."""
-    return sum(abs(bin.hits - bin.confidence) for bin in bins) / sum(bin.rows for bin in bins)
-
-
 @dataclass(frozen=True)
 class RowScores:
     """What each held-out row adds to each metric, which is the mean of that, to first order in how much the row counts."""
@@ -139,15 +123,12 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
     hits = (predicted == target) & p.isfinite().all(-1)
     p_target = p.gather(-1, target[:, None]).squeeze(-1)
     support = (p > 0).sum(-1)
-    which_bin = (confidence.nan_to_num() * BINS).long().clamp_max(BINS - 1)
-
-    def bins(values: Tensor | None) -> Tensor:
-        return torch.bincount(which_bin, values, minlength=BINS)
+    bins = bins_of(confidence, hits)
+    too_low = torch.tensor([bin.hits - bin.confidence for bin in bins], dtype=torch.float64).sign()
 
     def by_class(of: Tensor) -> Tensor:
         return torch.bincount(of, minlength=classes)
 
-    binned, sure, right = (bins(of) for of in (None, confidence, hits.double()))
     occurred, called, recognised = (by_class(of) for of in (target, predicted, target[hits]))
     # macro F1 = mean of 2h/(o + c): a row moves h and o of its class, and c of the one it was called
     size = (occurred + called).clamp_min(1).double()
@@ -159,7 +140,7 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
             "macro-f1": f1.mean() + len(p) / classes * moved,
             "log-loss": -((p_target + EPS) / (1 + classes * EPS)).log(),
             "brier": (p - functional.one_hot(target, classes)).square().sum(-1),
-            "calibration": (right - sure).sign()[which_bin] * (hits.double() - confidence),
+            "calibration": too_low[which_bin(confidence)] * (hits.double() - confidence),
         }
     )
 
@@ -169,7 +150,7 @@ def evaluate(p: Tensor, target: Tensor, step_seconds: float, learning_rate: floa
         brier=float(rows.rows["brier"].mean()),
         support=float(support.double().mean()),
         zeros=float((p_target == 0).double().mean()),
-        bins=tuple(Bin(int(n), total, int(h)) for n, total, h in zip(binned.tolist(), sure.tolist(), right.tolist(), strict=True)),
+        bins=bins,
         classes=tuple(ClassCounts(*counts) for counts in zip(occurred.tolist(), called.tolist(), recognised.tolist(), strict=True)),
         support_rows=tuple(torch.bincount(support, minlength=classes + 1).tolist()),
         predicted=hashlib.sha256(predicted.numpy().tobytes()).hexdigest()[:16],
