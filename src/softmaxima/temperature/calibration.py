@@ -141,7 +141,7 @@ def calibrate_temperature(
     the only one; it is found to the rounding of float64. Adding to all logits of a row changes nothing, and c-fold logits have c τ.
 
     Args:
-        logits: x [..., classes], tensor or array of any floating dtype; −∞ is a class that is left out. Of probabilities give log p.
+        logits: x [..., classes], tensor or array of any floating dtype; −∞ leaves a class out. Of probabilities give log p.
         labels: [...] ints, the index of each row's class.
         where: boolean, broadcasts to x; False leaves a class out.
         weight: [...] how much each row counts, ≥ 0; None: all alike.
@@ -155,9 +155,9 @@ def calibrate_temperature(
     Raises:
         TypeError: for what is no array or has a wrong dtype.
         ValueError: where shapes do not fit, there are no rows or one class, a logit is NaN or +∞, the score of a label is left out,
-            or no temperature is best: every label has the highest score (τ → 0; give `minimum` or `label_smoothing`), labels have no
-            higher scores than the average class (τ → ∞; look whether labels and columns are in one order, or give `maximum`), or
-            all scores of each row are equal.
+            or no temperature is best: every label has the highest score (τ → 0; give `minimum` or `label_smoothing`), labels have
+            no higher scores than the average class (τ → ∞; look whether labels and columns are in one order, or give `maximum`),
+            or all scores of each row are equal.
 
     Cost: about 5 to 10 passes over the logits, in float64, a block of rows at a time; one copy of up to 2²⁴ logits in float64.
 
@@ -205,8 +205,8 @@ def calibrate_scaling(
         vector        z_c = x̃_c/τ_c + a_c                          2n
         matrix        z = W x̃ + a                                  n² + n
 
-    which minimise mean(log Σ_c exp z_c − z_t) + λ (mean over c ≠ d of W_cd² + mean over c of a_c²). Only the first keeps the order of
-    the classes in a row; with n classes the last needs many times n² rows, or a penalty (ODIR, of Kull et al.).
+    which minimise mean(log Σ_c exp z_c − z_t) + λ (mean over c ≠ d of W_cd² + mean over c of a_c²). Only the first keeps the
+    order of the classes in a row; with n classes the last needs many times n² rows, or a penalty (ODIR, of Kull et al.).
 
     Args:
         logits, labels, where, weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for others.
@@ -411,7 +411,9 @@ def _best_temperature(name: str, rows: _Rows) -> tuple[float, int]:
             "temperature; look whether labels and columns are in one order, or give `maximum`",
         )
     low, high, b = 0.0, math.inf, math.log(found / wanted) * found / spread
-    for number in range(2, PASSES):
+    steps = 1
+    while steps < PASSES:
+        steps += 1
         found, spread = passed(b)
         if abs(found - wanted) <= ROUNDED * (found + wanted):
             break
@@ -422,7 +424,7 @@ def _best_temperature(name: str, rows: _Rows) -> tuple[float, int]:
             b = 4 * low if math.isinf(high) else (low + high) / 2
         if abs(b - before) <= 2.0**-52 * before:
             break
-    return _over(b, exponent), number
+    return _over(b, exponent), steps
 
 
 def _over(b: float, exponent: int) -> float:
@@ -489,7 +491,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
         return factors.flatten() if kind == "per_class" else torch.cat((factors.flatten(), g.sum(0)))
 
     def free(v: Tensor) -> Tensor:
-        """Without what changes no probability: the same for all classes in a and in a column of W, and, as Σ x̃ = 0, in a row of it."""
+        """Without what changes nothing: the same for all classes in a and in a column of W, and in a row of it, as Σ x̃ = 0."""
         if kind == "per_class":
             return v
         factors = v[:size].view(shape)
@@ -528,13 +530,12 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
         if rate <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
             return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
         slope = float(torch.dot(gradient, step))
-        length = 1.0
-        while length > 1e-10:
-            found, at = loss(theta + length * step)
-            if found <= value + 1e-4 * length * slope + NOISE * (1 + abs(value)):
-                break
+        length, before = 1.0, value
+        value, p = loss(theta + step)
+        while value > before + 1e-4 * length * slope + NOISE * (1 + abs(before)) and length > 1e-10:
             length /= 2
-        theta, value, p = theta + length * step, found, at
+            value, p = loss(theta + length * step)
+        theta = theta + length * step
     raise NoOptimumError(
         f"{name}: the log loss falls on without finite numbers that reach its least, as where a class has no rows or can be "
         "told without fault; give more rows, `penalty` or `label_smoothing`"

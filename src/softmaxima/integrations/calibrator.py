@@ -1,0 +1,208 @@
+"""`sm.TemperatureCalibrator`: a scikit-learn classifier whose probabilities are calibrated on rows that it did not learn from."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone, is_classifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import check_cv
+from sklearn.utils import _safe_indexing, get_tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _num_samples,
+    check_is_fitted,
+    column_or_1d,
+    has_fit_parameter,
+    indexable,
+)
+
+from softmaxima.temperature.calibration import KINDS, Calibration, calibrate_safely
+
+EPS = float(np.finfo(np.float64).eps)
+PENALTY = 0.01  # of biases and matrices
+
+
+class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
+    """A classifier with calibrated probabilities, softmax(x/τ) of its scores x.
+
+    The scores of each row come from a twin that did not learn from it, in cross-validation; τ is that of least log loss of all of them
+    (`calibrate_temperature`), and the classifier itself learns from all rows. Scores are those of `decision_function`, of two
+    classes 0 and that, or else the logarithms of `predict_proba`, a probability of 0 counting as half the least positive one.
+
+    Where there is no best τ, as where all rows are right, that of smoothed labels is taken, and `note_` says so.
+
+    Args:
+        estimator: a classifier; None takes `LogisticRegression()`.
+        method: "temperature", or "per_class", "vector", "matrix" of `calibrate_scaling`, which can change which class is predicted.
+        cv: folds, at most as many as the rarest class has rows; a splitter of scikit-learn; or "prefit", where the estimator has
+            learnt from other rows than `fit` gets.
+        penalty: λ of the biases of "vector" and of "matrix".
+
+    Attributes:
+        classes_: the classes, sorted.
+        estimator_: the classifier, which has learnt from all rows.
+        calibration_: what `calibrate_scaling` found, with `before` and `after` on the rows that were held out.
+        temperature_: τ, with method "temperature".
+        note_: what was done where there is no best τ, or "".
+        n_features_in_, feature_names_in_: those of the classifier, where it has them.
+
+    Raises:
+        ValueError: where an argument cannot be used, with its name, what arrived and what to do.
+
+    Cost: folds + 1 times learning, and that of `calibrate_scaling`.
+
+    Source: Guo, Pleiss, Sun & Weinberger (2017), arXiv:1706.04599.
+
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> import softmaxima as sm
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = sm.TemperatureCalibrator(GaussianNB()).fit(X, y)
+    >>> round(float(model.temperature_), 2)  # surer than it is right
+    1.64
+    """
+
+    def __init__(self, estimator: Any = None, *, method: str = "temperature", cv: Any = 5, penalty: float = PENALTY) -> None:
+        self.estimator = estimator
+        self.method = method
+        self.cv = cv
+        self.penalty = penalty
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        base = get_tags(self._base())
+        tags.input_tags.sparse = base.input_tags.sparse
+        tags.input_tags.allow_nan = base.input_tags.allow_nan
+        tags.input_tags.pairwise = base.input_tags.pairwise
+        tags.classifier_tags.multi_class = base.classifier_tags is None or base.classifier_tags.multi_class
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
+        """Learn from features X [rows, …] and classes y [rows], each row counting by its weight where the estimator takes that."""
+        self._check()
+        X, y = indexable(X, y)
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None")
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        base = self._base()
+        if isinstance(self.cv, str):
+            check_is_fitted(base)
+            self.estimator_, self.classes_ = base, base.classes_
+            if unknown := set(np.unique(y).tolist()) - set(np.asarray(self.classes_).tolist()):
+                raise ValueError(f"y has the class {min(unknown, key=str)!r}, which the fitted estimator does not know")
+            labels = np.searchsorted(self.classes_, y)
+            self._learn_floor(base, X)
+            found, kept, counted = self._scores(base, X), labels, weight
+        else:
+            self.classes_, labels = np.unique(y, return_inverse=True)
+            if len(self.classes_) < 2:
+                raise ValueError(
+                    f"TemperatureCalibrator needs rows of two classes or more, got one class: {self.classes_.tolist()}"
+                )
+            found, kept, counted = self._held_out(base, X, y, labels, weight, fit_params)
+            self.estimator_ = self._fitted(base, X, y, weight, fit_params)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.estimator_, name):
+                setattr(self, name, getattr(self.estimator_, name))
+        if counted is not None and not counted.any():
+            raise ValueError("sample_weight must have a positive entry, got zeros alone")
+        penalty = float(self.penalty) if self.method in KINDS[2:] else 0.0
+        self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, weight=counted, penalty=penalty)
+        if self.method == "temperature":
+            self.temperature_ = self.calibration_.temperature  # type: ignore[union-attr]
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [rows, classes] float64."""
+        check_is_fitted(self, "calibration_")
+        calibration: Calibration = self.calibration_
+        p = calibration(self._scores(self.estimator_, X))
+        return p / p.sum(-1, keepdims=True)  # one to the precision of float64
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row; of equal ones the first."""
+        found = self.predict_proba(X).argmax(-1)
+        return self.classes_[found]
+
+    def _base(self) -> Any:
+        return LogisticRegression() if self.estimator is None else self.estimator
+
+    def _check(self) -> None:
+        """Raise ValueError for what cannot be used, before any work."""
+        if self.method not in KINDS:
+            raise ValueError(f"method must be one of {', '.join(map(repr, KINDS))}, got {self.method!r}")
+        if not isinstance(self.penalty, Real) or isinstance(self.penalty, bool) or not 0 <= float(self.penalty) < math.inf:
+            raise ValueError(f"penalty must be a finite number of at least 0, got {self.penalty!r}")
+        if isinstance(self.cv, str) and self.cv != "prefit":
+            raise ValueError(f"cv must be an int, a splitter or 'prefit', got {self.cv!r}")
+        if isinstance(self.cv, Integral) and (isinstance(self.cv, bool) or int(self.cv) < 2):
+            raise ValueError(f"cv must be at least 2 folds, a splitter or 'prefit', got {self.cv!r}")
+        base = self._base()
+        if not is_classifier(base) or not (hasattr(base, "decision_function") or hasattr(base, "predict_proba")):
+            raise ValueError(f"estimator must be a classifier with decision_function or predict_proba, got {base!r}")
+
+    def _held_out(
+        self, base: Any, X: Any, y: np.ndarray, labels: np.ndarray, weight: np.ndarray | None, fit_params: dict[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The scores of rows by a twin that did not learn from them, with their labels and weights, in the order of the folds."""
+        folds, sizes = self.cv, np.bincount(labels)
+        if isinstance(folds, Integral):
+            folds = min(int(folds), int(sizes.min()))
+            if folds < 2:
+                rare = self.classes_[sizes.argmin()].item()
+                raise ValueError(f"each class needs two rows, one to learn from and one held out, got one of {rare!r}; add some")
+        cv = check_cv(folds, y, classifier=True)
+        twins, parts = [], []
+        for learning, held_out in cv.split(X, y):
+            if len(np.unique(labels[learning])) < len(self.classes_):
+                raise ValueError("a fold learns from rows without all classes; take a stratified cv, or fewer folds")
+            share = None if weight is None else weight[learning]
+            twins.append(self._fitted(base, _safe_indexing(X, learning), y[learning], share, _of_rows(fit_params, X, learning)))
+            parts.append(held_out)
+        self._learn_floor(twins[0], _safe_indexing(X, parts[0]))
+        found = [self._scores(twin, _safe_indexing(X, part)) for twin, part in zip(twins, parts, strict=True)]
+        rows = np.concatenate(parts)
+        return np.concatenate(found), labels[rows], None if weight is None else weight[rows]
+
+    def _fitted(self, base: Any, X: Any, y: np.ndarray, weight: np.ndarray | None, fit_params: dict[str, Any]) -> Any:
+        if weight is not None and has_fit_parameter(base, "sample_weight"):
+            return clone(base).fit(X, y, sample_weight=weight, **fit_params)
+        return clone(base).fit(X, y, **fit_params)
+
+    def _learn_floor(self, fitted: Any, X: Any) -> None:
+        """What a probability of 0 counts as."""
+        self.floor_ = EPS
+        if not hasattr(fitted, "decision_function"):
+            p = np.asarray(fitted.predict_proba(X), np.float64)
+            self.floor_ = max(EPS, float(p[p > 0].min()) / 2) if (p == 0).any() else EPS
+
+    def _scores(self, fitted: Any, X: Any) -> np.ndarray:
+        """[rows, classes] float64."""
+        if hasattr(fitted, "decision_function"):
+            found = np.asarray(fitted.decision_function(X), np.float64)
+            if found.ndim == 1:
+                return np.stack((np.zeros_like(found), found), -1)
+            if found.shape[1] == len(self.classes_):
+                return found
+            if not hasattr(fitted, "predict_proba"):
+                raise ValueError(f"decision_function must have {len(self.classes_)} columns, one a class, got {found.shape[1]}")
+        return np.log(np.maximum(np.asarray(fitted.predict_proba(X), np.float64), self.floor_))
+
+
+def _of_rows(fit_params: dict[str, Any], X: Any, rows: np.ndarray) -> dict[str, Any]:
+    """What has an entry a row, of these rows."""
+    count = _num_samples(X)
+
+    def is_of_rows(value: Any) -> bool:
+        return hasattr(value, "__len__") and not isinstance(value, (str, bytes, dict)) and len(value) == count
+
+    return {name: _safe_indexing(value, rows) if is_of_rows(value) else value for name, value in fit_params.items()}
