@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from softmaxima import lse as lse
     from softmaxima import maps as maps
     from softmaxima import streams as streams
+    from softmaxima import temperature as temperature
     from softmaxima.attn import *
     from softmaxima.derivatives import *
     from softmaxima.heads import *
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from softmaxima.lse import *
     from softmaxima.maps import *
     from softmaxima.streams import *
+    from softmaxima.temperature import *
 else:
     # The rooms with public names, from the ground up. Names are imported on first use, with their room, so that the command line
     # answers and sums files without loading torch. What is not in this table is a name of the maps, or none.
@@ -56,6 +58,10 @@ else:
             SurrogateLoss am_softmax_loss arcface cosface cross_entropy elastic_cross_entropy entmax15_loss
             entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
+        """,
+        "temperature": """
+            CosineTemperature EntropyTarget ExponentialTemperature GeometricTemperature LayerwiseTemperature LinearTemperature
+            Positive StateTemperature Temperature TemperatureSchedule entropy_temperature
         """,
         "heads": """
             AdaptiveSoftmax FrequencySampler HierarchicalSoftmax InBatchSampler InBatchSoftmax LearnedSampler LinearLoss

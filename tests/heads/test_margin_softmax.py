@@ -100,6 +100,20 @@ def test_derivatives_are_those_of_finite_differences():
         assert gradcheck(lambda h, w, options=options: sm.margin_softmax_loss(h, w, y, scale=4.0, **options), (hidden, weight))
 
 
+@pytest.mark.parametrize("called", ["cross_entropy", "sparsemax", "soft_accuracy"])
+@pytest.mark.parametrize("subject", MARGINS[::2], ids=str)
+def test_a_scale_may_learn(subject: Any, called: str):
+    kind, margin, _ = subject
+    hidden, weight, target = normal(4, 3), normal(6, 3, seed=1), torch.tensor([0, 5, -100, 2])
+    for shape, reduction in (((), "mean"), ((4, 1), "none")):
+        scale = torch.full(shape, 4.0, dtype=torch.float64, requires_grad=True)
+        found = lambda scale, reduction=reduction: sm.margin_softmax_loss(
+            hidden, weight, target, kind=kind, margin=margin, scale=scale, loss=called, reduction=reduction
+        )
+        torch.testing.assert_close(found(scale), found(4.0))
+        assert gradcheck(found, (scale,))
+
+
 def test_it_is_the_loss_of_cosines_with_the_same_margin():
     hidden, weight, y = normal(5, 6, seed=1), normal(9, 6, seed=2), torch.arange(5)
     cosine = normalize(hidden, dim=-1) @ normalize(weight, dim=-1).T

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 import softmaxima as sm
-from conftest import Case, LossCase, chosen, normal, rows
+from conftest import TOLERANCE, Case, LossCase, chosen, normal, rows
 from softmaxima.maps import REGISTRY
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +27,36 @@ def labels(shape: tuple[int, ...], classes: int = 5, seed: int = 0) -> torch.Ten
 
 def soft(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return torch.softmax(normal(*shape, seed=seed), 0 if len(shape) == 1 else 1)
+
+
+def test_a_temperature_divides_the_scores_and_may_learn(loss: LossCase, dtype: torch.dtype):
+    if loss.loss.on_cosines:  # which have their own, or a scale
+        return
+    x, y = normal(2, 4, 3, dtype=dtype), labels((2, 3), 4)
+    y[0, 1], x[0, :, 1] = -100, math.nan  # a row that is ignored
+    x.requires_grad_()
+    a_row = torch.tensor([[[0.25, 0.5, 1.0]], [[0.5, 2.0, 0.25]]], dtype=torch.float64)
+    for tau, number in ((0.25, 0.25), (a_row.requires_grad_(), a_row.detach()), (sm.Temperature(0.25, dtype=torch.float64), 0.25)):
+        z = (x.detach().double() / number).requires_grad_()
+        found, expected = loss(x, y, reduction="none", temperature=tau), loss(z, y, reduction="none")
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+        learnt = [] if isinstance(tau, float) else [tau] if isinstance(tau, torch.Tensor) else list(tau.parameters())
+        slope, *by_tau = torch.autograd.grad(found.sum(), [x, *learnt])
+        (of_z,) = torch.autograd.grad(expected.sum(), z)
+        close = {"rtol": 50 * TOLERANCE[dtype], "atol": 50 * TOLERANCE[dtype]}
+        torch.testing.assert_close(slope.double(), of_z / number, **close)
+        for gradient in by_tau:  # by log τ of a module
+            moved = -(of_z * z.detach().nan_to_num()).sum(1, keepdim=True)
+            torch.testing.assert_close(gradient.double(), moved / number if gradient.ndim else moved.sum(), **close)
+
+
+@pytest.mark.parametrize(("function", "what"), [(sm.am_softmax_loss, "temperature"), (sm.cosface, "scale"), (sm.arcface, "scale")])
+def test_the_scale_of_cosines_may_learn(function, what: str):
+    x, y = 0.9 * torch.tanh(normal(2, 4, 3)), labels((2, 3), 4)
+    scale = torch.full((2, 1, 3), 1.5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(function(x, y, **{what: scale}), function(x, y, **{what: 1.5}))
+    assert gradcheck(lambda scale: function(x, y, **{what: scale}), (scale,))
 
 
 def test_a_soft_target_of_0_has_the_slope_of_moving_it(case: Case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -119,7 +120,9 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
 
 
 def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
-    """A number that is `valid`, or a tensor of such numbers, of any shape."""
+    """A number that is `valid`, or a tensor of such numbers, of any shape; of a module, such as `Temperature`, what it says now."""
+    if isinstance(value, torch.nn.Module):
+        value = _said(name, what, value)
     if type(value) is float or (not isinstance(value, Tensor) and as_number(value) is not None):
         return check_number(name, what, value, valid, domain)
     if not isinstance(value, (Tensor, np.ndarray)):
@@ -130,6 +133,18 @@ def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], d
     if is_concrete(tensor) and not bool((right := valid(values := tensor.detach().double())).all()):
         raise ValueError(f"{name}: {what} must be {domain}, got a tensor with {float(values[~right][0])}")
     return tensor
+
+
+def _said(name: str, what: str, module: torch.nn.Module) -> Any:
+    """What a module that stands for a number is called for, without arguments."""
+    arguments = () if is_compiling() else inspect.signature(module.forward).parameters.values()
+    wanted = [a.name for a in arguments if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)]
+    if wanted:
+        raise TypeError(
+            f"{name}: {what} must be a number, a tensor or a module that says it, got {type(module).__name__}, which must be given "
+            f"{wanted[0]}; pass {what}=module({wanted[0]})"
+        )
+    return module()
 
 
 def scale_of(scores: torch.dtype) -> tuple[Callable[[Any], Any], str]:

@@ -13,7 +13,7 @@ class WithOptions:
     _option_names: tuple[str, ...]
 
     def hold(self: Any, **options: Any) -> None:
-        """Numbers as attributes, an `nn.Parameter` as a parameter, a tensor as a buffer."""
+        """Numbers as attributes, an `nn.Parameter` as a parameter, a tensor as a buffer, a module as a module."""
         self._option_names = tuple(options)
         for name, value in options.items():
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -23,10 +23,13 @@ class WithOptions:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._option_names}
+        """The arguments now, of a module what it says."""
+        held = {name: getattr(self, name) for name in self._option_names}
+        return {name: value() if isinstance(value, nn.Module) else value for name, value in held.items()}
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={_brief(value)}" for name, value in self.options.items())
+        held = {name: getattr(self, name) for name in self._option_names}
+        return ", ".join(f"{name}={_brief(value)}" for name, value in held.items() if not isinstance(value, nn.Module))
 
 
 class OptionsModule(WithOptions, nn.Module):
@@ -35,6 +38,11 @@ class OptionsModule(WithOptions, nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.hold(**options)
+
+
+def held(given: Any, checked: Any) -> Any:
+    """What a module holds of an argument that was checked: a module, which is asked anew at each call, as it was given."""
+    return given if isinstance(given, nn.Module) else checked
 
 
 def _brief(value: Any) -> str:

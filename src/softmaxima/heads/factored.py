@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input, scale_of
-from softmaxima.core.modules import WithOptions
+from softmaxima.core.modules import WithOptions, held
 from softmaxima.core.numbers import check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
@@ -77,7 +77,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
                 class_weight = check_values(name, "weight", class_weight).to(device)
         self.register_buffer("class_weight", class_weight)
         self.hold(
-            temperature=tau,
+            temperature=held(temperature, tau),
             ignore_index=check_int(name, "ignore_index", ignore_index),
             reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
             **options,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_of
-from softmaxima.core.modules import WithOptions
+from softmaxima.core.modules import WithOptions, held
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
 from softmaxima.core.tracing import is_concrete, may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import unrounded
@@ -253,7 +253,7 @@ class InBatchSoftmax(WithOptions, nn.Module):
             correction=correction,
             remove_hits=remove_hits,
             symmetric=symmetric,
-            temperature=check_value(name, "temperature", temperature, *TEMPERATURE),
+            temperature=held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE)),
             reduction=reduction,
         )
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value, like_input, scale_of
 from softmaxima.core.contract import REGISTRY as MAPS
-from softmaxima.core.modules import OptionsModule, WithOptions
+from softmaxima.core.modules import OptionsModule, WithOptions, held
 from softmaxima.core.numbers import (
-    TEMPERATURE,
     check_choice,
     check_count,
     check_flag,
@@ -359,7 +358,7 @@ class LinearLoss(WithOptions, nn.Module):
             self.bias = nn.Parameter(torch.zeros_like(self.weight[:, 0])) if bias else None
         self.loss, own = find_loss(name, loss)
         self.loss_options = OptionsModule(**own)
-        tau = check_value(name, "temperature", temperature, *TEMPERATURE)
+        tau = held(temperature, check_value(name, "temperature", temperature, *scale_of(self.weight.dtype)))
         self.hold(temperature=tau, class_weight=class_weight, **options)
         with torch.no_grad():  # which refuses what it would refuse
             self(self.weight.new_zeros((0, in_features)), torch.zeros(0, dtype=torch.long, device=self.weight.device))

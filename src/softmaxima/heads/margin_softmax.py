@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, like_input, scale_of
-from softmaxima.core.modules import WithOptions
-from softmaxima.core.numbers import check_choice, check_count, check_number, check_positive
+from softmaxima.core.arguments import as_tensor, check_value, like_input, scale_of
+from softmaxima.core.modules import WithOptions, held
+from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.tracing import sizes
-from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight
+from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight, unrounded
 from softmaxima.heads.linear_loss import ask, find_loss
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
@@ -29,7 +29,7 @@ def margin_softmax_loss(
     *,
     kind: str = "arcface",
     margin: float | tuple[float, float, float] = 0.5,
-    scale: float = 64.0,
+    scale: float | Tensor = 64.0,
     centres: int = 1,
     loss: str | tuple[str, Any] = "cross_entropy",
     ignore_index: int = -100,
@@ -51,7 +51,8 @@ def margin_softmax_loss(
             "combined"        cos(m₁θ + m₂) − m₃          margin = (m₁, m₂, m₃), m₁ ≥ 1
             Past m₁θ + m₂ = π, where the cosine would turn, it goes on decreasing (see `sm.arcface`).
         margin: m.
-        scale: s > 0, of all cosines; AM-softmax's temperature is 1/s.
+        scale: s > 0, of all cosines, a number, a tensor that broadcasts to (…, 1) and may require grad, or a module that says one, such
+            as `Positive`. AM-softmax's temperature is 1/s.
         centres: vectors a class, the nearest of which counts (sub-centre ArcFace).
         loss: as for `linear_loss`, of the scores s·cos θ.
         The others, errors: as for `linear_loss`. log_prob and entropy are those without the margin.
@@ -68,7 +69,7 @@ def margin_softmax_loss(
     name = "margin_softmax_loss"
     moved = check_margin(name, kind, margin)
     centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
-    scale = check_number(name, "scale", scale, *scale_of(states.dtype))
+    inverse = 1 / check_value(name, "scale", scale, *scale_of(states.dtype))
     layer = check_weight(name, weight, states)
     if sizes(layer)[0] % centres:
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
@@ -88,7 +89,7 @@ def margin_softmax_loss(
         reduction=reduction,
         chunk=chunk,
         outputs=outputs,
-        tau=1 / scale,
+        tau=inverse,
         unit=True,
         centres=centres,
         margin=moved,
@@ -132,7 +133,7 @@ class MarginSoftmax(WithOptions, nn.Module):
         *,
         kind: str = "arcface",
         margin: float | tuple[float, float, float] = 0.5,
-        scale: float = 64.0,
+        scale: float | Tensor = 64.0,
         centres: int = 1,
         class_weight: Tensor | None = None,
         device: Any = None,
@@ -144,10 +145,12 @@ class MarginSoftmax(WithOptions, nn.Module):
         check_options(name, margin_softmax_loss, options)
         size = check_margin(name, kind, margin)
         margin = (size.factor, size.angle, size.cosine) if kind == "combined" else getattr(size, KINDS[kind])
-        scale, centres = check_positive(name, "scale", scale), check_count(name, "centres", centres)
+        place = check_place(name, device, dtype)
+        scale = held(scale, check_value(name, "scale", scale, *scale_of(place["dtype"])))
+        centres = check_count(name, "centres", centres)
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
         shape = (self.classes * centres, self.in_features)
-        self.weight = nn.Parameter(torch.empty(shape, **check_place(name, device, dtype)))
+        self.weight = nn.Parameter(torch.empty(shape, **place))
         self.hold(kind=kind, margin=margin, scale=scale, centres=centres, class_weight=class_weight, **options)
         self.reset_parameters()
         with torch.no_grad():  # which refuses options that it would refuse
@@ -168,5 +171,6 @@ class MarginSoftmax(WithOptions, nn.Module):
         """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""
         states = check_hidden(type(self).__name__, hidden)
         check_weight(type(self).__name__, self.weight, states)
-        products = torch.matmul(unit(states), unit(self.weight).T)
+        with unrounded(states):
+            products = torch.matmul(unit(states), unit(self.weight.to(states.dtype)).T)
         return like_input(products.unflatten(-1, (-1, self.options["centres"])).amax(-1), hidden)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ class Pass:
         if isinstance(part.tau, Tensor):
             x.div_(part.tau.to(x.dtype))
         part = part.with_scores(x)
-        before = x.clone() if self.of_tau and self.in_place else x
+        before = x.clone() if self.of_tau and (self.in_place or part.margin is not None) else x
         g = self._gradient(part, span, number)
         if g is None:
             return
@@ -148,7 +149,7 @@ class Pass:
             self.values[1:, span] = torch.stack(composed_outputs(part))
             if self.differentiates:
                 of_outputs = _gradient_of_outputs(part, slopes[1:])  # type: ignore[index]
-        slope = _move_targets(part)
+        moved = _move_targets(part)
         scale = (self.scale if slopes is None else 1.0) / tau
         account: dict[str, Any] = {"class_weight": batch.class_weight, "smoothing": batch.smoothing, "scale": scale}
         if self.in_place:
@@ -159,9 +160,12 @@ class Pass:
         g = g.to(part.dtype)
         if slopes is not None:
             g.mul_(slopes[0].to(g.dtype).unsqueeze(-1))
-        if slope is not None:
+        if moved is not None:
             index = batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-            g.scatter_(-1, index, g.gather(-1, index) * slope)
+            of_target = g.gather(-1, index)
+            g.scatter_(-1, index, of_target * moved.slope)
+            if self.of_tau:  # ψ(c)/τ falls with τ otherwise than by c/τ
+                _add_to(self.others["τ"], span, (of_target * (moved.before * moved.slope - moved.after) / part.tau).double())
         return g if of_outputs is None else g.add_(of_outputs.to(g.dtype), alpha=1 / tau)
 
     def _composed_gradient(self, part: Request, span: slice, slopes: Tensor | None, tau: float) -> Tensor | None:
@@ -170,9 +174,12 @@ class Pass:
             self.values[:, span] = composed(part)
             return None
         options = {name: value for name, value in part.options.items() if isinstance(value, Tensor)}
+        if self.of_tau and part.margin is not None:
+            options["τ"] = part.tau
         with torch.enable_grad():
             x, *learnt = (value.detach().requires_grad_() for value in (part.batch.rows, *options.values()))
-            values = composed(part.with_scores(x, dict(zip(options, learnt, strict=True))))
+            named = dict(zip(options, learnt, strict=True))
+            values = composed(replace(part, tau=named.pop("τ", part.tau)).with_scores(x, named))
             weights = torch.ones_like(values) * self.scale if slopes is None else slopes.to(values.dtype)
             g, *others = torch.autograd.grad(values, (x, *learnt), weights, allow_unused=True)
         self.values[:, span] = values.detach()
@@ -182,14 +189,24 @@ class Pass:
         return torch.zeros_like(x) if g is None else g / tau
 
 
-def _move_targets(part: Request) -> Tensor | None:
-    """Gives the scores of labels their margin; what their derivatives are times then, [rows, 1]."""
+class Moved(NamedTuple):
+    """The scores of labels without and with their margin, and the slope of these by those, [rows, 1] each."""
+
+    before: Tensor
+    after: Tensor
+    slope: Tensor
+
+
+def _move_targets(part: Request) -> Moved | None:
+    """Gives the scores of labels their margin."""
     if part.margin is None:
         return None
     x, index = part.batch.rows, part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-    cosine = x.gather(-1, index) * part.tau
-    x.scatter_(-1, index, part.margin.moved(cosine) / part.tau)
-    return part.margin.slope(cosine)
+    before = x.gather(-1, index)
+    cosine = before * part.tau
+    after = (part.margin.moved(cosine) / part.tau).to(x.dtype)
+    x.scatter_(-1, index, after)
+    return Moved(before, after, part.margin.slope(cosine))
 
 
 def _gradient_of_outputs(part: Request, slopes: Tensor) -> Tensor:

@@ -17,15 +17,25 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, like_input
+from softmaxima.core.arguments import (
+    as_scores,
+    as_tensor,
+    check_device,
+    check_per_row,
+    check_value,
+    like_input,
+    moved_last,
+    scale_of,
+)
 from softmaxima.core.blocks import Part, places
 from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
-from softmaxima.core.modules import OptionsModule
-from softmaxima.core.numbers import check_choice, check_int, check_number
+from softmaxima.core.modules import OptionsModule, held
+from softmaxima.core.numbers import TEMPERATURE, check_choice, check_int, check_number
 from softmaxima.core.parts import again, as_given, in_parts
 from softmaxima.core.routing import is_native, kernels
 from softmaxima.core.rows import without_mask
+from softmaxima.core.temperature import is_one, tempered
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes, transforming
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import has_kernel
@@ -249,6 +259,7 @@ def _of_labels(
     ignore_index: Any,
     reduction: Any,
     label_smoothing: Any,
+    temperature: Any = 1.0,
 ) -> Tensor | None:
     """What `CALLS` makes of it; None of all that is not plain."""
     calls, kernel = native.CALLS, map.kernel
@@ -259,7 +270,7 @@ def _of_labels(
         return None
     if weight is not None or not isinstance(reduction, str) or reduction not in ("mean", "sum"):
         return None
-    if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1:
+    if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1 or type(temperature) is not float or temperature != 1.0:
         return None
     theta = kernel.theta(*numbers) if numbers else ()
     if theta is None:
@@ -379,6 +390,7 @@ def prepare(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    temperature: Any = 1.0,
 ) -> Batch:
     """Validate the arguments that all losses share, and move the classes last."""
     scores = as_scores(name, x)
@@ -410,7 +422,12 @@ def prepare(
     ignored = None
     if labels is not None:
         labels, ignored = check_labels(name, labels, classes, ignore_index)
-    return Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
+    batch = Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
+    tau = check_per_row(name, "temperature", temperature, scores, class_axis, *scale_of(scores.dtype))
+    if is_one(tau):
+        return batch
+    rows = rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
+    return replace(batch.in_double(), rows=tempered(rows, moved_last(tau, class_axis), None))
 
 
 def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: Any) -> tuple[int, str, float]:
@@ -544,6 +561,8 @@ class LossModule(OptionsModule):
         if weight is not None:
             weight = check_class_weight(name, weight, None)
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
+        if (temperature := options.get("temperature")) is not None:
+            options["temperature"] = held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE))
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, **options)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -582,7 +601,8 @@ class Loss:
 
     def __post_init__(self) -> None:
         known = inspect.signature(self.function).parameters.values()
-        own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
+        shared = SHARED if self.on_cosines else (*SHARED, "temperature")
+        own = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY and p.name not in shared}
         object.__setattr__(self, "own_options", own)
         object.__setattr__(self, "takes_any", any(p.kind is p.VAR_KEYWORD for p in known))
 

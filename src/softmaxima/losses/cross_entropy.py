@@ -26,6 +26,7 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
 ) -> Array:
     """Cross-entropy of softmax, `LSE(x) − x_t` for a label t and `−Σ_c y_c log p_c` for probabilities y, in nats.
 
@@ -36,6 +37,8 @@ def cross_entropy(
         ignore_index: class indices of this value add nothing, and their scores get no gradient.
         reduction: "mean" (over the weights of the rows that are not ignored; over all rows for probabilities), "sum" or "none".
         label_smoothing: ε in [0, 1]; the target becomes (1 − ε) y + ε/C.
+        temperature: τ > 0, for the loss of x/τ: a number, a tensor that broadcasts against x with size 1 along the class axis, or a
+            module that says one, such as `Temperature`; it may require grad. Any but 1.0 is computed in float64.
 
     Returns:
         A scalar, or one value a row, of x's dtype and array kind. A score of −∞ never gives NaN: the loss is +∞ if the target
@@ -52,7 +55,7 @@ def cross_entropy(
     >>> sm.cross_entropy(torch.tensor([[0.0, 1.0], [3.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.1809)
     """
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
     return reduced("cross_entropy", SOFTMAX, (), evaluation, *shared)
 
 

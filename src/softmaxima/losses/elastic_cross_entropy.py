@@ -29,6 +29,7 @@ def elastic_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
 ) -> Array:
     """Cross-entropy of the elastic softmax, `log(Σ_j exp(x_j) + exp(β)) − x_t` for a label t, in nats.
 
@@ -42,7 +43,7 @@ def elastic_cross_entropy(
     tensor(1.0986)
     """
     name, params = "elastic_cross_entropy", {"beta": beta}
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
     return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), partial(evaluation, **params), *shared)
 
 

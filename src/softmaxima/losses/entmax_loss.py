@@ -24,6 +24,7 @@ def entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
 ) -> Array:
     """The loss of entmax-α: convex, and for α > 1 exactly zero once x_t exceeds every other score by 1/(α − 1).
 
@@ -38,7 +39,9 @@ def entmax_loss(
     >>> sm.entmax_loss(torch.tensor([[4.0, 0.0]]), torch.tensor([0]), alpha=1.25)
     tensor(0.)
     """
-    return fenchel_young("entmax_loss", ENTMAX, {"alpha": alpha}, input, target, weight, ignore_index, reduction, label_smoothing)
+    return fenchel_young(
+        "entmax_loss", ENTMAX, {"alpha": alpha}, input, target, weight, ignore_index, reduction, label_smoothing, temperature
+    )
 
 
 class EntmaxLoss(LossModule):
@@ -64,6 +67,7 @@ def entmax15_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
 ) -> Array:
     """The loss of entmax-1.5: convex, and exactly zero once x_t exceeds every other score by 2.
 
@@ -73,7 +77,9 @@ def entmax15_loss(
     >>> sm.entmax15_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.3905])
     """
-    return fenchel_young("entmax15_loss", ENTMAX15, {}, input, target, weight, ignore_index, reduction, label_smoothing)
+    return fenchel_young(
+        "entmax15_loss", ENTMAX15, {}, input, target, weight, ignore_index, reduction, label_smoothing, temperature
+    )
 
 
 class Entmax15Loss(LossModule):

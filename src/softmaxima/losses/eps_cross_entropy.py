@@ -38,6 +38,7 @@ def eps_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
     **params: Any,
 ) -> Array:
     """Cross-entropy of any map with ε added to each probability, `−log((p_t + ε)/(1 + nε))`, in nats, at most log(1/ε + n).
@@ -55,7 +56,7 @@ def eps_cross_entropy(
     >>> sm.eps_cross_entropy(torch.tensor([[2.0, 0.0]]), torch.tensor([1]), eps=1e-3)
     tensor(6.9098)
     """
-    batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, temperature)
     return batch.evaluate(evaluation(batch, map, eps, **params))
 
 

@@ -95,7 +95,9 @@ class MapLossModule(LossModule):
     def __init__(self, map: AnyMap, weight: Tensor | None = None, own: dict[str, Any] | None = None, **options: Any) -> None:
         name = type(self).__name__
         found = type(self).find(name, map)
-        shared = {key: options.pop(key) for key in ("ignore_index", "reduction", "label_smoothing") if key in options}
+        shared = {
+            key: options.pop(key) for key in ("ignore_index", "reduction", "label_smoothing", "temperature") if key in options
+        }
         named = of_map(name, found, options)
         found.complete(named)  # a parameter that the map does not have raises here
         checked = {p.name: p.check(name, named[p.name]) for p in found.params if p.name in named}
@@ -157,6 +159,7 @@ def fenchel_young_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
     **params: Any,
 ) -> Array:
     """The Fenchel–Young loss of a map with regulariser Ω, `Ω*(x) + Ω(y) − ⟨x, y⟩`: convex, and zero exactly where map(x) = y.
@@ -180,7 +183,7 @@ def fenchel_young_loss(
     """
     name = "fenchel_young_loss"
     found = regularised_map(name, map)
-    return fenchel_young(name, found, params, input, target, weight, ignore_index, reduction, label_smoothing)
+    return fenchel_young(name, found, params, input, target, weight, ignore_index, reduction, label_smoothing, temperature)
 
 
 class FenchelYoungLoss(MapLossModule):

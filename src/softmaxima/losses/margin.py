@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_device, like_input, scale_of
-from softmaxima.core.numbers import check_number, check_one_temperature, check_positive
+from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, check_value, like_input, moved_last, scale_of
+from softmaxima.core.modules import held
+from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
 from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, native_only, reduced, register
@@ -73,15 +74,16 @@ def margin_loss(
 ) -> Any:
     """The cross-entropy of scale · cosines, the target's with its margin; what is given is a scale, or a temperature 1/scale."""
     cosines = as_scores(name, input)
-    scale = check_number(name, what, given, *scale_of(cosines.dtype))
-    scale = scale if what == "scale" else 1 / scale
     limit = 1 + 4 * torch.finfo(cosines.dtype).eps
     if class_vectors is not None:
         vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
         cosines, limit = _cosines(name, cosines, vectors), math.inf
-    own = native.Margin(scale, margin, int(angular), limit)
+    axis = min(1, max(0, cosines.ndim - 1))
+    found: Any = moved_last(check_per_row(name, what, given, cosines, axis, *scale_of(cosines.dtype)), axis)
+    own = native.Margin(found if what == "scale" else 1 / found, margin, int(angular), limit)
     shared = (like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
-    return reduced(name, SOFTMAX, (), partial(evaluation, own=own), *shared, margin=own)
+    numbers = None if isinstance(found, Tensor) else ()
+    return reduced(name, SOFTMAX, numbers, partial(evaluation, own=own), *shared, margin=own)
 
 
 def evaluation(batch: Batch, own: native.Margin) -> Evaluation:
@@ -95,7 +97,8 @@ def evaluation(batch: Batch, own: native.Margin) -> Evaluation:
             check_cosines(batch, own.limit)
         return values, slope
 
-    return Evaluation(native_only(batch, of_cosines), composite, wide=True, of_map=True)
+    losses = None if isinstance(own.scale, Tensor) else native_only(batch, of_cosines)
+    return Evaluation(losses, composite, wide=True, of_map=True)
 
 
 def check_cosines(batch: Batch, limit: float) -> None:
@@ -139,7 +142,7 @@ def am_softmax_loss(
     class_vectors: Any = None,
     *,
     margin: float = 0.35,
-    temperature: float = 1 / 30,
+    temperature: float | Array = 1 / 30,
     weight: Any = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -151,7 +154,7 @@ def am_softmax_loss(
         input: cosines (N, C, d…), in [−1, 1] up to rounding; or, with class_vectors, features (N, D, d…).
         class_vectors: (C, D), one vector a class (the last layer's weight); the cosines are then taken here.
         margin: m in [0, 2).
-        temperature: τ > 0; cosines alone span too little for a confident softmax.
+        temperature: τ > 0, as for `cross_entropy`; cosines alone span too little for a confident softmax.
         The others, errors: as for `cross_entropy`. For target probabilities y the margin of class c is m·y_c.
 
     Source: Wang et al. (2018), arXiv:1801.05599. Cost: as `cross_entropy`, and the product for features.
@@ -172,7 +175,7 @@ def cosface(
     class_vectors: Any = None,
     *,
     margin: float = 0.35,
-    scale: float = 64.0,
+    scale: float | Array = 64.0,
     weight: Any = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -198,7 +201,7 @@ def arcface(
     class_vectors: Any = None,
     *,
     margin: float = 0.5,
-    scale: float = 64.0,
+    scale: float | Array = 64.0,
     weight: Any = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -208,7 +211,7 @@ def arcface(
 
     Args:
         margin: m in [0, π), in radians.
-        scale: s > 0.
+        scale: s > 0, as a temperature may be.
         The others, errors: as for `am_softmax_loss`. For target probabilities y the angle of class c grows by m·y_c.
 
     The gradient is the true one, finite also at cosines of ±1, where arccos has none. Past θ_t = π − m, where cos(θ + m) turns, the
@@ -233,6 +236,11 @@ class _MarginModule(LossModule):
         return type(self).function(input, target, class_vectors, **self.options)
 
 
+def _held_scale(name: str, scale: Any) -> Any:
+    positive = (lambda s: (s > 0) & (s < math.inf)), "a positive finite number, a tensor of such or a module that says one"
+    return held(scale, check_value(name, "scale", scale, *positive))
+
+
 class AMSoftmaxLoss(_MarginModule):
     """`am_softmax_loss` as a module.
 
@@ -243,10 +251,11 @@ class AMSoftmaxLoss(_MarginModule):
 
     function = am_softmax_loss
 
-    def __init__(self, margin: float = 0.35, temperature: float = 1 / 30, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(
+        self, margin: float = 0.35, temperature: float | Tensor = 1 / 30, weight: Tensor | None = None, **options: Any
+    ) -> None:
         name = type(self).__name__
-        margin, temperature = check_number(name, "margin", margin, *COSINES), check_one_temperature(name, temperature)
-        super().__init__(weight, margin=margin, temperature=temperature, **options)
+        super().__init__(weight, margin=check_number(name, "margin", margin, *COSINES), temperature=temperature, **options)
 
 
 class CosFace(_MarginModule):
@@ -259,11 +268,9 @@ class CosFace(_MarginModule):
 
     function = cosface
 
-    def __init__(self, margin: float = 0.35, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, margin: float = 0.35, scale: float | Tensor = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        super().__init__(
-            weight, margin=check_number(name, "margin", margin, *COSINES), scale=check_positive(name, "scale", scale), **options
-        )
+        super().__init__(weight, margin=check_number(name, "margin", margin, *COSINES), scale=_held_scale(name, scale), **options)
 
 
 class ArcFace(_MarginModule):
@@ -276,11 +283,9 @@ class ArcFace(_MarginModule):
 
     function = arcface
 
-    def __init__(self, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, margin: float = 0.5, scale: float | Tensor = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        super().__init__(
-            weight, margin=check_number(name, "margin", margin, *ANGLES), scale=check_positive(name, "scale", scale), **options
-        )
+        super().__init__(weight, margin=check_number(name, "margin", margin, *ANGLES), scale=_held_scale(name, scale), **options)
 
 
 register(

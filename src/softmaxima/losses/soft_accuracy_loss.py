@@ -28,6 +28,7 @@ def soft_accuracy_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
     **params: Any,
 ) -> Array:
     """The soft accuracy `−p_t` of a map, in [−1, 0]: minus the expected accuracy of a label drawn from p.
@@ -42,7 +43,7 @@ def soft_accuracy_loss(
     >>> sm.soft_accuracy_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(-0.8808)
     """
-    batch = prepare("soft_accuracy_loss", input, target, weight, ignore_index, reduction, label_smoothing)
+    batch = prepare("soft_accuracy_loss", input, target, weight, ignore_index, reduction, label_smoothing, temperature)
     return batch.evaluate(evaluation(batch, map, **params))
 
 

@@ -37,6 +37,7 @@ def sparse_softmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
 ) -> Array:
     """The loss of top-k and top-p softmax, `log Σ_{i∈Ω} exp(x_i) − x_t`; the target need not be in Ω.
 
@@ -57,7 +58,7 @@ def sparse_softmax_loss(
     name = "sparse_softmax_loss"
     k, p = _check_choice(name, k, p)
     map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
     return reduced(name, map, (theta,), partial(evaluation, k=k, p=p), *shared, given=KERNEL)
 
 

@@ -20,6 +20,7 @@ def sparsemax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
 ) -> Array:
     """The loss of sparsemax: convex, and exactly zero once x_t exceeds every other score by 1.
 
@@ -30,7 +31,9 @@ def sparsemax_loss(
     >>> sm.sparsemax_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.2500])
     """
-    return fenchel_young("sparsemax_loss", SPARSEMAX, {}, input, target, weight, ignore_index, reduction, label_smoothing)
+    return fenchel_young(
+        "sparsemax_loss", SPARSEMAX, {}, input, target, weight, ignore_index, reduction, label_smoothing, temperature
+    )
 
 
 class SparsemaxLoss(LossModule):

@@ -34,6 +34,7 @@ def surrogate_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
     **params: Any,
 ) -> Array:
     """A loss whose gradient is `p − y` for any map, with or without a regulariser. **Its value means nothing.**
@@ -55,7 +56,7 @@ def surrogate_loss(
     """
     name = "surrogate_loss"
     found = probability_map(name, map)
-    shared = (input, target, weight, ignore_index, reduction, label_smoothing)
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
     of_batch = partial(evaluation, map=found, **params)
     return reduced(name, found, plain_numbers(found, params), of_batch, *shared, fenchel=True, given=name)
 

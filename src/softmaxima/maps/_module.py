@@ -8,7 +8,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import check_value
 from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.modules import OptionsModule
+from softmaxima.core.modules import OptionsModule, held
 from softmaxima.core.numbers import TEMPERATURE, check_axis
 
 
@@ -16,7 +16,8 @@ class MapModule(OptionsModule):
     """A map as a module, over scores of any shape.
 
     `map` is a registered name, the function of a map (`sm.sparsemax`) or a `Map`. Temperature and parameters may be numbers,
-    tensors (buffers) or `nn.Parameter` (learnt). Raises TypeError or ValueError at once for what the map would refuse.
+    tensors (buffers), `nn.Parameter` (learnt) or modules that say them, such as `Temperature`. Raises TypeError or ValueError at
+    once for what the map would refuse.
 
     >>> import torch, softmaxima as sm
     >>> sm.MapModule("entmax", dim=0, alpha=torch.nn.Parameter(torch.tensor(1.5)))
@@ -28,8 +29,8 @@ class MapModule(OptionsModule):
         found = find_map(map, name)
         values = found.complete(params)
         dim = check_axis(name, dim)
-        temperature = check_value(name, "temperature", temperature, *TEMPERATURE)
-        values = {parameter.name: parameter.check(name, values[parameter.name]) for parameter in found.params}
+        temperature = held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE))
+        values = {p.name: held(values[p.name], p.check(name, values[p.name])) for p in found.params}
         super().__init__(dim=dim, temperature=temperature, **values)
         self.map = found
 

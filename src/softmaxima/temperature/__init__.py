@@ -1,0 +1,26 @@
+"""Temperatures: positive numbers that are learnt or follow a schedule, those that hold an entropy, and calibration."""
+
+from softmaxima.temperature.entropy import EntropyTarget, entropy_temperature
+from softmaxima.temperature.learnt import LayerwiseTemperature, StateTemperature, Temperature
+from softmaxima.temperature.positive import Positive
+from softmaxima.temperature.schedules import (
+    CosineTemperature,
+    ExponentialTemperature,
+    GeometricTemperature,
+    LinearTemperature,
+    TemperatureSchedule,
+)
+
+__all__ = [
+    "CosineTemperature",
+    "EntropyTarget",
+    "ExponentialTemperature",
+    "GeometricTemperature",
+    "LayerwiseTemperature",
+    "LinearTemperature",
+    "Positive",
+    "StateTemperature",
+    "Temperature",
+    "TemperatureSchedule",
+    "entropy_temperature",
+]
