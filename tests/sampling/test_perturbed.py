@@ -91,9 +91,18 @@ def test_decisions_of_another_shape_and_any_axis():
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_no_nan(precision: torch.dtype, scale: float):
-    x = torch.tensor([1e4, -1e4, 0.0], dtype=precision, requires_grad=True)
+    x = torch.tensor([1e4, -1e4, 0.0, -torch.inf], dtype=precision, requires_grad=True)
     for noise in ("gumbel", "normal", "logistic"):
         y = perturbed_argmax(one_hot, x, noise=noise, scale=scale, samples=10, generator=0)
         assert y.dtype == precision
         assert y.isfinite().all()
-        assert torch.autograd.grad(y.sum() + y[0], x)[0].isfinite().all()
+        (gradient,) = torch.autograd.grad(y.sum() + y[0], x)
+        assert gradient.isfinite().all()
+        assert gradient[3] == 0
+
+
+def test_the_gradient_sees_noise_that_the_scores_do_not():
+    """Where ε is below the last digit of x, x + εZ has lost Z, and the scores of the noise have not."""
+    x = torch.full((3,), 1e20, dtype=torch.float64, requires_grad=True)
+    y = perturbed_argmax(lambda u: torch.rand(u.shape, generator=torch.Generator().manual_seed(0)), x, samples=50, generator=0)
+    assert torch.autograd.grad(y[0], x)[0].abs().min() > 0

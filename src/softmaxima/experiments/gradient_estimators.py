@@ -7,9 +7,9 @@ f is neither linear nor quadratic, and far from 0 on average, as a loss is: REIN
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,12 +92,7 @@ def measure_estimators(problem: Problem | None = None, estimates: int = N, steps
     learned = learned_control(problem, steps, seed)
     rows = []
     for name, estimator, options, samples, each, more in PLAN:
-        relaxing = estimator == "relax"
-        evaluate = (
-            (lambda x, f, **given: learned(x, f, **given))
-            if relaxing
-            else lambda x, f, estimator=estimator, options=options, **given: expectation(x, f, estimator, **options, **given)
-        )
+        evaluate = learned if estimator == "relax" else partial(expectation, estimator=estimator, **options)
         gradients = estimated(problem, evaluate, samples, estimates, seed)
         rows.append(measured(name, ESTIMATORS[estimator].unbiased, samples * each + more, gradients, problem.gradient()))
     return rows
@@ -137,9 +132,9 @@ def learned_control(problem: Problem, steps: int, seed: int = 0, rows: int = 256
 
 
 def variances(rows: Sequence[Measured]) -> dict[str, float]:
-    """The variance of each estimator, by name; infinite where it was not measured.
+    """The variance of each estimator, by name.
 
     >>> variances([Measured("reinforce", True, 4, 0.0, 0.0, 2.0)])
     {'reinforce': 2.0}
     """
-    return {row.name: row.variance if math.isfinite(row.variance) else math.inf for row in rows}
+    return {row.name: row.variance for row in rows}

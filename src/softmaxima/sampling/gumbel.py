@@ -63,8 +63,11 @@ def gumbel_max(
 
 def check_drawable(rows: Rows) -> None:
     """Scores of which a softmax exists, or nothing is allowed."""
-    if is_concrete(rows.x) and bool((wrong := ~(rows.x < math.inf)).any()):  # True for NaN
-        value = float(rows.x.detach()[wrong][0])
+    if not is_concrete(rows.x) or rows.x.numel() == 0:
+        return
+    top = rows.x.detach().amax(-1)  # NaN of a row with NaN
+    if bool((wrong := ~(top < math.inf)).any()):
+        value = float(top[wrong][0])
         raise ValueError(f"{rows.name}: scores must be below +∞ and not NaN, got {value}; give finite ones, or −∞ for a mask")
 
 
@@ -73,8 +76,8 @@ def index_of(y: Tensor) -> Tensor:
     y = y.detach()
     if sizes(y)[-1] == 0:
         return torch.full(sizes(y)[:-1], -1, dtype=torch.long, device=y.device)
-    top = y.amax(-1)
-    return y.argmax(-1).masked_fill(~((top > -math.inf) & (top < math.inf)), -1)
+    top, index = y.max(-1)
+    return index.masked_fill(~((top > -math.inf) & (top < math.inf)), -1)
 
 
 def gumbel_softmax(

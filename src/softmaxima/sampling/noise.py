@@ -35,12 +35,12 @@ def uniform(name: str, shape: Sequence[int], device: torch.device, generator: Ra
 
 def gumbel(u: Tensor) -> Tensor:
     """G of uniform numbers."""
-    return -log_exponential(u)
+    return log_exponential(u).neg_()
 
 
 def log_exponential(u: Tensor) -> Tensor:
     """log E of uniform numbers."""
-    return (-torch.log1p(-u)).log()
+    return (-u).log1p_().neg_().log_()
 
 
 def conditional(x: Tensor, one_hot: Tensor, u: Tensor) -> Tensor:
@@ -73,13 +73,9 @@ class Density:
     energy: Callable[[Tensor], Tensor]
 
 
-def _normal_quantile(u: Tensor) -> Tensor:
-    return torch.special.ndtri(u)
-
-
 DENSITIES = {
     "gumbel": Density(gumbel, lambda z: z + (-z).exp()),
-    "normal": Density(_normal_quantile, lambda z: z * z / 2),
+    "normal": Density(torch.special.ndtri, lambda z: z * z / 2),
     "logistic": Density(torch.logit, lambda z: z + 2 * softplus(-z)),
 }
 

@@ -18,12 +18,13 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, as_tensor, check_dim, check_per_row, like_input
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_choice, check_count, check_flag
 from softmaxima.core.randomness import Randomness
+from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import sizes
 from softmaxima.sampling.noise import DENSITIES, opposite, uniform
 from softmaxima.sampling.rows import widened
 from softmaxima.sampling.score_function import estimate
 
-ESTIMATORS = ("leave_one_out", "antithetic", "plain")
+VARIANTS = ("leave_one_out", "antithetic", "plain")
 
 
 def perturbed_argmax(
@@ -63,8 +64,8 @@ def perturbed_argmax(
     Raises:
         TypeError, ValueError or IndexError, before any work; ValueError too for decisions of another shape.
 
-    The solver must not be given −∞: it sees x + εZ as it is. Cost: `samples` decisions; noise in float64. Source: Berthet, Blondel,
-    Teboul, Cuturi, Vert and Bach (2020), arXiv:2002.08676, with the baselines of Kool et al. (2019).
+    A score of −∞ stays −∞ for the solver, and its gradient is 0. Cost: `samples` decisions; noise in float64. Source: Berthet,
+    Blondel, Teboul, Cuturi, Vert and Bach (2020), arXiv:2002.08676, with the baselines of Kool et al. (2019).
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
@@ -77,7 +78,7 @@ def perturbed_argmax(
     if not callable(solver):
         raise TypeError(f"{name}: solver must be a function of scores, got {type(solver).__name__}")
     density = DENSITIES[check_choice(name, "noise", noise, tuple(DENSITIES))]
-    check_choice(name, "estimator", estimator, ESTIMATORS)
+    check_choice(name, "estimator", estimator, VARIANTS)
     count = check_count(name, "samples", samples)
     if estimator == "antithetic" and count % 2:
         raise ValueError(f"{name}: samples must be even for estimator='antithetic', got {count}; give {count + 1}")
@@ -99,7 +100,10 @@ def perturbed_argmax(
     y = _decide(name, solver, noisy, len(axes), rows.dtype, at_once, as_arrays or not isinstance(x, Tensor))
     problem = tuple(range(-len(axes), 0))
     n = math.prod(sizes(z_rows)[a] for a in problem)
-    log_q = -density.energy((noisy - z_rows) / wide).sum(problem)
+    moving = without_mask(z_rows)
+    apart = moving.detach() - moving  # 0: u − x is εZ whatever x rounds of it
+    same = wide.detach() if isinstance(wide, Tensor) else wide
+    log_q = -density.energy((apart + same * z) / wide).sum(problem)
     log_q = log_q - n * (wide.log().sum(problem) if isinstance(wide, Tensor) else math.log(wide))
     log_q = log_q.reshape(*log_q.shape, *[1] * (y.ndim - log_q.ndim))
     if estimator == "antithetic":

@@ -70,7 +70,8 @@ def largest(y: Tensor) -> Tensor:
     if sizes(y)[-1] == 0:
         return torch.zeros_like(y, dtype=torch.bool)
     place = torch.arange(y.shape[-1], device=y.device)
-    return (place == y.detach().argmax(-1, keepdim=True)) & (y > -math.inf)
+    top, index = y.detach().max(-1, keepdim=True)
+    return place == index.masked_fill(~(top > -math.inf), -1)
 
 
 def straight(one_hot: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
