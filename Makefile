@@ -65,10 +65,11 @@ test: $(INSTALLED)-test
 test-all: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" --hypothesis-profile=thorough $(ARGS)
 
+gpu-test: PROFILE ?= thorough
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)
 gpu-test: $(INSTALLED)-test
 	TRITON_INTERPRET=$(INTERPRET) SOFTMAXIMA_BACKEND=triton $(BIN)/python -m pytest --numprocesses auto -m gpu \
-		--hypothesis-profile=thorough tests $(ARGS)
+		--hypothesis-profile=$(PROFILE) tests $(ARGS)
 ifeq ($(wildcard /dev/nvidia0),)
 	$(BIN)/python -m pytest --numprocesses auto -m compiles tests/kernels/test_triton_compiles.py
 endif

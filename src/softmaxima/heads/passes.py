@@ -175,7 +175,7 @@ class Pass:
             return None
         options = {name: value for name, value in part.options.items() if isinstance(value, Tensor)}
         if self.of_tau and part.margin is not None:
-            options["τ"] = part.tau
+            options["τ"] = part.tau  # type: ignore[assignment]
         with torch.enable_grad():
             x, *learnt = (value.detach().requires_grad_() for value in (part.batch.rows, *options.values()))
             named = dict(zip(options, learnt, strict=True))

@@ -187,7 +187,8 @@ class _Held(torch.autograd.Function):
         return t.masked_fill(((rho <= ctx.low) & (t < 0)) | ((rho >= ctx.high) & (t > 0)), 0.0)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], rho: Tensor, low: float, high: float) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        rho, low, high = args
         return held(rho.movedim(in_dims[0], 0), low, high), 0
 
 
