@@ -21,6 +21,7 @@ from softmaxima.sampling import (
     relaxed_top_k,
     straight_through,
 )
+from softmaxima.temperature import ExponentialTemperature, Temperature
 
 SMOOTH: dict[str, Callable[..., Any]] = {
     "gumbel_softmax": gumbel_softmax,
@@ -72,10 +73,11 @@ def test_reinmax_has_the_gradient_of_its_algorithm():
     "function", [gumbel_softmax, straight_through, reinmax, rao_blackwell_gumbel, lambda x: relaxed_top_k(x, 2)]
 )
 def test_functions_transform(function: Callable[..., Any]):
+    torch.manual_seed(0)
     x = scores().detach()
     drawn = torch.func.vmap(function, randomness="different")(x.expand(50, 3, 4))
     assert drawn.shape == (50, 3, 4)
-    assert not torch.equal(drawn[0], drawn[1])
+    assert not (drawn == drawn[0]).all()
     slopes = torch.func.vmap(torch.func.grad(lambda row: function(row)[0]), randomness="different")(x)
     torch.testing.assert_close(slopes.sum(-1), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
     assert torch.func.jacfwd(lambda row: function(row), randomness="same")(x[0].float()).shape == (4, 4)
@@ -102,6 +104,18 @@ def test_a_straight_through_draw_counts_its_second_derivative():
     x = scores()
     (gradient,) = torch.autograd.grad(gumbel_softmax(x, 0.5, True, generator=0).square().sum(), x, create_graph=True)
     assert torch.autograd.grad(gradient.square().sum(), x)[0].any()
+
+
+def test_the_temperature_of_the_module_may_follow_a_schedule():
+    x = scores().detach()
+    schedule = ExponentialTemperature(1.0, 0.5)
+    module = GumbelSoftmax(schedule, True)
+    for _ in range(3):
+        torch.testing.assert_close(module(x, generator=1), gumbel_softmax(x, schedule().item(), True, generator=1))
+        schedule.step()
+    learnt = GumbelSoftmax(Temperature(0.5))
+    learnt(x, generator=1)[0, 0].backward()
+    assert all(parameter.grad is not None for parameter in learnt.parameters())
 
 
 def test_the_module_is_the_function():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_value, like_input
 from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.modules import OptionsModule
+from softmaxima.core.modules import OptionsModule, held
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import is_concrete, sizes
@@ -191,7 +191,8 @@ def check_probabilities(name: str, map: Map) -> None:
 class GumbelSoftmax(OptionsModule):
     """`gumbel_softmax`, or `relaxed_sample` by another map, as a module: a new draw at each call.
 
-    `temperature` may be a number, a tensor (a buffer) or an `nn.Parameter` (learnt); a number may be set anew as training goes on.
+    `temperature` may be a number, a tensor (a buffer), an `nn.Parameter` (learnt) or a module that says it, such as a `Temperature`
+    that learns or an `ExponentialTemperature` that falls as training goes on; a number may be set anew.
     Parameters of the map are given by name. Raises TypeError or ValueError at once for what the function would refuse.
 
     >>> import torch, softmaxima as sm
@@ -216,8 +217,8 @@ class GumbelSoftmax(OptionsModule):
         values = found.complete(params)
         if check_flag(name, "hard", hard):
             check_probabilities(name, found)
-        temperature = check_value(name, "temperature", temperature, *TEMPERATURE)
-        values = {parameter.name: parameter.check(name, values[parameter.name]) for parameter in found.params}
+        temperature = held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE))
+        values = {p.name: held(values[p.name], p.check(name, values[p.name])) for p in found.params}
         super().__init__(temperature=temperature, hard=hard, dim=check_axis(name, dim), **values)
         self.map = found
 
