@@ -30,8 +30,8 @@ PENALTY = 0.01  # of biases and matrices
 class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     """A classifier with calibrated probabilities, softmax(x/τ) of its scores x.
 
-    The scores of each row come from a twin that did not learn from it, in cross-validation; τ is that of least log loss of all of them
-    (`calibrate_temperature`), and the classifier itself learns from all rows. Scores are those of `decision_function`, of two
+    The scores of each row come from a twin that did not learn from it, in cross-validation; τ is that of least log loss of all of
+    them (`calibrate_temperature`), and the classifier itself learns from all rows. Scores are those of `decision_function`, of two
     classes 0 and that, or else the logarithms of `predict_proba`, a probability of 0 counting as half the least positive one.
 
     Where there is no best τ, as where all rows are right, that of smoothed labels is taken, and `note_` says so.
@@ -105,9 +105,7 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         else:
             self.classes_, labels = np.unique(y, return_inverse=True)
             if len(self.classes_) < 2:
-                raise ValueError(
-                    f"TemperatureCalibrator needs rows of two classes or more, got one class: {self.classes_.tolist()}"
-                )
+                raise ValueError(f"TemperatureCalibrator needs rows of two classes or more, got {self.classes_.tolist()}")
             found, kept, counted = self._held_out(base, X, y, labels, weight, fit_params)
             self.estimator_ = self._fitted(base, X, y, weight, fit_params)
         for name in ("n_features_in_", "feature_names_in_"):
@@ -160,7 +158,7 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             if folds < 2:
                 rare = self.classes_[sizes.argmin()].item()
                 raise ValueError(f"each class needs two rows, one to learn from and one held out, got one of {rare!r}; add some")
-        cv = check_cv(folds, y, classifier=True)
+        cv: Any = check_cv(folds, y, classifier=True)
         twins, parts = [], []
         for learning, held_out in cv.split(X, y):
             if len(np.unique(labels[learning])) < len(self.classes_):
@@ -175,8 +173,9 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def _fitted(self, base: Any, X: Any, y: np.ndarray, weight: np.ndarray | None, fit_params: dict[str, Any]) -> Any:
         if weight is not None and has_fit_parameter(base, "sample_weight"):
-            return clone(base).fit(X, y, sample_weight=weight, **fit_params)
-        return clone(base).fit(X, y, **fit_params)
+            fit_params = {**fit_params, "sample_weight": weight}
+        twin: Any = clone(base)
+        return twin.fit(X, y, **fit_params)
 
     def _learn_floor(self, fitted: Any, X: Any) -> None:
         """What a probability of 0 counts as."""

@@ -118,8 +118,12 @@ class ScalingCalibration:
         if (mask := check_where("calibration", where, x)) is not None:
             allowed = allowed & mask
         allowed = None if bool(allowed.all()) else allowed
-        z = _affine(_centred(x.double(), allowed), self.weight.to(x.device), None if self.bias is None else self.bias.to(x.device))
-        return like_input(softmax(z, where=allowed).to(x.dtype), logits)
+        return like_input(softmax(self.scores(x, allowed), where=allowed).to(x.dtype), logits)
+
+    def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """W x̃ + a [..., classes] float64 of logits."""
+        bias = None if self.bias is None else self.bias.to(x.device)
+        return _affine(_centred(x.double(), allowed), self.weight.to(x.device), bias)
 
 
 Calibration = TemperatureCalibration | ScalingCalibration

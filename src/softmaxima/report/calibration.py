@@ -1,0 +1,167 @@
+"""The report of a calibration: its table, and one page with the pictures of reliability before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from softmaxima.experiments.calibration import CLAIMED, NAMES, Calibrated, as_text
+from softmaxima.experiments.measures import Metric
+from softmaxima.report.columns import Column, page_table
+from softmaxima.report.figures import COLOURS, GREY, Figure, gain_cell, panel, panels
+from softmaxima.report.page import choice, document, facts, figure
+from softmaxima.temperature.calibration import TemperatureCalibration
+from softmaxima.temperature.reliability import BINS, Reliability
+
+SIDES = "#D55E00", COLOURS[0]  # before and after
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table."""
+
+    name: str
+    measured: Reliability
+
+
+def lines(result: Calibrated) -> tuple[Line, Line]:
+    """Before and after."""
+    return Line("as they are", result.before), Line(f"with {NAMES[result.settings.kind]}", result.after)
+
+
+def columns(result: Calibrated) -> tuple[Column[Line], ...]:
+    """Of the table."""
+
+    def measure(heading: str, short: str, of: str, shown: str, spare: int, scale: float = 1.0, best: str = "ascending") -> Column:
+        value = attrgetter(f"measured.{of}")
+        return Column(heading, short, lambda line: shown.format(scale * value(line)), value, spare, best)
+
+    def gain(metric: Metric, heading: str, short: str, spare: int) -> Column[Line]:
+        found = result.gains[metric.name]
+
+        def is_changed(line: Line) -> bool:
+            return line.measured is result.after
+
+        return Column(
+            heading,
+            short,
+            lambda line: gain_cell(found, metric) if is_changed(line) else "",
+            lambda line: found.mean if is_changed(line) else 0.0,
+            spare,
+        )
+
+    log_loss, brier = CLAIMED
+    return (
+        Column("scores", "scores", attrgetter("name"), attrgetter("name"), best_first="ascending"),
+        measure("log loss, nats", "log loss", "log_loss", "{:.3f}", 0),
+        gain(log_loss, "better by, nats", "better by", 0),
+        measure("Brier score", "Brier", "brier", "{:.4f}", 1),
+        gain(brier, "Brier score better by", "better by", 3),
+        measure("calibration error, %", "ECE %", "calibration_error", "{:.2f}", 2, 100),
+        measure("accuracy, %", "acc. %", "accuracy", "{:.2f}", 4, 100, "descending"),
+    )
+
+
+CAPTION = (
+    "Of rows that were held out: what calibrates a part was fitted to the others. Log loss: −log p of the true class. Brier score: "
+    "squared error of the probabilities, 0 to 2. Better by: the mean over rows ± half of its interval, both together at 95 %; ▲ "
+    f"better and ▼ worse, where 0 is not in it. Calibration error (ECE): {BINS} bins of the top probability; few rows bias it "
+    "upwards, and nothing is claimed of it."
+)
+
+
+def settings_in_words(result: Calibrated) -> dict[str, str]:
+    """What was fitted to what."""
+    scores, settings, fitted = result.scores, result.settings, result.calibration
+    found = {
+        "Table": scores.name,
+        "Rows": str(scores.rows),
+        "Classes": str(len(scores.classes)),
+        "Target": repr(scores.target),
+        "Scores": "probabilities, taken as log p" if settings.probabilities else "logits",
+        "Calibration": NAMES[settings.kind],
+        "Held out": f"each row once, in {settings.parts} parts; seed {settings.seed}",
+    }
+    if isinstance(fitted, TemperatureCalibration):
+        found["Temperature, of all rows"] = f"{fitted.temperature:.6g}"
+        found["Temperatures of the parts"] = ", ".join(f"{each:.4g}" for each in result.temperatures)
+    elif settings.kind != "per_class":
+        found["Penalty"] = f"{settings.penalty:g}"
+    found["Date"] = result.date
+    found["Versions"] = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    return {**found, "Command": result.command}
+
+
+def reliability_figure(result: Calibrated) -> Figure:
+    """The accuracy of each bin of confidence, before and after."""
+    shares = {"range": [-0.04, 1.06], "tickvals": [0, 0.25, 0.5, 0.75, 1], "ticktext": ["0", "¼", "½", "¾", "1"]}
+    shown = lines(result)
+    plot = panels([line.name for line in shown], aspect=0.8, xaxis=shares, yaxis=shares)
+    for number, (line, colour) in enumerate(zip(shown, SIDES, strict=True), 1):
+        where, filled = panel(number), [bin for bin in line.measured.bins if bin.rows]
+        most = max(bin.rows for bin in filled)
+        sure, right = [bin.confidence / bin.rows for bin in filled], [bin.hits / bin.rows for bin in filled]
+        diagonal = {"color": GREY, "width": 1, "dash": "dot"}
+        plot.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=diagonal, hoverinfo="skip", **where)
+        plot.add_bar(
+            x=sure,
+            y=[0.3 * bin.rows / line.measured.rows for bin in filled],
+            width=0.9 / BINS,
+            marker={"color": "rgba(0, 0, 0, 0)", "line": {"color": colour, "width": 1}},
+            hoverinfo="skip",
+            **where,
+        )
+        plot.add_scatter(
+            x=sure,
+            y=right,
+            mode="markers",
+            error_y={"array": _reach(right, [bin.rows for bin in filled]), "color": colour, "thickness": 1, "width": 0},
+            marker={
+                "size": [max(4.0, 13 * math.sqrt(bin.rows / most)) for bin in filled],
+                "color": colour,
+                "opacity": 1,
+                "line": {"width": 0},
+            },
+            text=[f"{bin.rows:g} rows" for bin in filled],
+            cliponaxis=False,
+            hovertemplate="confidence %{x:.2f}, accuracy %{y:.2f}, %{text}<extra></extra>",
+            **where,
+        )
+    return Figure(
+        "reliability",
+        "Reliability",
+        "Across: the top probability; up: how often it was right, with twice its standard error to either side. On the dotted "
+        "diagonal probabilities mean what they say, below it they are too sure, above it not sure enough. The area of a dot, and "
+        "the bar below it, say how many rows it stands for. A bin without rows has no dot.",
+        plot,
+    )
+
+
+def _reach(shares: Sequence[float], rows: Sequence[float]) -> list[float]:
+    """Twice the standard error of a share of so many rows, of which one more was right and one more wrong (Agresti and Coull)."""
+    better = [(share * n + 1) / (n + 2) for share, n in zip(shares, rows, strict=True)]
+    return [2 * math.sqrt(p * (1 - p) / (n + 2)) for p, n in zip(better, rows, strict=True)]
+
+
+def page(result: Calibrated) -> str:
+    """The page, complete in itself."""
+    before, after = lines(result)
+    taken = after if result.changed.better else before
+    drawn = reliability_figure(result)
+    return document(
+        f"softmaxima calibrate: {result.scores.name}",
+        f"Do the probabilities of {result.scores.name} mean what they say?",
+        "The softmax of the scores as they are, and calibrated, each row by what was fitted to others.",
+        (
+            choice(result.headline, result.reason, result.reservations, result.code, "What to do"),
+            figure(drawn),
+            page_table("measures", "Before and after", columns(result), (before, after), taken, CAPTION),
+            facts("What was fitted", settings_in_words(result), result.scores.notes),
+        ),
+        [drawn],
+    )
+
+
+FILES = {"results.json": as_text, "report.html": page}
