@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
+    from softmaxima import sampling as sampling
     from softmaxima import streams as streams
     from softmaxima import temperature as temperature
     from softmaxima.attn import *
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from softmaxima.losses import *
     from softmaxima.lse import *
     from softmaxima.maps import *
+    from softmaxima.sampling import *
     from softmaxima.streams import *
     from softmaxima.temperature import *
 else:
@@ -70,6 +72,11 @@ else:
             noise_contrastive_loss sampled_softmax_loss
         """,
         "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
+        "sampling": """
+            GumbelSoftmax OrderedDraw Relax expectation gumbel_max gumbel_softmax gumbel_top_k perturbed_argmax
+            rao_blackwell_gumbel rebar reinforce reinmax relax relaxed_sample relaxed_top_k score_function second_moment
+            straight_through sum_and_sample
+        """,
         "integrations": "AttentionReplacement Classifier replace_attention",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -67,7 +67,24 @@ REQUIRED: dict[Any, Any] = {
     "samples": 2,
     "buckets": 8,
     "logits": torch.zeros(4),
+    "f": lambda draws: draws.sum(-1),
+    "control": lambda z: z.softmax(-1)[..., 0],
+    "solver": lambda scores: scores.argsort(-1),
+    ("score_function", "log_prob"): X,
+    ("score_function", "values"): X,
+    ("gumbel_top_k", "k"): 1,
+    ("relaxed_top_k", "k"): 1,
+    "entropy": 0.5,
+    "init": 1.0,
+    "factor": 0.5,
+    "ratio": 0.5,
+    "layers": 2,
+    "first": 1.0,
+    "last": 0.5,
+    "total": 2,
+    "module": torch.nn.Linear(3, 1),
 }
+NO_GENERATOR = {"score_function", "second_moment"}
 # What makes a call whole; an argument under test takes the place of what is beside it.
 COMPLETED = {
     "sparse_softmax_loss": {"k": 1},
@@ -76,6 +93,7 @@ COMPLETED = {
     "noise_contrastive_loss": {"samples": 2, "sampler": "uniform"},
     "adaptive_logsumexp": {"around": 1.0},
     "median_of_means_logsumexp": {"shuffle": True, "generator": 0},
+    **{name: {"generator": 0} for name in vars(sm)["_ROOMS"]["sampling"].split() if name[0].islower() and name not in NO_GENERATOR},
 }
 INSTEAD = {"p": "k", "between": "around"}
 ELSEWHERE = {  # who says it
@@ -102,9 +120,17 @@ EXAMPLES = {
     "window": 1,
     "kdim": 6,
     "vdim": 6,
+    "samples": 2,
+    "minimum": 0.1,
 }
 CALLED = {"axis": "dim", "temperatures": "temperature"}  # as what
-NO_NUMBER = {"file_logsumexp", "inner_product_index", "find_map", "register"}  # files and indices have tests of their own
+NO_NUMBER = {
+    "file_logsumexp",
+    "inner_product_index",
+    "find_map",
+    "register",
+    "second_moment",
+}  # files and indices have tests of their own
 
 
 def functions() -> Iterator[tuple[str, Any]]:
@@ -191,7 +217,7 @@ def beyond(name: str, what: str, whole: bool) -> tuple[float, ...]:
         return () if name[0].isupper() else (7, -9)
     if what in ("beta",) and "lastic" in name:
         return math.inf, math.nan
-    if what == "sink" or (what == "scale" and "attention" in name):
+    if what in ("sink", "baseline") or (what == "scale" and ("attention" in name or name in ("rebar", "Relax"))):
         return math.inf, math.nan
     return {
         "ignore_index": (),

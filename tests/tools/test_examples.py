@@ -54,3 +54,24 @@ def test_the_weights_of_the_annealed_solution_are_the_multipliers():
     assert int((weights > 1e-3).sum()) == 6  # as many residuals are extreme as there are coefficients, and one
     stationary = weights @ torch.func.jacrev(functions)(x)
     torch.testing.assert_close(stationary, torch.zeros(5, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["exp", "softplus", "between limits", "annealed"])
+def test_elastic_softmax_says_none_of_these_to_digits_that_it_was_not_taught(name: str):
+    names = example("elastic_none")
+    found = names["measured"](name, 0)
+    assert found["accuracy"] > 0.95
+    assert found["none"] > 0.75
+    assert (found["τ"] == 0.5) if name == "annealed" else (abs(found["τ"] - 1) > 0.1)
+
+
+def test_a_learnt_temperature_pairs_the_halves_of_digits():
+    recall = example("two_views")["recall"]
+    found, tau = recall("learnt from 0.07", 0, steps=100)
+    assert found > 0.03  # 1 of 597 by chance
+    assert tau != pytest.approx(0.07, rel=0.05)
+
+
+def test_a_student_learns_more_from_a_teacher_over_a_temperature_than_from_labels():
+    found = example("distillation")["accuracies"](0, steps=150)
+    assert found[4.0] > found[None]

@@ -21,6 +21,7 @@ from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.tracing import is_concrete, may_differentiate
 from softmaxima.lse import logsumexp
 from softmaxima.temperature.learnt import Temperature
+from softmaxima.temperature.positive import Range
 
 ENTROPY = (lambda h: (h >= 0) & (h < math.inf)), "a finite number of nats of at least 0"
 _STEPS = 200  # of bisections, at most: Newton's steps are few
@@ -59,6 +60,8 @@ def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, wher
     wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
     h = torch.as_tensor(wanted, dtype=torch.float64, device=wide.device).expand(*wide.shape[:-1], 1)
     _check_feasible(name, wide, h)
+    if wide.is_meta:
+        return like_input(torch.empty_like(h, dtype=scores.dtype).movedim(-1, dim), x)
     with torch.no_grad():
         tau = _solve(wide.detach(), h.detach(), _moments)
     if may_differentiate((wide, h)):
@@ -102,6 +105,7 @@ class EntropyTarget(nn.Module):
         super().__init__()
         name = type(self).__name__
         self.entropy = check_number(name, "entropy", entropy, *ENTROPY)
+        Range.of(name, minimum, maximum, parametrization).check(name, "init", init)
         self.temperature = Temperature(init, minimum, maximum, parametrization, device=device, dtype=dtype)
 
     def forward(self) -> Tensor:

@@ -49,7 +49,7 @@ class Range:
 
     def __post_init__(self) -> None:
         for name, limit in (("low", self.minimum), ("high", self.maximum)):
-            object.__setattr__(self, name, float(self.rho(torch.tensor(limit, dtype=torch.float64))))
+            object.__setattr__(self, name, float(self.rho(torch.tensor(limit, dtype=torch.float64, device="cpu"))))
 
     @classmethod
     def of(cls, name: str, minimum: Any, maximum: Any, parametrization: Any) -> Range:
@@ -72,7 +72,9 @@ class Range:
             f"{'at least' if how.reaches_minimum else 'above'} {a:.6g} and {'at most' if how.reaches_maximum else 'below'} {b:.6g}"
         )
         checked = check_value(name, what, value, inside, f"{words} with parametrization={self.parametrization!r}")
-        return torch.as_tensor(checked, dtype=torch.float64).detach()
+        if isinstance(checked, Tensor):
+            return checked.detach().double()
+        return torch.tensor(checked, dtype=torch.float64, device="cpu")
 
     def rho(self, value: Tensor) -> Tensor:
         """ρ(v) in float64."""

@@ -16,7 +16,16 @@ from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, check_cou
 
 
 class TemperatureSchedule(nn.Module, ABC):
-    """τ as a function of the number of steps that were taken, which `step()` counts. A subclass says `at`."""
+    """τ as a function of the number of steps that were taken, which `step()` counts. A subclass says `at`.
+
+    >>> import softmaxima as sm
+    >>> class Halved(sm.TemperatureSchedule):
+    ...     def at(self, step):
+    ...         return 2.0**-step
+    >>> schedule = Halved()
+    >>> schedule.step(); float(schedule())
+    0.5
+    """
 
     steps: Tensor  # taken
     temperature: Tensor  # after them, in float64
