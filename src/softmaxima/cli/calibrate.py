@@ -45,7 +45,10 @@ def calibrate(
         Literal["temperature", "per-class", "vector", "matrix"],
         Parameter(help="One temperature, one a class, that and a bias a class, or a matrix and biases."),
     ] = "temperature",
-    penalty: Annotated[float, Parameter(help="Of the squares of biases and of the matrix beside its diagonal.")] = 0.01,
+    penalty: Annotated[
+        float | None,
+        Parameter(help="Of the squares of biases and of the matrix beside its diagonal. Without it: that of normal priors."),
+    ] = None,
     held_out: Annotated[
         float, Parameter(help="Share of the rows held out at a time, until each was: 0.2 fits to 5 parts of four fifths.")
     ] = 0.2,

@@ -3,9 +3,9 @@
 The rows are cut into parts. Each part in turn is held out: what calibrates it was fitted to the others, so that every row is held
 out once, and what is measured of all rows together is that of rows that nothing was fitted to. What is given out is fitted to all.
 
-A difference is the mean over rows of what each gains, in the order of a draw; its interval is that of the means of up to 16 batches of
-them, each row counting as independent of the others, for log loss and Brier score together. The calibration error is no mean over
-rows, and few rows bias it upwards: nothing is claimed of it.
+A difference is the mean over rows of what each gains, in the order of a draw. Its interval is that of the means of up to 16 batches
+of them, each row counting as independent of the others, for log loss and Brier score together. The calibration error is no mean
+over rows, and few rows bias it upwards: nothing is claimed of it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Settings:
 
     kind: str = "temperature"
     held_out: float = 0.2
-    penalty: float = 0.01
+    penalty: float | None = None
     probabilities: bool = False
     seed: int = 0
 
@@ -203,7 +203,7 @@ def check_options(settings: Settings) -> None:
         raise InputError(
             f"`held_out` must be above 0 and at most 0.5, the share of rows held out at a time, got {settings.held_out}"
         )
-    if not 0 <= settings.penalty < math.inf:
+    if settings.penalty is not None and not 0 <= settings.penalty < math.inf:
         raise InputError(f"`penalty` must be a finite number of at least 0, got {settings.penalty}")
 
 
@@ -362,7 +362,7 @@ def _peers() -> dict[str, Fit]:
 
     def ours(kind: str) -> Fit:
         def fit(x: np.ndarray, labels: np.ndarray) -> tuple[Callable[[np.ndarray], Any], float | None]:
-            found, _ = calibrate_safely(x, labels, kind, penalty=0.01 * (kind in ("vector", "matrix")))
+            found, _ = calibrate_safely(x, labels, kind)
             return found, found.temperature if isinstance(found, TemperatureCalibration) else None
 
         return fit

@@ -24,7 +24,6 @@ from sklearn.utils.validation import (
 from softmaxima.temperature.calibration import KINDS, Calibration, calibrate_safely
 
 EPS = float(np.finfo(np.float64).eps)
-PENALTY = 0.01  # of biases and matrices
 
 
 class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
@@ -41,7 +40,7 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         method: "temperature", or "per_class", "vector", "matrix" of `calibrate_scaling`, which can change which class is predicted.
         cv: folds, at most as many as the rarest class has rows; a splitter of scikit-learn; or "prefit", where the estimator has
             learnt from other rows than `fit` gets.
-        penalty: λ of the biases of "vector" and of "matrix".
+        penalty: λ of the biases of "vector" and of "matrix"; None takes that of normal priors, which fades as rows are more.
 
     Attributes:
         classes_: the classes, sorted.
@@ -67,7 +66,7 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     1.64
     """
 
-    def __init__(self, estimator: Any = None, *, method: str = "temperature", cv: Any = 5, penalty: float = PENALTY) -> None:
+    def __init__(self, estimator: Any = None, *, method: str = "temperature", cv: Any = 5, penalty: float | None = None) -> None:
         self.estimator = estimator
         self.method = method
         self.cv = cv
@@ -113,7 +112,7 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
                 setattr(self, name, getattr(self.estimator_, name))
         if counted is not None and not counted.any():
             raise ValueError("sample_weight must have a positive entry, got zeros alone")
-        penalty = float(self.penalty) if self.method in KINDS[2:] else 0.0
+        penalty = self.penalty if self.method in KINDS[2:] else 0.0
         self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, weight=counted, penalty=penalty)
         if self.method == "temperature":
             self.temperature_ = self.calibration_.temperature  # type: ignore[union-attr]
@@ -138,8 +137,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         """Raise ValueError for what cannot be used, before any work."""
         if self.method not in KINDS:
             raise ValueError(f"method must be one of {', '.join(map(repr, KINDS))}, got {self.method!r}")
-        if not isinstance(self.penalty, Real) or isinstance(self.penalty, bool) or not 0 <= float(self.penalty) < math.inf:
-            raise ValueError(f"penalty must be a finite number of at least 0, got {self.penalty!r}")
+        if self.penalty is not None and not (isinstance(self.penalty, Real) and 0 <= float(self.penalty) < math.inf):
+            raise ValueError(f"penalty must be None or a finite number of at least 0, got {self.penalty!r}")
         if isinstance(self.cv, str) and self.cv != "prefit":
             raise ValueError(f"cv must be an int, a splitter or 'prefit', got {self.cv!r}")
         if isinstance(self.cv, Integral) and (isinstance(self.cv, bool) or int(self.cv) < 2):

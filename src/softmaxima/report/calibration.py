@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -88,7 +87,7 @@ def settings_in_words(result: Calibrated) -> dict[str, str]:
         found["Temperature, of all rows"] = f"{fitted.temperature:.6g}"
         found["Temperatures of the parts"] = ", ".join(f"{each:.4g}" for each in result.temperatures)
     elif settings.kind != "per_class":
-        found["Penalty"] = f"{settings.penalty:g}"
+        found["Penalty"] = "of normal priors" if settings.penalty is None else f"{settings.penalty:g}"
     found["Date"] = result.date
     found["Versions"] = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return {**found, "Command": result.command}
@@ -103,6 +102,7 @@ def reliability_figure(result: Calibrated) -> Figure:
         where, filled = panel(number), [bin for bin in line.measured.bins if bin.rows]
         most = max(bin.rows for bin in filled)
         sure, right = [bin.confidence / bin.rows for bin in filled], [bin.hits / bin.rows for bin in filled]
+        ends = [_interval(bin.hits, bin.rows) for bin in filled]
         diagonal = {"color": GREY, "width": 1, "dash": "dot"}
         plot.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=diagonal, hoverinfo="skip", **where)
         plot.add_bar(
@@ -117,7 +117,13 @@ def reliability_figure(result: Calibrated) -> Figure:
             x=sure,
             y=right,
             mode="markers",
-            error_y={"array": _reach(right, [bin.rows for bin in filled]), "color": colour, "thickness": 1, "width": 0},
+            error_y={
+                "array": [high - share for share, (_, high) in zip(right, ends, strict=True)],
+                "arrayminus": [share - low for share, (low, _) in zip(right, ends, strict=True)],
+                "color": colour,
+                "thickness": 1,
+                "width": 0,
+            },
             marker={
                 "size": [max(4.0, 13 * math.sqrt(bin.rows / most)) for bin in filled],
                 "color": colour,
@@ -132,17 +138,18 @@ def reliability_figure(result: Calibrated) -> Figure:
     return Figure(
         "reliability",
         "Reliability",
-        "Across: the top probability; up: how often it was right, with twice its standard error to either side. On the dotted "
+        "Across: the top probability; up: how often it was right, with its interval at 95 %. On the dotted "
         "diagonal probabilities mean what they say, below it they are too sure, above it not sure enough. The area of a dot, and "
         "the bar below it, say how many rows it stands for. A bin without rows has no dot.",
         plot,
     )
 
 
-def _reach(shares: Sequence[float], rows: Sequence[float]) -> list[float]:
-    """Twice the standard error of a share of so many rows, of which one more was right and one more wrong (Agresti and Coull)."""
-    better = [(share * n + 1) / (n + 2) for share, n in zip(shares, rows, strict=True)]
-    return [2 * math.sqrt(p * (1 - p) / (n + 2)) for p, n in zip(better, rows, strict=True)]
+def _interval(hits: float, rows: float, z: float = 1.96) -> tuple[float, float]:
+    """The ends of Wilson's interval of a share."""
+    share, more = hits / rows, z * z / rows
+    middle, half = (share + more / 2) / (1 + more), z / (1 + more) * math.sqrt((share * (1 - share) + more / 4) / rows)
+    return min(middle - half, share), max(middle + half, share)
 
 
 def page(result: Calibrated) -> str:

@@ -31,6 +31,8 @@ ROUNDED = 2e-14  # |M − T|/(M + T) that is rounding
 PASSES = 200  # a bracket halves to neighbouring numbers in fewer
 STEPS = 60  # of Newton for several parameters
 MOST_PRODUCTS = 300  # with H, of one of these steps
+OFF_DIAGONAL = 0.1  # deviation of the prior of W beside its diagonal, over 1/τ
+SURE = 1 - 1e-8  # of every row: more than a finite optimum makes of a free diagonal
 NOISE = 1e-13  # of a mean log loss, below which a step is taken as it is
 
 
@@ -106,7 +108,7 @@ class ScalingCalibration:
     before: Reliability
     after: Reliability
     steps: int
-    penalty: float = 0.0
+    penalty: float | None = 0.0
     label_smoothing: float = 0.0
 
     def __call__(self, logits: Array, *, where: Any = None) -> Array:
@@ -181,8 +183,8 @@ def calibrate_temperature(
     try:
         tau, steps = _best_temperature(name, rows)
     except NoOptimumError as error:
-        steps, tau = 1, error.limit
-        if not ((tau == 0 and minimum is not None) or (tau == math.inf and maximum is not None)):
+        steps, tau = 1, least if least == most else error.limit
+        if math.isnan(tau) or (tau == 0 and minimum is None) or (tau == math.inf and maximum is None):
             raise
     bound = "minimum" if tau < least or tau == 0 else "maximum" if tau > most or math.isinf(tau) else None
     tau = min(max(tau, least), most)
@@ -198,7 +200,7 @@ def calibrate_scaling(
     where: Any = None,
     weight: Any = None,
     label_smoothing: float = 0.0,
-    penalty: float = 0.0,
+    penalty: float | None = 0.0,
 ) -> TemperatureCalibration | ScalingCalibration:
     """The affine scores z of least log loss of softmax(z), on rows whose class is known.
 
@@ -215,7 +217,9 @@ def calibrate_scaling(
     Args:
         logits, labels, where, weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for others.
         kind: one of the four.
-        penalty: λ ≥ 0, for what has a bias or a matrix. The diagonal is free.
+        penalty: λ ≥ 0, for what has a bias or a matrix; the diagonal is free. None takes the penalty of normal priors, of deviation
+            0.1/τ beside the diagonal and 1 of a bias, τ being the best temperature: it fades as rows are more, and is 0 of kinds
+            without either.
 
     Returns:
         A `ScalingCalibration`, or for "temperature" a `TemperatureCalibration`.
@@ -238,7 +242,9 @@ def calibrate_scaling(
     """
     name = "calibrate_scaling"
     check_choice(name, "kind", kind, KINDS)
-    strength = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
+    strength = penalty
+    if penalty is not None:
+        strength = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
     if strength and kind in KINDS[:2]:
         raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and kind {kind!r} has none; leave it out")
     if kind == "temperature":
@@ -250,7 +256,9 @@ def calibrate_scaling(
     return ScalingCalibration(kind, factors, bias, before, after, steps, strength, rows.smoothing)
 
 
-def calibrate_safely(logits: Any, labels: Any, kind: str, *, weight: Any = None, penalty: float = 0.0) -> tuple[Calibration, str]:
+def calibrate_safely(
+    logits: Any, labels: Any, kind: str, *, weight: Any = None, penalty: float | None = None
+) -> tuple[Calibration, str]:
     """The same where there is none best, as cross-validation needs, and what was done, or "".
 
     Where labels can be told without fault, they are smoothed as Platt's are: of n rows all of which are right a new one is with
@@ -462,7 +470,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias
 
 
-def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Tensor, Tensor | None, int]:
+def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> tuple[Tensor, Tensor | None, int]:
     """W, a and the number of Newton's steps, each solved by conjugate gradients.
 
     θ holds W and a of x̃ over its root mean square, and H of f is applied by two products with x̃: H v = pull(w p (u − ⟨p, u⟩)),
@@ -477,11 +485,19 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
     unit = unit * 2.0**exponent
     shape = (n, n) if kind == "matrix" else (n,)
     size = math.prod(shape)
-    strength = torch.zeros(size + n * (kind != "per_class"), dtype=x.dtype, device=x.device)  # of ½ s θ²
+    theta = torch.zeros(size + n * (kind != "per_class"), dtype=x.dtype, device=x.device)
+    try:
+        start = unit / _best_temperature(name, rows)[0]
+    except NoOptimumError:
+        start = 1.0
+    theta[:size] = (start * (torch.eye(n, dtype=x.dtype, device=x.device) if len(shape) == 2 else torch.ones_like(x[0]))).flatten()
+    strength = torch.zeros_like(theta)  # of ½ s θ²
+    prior = 1 / len(x)
     if kind == "matrix":
-        off = 2 * penalty / (n * (n - 1)) / unit / unit
+        off = prior / (OFF_DIAGONAL * start) ** 2 if penalty is None else 2 * penalty / (n * (n - 1)) / unit / unit
         strength[:size] = off * (1 - torch.eye(n, dtype=x.dtype, device=x.device)).flatten()
-    strength[size:] = 2 * penalty / n
+    strength[size:] = prior if penalty is None else 2 * penalty / n
+    is_free = not bool(strength.any())
     hot = torch.zeros_like(x).scatter_(-1, rows.labels[:, None], 1.0)
     if rows.smoothing:
         even = torch.ones_like(x) if rows.allowed is None else rows.allowed.to(x.dtype)
@@ -511,15 +527,10 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
         own = torch.where(hot > 0, hot * z, 0.0).sum(-1)
         return float(torch.dot(share, log_mass - own) + (strength * theta.square()).sum() / 2), (z - log_mass[:, None]).exp()
 
-    theta = torch.zeros_like(strength)
-    try:
-        start = unit / _best_temperature(name, rows)[0]
-    except NoOptimumError:
-        start = 1.0
-    theta[:size] = (start * (torch.eye(n, dtype=x.dtype, device=x.device) if len(shape) == 2 else torch.ones_like(x[0]))).flatten()
     value, p = loss(theta)
     for number in range(1, STEPS + 1):
-        if not penalty and not rows.smoothing and bool((p.gather(-1, rows.labels[:, None]) > 0.5).all()):
+        sure = float(p.gather(-1, rows.labels[:, None]).min())
+        if not rows.smoothing and sure > (0.5 if is_free else SURE):
             break  # z tells all classes, and c z with c → ∞ has a log loss of 0
         gradient = pull((p - hot) * share[:, None]) + strength * theta
         rate = float(gradient.abs().max())
@@ -530,7 +541,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float) -> tuple[Te
             return pull(weighted * (u - torch.linalg.vecdot(p, u)[:, None])) + strength * v
 
         diagonal = pull(weighted * (1 - p), x.square()) + strength
-        step = _solved(curvature, -gradient, diagonal, min(0.1, math.sqrt(rate)), lambda v: v if penalty else free(v))
+        step = _solved(curvature, -gradient, diagonal, min(0.1, math.sqrt(rate)), free if is_free else lambda v: v)
         if rate <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
             return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
         slope = float(torch.dot(gradient, step))
@@ -550,7 +561,7 @@ def _solved(
     apply: Callable[[Tensor], Tensor], target: Tensor, diagonal: Tensor, tolerance: float, free: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """v with apply(v) ≈ target, by conjugate gradients with the diagonal for a preconditioner, in the subspace of `free`."""
-    scale = diagonal.clamp_min(1e-9 * float(diagonal.max()) + 1e-300)
+    scale = diagonal.clamp_min(1e-30 * float(diagonal.max()) + 1e-300)
 
     def eased(rest: Tensor) -> Tensor:
         return free(free(rest) / scale)
