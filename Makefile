@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads bench bench-attention bench-heads test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp clean
+.PHONY: help compare compare-attention compare-heads bench bench-attention bench-heads test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -26,6 +26,7 @@ help:
 	@echo "make readme    run the comparison again for the README's picture and table"
 	@echo "make confirmation  measure how often other data confirm what the comparison recommends, for docs/compare.md"
 	@echo "make logsumexp measure precision, bounds, estimators and their times again for docs/logsumexp.md"
+	@echo "make temperature draw temperatures, and measure estimators of gradients again, for docs/temperature.md and docs/sampling.md"
 	@echo "make format    let ruff and clang-format format and fix"
 
 $(BIN)/python:
@@ -107,6 +108,9 @@ confirmation: $(INSTALLED)-report
 
 logsumexp: $(INSTALLED)-test
 	$(BIN)/python docs/update.py precision bounds estimators times
+
+temperature: $(INSTALLED)-test
+	$(BIN)/python docs/update.py temperature sampling
 
 clean:
 	rm -rf $(VENV) build dist

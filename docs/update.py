@@ -8,6 +8,8 @@ heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
+temperature  probabilities and schedules against τ; two pictures                                        make temperature
+sampling     bias and variance of every estimator of a gradient; docs/sampling.png and a table          make temperature
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
@@ -39,7 +41,7 @@ from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import confirmation, estimators, lse_bounds
+from softmaxima.experiments import confirmation, estimators, gradient_estimators, lse_bounds
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -67,6 +69,8 @@ from softmaxima.report import estimators as estimators_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
+from softmaxima.report import sampling as sampling_report
+from softmaxima.report import temperature as temperature_report
 from softmaxima.report.attention_figures import picture as attention_picture
 from softmaxima.report.columns import markdown_table
 from softmaxima.report.compare import columns, twins
@@ -228,6 +232,24 @@ def heads_study_blocks(study: HeadsStudy) -> Blocks:
     return {"compare-heads": f"{heads_markdown(study)}\n\n{heads_explanations(study)}\n\n{note}"}
 
 
+def temperature_blocks() -> Blocks:
+    """Draw what τ does to five scores, and how schedules go."""
+    draw(temperature_report.curves(), DOCS / "temperature.png")
+    draw(temperature_report.schedules(), DOCS / "schedules.png")
+    return {
+        "temperature": "![Probabilities of five scores against the temperature, by map](temperature.png)",
+        "schedules": f"![Temperature against steps, by schedule](schedules.png)\n\n{caption('make temperature')}",
+    }
+
+
+def sampling_blocks() -> Blocks:
+    """The bias and the variance of every estimator, and against the temperature of those that have one."""
+    rows, found = gradient_estimators.measure_estimators(), gradient_estimators.measure_temperatures()
+    draw(sampling_report.picture(found, rows), DOCS / "sampling.png")
+    note = caption("make temperature", sampling_report.CAPTION)
+    return {"sampling": f"{sampling_report.markdown_table(rows)}\n\n{sampling_report.PICTURE}\n\n{note}"}
+
+
 def precision_blocks() -> Blocks:
     """The errors of every method on every hard row."""
     note = caption("make logsumexp", precision_report.CAPTION)
@@ -272,6 +294,8 @@ COMMANDS = {
     "heads": heads_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
+    "temperature": temperature_blocks,
+    "sampling": sampling_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,
     "estimators": estimators_blocks,

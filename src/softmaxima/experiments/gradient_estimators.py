@@ -138,3 +138,33 @@ def variances(rows: Sequence[Measured]) -> dict[str, float]:
     {'reinforce': 2.0}
     """
     return {row.name: row.variance for row in rows}
+
+
+# Estimators with a temperature, with what else they take, at as many evaluations of f as in PLAN.
+TEMPERED = {
+    "gumbel_softmax": ({}, 4),
+    "straight_through_gumbel": ({}, 4),
+    "rao_blackwell_gumbel": ({"conditionals": 10}, 4),
+    "rebar": ({}, 2),
+}
+TEMPERATURES = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
+
+
+def measure_temperatures(
+    problem: Problem | None = None, temperatures: Sequence[float] = TEMPERATURES, estimates: int = N, seed: int = 0
+) -> dict[str, list[Measured]]:
+    """Each estimator that has a temperature, at each.
+
+    >>> found = measure_temperatures(temperatures=(0.1, 5.0), estimates=2000)["gumbel_softmax"]
+    >>> found[0].variance > found[1].variance, found[0].bias < found[1].bias
+    (True, True)
+    """
+    problem = problem or standard_problem()
+    found: dict[str, list[Measured]] = {}
+    for name, (options, samples) in TEMPERED.items():
+        for temperature in temperatures:
+            evaluate = partial(expectation, estimator=name, temperature=temperature, **options)
+            gradients = estimated(problem, evaluate, samples, estimates, seed)
+            row = measured(name, ESTIMATORS[name].unbiased, 4, gradients, problem.gradient())
+            found.setdefault(name, []).append(row)
+    return found
