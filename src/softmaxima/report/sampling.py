@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 COLOURS = {"gumbel_softmax": "#0072B2", "straight_through_gumbel": "#E69F00", "rao_blackwell_gumbel": "#009E73", "rebar": "#CC79A7"}
 
 CAPTION = (
-    "E f(D) of D one-hot from softmax(x) over 6 classes, whose gradient g is known. Of 20 000 estimates, each of four evaluations of "
-    "f: bias |E ĝ − g|/|g|, with the largest deviation of an entry in standard errors, and variance E|ĝ − E ĝ|²/|g|². "
+    "E f(D) of D one-hot from softmax(x) over 6 classes, whose gradient g is known. Of 20 000 estimates, each of four evaluations "
+    "of f: bias |E ĝ − g|/|g|, with the largest deviation of an entry in standard errors, and variance E|ĝ − E ĝ|²/|g|². "
     "What REBAR, which has none, shows for a bias is the error of the mean."
 )
 PICTURE = "![Bias and variance of each estimator against its temperature](sampling.png)"
