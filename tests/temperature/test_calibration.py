@@ -1,8 +1,9 @@
-"""`calibrate_temperature` and `calibrate_scaling` against the literal log loss in float64: nothing is better than what they find."""
+"""`calibrate_temperature` and `calibrate_scaling` against the literal log loss in float64: nothing is better than theirs."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import hypothesis
@@ -304,7 +305,7 @@ def test_affine_scores_are_the_global_optimum(kind: str, penalty: float):
 def test_more_numbers_fit_better_and_all_ignore_a_shift(kind: str):
     x, labels = drawn(300, 3)
     fits = [calibrate_scaling(x, labels, name).after.log_loss for name in KINDS[: KINDS.index(kind) + 1]]
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(fits, fits[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(fits))
     found, logarithms = calibrate_scaling(x, labels, kind), calibrate_scaling(x.log_softmax(-1), labels, kind)
     torch.testing.assert_close(found(x), logarithms(x + 7.0), rtol=1e-8, atol=1e-10)
     scaled = calibrate_scaling(2.0**40 * x, labels, kind)

@@ -335,7 +335,7 @@ def beside_others(seed: int = 0, repeats: int = 5) -> tuple[Peer, ...]:
     Logits: of an overfitted network on the digits, and drawn ones whose temperature is known. Half the rows are fitted to.
     """
     found = []
-    for data, x, labels in (_of_digits(seed), _drawn(seed, 10_000, 10), _drawn(seed, 4_000, 100), _drawn(seed, 100_000, 10)):
+    for data, x, labels in datasets(seed):
         half = len(x) // 2
         target = torch.from_numpy(labels[half:])
         for name, fit in _peers().items():
@@ -350,6 +350,11 @@ def beside_others(seed: int = 0, repeats: int = 5) -> tuple[Peer, ...]:
             measured = RowMeasures.of(p, log_p, target).reliability()
             found.append(Peer(data, half, x.shape[-1], name, temperature, measured, median(seconds)))
     return tuple(found)
+
+
+def datasets(seed: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Names, logits and labels."""
+    return [_of_digits(seed), *(_drawn(seed, rows, classes) for rows, classes in ((10_000, 10), (4_000, 100), (100_000, 10)))]
 
 
 Fit = Callable[[np.ndarray, np.ndarray], tuple[Callable[[np.ndarray], Any], float | None]]

@@ -104,14 +104,13 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         else:
             self.classes_, labels = np.unique(y, return_inverse=True)
             if len(self.classes_) < 2:
-                raise ValueError(f"TemperatureCalibrator needs rows of two classes or more, got {self.classes_.tolist()}")
+                only = f"one class: {self.classes_[0]!r}" if len(self.classes_) else "no rows"
+                raise ValueError(f"TemperatureCalibrator needs rows of two classes or more, got {only}")
             found, kept, counted = self._held_out(base, X, y, labels, weight, fit_params)
             self.estimator_ = self._fitted(base, X, y, weight, fit_params)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
-        if counted is not None and not counted.any():
-            raise ValueError("sample_weight must have a positive entry, got zeros alone")
         penalty = self.penalty if self.method in KINDS[2:] else 0.0
         self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, weight=counted, penalty=penalty)
         if self.method == "temperature":

@@ -270,9 +270,10 @@ def calibrate_safely(
         if math.isinf(error.limit):
             told = "the scores tell no more than chance, so that all classes get the same probability"
             return calibrate_temperature(logits, labels, weight=weight, maximum=math.inf), told
-        rows, classes = math.prod(logits.shape[:-1]), logits.shape[-1]
+        rows = math.prod(logits.shape[:-1]) if weight is None else float(weight.sum())
+        classes = logits.shape[-1]
         smoothing = min(0.5, classes / ((classes - 1) * (rows + 2)))
-        told = f"the scores tell classes without fault; fitted as if one of {rows + 2} rows were wrong"
+        told = f"the scores tell classes without fault; fitted as if one of {rows + 2:g} rows were wrong"
         try:
             return calibrate_scaling(logits, labels, kind, weight=weight, penalty=penalty, label_smoothing=smoothing), told
         except NoOptimumError:
@@ -492,7 +493,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         start = 1.0
     theta[:size] = (start * (torch.eye(n, dtype=x.dtype, device=x.device) if len(shape) == 2 else torch.ones_like(x[0]))).flatten()
     strength = torch.zeros_like(theta)  # of ½ s θ²
-    prior = 1 / len(x)
+    prior = 1 / (len(x) if rows.weight is None else float(rows.weight.sum()))
     if kind == "matrix":
         off = prior / (OFF_DIAGONAL * start) ** 2 if penalty is None else 2 * penalty / (n * (n - 1)) / unit / unit
         strength[:size] = off * (1 - torch.eye(n, dtype=x.dtype, device=x.device)).flatten()

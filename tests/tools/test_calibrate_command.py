@@ -1,0 +1,225 @@
+"""`softmaxima calibrate` tells the temperature and what it is worth on held-out rows, and what is wrong in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from conftest import Run
+from softmaxima import cli
+from softmaxima.cli.calibrate import calibrate
+from softmaxima.core.numbers import InputError
+from softmaxima.experiments.calibration import Scores, Settings, beside_others, calibrated, read_scores
+from softmaxima.report.calibration import columns, lines, page, reliability_figure
+from softmaxima.temperature.calibration import calibrate_temperature
+
+NAMES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(autouse=True)
+def _is_a_command() -> None:
+    if "calibrate" not in cli.COMMANDS:
+        cli.COMMANDS["calibrate"] = calibrate
+        cli.app.command(calibrate)
+
+
+@pytest.fixture
+def run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same in a directory with the tables s.csv and p.csv."""
+    monkeypatch.chdir(tmp_path)
+    scores().write_csv("s.csv")
+    x, labels = logits()
+    p = torch.from_numpy(x).softmax(-1).numpy()
+    pl.DataFrame(dict(zip(NAMES, p.T, strict=True)) | {"y": [NAMES[label] for label in labels]}).write_csv("p.csv")
+    return run
+
+
+def logits(rows: int = 400, temperature: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
+    """Which should be divided by that."""
+    random = np.random.default_rng(0)
+    x = 2 * random.standard_normal((rows, len(NAMES)))
+    labels = np.argmax(x + random.gumbel(size=x.shape), -1)
+    return temperature * x, labels
+
+
+def scores(**more: Any) -> pl.DataFrame:
+    x, labels = logits()
+    order = [2, 0, 1]  # of columns, not that of the alphabet
+    named = {NAMES[place]: x[:, place] for place in order}
+    return pl.DataFrame(named | {"y": [NAMES[label] for label in labels]} | more)
+
+
+def found_in(directory: str = "softmaxima-calibrate") -> dict[str, Any]:
+    return json.loads(Path(directory, "results.json").read_text())
+
+
+def test_it_tells_the_temperature_and_writes_a_page(run: Run):
+    code, said, wrong = run("calibrate", "s.csv", "--target", "y")
+    assert (code, wrong) == (0, "")
+    tau = calibrate_temperature(*logits()).temperature
+    assert f"Divide the scores by τ = {tau:.4g}. On held-out rows the log loss falls by" in " ".join(said.split())
+    assert f"probabilities = sm.softmax(scores, temperature={tau:.6g})" in said
+    assert said.endswith("written: softmaxima-calibrate/results.json, softmaxima-calibrate/report.html\n")
+    found = found_in()
+    assert found["calibration"]["temperature"] == pytest.approx(tau, rel=1e-12)
+    assert len(found["temperatures"]) == 5
+    assert found["after"]["log_loss"] < found["before"]["log_loss"]
+    assert found["gains"]["log-loss"]["low"] > 0
+    shown = Path("softmaxima-calibrate/report.html").read_text()
+    assert "Divide the scores by τ" in shown
+    assert "as they are" in shown
+
+
+def test_every_row_is_measured_by_what_was_fitted_to_others():
+    x, labels = logits()
+    given = Scores("t", "y", tuple(NAMES), x, labels)
+    result = calibrated(given, Settings(held_out=0.5), command="c")
+    assert len(result.temperatures) == 2
+    assert result.after.rows == len(x)
+    best = calibrate_temperature(x, labels)
+    assert best.after.log_loss < result.after.log_loss < best.after.log_loss + 0.01
+    assert result.before.log_loss == pytest.approx(best.before.log_loss, rel=1e-12)
+    gain = result.gains["log-loss"]
+    assert gain.low < result.before.log_loss - result.after.log_loss < gain.high
+    again = calibrated(given, Settings(held_out=0.5), command="c")
+    assert again.after == result.after
+    assert calibrated(given, Settings(held_out=0.5, seed=1), command="c").after != result.after
+
+
+def test_probabilities_give_the_same(run: Run):
+    assert run("calibrate", "s.csv", "--out=a")[0] == 0
+    code, said, _ = run("calibrate", "p.csv", "--probabilities", "--out=b")
+    assert code == 0
+    assert "sm.softmax(np.log(probabilities), temperature=" in said
+    one, other = found_in("a"), found_in("b")
+    assert one["calibration"]["temperature"] == pytest.approx(other["calibration"]["temperature"], rel=1e-10)
+    assert "--probabilities takes them as such" in run("calibrate", "p.csv", "--out=c")[1]
+    pl.read_csv("p.csv").with_columns(pl.col(NAMES).round(2)).write_csv("r.csv")
+    assert "of 0 counted as 0.005" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
+
+
+@pytest.mark.parametrize("kind", ["per-class", "vector", "matrix"])
+def test_every_kind_and_json(run: Run, kind: str):
+    code, said, _ = run("calibrate", "s.csv", f"--kind={kind}", "--json", "--held-out=0.25", "--seed=3", "--penalty=0.1", "--out=o")
+    assert code == 0
+    found = json.loads(said)
+    assert found == found_in("o")
+    assert found["settings"]["kind"] == kind.replace("-", "_")
+    assert np.shape(found["calibration"]["weight"]) == ((3, 3) if kind == "matrix" else (3,))
+    assert (found["calibration"]["bias"] is None) == (kind == "per-class")
+    assert "whose numbers are in results.json" in found["recommendation"]["headline"]
+
+
+def test_what_is_calibrated_is_left_as_it_is(run: Run):
+    x, labels = logits(temperature=1.0)
+    frame = dict(zip(NAMES, x.T, strict=True)) | {"y": [NAMES[label] for label in labels]}
+    pl.DataFrame(frame).write_csv("c.csv")
+    code, said, _ = run("calibrate", "c.csv")
+    assert code == 0
+    assert "Leave the scores as they are." in said
+    assert "cannot be told from that without" in " ".join(said.split())
+    assert found_in()["recommendation"]["code"] is None
+
+
+def test_scores_without_fault_are_told(run: Run):
+    labels = np.arange(60) % 3
+    x = 3.0 * np.eye(3)[labels] + 0.1 * np.random.default_rng(0).standard_normal((60, 3))
+    pl.DataFrame(dict(zip(NAMES, x.T, strict=True)) | {"y": [NAMES[label] for label in labels]}).write_csv("c.csv")
+    code, said, _ = run("calibrate", "c.csv")
+    assert code == 0
+    assert "fitted as if one of 62 rows were wrong" in " ".join(said.split())
+
+
+def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):
+    scores(id=range(400), dog=np.full(400, -9.0)).select("id", *NAMES, "dog", "y").write_csv("m.csv")
+    code, _, wrong = run("calibrate", "m.csv")
+    assert code == 2
+    assert "columns 'id', 'dog' have the name of no class in 'y'; leave them out with --without" in wrong
+    code, said, _ = run("calibrate", "m.csv", "--without=id", "--absent=dog")
+    assert code == 0
+    assert "4 classes" in said
+    assert found_in()["table"]["classes"][-1] == ["dog", 0]
+
+
+def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
+    x, labels = logits()
+    np.savez(tmp_path / "s.npz", X=x, y=labels)
+    found = read_scores(tmp_path / "s.npz")
+    np.testing.assert_array_equal(found.x, x)
+    np.testing.assert_array_equal(found.labels, labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "told"),
+    [
+        ({}, ["--held-out=0.7"], "--held-out must be above 0 and at most 0.5"),
+        ({}, ["--penalty=-1"], "--penalty must be a finite number of at least 0"),
+        ({}, ["--kind=isotonic"], "isotonic"),
+        ({}, ["--target=z"], "there is no column 'z'"),
+        ({}, ["--absent=z"], "--absent: there is no column 'z'"),
+        ({}, ["--absent="], "--absent: no name is given"),
+        ({}, ["--without=ant"], "has classes without a column of scores: 'ant'"),
+        ({}, ["--probabilities"], "--probabilities takes numbers between 0 and 1"),
+        ({}, ["--held-out=0.001"], "1000 parts, each held out once, need 2000 rows, got 400"),
+        ({"ant": 1.0, "bee": 1.0, "cat": 1.0}, [], "the scores of each row are equal"),
+        ({"ant": "x"}, [], "scores are numbers, and 'ant' are none"),
+        ({"ant": math.inf}, [], "infinite values in 'ant'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run: Run, change: dict[str, Any], options: list[str], told: str):
+    scores().with_columns(**{name: pl.lit(value) for name, value in change.items()}).write_csv("w.csv")
+    code, said, wrong = run("calibrate", "w.csv", *options)
+    assert (code, said) == (2, "")
+    assert told in wrong
+    assert wrong.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_told(run: Run):
+    assert "there is no file none.csv" in run("calibrate", "none.csv")[2]
+    Path("a file").touch()
+    assert "--out: cannot write to a file" in run("calibrate", "s.csv", "--out=a file")[2]
+
+
+def test_an_interrupt_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("softmaxima.experiments.calibration.calibrate_safely", interrupted)
+    code, _, wrong = run("calibrate", "s.csv")
+    assert (code, wrong) == (130, "softmaxima: interrupted\n")
+
+
+def test_the_figure_has_a_dot_for_each_bin_with_rows():
+    x, labels = logits()
+    result = calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(), command="c")
+    drawn = reliability_figure(result).plot
+    for line, markers in zip(lines(result), drawn.select_traces({"mode": "markers"}), strict=True):
+        filled = [bin for bin in line.measured.bins if bin.rows]
+        assert list(markers.y) == [bin.hits / bin.rows for bin in filled]
+        for share, up, down in zip(markers.y, markers.error_y.array, markers.error_y.arrayminus, strict=True):
+            assert 0 <= share - down <= share <= share + up <= 1
+    assert [column.cell(lines(result)[0]) for column in columns(result)][2] == ""
+    assert page(result).count("<section") == 4
+
+
+def test_beside_others_it_is_no_worse(monkeypatch: pytest.MonkeyPatch):
+    x, labels = logits(600)
+    monkeypatch.setattr("softmaxima.experiments.calibration.datasets", lambda seed: [("drawn", x, labels)])
+    found = {peer.name: peer for peer in beside_others(repeats=1)}
+    ours, theirs, none = (found[name] for name in ("softmaxima", "scikit-learn", "none"))
+    assert ours.held_out.log_loss == pytest.approx(theirs.held_out.log_loss, abs=1e-6)
+    assert ours.temperature == pytest.approx(theirs.temperature, rel=1e-5)
+    assert ours.held_out.log_loss < none.held_out.log_loss
+    assert {"softmaxima, per_class", "softmaxima, vector", "softmaxima, matrix"} <= set(found)
+
+
+def test_scores_that_do_not_fit_are_an_input_error(tmp_path: Path):
+    with pytest.raises(InputError, match="there is no such file"):
+        read_scores(tmp_path / "none.csv")

@@ -1,0 +1,150 @@
+"""`TemperatureCalibrator` is a scikit-learn estimator: it passes its checks, and calibrates by rows that were held out."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.special import softmax
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_iris, make_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.utils.estimator_checks import check_estimator
+
+from softmaxima.integrations.calibrator import TemperatureCalibrator
+from softmaxima.temperature.calibration import KINDS, calibrate_temperature
+
+X, y = load_iris(return_X_y=True)
+HARD, TOLD = make_classification(600, 8, n_informative=4, n_classes=3, flip_y=0.2, random_state=0)
+
+
+@pytest.mark.parametrize("method", ["temperature", "vector"])
+def test_it_passes_scikit_learns_checks(method: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the checks themselves
+        results = check_estimator(TemperatureCalibrator(method=method), on_skip=None)
+    assert len(results) > 40
+    assert {result["status"] for result in results} <= {"passed", "skipped"}
+
+
+@pytest.mark.parametrize(
+    "model", [GaussianNB(), LinearSVC(dual=False), RidgeClassifier(), RandomForestClassifier(20, random_state=0)]
+)
+def test_calibrated_probabilities_have_less_log_loss_on_new_rows(model: Any):
+    learning, new = slice(0, 400), slice(400, 600)
+    found = TemperatureCalibrator(model).fit(HARD[learning], TOLD[learning])
+    p = found.predict_proba(HARD[new])
+    np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-15)
+    assert found.calibration_.after.log_loss < found.calibration_.before.log_loss
+    bare = clone(model).fit(HARD[learning], TOLD[learning])
+    np.testing.assert_array_equal(found.predict(HARD[new]), bare.predict(HARD[new]))  # τ keeps the order of the scores
+    if hasattr(bare, "predict_proba"):
+        before = np.maximum(bare.predict_proba(HARD[new]), 1e-3)
+        before /= before.sum(-1, keepdims=True)
+    else:
+        before = softmax(bare.decision_function(HARD[new]), -1)
+    assert log_loss(TOLD[new], p) < log_loss(TOLD[new], before)
+
+
+def test_it_is_the_temperature_of_held_out_scores():
+    cv = KFold(4, shuffle=True, random_state=0)
+    scores = cross_val_predict(LogisticRegression(), HARD, TOLD, cv=cv, method="decision_function")
+    found = TemperatureCalibrator(LogisticRegression(), cv=cv).fit(HARD, TOLD)
+    assert found.temperature_ == pytest.approx(calibrate_temperature(scores, TOLD).temperature, rel=1e-10)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_it_agrees_with_scikit_learns(classes: int):
+    kept = classes > TOLD
+    features, labels = HARD[kept], TOLD[kept]
+    ours = TemperatureCalibrator(LogisticRegression(), cv=5).fit(features, labels)
+    theirs = CalibratedClassifierCV(LogisticRegression(), method="temperature", cv=5, ensemble=False).fit(features, labels)
+    np.testing.assert_allclose(ours.predict_proba(features), theirs.predict_proba(features), atol=1e-5)
+
+
+def test_a_fitted_classifier_is_calibrated_as_it_is():
+    model = GaussianNB().fit(HARD[:300], TOLD[:300])
+    found = TemperatureCalibrator(model, cv="prefit").fit(HARD[300:], TOLD[300:])
+    assert found.estimator_ is model
+    expected = calibrate_temperature(np.log(model.predict_proba(HARD[300:])), TOLD[300:])
+    assert found.temperature_ == pytest.approx(expected.temperature, rel=1e-12)
+    with pytest.raises(NotFittedError):
+        TemperatureCalibrator(GaussianNB(), cv="prefit").fit(HARD, TOLD)
+    with pytest.raises(ValueError, match="y has the class 7, which the fitted estimator does not know"):
+        TemperatureCalibrator(model, cv="prefit").fit(HARD[300:], np.where(TOLD[300:] == 0, 7, TOLD[300:]))
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_every_method_and_texts_for_classes_and_names_of_columns(method: str):
+    frame = pl.DataFrame(X, schema=list("abcd"))
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    found = TemperatureCalibrator(GaussianNB(), method=method).fit(frame, names)
+    assert list(found.classes_) == sorted(set(names))
+    assert list(found.feature_names_in_) == list("abcd")
+    assert found.n_features_in_ == 4
+    assert found.score(frame, names) > 0.9
+    assert hasattr(found, "temperature_") == (method == "temperature")
+    twin = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(twin.predict_proba(frame), found.predict_proba(frame))
+
+
+def test_it_goes_through_pipelines_and_searches():
+    pipeline = make_pipeline(StandardScaler(), TemperatureCalibrator(cv=3))
+    grid = {"temperaturecalibrator__method": ["temperature", "vector"], "temperaturecalibrator__estimator": [GaussianNB()]}
+    assert GridSearchCV(pipeline, grid, cv=3, scoring="neg_log_loss").fit(X, y).best_score_ > -0.3
+
+
+def test_weights_go_to_the_classifier_and_the_temperature():
+    weight = np.random.default_rng(0).integers(0, 3, len(y))
+    cv = KFold(3, shuffle=True, random_state=0)
+    found = TemperatureCalibrator(GaussianNB(), cv=cv).fit(X, y, sample_weight=weight)
+    other = TemperatureCalibrator(GaussianNB(), cv=cv).fit(X, y)
+    assert found.temperature_ != other.temperature_
+    assert found.calibration_.after.rows == weight.sum()
+    np.testing.assert_allclose(found.estimator_.theta_, GaussianNB().fit(X, y, sample_weight=weight).theta_)
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        TemperatureCalibrator(GaussianNB(), cv=cv).fit(X, y, sample_weight=np.zeros(len(y)))
+
+
+def test_a_classifier_without_fault_is_told_and_still_calibrated():
+    two = y < 2
+    found = TemperatureCalibrator().fit(X[two], y[two])
+    assert found.note_ == "the scores tell classes without fault; fitted as if one of 102 rows were wrong"
+    assert 0.9 < found.predict_proba(X[two]).max(-1).mean() < 1
+
+
+def test_rare_classes_make_fewer_folds():
+    kept = np.concatenate((np.arange(100), np.arange(100, 103)))
+    assert len(TemperatureCalibrator().fit(X[kept], y[kept]).classes_) == 3
+    with pytest.raises(ValueError, match="each class needs two rows, one to learn from and one held out, got one of 2"):
+        TemperatureCalibrator().fit(X[:101], y[:101])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"method": "isotonic"}, "method must be one of 'temperature'"),
+        ({"cv": "fit"}, "cv must be an int, a splitter or 'prefit'"),
+        ({"cv": 1}, "cv must be at least 2 folds"),
+        ({"penalty": -1}, "penalty must be None or a finite number"),
+        ({"estimator": StandardScaler()}, "estimator must be a classifier"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(options: dict[str, Any], told: str):
+    with pytest.raises(ValueError, match=told):
+        TemperatureCalibrator(**options).fit(X, y)
+    with pytest.raises(ValueError, match="two classes or more"):
+        TemperatureCalibrator().fit(X, np.zeros(len(y)))
