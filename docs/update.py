@@ -234,11 +234,12 @@ def heads_study_blocks(study: HeadsStudy) -> Blocks:
 
 def temperature_blocks() -> Blocks:
     """Draw what τ does to five scores, and how schedules go."""
+    made = caption("make temperature")
     draw(temperature_report.curves(), DOCS / "temperature.png")
     draw(temperature_report.schedules(), DOCS / "schedules.png")
     return {
-        "temperature": "![Probabilities of five scores against the temperature, by map](temperature.png)",
-        "schedules": f"![Temperature against steps, by schedule](schedules.png)\n\n{caption('make temperature')}",
+        "temperature": f"![Probabilities of five scores against the temperature, by map](temperature.png)\n\n{made}",
+        "schedules": f"![Temperature against steps, by schedule](schedules.png)\n\n{made}",
     }
 
 
