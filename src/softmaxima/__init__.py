@@ -63,7 +63,8 @@ else:
         """,
         "temperature": """
             CosineTemperature EntropyTarget ExponentialTemperature GeometricTemperature LayerwiseTemperature LinearTemperature
-            Positive StateTemperature Temperature TemperatureSchedule entropy_temperature
+            Positive Reliability ScalingCalibration StateTemperature Temperature TemperatureCalibration TemperatureSchedule
+            calibrate_scaling calibrate_temperature entropy_temperature reliability
         """,
         "heads": """
             AdaptiveSoftmax FrequencySampler HierarchicalSoftmax InBatchSampler InBatchSoftmax LearnedSampler LinearLoss
@@ -77,7 +78,7 @@ else:
             rao_blackwell_gumbel rebar reinforce reinmax relax relaxed_sample relaxed_top_k score_function second_moment
             straight_through sum_and_sample
         """,
-        "integrations": "AttentionReplacement Classifier replace_attention",
+        "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
@@ -86,7 +87,7 @@ else:
         if name in _ROOMS:
             return importlib.import_module(f"softmaxima.{name}")
         if name == "__all__":
-            absent = {"REGISTRY"} if importlib.util.find_spec("sklearn") else {"REGISTRY", "Classifier"}
+            absent = {"REGISTRY"} if importlib.util.find_spec("sklearn") else {"REGISTRY", "Classifier", "TemperatureCalibrator"}
             return sorted({*_NAMES, *__getattr__("maps").__all__} - absent)  # one REGISTRY of the maps, and one of the losses
         if name in _RENAMED:
             warnings.warn(f"sm.{name} is called sm.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)

@@ -13,21 +13,12 @@ import pytest
 import torch
 
 from conftest import Run
-from softmaxima import cli
-from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.calibration import Scores, Settings, beside_others, calibrated, read_scores
 from softmaxima.report.calibration import columns, lines, page, reliability_figure
 from softmaxima.temperature.calibration import calibrate_temperature
 
 NAMES = ["ant", "bee", "cat"]
-
-
-@pytest.fixture(autouse=True)
-def _is_a_command() -> None:
-    if "calibrate" not in cli.COMMANDS:
-        cli.COMMANDS["calibrate"] = calibrate
-        cli.app.command(calibrate)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from softmaxima.cli.bench import bench
 from softmaxima.cli.bench_attention import bench_attention
 from softmaxima.cli.bench_heads import bench_heads
+from softmaxima.cli.calibrate import calibrate
 from softmaxima.cli.compare import compare
 from softmaxima.cli.compare_attention import compare_attention
 from softmaxima.cli.compare_heads import compare_heads
@@ -37,7 +38,7 @@ app = App(
 )
 COMMANDS = {
     command.__name__.replace("_", "-"): command
-    for command in (compare, compare_attention, compare_heads, predict, bench, bench_attention, bench_heads, lse)
+    for command in (compare, compare_attention, compare_heads, predict, calibrate, bench, bench_attention, bench_heads, lse)
 }
 for command in COMMANDS.values():
     app.command(command)

@@ -51,8 +51,8 @@ def margin_softmax_loss(
             "combined"        cos(m₁θ + m₂) − m₃          margin = (m₁, m₂, m₃), m₁ ≥ 1
             Past m₁θ + m₂ = π, where the cosine would turn, it goes on decreasing (see `sm.arcface`).
         margin: m.
-        scale: s > 0, of all cosines, a number, a tensor that broadcasts to (…, 1) and may require grad, or a module that says one, such
-            as `Positive`. AM-softmax's temperature is 1/s.
+        scale: s > 0, of all cosines: a number, a tensor that broadcasts to (…, 1) and may require grad, or a module that says it,
+            such as `Positive`. AM-softmax's temperature is 1/s.
         centres: vectors a class, the nearest of which counts (sub-centre ArcFace).
         loss: as for `linear_loss`, of the scores s·cos θ.
         The others, errors: as for `linear_loss`. log_prob and entropy are those without the margin.

@@ -179,7 +179,11 @@ def calibrate_temperature(
     most = _bound(name, "maximum", maximum, math.inf, finite=False)
     if least > most:
         raise InputError.of_argument(name, "minimum", f"must be at most maximum, {most:g}, got {least:g}")
-    rows = _checked(name, logits, labels, where, weight, label_smoothing)
+    return _calibrated(name, _checked(name, logits, labels, where, weight, label_smoothing), minimum, maximum, least, most)
+
+
+def _calibrated(name: str, rows: _Rows, minimum: Any, maximum: Any, least: float, most: float) -> TemperatureCalibration:
+    """Of checked rows; a bound that was not given is the widest."""
     try:
         tau, steps = _best_temperature(name, rows)
     except NoOptimumError as error:
@@ -247,9 +251,9 @@ def calibrate_scaling(
         strength = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
     if strength and kind in KINDS[:2]:
         raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and kind {kind!r} has none; leave it out")
-    if kind == "temperature":
-        return calibrate_temperature(logits, labels, where=where, weight=weight, label_smoothing=label_smoothing)
     rows = _checked(name, logits, labels, where, weight, label_smoothing)
+    if kind == "temperature":
+        return _calibrated(name, rows, None, None, 0.0, math.inf)
     factors, bias, steps = _best_scaling(name, rows, kind, strength)
     before = rows.reliability(lambda x, allowed: x)
     after = rows.reliability(lambda x, allowed: _affine(_centred(x, allowed), factors, bias))

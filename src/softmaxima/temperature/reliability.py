@@ -64,6 +64,10 @@ class Reliability:
         brier: the mean of Σ_c (p_c − y_c)², from 0 to 2.
         log_loss: the mean of −log p_t in nats; ∞ where a p_t is 0.
         bins: rows, Σ max p and hits of each bin.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> print(sm.reliability(np.array([[0.8, 0.2], [0.4, 0.6]]), np.array([0, 0])))
+    log loss 0.5697 nats, Brier 0.4000, calibration error 40.00 %
     """
 
     rows: float
