@@ -110,7 +110,7 @@ logsumexp: $(INSTALLED)-test
 	$(BIN)/python docs/update.py precision bounds estimators times
 
 temperature: $(INSTALLED)-test
-	$(BIN)/python docs/update.py temperature sampling
+	$(BIN)/python docs/update.py temperature calibration sampling
 
 clean:
 	rm -rf $(VENV) build dist

@@ -9,6 +9,7 @@ attention    what `softmaxima bench-attention` left in benchmarks/; docs/attenti
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
 temperature  probabilities and schedules against τ; two pictures                                        make temperature
+calibration  temperature scaling beside scikit-learn's; a table                                         make temperature
 sampling     bias and variance of every estimator of a gradient; docs/sampling.png and a table          make temperature
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
@@ -41,7 +42,7 @@ from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import confirmation, estimators, gradient_estimators, lse_bounds
+from softmaxima.experiments import calibration, confirmation, estimators, gradient_estimators, lse_bounds
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -60,10 +61,12 @@ from softmaxima.experiments.precision import precision
 from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
 from softmaxima.experiments.texts import read_text
+from softmaxima.experiments.turns import one_thread
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 from softmaxima.report import attention as attention_report
 from softmaxima.report import bench as bench_report
+from softmaxima.report import calibration as calibration_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import heads as heads_report
@@ -243,6 +246,13 @@ def temperature_blocks() -> Blocks:
     }
 
 
+def calibration_blocks() -> Blocks:
+    """What scaling by a temperature is worth on held-out rows, beside scikit-learn's, and what it takes."""
+    with one_thread():
+        table = calibration_report.beside_others_table(calibration.beside_others())
+    return {"calibration": f"{table}\n\n{caption('make temperature', calibration_report.BESIDE_OTHERS, threads=1)}"}
+
+
 def sampling_blocks() -> Blocks:
     """The bias and the variance of every estimator, and against the temperature of those that have one."""
     rows, found = gradient_estimators.measure_estimators(), gradient_estimators.measure_temperatures()
@@ -297,6 +307,7 @@ COMMANDS = {
     "compare-heads": compare_heads_blocks,
     "temperature": temperature_blocks,
     "sampling": sampling_blocks,
+    "calibration": calibration_blocks,
     "precision": precision_blocks,
     "bounds": bounds_blocks,
     "estimators": estimators_blocks,
