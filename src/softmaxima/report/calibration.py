@@ -177,7 +177,7 @@ FILES = {"results.json": as_text, "report.html": page}
 
 
 BESIDE_OTHERS = (
-    "Logits of an overfitted network on the digits, and drawn ones; half the rows are fitted to, the measures are of the other half. "
+    "Logits of an overfitted network on the digits, and drawn ones; half the rows are fitted to, measures are of the other half. "
     "The time is the median of 5 fits, ours with what it says of before and after, that of `CalibratedClassifierCV` whole."
 )
 
