@@ -137,6 +137,8 @@ def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], d
 
 def _said(name: str, what: str, module: torch.nn.Module) -> Any:
     """What a module that stands for a number is called for, without arguments."""
+    if type(module).forward is torch.nn.Module.forward:
+        raise TypeError(f"{name}: {what} must be a number, a tensor or a module that says it, got {type(module).__name__}")
     arguments = () if is_compiling() else inspect.signature(module.forward).parameters.values()
     wanted = [a.name for a in arguments if a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)]
     if wanted:

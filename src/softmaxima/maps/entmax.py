@@ -82,8 +82,11 @@ def alpha_gradient(p: Tensor, z: Tensor, alpha: float | Tensor) -> Tensor:
 def tsallis(p: Tensor, alpha: float | Tensor) -> Tensor:
     """Ω_α(p) = Σ p (p^β − 1)/(αβ), and Σ p log p at α = 1, of which 0 has no slope."""
     support, log_p = log_on_support(p)
-    beta = torch.as_tensor(alpha - 1, dtype=p.dtype, device=p.device)
-    at_zero = torch.where(beta == 0, 0.0, -1 / beta.where(beta != 0, 1.0))
+    beta = alpha - 1
+    if isinstance(beta, Tensor):
+        at_zero = torch.where(beta == 0, 0.0, -1 / beta.where(beta != 0, 1.0))
+    else:
+        at_zero = -1 / beta if beta else 0.0
     return (p * torch.where(support, log_p * expm1_ratio(beta * log_p), at_zero) / alpha).sum(-1)
 
 
