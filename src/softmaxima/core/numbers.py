@@ -180,10 +180,10 @@ def check_flag(name: str, what: str, value: Any) -> bool:
     return bool(value)
 
 
-SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double; 0 in a comparison with float32
+SMALLEST_TEMPERATURE = sys.float_info.min  # below it 1/τ is beyond double
 # (valid, domain) of a temperature.
 TEMPERATURE: tuple[Callable[[Any], Any], str] = (
-    lambda tau: (tau > 0) & (tau >= SMALLEST_TEMPERATURE) & (tau < math.inf),
+    lambda tau: (tau >= SMALLEST_TEMPERATURE) & (tau < math.inf),
     "positive and finite, at least 2.3e-308",
 )
 
