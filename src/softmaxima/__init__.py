@@ -56,9 +56,9 @@ else:
         """,
         "losses": """
             AMSoftmaxLoss ArcFace CosFace CrossEntropyLoss ElasticCrossEntropyLoss Entmax15Loss EntmaxLoss
-            EpsCrossEntropyLoss FenchelYoungLoss Loss LossModule SoftAccuracyLoss SparseSoftmaxLoss SparsemaxLoss
+            EpsCrossEntropyLoss FenchelYoungLoss Loss LossModule PerturbMaxLoss SoftAccuracyLoss SparseSoftmaxLoss SparsemaxLoss
             SurrogateLoss am_softmax_loss arcface cosface cross_entropy elastic_cross_entropy entmax15_loss
-            entmax_loss eps_cross_entropy fenchel_young_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
+            entmax_loss eps_cross_entropy fenchel_young_loss perturb_max_loss soft_accuracy_loss sparse_softmax_loss sparsemax_loss
             surrogate_loss
         """,
         "temperature": """

@@ -14,13 +14,13 @@ HOUSE = Path(softmaxima.__file__).parent
 # From the ground up. A file may import what is below it, and inside its own room what makes no circle.
 STOREYS = (
     "core.writing",
-    "core.modules",
     "core.numbers",
     "core.error_free",
     "core.tracing",
     "core.onnx",
     "core.series",
     "core.arguments",
+    "core.modules",
     "core.randomness",
     "core.rows",
     "core.temperature",

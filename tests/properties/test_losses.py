@@ -63,6 +63,8 @@ def test_a_soft_target_of_0_has_the_slope_of_moving_it(case: Case):
     claims = case.claims
     if case.map.regulariser is None or not claims.sparse or claims.mass != "one" or case.params.get("alpha", 2.0) < 1.5:
         return
+    if case.params.get("noise", "uniform") != "uniform":
+        return  # their Ω′(0) is −∞
     x, y = normal(1, 3), torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64, requires_grad=True)
     loss = lambda y: sm.fenchel_young_loss(x, y, map=case.map, reduction="sum", **case.params)
     (slope,) = torch.autograd.grad(loss(y), y)

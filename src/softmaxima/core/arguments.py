@@ -149,9 +149,9 @@ def _said(name: str, what: str, module: torch.nn.Module) -> Any:
     return module()
 
 
-def scale_of(scores: torch.dtype) -> tuple[Callable[[Any], Any], str]:
-    """(valid, domain) of a scale of scores: a positive number whose reciprocal is one too, in the dtype that computes them."""
-    dtype = COMPUTE_DTYPE[scores]
+def scale_domain(dtype: torch.dtype) -> tuple[Callable[[Any], Any], str]:
+    """(valid, domain) of a scale of scores of a dtype: a positive number whose reciprocal is one too, in what computes them."""
+    dtype = COMPUTE_DTYPE[dtype]
     least = torch.finfo(dtype).tiny
     return lambda c: (c >= least) & (c <= 1 / least), f"positive, from {least:.2g} to {1 / least:.2g} for scores in {dtype}"
 

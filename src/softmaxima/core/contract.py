@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, check_value
 from softmaxima.core.blocks import Blocks
@@ -36,7 +36,8 @@ class Parameter:
     `kind` is what its values are: float, int, str, or object for anything. Only such values, NumPy's numbers converted, come to
     `valid`, which works on a number and, elementwise, on a tensor. A parameter that has a `gradient(p, z, **params) = ∂p/∂θ` may be
     a tensor that broadcasts against the rows, and learns. `regulariser_gradient(p, **params) = ∂Ω/∂θ` at fixed p completes
-    the derivative of the map's Fenchel–Young loss. Tests and benchmarks iterate `examples`.
+    the derivative of the map's Fenchel–Young loss. Tests and benchmarks iterate `examples`. Where values are not numbers,
+    torch.compile and other recorders know these and `others`.
 
     >>> import softmaxima as sm
     >>> [(parameter.name, parameter.default, parameter.domain) for parameter in sm.find_map("entmax").params]
@@ -51,6 +52,7 @@ class Parameter:
     kind: type = float
     gradient: Callable[..., Tensor] | None = None
     regulariser_gradient: Callable[..., Tensor] | None = None
+    others: tuple[Any, ...] = ()
 
     def check(self, name: str, value: Any) -> Any:
         """The value, a number as Python's, if it is in the domain."""
@@ -64,6 +66,11 @@ class Parameter:
             raise ValueError(f"{name}: {self.name} must be {self.domain}, got {value!r}")
         return value
 
+    def held(self, name: str, value: Any) -> Any:
+        """What a module holds of a value: a number, a tensor, or a module that says it."""
+        checked = self.check(name, value)
+        return value if isinstance(value, nn.Module) else checked
+
 
 @dataclass(frozen=True)
 class Properties:
@@ -71,7 +78,7 @@ class Properties:
 
     >>> import softmaxima as sm
     >>> [name for name, map in sm.maps.REGISTRY.items() if map.properties.sparse and map.properties.continuous]
-    ['budget_sparsemax', 'entmax', 'entmax15', 'normmax', 'sparsemax']
+    ['budget_sparsemax', 'entmax', 'entmax15', 'normmax', 'perturb_max', 'sparsemax']
     """
 
     # What Σp is on a row with an allowed score: "one" | "at most one" | "zero or one", or, where it depends on parameters,
@@ -124,6 +131,7 @@ class Map:
     sensitivity(p, z, **params): (s, q) or (s, q, r), or another form of `jacobian.py`. `z` is None unless `uses_scores`.
     formula: p_i in a line, for tables.
     regulariser(p, **params): Ω(p), where the map is the gradient of Ω*; None where there is none.
+    conjugate(z, p, **params): Ω*(z), with its derivatives, where it costs less than ⟨p, z⟩ − Ω(p), by which None takes it.
     kernel: what does the same as `forward` and the derivative on each device; None where there is nothing.
     blocks: how it works on parts of a row (`blocks.py`), in float64.
     with_sink: of softmax, and of what has its divisor with one score more: (the name of the map with that score, its parameter that
@@ -141,6 +149,7 @@ class Map:
     source: str
     formula: str = ""
     regulariser: Callable[..., Tensor] | None = None
+    conjugate: Callable[..., Tensor] | None = None
     params: tuple[Parameter, ...] = ()
     properties: Properties = field(default_factory=Properties)
     cost: Cost = Cost(reads=2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+
+from softmaxima.core.arguments import check_value
 
 
 class WithOptions:
@@ -24,12 +27,12 @@ class WithOptions:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments now, of a module what it says."""
-        held = {name: getattr(self, name) for name in self._option_names}
-        return {name: value() if isinstance(value, nn.Module) else value for name, value in held.items()}
+        own = {name: getattr(self, name) for name in self._option_names}
+        return {name: value() if isinstance(value, nn.Module) else value for name, value in own.items()}
 
     def extra_repr(self) -> str:
-        held = {name: getattr(self, name) for name in self._option_names}
-        return ", ".join(f"{name}={_brief(value)}" for name, value in held.items() if not isinstance(value, nn.Module))
+        own = {name: getattr(self, name) for name in self._option_names}
+        return ", ".join(f"{name}={_brief(value)}" for name, value in own.items() if not isinstance(value, nn.Module))
 
 
 class OptionsModule(WithOptions, nn.Module):
@@ -40,9 +43,10 @@ class OptionsModule(WithOptions, nn.Module):
         self.hold(**options)
 
 
-def held(given: Any, checked: Any) -> Any:
-    """What a module holds of an argument that was checked: a module, which is asked anew at each call, as it was given."""
-    return given if isinstance(given, nn.Module) else checked
+def held_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> Any:
+    """What a module holds of a number, a tensor or a module that says one: that module, which is asked anew at each call."""
+    checked = check_value(name, what, value, valid, domain)
+    return value if isinstance(value, nn.Module) else checked
 
 
 def _brief(value: Any) -> str:

@@ -60,7 +60,7 @@ def record(map: Map, x: Tensor, tau: float | Tensor, where: Tensor | None, param
 
 
 def encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[Tensor], list[float]] | None:
-    """(tensors, numbers); a word is its place among the examples."""
+    """(tensors, numbers); what is no number is its place among the examples and others."""
     tensors: list[Tensor] = []
     numbers: list[float] = []
     for value, parameter in zip((tau, *params), (None, *map.params), strict=True):
@@ -69,8 +69,8 @@ def encode(map: Map, tau: float | Tensor, params: Sequence[Any]) -> tuple[list[T
             numbers.append(math.nan)
         elif parameter is None or parameter.kind in (float, int):
             numbers.append(float(value))
-        elif parameter.kind is str and value in parameter.examples:
-            numbers.append(float(parameter.examples.index(value)))
+        elif isinstance(value, (str, tuple)) and value in (known := parameter.examples + parameter.others):
+            numbers.append(float(known.index(value)))
         else:
             return None
     return tensors, numbers
@@ -80,8 +80,8 @@ def decode(map: Map, tensors: Sequence[Tensor], numbers: Sequence[float]) -> lis
     """[τ, parameters…]."""
     values = join(tensors, numbers)
     for i, parameter in enumerate(map.params, 1):
-        if parameter.kind is str:
-            values[i] = parameter.examples[int(values[i])]
+        if parameter.kind in (str, object):
+            values[i] = (parameter.examples + parameter.others)[int(values[i])]
         elif parameter.kind is int:
             values[i] = int(values[i])
     return values

@@ -14,6 +14,7 @@ from softmaxima.losses.margin import (
     arcface,
     cosface,
 )
+from softmaxima.losses.perturb_max_loss import PerturbMaxLoss, perturb_max_loss
 from softmaxima.losses.soft_accuracy_loss import SoftAccuracyLoss, soft_accuracy_loss
 from softmaxima.losses.sparse_softmax_loss import SparseSoftmaxLoss, sparse_softmax_loss
 from softmaxima.losses.sparsemax_loss import SparsemaxLoss, sparsemax_loss
@@ -32,6 +33,7 @@ __all__ = [
     "FenchelYoungLoss",
     "Loss",
     "LossModule",
+    "PerturbMaxLoss",
     "SoftAccuracyLoss",
     "SparseSoftmaxLoss",
     "SparsemaxLoss",
@@ -45,6 +47,7 @@ __all__ = [
     "entmax_loss",
     "eps_cross_entropy",
     "fenchel_young_loss",
+    "perturb_max_loss",
     "soft_accuracy_loss",
     "sparse_softmax_loss",
     "sparsemax_loss",

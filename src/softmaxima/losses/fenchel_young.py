@@ -100,8 +100,8 @@ class MapLossModule(LossModule):
         }
         named = of_map(name, found, options)
         found.complete(named)  # a parameter that the map does not have raises here
-        checked = {p.name: p.check(name, named[p.name]) for p in found.params if p.name in named}
-        given = {key: checked[next(iter(of_map(name, found, {key: None})))] for key in options}
+        held = {p.name: p.held(name, named[p.name]) for p in found.params if p.name in named}
+        given = {key: held[next(iter(of_map(name, found, {key: None})))] for key in options}
         super().__init__(weight, map=map, **shared, **(own or {}), **given)
 
 
@@ -138,6 +138,8 @@ def composite(batch: Batch, map: Map, values: dict[str, Any]) -> Tensor:
 
 def conjugate(map: Map, z: Tensor, p: Tensor, params: dict[str, Any]) -> Tensor:
     """Ω*(z) = ⟨p, z⟩ − Ω(p) [rows…], whose gradient is p = map(z)."""
+    if map.conjugate is not None:
+        return map.conjugate(z, p, **params)
     with torch.no_grad():
         value = (p * without_mask(z)).sum(-1, keepdim=True) - map.regulariser(p, **params).unsqueeze(-1)  # type: ignore[misc]
     return envelope(map, value, z, p, params).squeeze(-1)

@@ -10,6 +10,7 @@ from softmaxima.maps.entmax15 import Entmax15, entmax15
 from softmaxima.maps.eps_softmax import EpsSoftmax, eps_softmax
 from softmaxima.maps.log_softmax import LogSoftmax, log_softmax
 from softmaxima.maps.normmax import Normmax, normmax
+from softmaxima.maps.perturb_max import PerturbMax, perturb_max
 from softmaxima.maps.proportional import Proportional, proportional
 from softmaxima.maps.rectified_softmax import RectifiedSoftmax, rectified_softmax
 from softmaxima.maps.softmax import Softmax, Softmin, softmax, softmin
@@ -33,6 +34,7 @@ __all__ = [
     "Normmax",
     "Proportional",
     "Parameter",
+    "PerturbMax",
     "Properties",
     "RectifiedSoftmax",
     "Softmax",
@@ -50,6 +52,7 @@ __all__ = [
     "in_parts",
     "log_softmax",
     "normmax",
+    "perturb_max",
     "proportional",
     "rectified_softmax",
     "register",

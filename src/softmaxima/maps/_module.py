@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from softmaxima.core.arguments import check_value
 from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.modules import OptionsModule, held
+from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis
 
 
@@ -29,8 +28,8 @@ class MapModule(OptionsModule):
         found = find_map(map, name)
         values = found.complete(params)
         dim = check_axis(name, dim)
-        temperature = held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE))
-        values = {p.name: held(values[p.name], p.check(name, values[p.name])) for p in found.params}
+        temperature = held_value(name, "temperature", temperature, *TEMPERATURE)
+        values = {p.name: p.held(name, values[p.name]) for p in found.params}
         super().__init__(dim=dim, temperature=temperature, **values)
         self.map = found
 

@@ -1,0 +1,83 @@
+r"""perturb_max_loss: E max(x + σε) + Ω(y) − ⟨x, y⟩, the Fenchel–Young loss of perturb-max; ∂L/∂x = p − y."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from softmaxima.core.arguments import Array
+from softmaxima.losses._classification import Loss, LossModule, register
+from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
+from softmaxima.maps.perturb_max import PERTURB_MAX, NoiseLike, is_noise, with_mean
+
+
+def perturb_max_loss(
+    input: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    noise: NoiseLike = "normal",
+    scale: float | Array = 1.0,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    temperature: float | Array = 1.0,
+) -> Array:
+    """The loss of perturb-max, `E max_j (x_j + σ ε_j) + Ω(y) − ⟨x, y⟩`: convex, and zero exactly where perturb_max(x) = y.
+
+    Ω is the conjugate of the first term: −σ E ε of a label, and of other targets what Newton's method finds. With Gumbel noise
+    this is KL(y ‖ softmax(x/σ)) times σ. With uniform noise it is exactly zero once x_t exceeds every other score by σ.
+
+    Args:
+        noise, scale: as for `perturb_max`; the noise must have a mean, which ("student_t", ν) has for ν above 1.
+        The others and errors: as for `fenchel_young_loss`.
+
+    Cost for labels: that of `perturb_max` twice. For rows of target probabilities, or with smoothing, some twenty times
+    O(n²·m + n³), and as much memory as n² numbers a row: they are for some hundred classes.
+    Source: Berthet et al. (2020), arXiv:2002.08676.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.perturb_max_loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
+    tensor([0.0503, 0.5642])
+    """
+    if is_noise(noise):
+        with_mean(noise)
+    params = {"noise": noise, "scale": scale}
+    return fenchel_young(
+        "perturb_max_loss", PERTURB_MAX, params, input, target, weight, ignore_index, reduction, label_smoothing, temperature
+    )
+
+
+class PerturbMaxLoss(LossModule):
+    """`perturb_max_loss` as a module; give an `nn.Parameter` as the scale to learn it.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.PerturbMaxLoss("uniform")(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    tensor(0.)
+    """
+
+    function = perturb_max_loss
+
+    def __init__(
+        self, noise: NoiseLike = "normal", scale: float | Tensor = 1.0, weight: Tensor | None = None, **options: Any
+    ) -> None:
+        name = type(self).__name__
+        held = {p.name: p.held(name, v) for p, v in zip(PERTURB_MAX.params, (noise, scale), strict=True)}
+        with_mean(noise)
+        super().__init__(weight, **held, **options)
+
+
+register(
+    Loss(
+        "perturb_max_loss",
+        perturb_max_loss,
+        PerturbMaxLoss,
+        partial(evaluation, map=PERTURB_MAX),
+        partial(reference, map=PERTURB_MAX),
+        map="perturb_max",
+        examples=({"noise": "normal"}, {"noise": "uniform", "scale": 2.0}),
+        zero_at_target=True,
+    )
+)

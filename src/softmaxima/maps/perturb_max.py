@@ -1,0 +1,488 @@
+r"""perturb-max: p_i = P[argmax(x + σε) = i], ε_j independent with CDF F and density f. With u = x/σ and L(z) = Σ_j log F(z − u_j)
+
+    p_i = ∫ f(z − u_i) Π_{j≠i} F(z − u_j) dz = ∫ a_i e^L dz,    a_i(z) = (f/F)(z − u_i),    Σ_i a_i e^L = (e^L)′
+
+    −∂p_i/∂u_j = ∫ a_i a_j e^L dz  (i ≠ j),    J g = ∫ a ⊙ (A g − ⟨a, g⟩) e^L dz,    A = Σ_j a_j
+
+on one grid of m nodes z for all scores, O(n·m). A constant added to u changes nothing, so that the rows of J add up to 0, from
+which its diagonal is taken: no derivative of f is needed, and f may jump. J is symmetric, for p is the gradient of E max(u + ε).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from softmaxima.core.arguments import Array
+from softmaxima.core.contract import Cost, Map, Parameter, Properties, register
+from softmaxima.core.envelope import with_slope
+from softmaxima.core.jacobian import Form, narrowed
+from softmaxima.core.numbers import as_number
+from softmaxima.core.rows import row_maximum, total, without_mask
+from softmaxima.core.temperature import over
+from softmaxima.core.tracing import is_concrete, operation, sizes
+from softmaxima.kernels.native import Kernel
+from softmaxima.maps._module import MapModule
+from softmaxima.maps._noises import (
+    LARGEST_ORDER,
+    LEAST_ORDER,
+    NAMED,
+    Noise,
+    at_nodes,
+    gauss,
+    in_blocks,
+    known_family,
+    of_distribution,
+    student_t,
+)
+
+NoiseLike = str | tuple[str, float] | Distribution
+
+_KNOWN: WeakKeyDictionary[Distribution, Noise] = WeakKeyDictionary()
+
+
+def find_noise(noise: NoiseLike) -> Noise:
+    """The noise of that name, of ("student_t", ν), or of a distribution."""
+    if isinstance(noise, str):
+        return NAMED[noise]
+    if isinstance(noise, tuple):
+        return student_t(float(noise[1]))
+    if noise not in _KNOWN:
+        _KNOWN[noise] = of_distribution(noise)
+    return _KNOWN[noise]
+
+
+def is_noise(noise: Any) -> bool:
+    """Whether there is such a noise. Of a distribution that will not do it is said why."""
+    if isinstance(noise, str):
+        return noise in NAMED
+    if isinstance(noise, tuple):
+        number = as_number(noise[1]) if len(noise) == 2 and noise[0] == "student_t" else None
+        return number is not None and LEAST_ORDER <= number <= LARGEST_ORDER
+    if not isinstance(noise, Distribution):
+        return False
+    if noise in _KNOWN:
+        return True
+    what = type(noise).__name__
+    if tuple(noise.batch_shape) + tuple(noise.event_shape):
+        raise ValueError(
+            f"perturb_max: noise must be one distribution of a number for all scores, got a {what} of shape "
+            f"{tuple(noise.batch_shape) + tuple(noise.event_shape)}; give its parameters as numbers"
+        )
+    if getattr(noise.support, "is_discrete", False):
+        raise ValueError(f"perturb_max: noise must have a density, got the discrete {what}; take a continuous distribution")
+    if known_family(noise) is not None:
+        return True
+    try:
+        noise.cdf(noise.sample())
+        noise.log_prob(noise.sample())
+    except NotImplementedError:
+        raise ValueError(
+            f"perturb_max: noise must have a CDF and a density, and torch has none for {what}; take one of {', '.join(NAMED)}, "
+            "('student_t', ν), or a distribution with cdf and log_prob"
+        ) from None
+    return True
+
+
+IN_KERNELS = ("normal", "gumbel", "logistic", "laplace", "uniform", "exponential")  # by their numbers in csrc/perturb_max.cpp
+
+
+def theta(noise: NoiseLike, scale: float | Tensor) -> tuple[float, float | Tensor] | None:
+    """(the number of the noise, σ); None for one that kernels do not know."""
+    found = find_noise(noise)
+    return (float(IN_KERNELS.index(found.name)), scale * found.unit) if found.name in IN_KERNELS else None
+
+
+def reference(x: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
+    """∫ f(z − u_i) Π_{j≠i} F(z − u_j) dz of each row, by many narrow panels."""
+    u = x.double() / scale
+    u = u - row_maximum(u)
+    return torch.stack([_literal(row, noise) for row in u.reshape(-1, u.shape[-1])]).reshape(u.shape)
+
+
+def _literal(u: Tensor, noise: NoiseLike) -> Tensor:
+    allowed = u > -math.inf
+    if not bool(allowed.all()):
+        return torch.zeros_like(u).masked_scatter(allowed, _literal(u[allowed], noise)) if bool(allowed.any()) else u.exp()
+    cdf, density, z, weights = literal_parts(u, noise, find_noise(noise))
+    p = torch.zeros_like(u)
+    for some in z.split(1 + (1 << 17) // len(u)):
+        t = some[:, None] - u
+        each = cdf(t)
+        if len(u) <= 16:
+            others = torch.stack([each[:, torch.arange(len(u)) != i].prod(-1) for i in range(len(u))], -1)
+        else:
+            others = each.clamp_min(1e-300).log()
+            others = (others.sum(-1, keepdim=True) - others).exp()
+        p += (weights[: len(some), None] * density(t) * others).sum(0)
+        weights = weights[len(some) :]
+    return p
+
+
+# F, f, and the least and largest t that matter.
+LITERAL: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], float, float]] = {
+    "normal": (torch.special.ndtr, lambda t: (-t * t / 2).exp() / math.sqrt(2 * math.pi), -9.0, 9.5),
+    "gumbel": (lambda t: (-(-t).exp()).exp(), lambda t: (-t - (-t).exp()).exp(), -5.0, 45.0),
+    "logistic": (torch.sigmoid, lambda t: torch.sigmoid(t) * torch.sigmoid(-t), -40.0, 45.0),
+    "laplace": (
+        lambda t: torch.where(t < 0, t.clamp_max(0.0).exp() / 2, 1 - (-t.abs()).exp() / 2),
+        lambda t: (-t.abs()).exp() / 2,
+        -40.0,
+        45.0,
+    ),
+    "uniform": (lambda t: t.clamp(0.0, 1.0), lambda t: ((t > 0) & (t < 1)).to(t.dtype), 0.0, 1.0),
+    "exponential": (lambda t: -torch.expm1(-t.clamp_min(0.0)), lambda t: torch.where(t > 0, (-t.abs()).exp(), 0.0), 0.0, 45.0),
+}
+
+
+def literal_parts(u: Tensor, noise: NoiseLike, found: Noise) -> tuple[Any, Any, Tensor, Tensor]:
+    """(F, f, nodes, weights) of a row."""
+    if not isinstance(noise, str):  # which has no narrow range: as the map has it, with panels beside every score
+        cdf, density = lambda t: found.at(t)[0].exp(), lambda t: found.at(t)[1] * found.at(t)[0].exp()
+        if len(u) > 64:
+            nodes, weights, _ = found.rule(u)
+            return cdf, density, nodes.flatten(), weights.flatten()
+        steps = 0.2 * 1.5 ** torch.arange(100, dtype=u.dtype)
+        edges = (u[:, None] + torch.cat((-steps, steps.new_zeros(1), steps))).flatten()
+    else:
+        cdf, density, low, high = LITERAL[noise]
+        step = 0.25 if noise == "normal" else 0.75
+        edges = torch.arange(low, high + math.log(len(u)) + step, step, dtype=u.dtype)
+        if noise in ("laplace", "uniform", "exponential"):
+            kinks = u.sort(descending=True).values[:60]
+            edges = torch.cat((edges, kinks, kinks + 1)).clamp_min(low)
+        if noise == "uniform":
+            edges = edges.clamp_max(high)
+    edges = edges.unique()
+    x, w = (torch.tensor(values, dtype=u.dtype) for values in gauss(12))
+    width = edges.diff()[:, None]
+    return cdf, density, (edges[:-1, None] + width * x).flatten(), (width * w).flatten()
+
+
+def relative(z: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    """(u = z/σ less its largest, 0 in a row that has NaN or +∞; that row's NaN, 0 for the others) in float64."""
+    wide = z.double()
+    wrong = (wide.isnan() | (wide == math.inf)).any(-1, keepdim=True)
+    wide = wide.masked_fill(wrong, 0.0)
+    u = (wide - row_maximum(wide)) / scale
+    return u, torch.where(wrong, math.nan, 0.0)
+
+
+def halved_sum(terms: Tensor) -> Tensor:
+    """Σ over the first axis, in the same order for every place: equal scores get equal probabilities."""
+    while (count := terms.shape[0]) > 1:
+        half = count // 2
+        sums = terms[:half] + terms[half : 2 * half]
+        terms = sums if count % 2 == 0 else torch.cat((sums, terms[2 * half :]))
+    return terms[0]
+
+
+def forward(z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
+    if 0 in sizes(z):
+        return z
+    u, nothing = relative(z, scale)
+    p = probabilities(find_noise(noise), u)
+    return (p / total(p) + nothing).to(z.dtype)
+
+
+def probabilities(noise: Noise, u: Tensor) -> Tensor:
+    """∫ a e^L dz, which adds up to 1 but for rounding and the error of the rule."""
+    nodes, weights, _ = noise.rule(u)
+    p = torch.zeros_like(u)
+    for block in in_blocks(nodes, u):
+        level, rate = at_nodes(noise, nodes[block], u)
+        p = p + halved_sum(weights[block] * level.exp() * rate)
+    return p
+
+
+@dataclass(frozen=True)
+class Mixture(Form):
+    r"""J = (1/σ) ∫ (A diag(a) − a aᵀ) e^L dz: a mixture of what the Jacobian of softmax is, A² (diag(r) − r rᵀ) with r = a/A.
+
+    γ = g − g_k, k the largest score, stands for g: where F(z − u_k) = 0, a_k is infinite, and a_k γ_k is 0.
+    """
+
+    u: Tensor
+    p: Tensor
+    noise: Noise
+    scale: float | Tensor
+    nothing: Tensor
+
+    def sums(self, g: Tensor) -> tuple[Tensor, ...]:
+        """(g_k,)."""
+        top = self.u.detach().argmax(-1, keepdim=True)
+        return (torch.take_along_dim(g, top, -1),)
+
+    @staticmethod
+    def merge(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        raise NotImplementedError("perturb_max: its Jacobian is of whole rows")
+
+    @property
+    def s(self) -> Tensor:
+        return self.matrix(1.0).diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def q(self) -> Tensor:
+        return self.p
+
+    @property
+    def r(self) -> Tensor:
+        return self.s
+
+    def pull(self, g: Tensor, sums: tuple[Tensor, ...] | None = None) -> Tensor:
+        if 0 in sizes(g):
+            return g
+        empty = self.p == 0
+        wide = torch.where(empty & ~g.isfinite(), 0.0, g).double()
+        gaps = wide - self.sums(wide)[0]
+        nodes, weights, _ = self.noise.rule(self.u)
+        v = torch.zeros_like(gaps + self.u)
+        for block in in_blocks(nodes, self.u):
+            level, rate = at_nodes(self.noise, nodes[block], self.u)
+            moved = rate.sum(-1, keepdim=True) * gaps - (rate * gaps).sum(-1, keepdim=True)
+            v = v + halved_sum(weights[block] * level.exp() * rate * moved)
+        return narrowed((v / self.scale + self.nothing).masked_fill(empty, 0.0), g.dtype)
+
+    def matrix(self, tau: float | Tensor) -> Tensor:
+        n = self.u.shape[-1]
+        products = self.u.new_zeros((*self.u.shape, n))
+        if 0 in sizes(self.u):
+            return products.to(self.p.dtype)
+        nodes, weights, _ = self.noise.rule(self.u)
+        for block in in_blocks(nodes, self.u):
+            level, rate = at_nodes(self.noise, nodes[block], self.u)
+            products = products - torch.einsum("k...i,k...j->...ij", weights[block] * level.exp() * rate, rate)
+        own = torch.eye(n, dtype=torch.bool, device=self.u.device)
+        products = products.masked_fill(own, 0.0)
+        whole = torch.where(own, -products.sum(-1, keepdim=True), products)
+        scale = self.scale.unsqueeze(-1) if isinstance(self.scale, Tensor) else self.scale
+        return over((whole / scale + self.nothing.unsqueeze(-1)).to(self.p.dtype), tau)
+
+
+def sensitivity(p: Tensor, z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Mixture:
+    u, nothing = relative(z, scale)
+    return Mixture(u, p, find_noise(noise), scale, nothing)
+
+
+def scale_gradient(p: Tensor, z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
+    """∂p/∂σ = −J z/σ."""
+    moved = without_mask((z - row_maximum(z)).double())
+    return (-sensitivity(p, z, noise, scale).push(moved) / scale).to(p.dtype)
+
+
+# The conjugate Ω*(x) = E max(x + σε) = σ E max(u + ε), and Ω(y) = σ sup_u ⟨u, y⟩ − E max(u + ε).
+
+
+def with_mean(noise: NoiseLike) -> Noise:
+    """The noise, which must have a mean: max(x + σε) has none otherwise."""
+    found = find_noise(noise)
+    if found.mean is None:
+        raise ValueError(
+            f"perturb_max: its loss needs noise with a mean, got {noise!r}, whose E max(x + ε) is infinite; take ν above 1, or "
+            "surrogate_loss, which has the same gradient"
+        )
+    return found
+
+
+def expected_maximum(noise: Noise, u: Tensor) -> Tensor:
+    """E max(u + ε) = b + ∫_b^∞ (1 − e^L) dz [..., 1], e^L being 0 below b."""
+    nodes, weights, value = noise.rule(u)
+    for block in in_blocks(nodes, u):
+        value = value - (weights[block] * torch.expm1(at_nodes(noise, nodes[block], u)[0])).sum(0)
+    return value
+
+
+def conjugate(z: Tensor, p: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
+    found = with_mean(noise)
+    if 0 in sizes(z):
+        return z.sum(-1)
+    with torch.no_grad():
+        u, nothing = relative(z.detach(), scale)
+        top = row_maximum(z.detach()) / scale
+        value = expected_maximum(found, u) + top.masked_fill(nothing.isnan(), 0.0) + nothing
+    return (scale * with_slope(value, without_mask(z) / scale, p)).squeeze(-1)
+
+
+STEPS = 60  # of Newton's method at most
+FARTHEST = 2.0  # that one of them goes, in units of the noise
+
+
+def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
+    """σ ⟨u, y⟩ with the u of p(u) = y and E max(u + ε) = 0, which is its slope; over the classes with y > 0."""
+    found = with_mean(noise)
+    if 0 in sizes(y):
+        return y.sum(-1)
+    wide = y.double()
+    with torch.no_grad():
+        fixed = wide.detach()
+        allowed = fixed > 0
+        alone = allowed.sum(-1, keepdim=True) <= 1
+        labels = is_concrete(fixed) and bool(alone.all())
+        if labels:
+            u = torch.zeros_like(fixed).masked_fill(~allowed, -math.inf)
+        else:
+            u = scores_of(fixed, noise) if is_concrete(fixed) or not isinstance(noise, str) else _scores_of(fixed, noise)
+        mean = torch.full_like(fixed[..., :1], found.mean)  # type: ignore[arg-type]
+        slope = u - (mean if labels else torch.where(alone, mean, expected_maximum(found, u)))
+        least = slope.amax(-1, keepdim=True) - found.width if found.width < math.inf else torch.zeros_like(slope[..., :1])
+        slope = torch.where(allowed, slope, least)
+        value = (slope * fixed).sum(-1, keepdim=True)
+    if not labels and y.requires_grad:  # Ω″ is J⁻¹
+        inverse = _inverse(found, u, probabilities(found, u), allowed).masked_fill(_pairs(allowed) == 0, 0.0)
+        slope = slope + (inverse @ (wide - fixed).unsqueeze(-1)).squeeze(-1)
+    return (scale * with_slope(value, wide, slope)).squeeze(-1).to(y.dtype)
+
+
+def _relative(u: Tensor, allowed: Tensor) -> Tensor:
+    """Less its largest, −∞ where not allowed."""
+    u = u.masked_fill(~allowed, -math.inf)
+    return u - row_maximum(u)
+
+
+def _pairs(allowed: Tensor) -> Tensor:
+    return (allowed.unsqueeze(-1) & allowed.unsqueeze(-2)).double()
+
+
+def _inverse(noise: Noise, u: Tensor, p: Tensor, allowed: Tensor) -> Tensor:
+    """Of J, with 1 for a constant and for a score without probability, which J takes to 0."""
+    matrix = Mixture(u, p, noise, 1.0, torch.zeros_like(u[..., :1])).matrix(1.0)
+    own = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    return torch.linalg.inv(matrix + _pairs(allowed) / u.shape[-1] + own * (p < 1e-200).to(u.dtype).unsqueeze(-1))
+
+
+def scores_of(y: Tensor, noise: NoiseLike) -> Tensor:
+    """u with p(u) = y and maximum 0, by Newton's method on ⟨u, y⟩ − E max(u + ε), which is concave."""
+    found, allowed = find_noise(noise), y > 0
+    lengths = torch.tensor([1.0, 0.5, 0.25, 0.0625], dtype=y.dtype, device=y.device).reshape(-1, *[1] * y.ndim)
+    u = torch.zeros_like(y).masked_fill(~allowed, -math.inf)
+    for _ in range(STEPS):
+        p = probabilities(found, u)
+        move = (_inverse(found, u, p, allowed) @ (y - p).unsqueeze(-1)).squeeze(-1)
+        if is_concrete(y) and bool(((y - p).abs() <= 1e-7 * y + 1e-15).all()):  # the last step leaves the square of that
+            return _relative(u + move, allowed)
+        move = move * (FARTHEST / move.abs().amax(-1, keepdim=True).clamp_min(FARTHEST))
+        several = _relative(u + lengths * move, allowed)
+        value = (several.masked_fill(~allowed, 0.0) * y).sum(-1, keepdim=True) - expected_maximum(found, several)
+        u = several.gather(0, value.argmax(0, keepdim=True).expand_as(several[:1])).squeeze(0)
+    return u
+
+
+@operation("perturb_max_scores")
+def _scores_of(y: Tensor, noise: str) -> Tensor:
+    """The same where values cannot be read."""
+    return scores_of(y, noise)
+
+
+@_scores_of.register_fake
+def _(y: Tensor, noise: str) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+@_scores_of.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], y: Tensor, noise: str) -> tuple[Tensor, int]:
+    return _scores_of(y.movedim(in_dims[0], 0), noise), 0
+
+
+PERTURB_MAX = register(
+    Map(
+        name="perturb_max",
+        reference=reference,
+        forward=forward,
+        sensitivity=sensitivity,  # type: ignore[arg-type]
+        regulariser=regulariser,
+        conjugate=conjugate,
+        params=(
+            Parameter(
+                name="noise",
+                default="normal",
+                examples=("normal", "uniform"),
+                others=("gumbel", "logistic", "laplace", "exponential"),
+                valid=is_noise,
+                domain=f"one of {', '.join(map(repr, NAMED))}, ('student_t', ν) with ν from 0.5 to 100, or a continuous "
+                "distribution of torch.distributions with cdf and log_prob",
+                kind=object,
+            ),
+            Parameter(
+                name="scale",
+                default=1.0,
+                examples=(0.5,),
+                valid=lambda scale: (scale > 0) & (scale < math.inf),
+                domain="positive and finite",
+                gradient=scale_gradient,
+            ),
+        ),
+        # Zeros are those of uniform noise, and what is below the least number: of normal noise 38 below the largest score.
+        properties=Properties(sparse=True, additive_regulariser=False),
+        cost=Cost(reads=2),
+        uses_scores=True,
+        kernel=Kernel("perturb_max", "perturb_max_backward", theta=theta),
+        formula="P[argmax_j (x_j + σ ε_j) = i]",
+        source="Berthet et al. (2020), arXiv:2002.08676",
+    )
+)
+
+
+def perturb_max(
+    x: Array,
+    dim: int = -1,
+    *,
+    noise: NoiseLike = "normal",
+    scale: float | Array = 1.0,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+) -> Array:
+    """Perturb-max, `p_i = P[argmax_j (x_j/τ + σ ε_j) = i]` for independent ε of one distribution, by quadrature, without sampling.
+
+    Args:
+        noise: the distribution of ε: "normal" N(0, 1), "gumbel", "logistic", "laplace" or "exponential", all standard, "uniform"
+            on [0, 1], ("student_t", ν) with ν from 0.5 to 100, or one continuous distribution of torch.distributions with a
+            `cdf` and a `log_prob`, of a single number; its parameters do not learn. Its place does not matter.
+        scale: σ > 0, in units of x/τ, a number or a tensor that broadcasts against x with size 1 along `dim`; a tensor may
+            require grad. σ and τ do the same.
+        x, dim, temperature, where: as for `softmax`.
+
+    Gumbel noise gives softmax. The order of the scores is kept, and a constant added to them changes nothing. Uniform noise gives
+    exactly zero to scores σ or more below the largest one; the others give every score a probability, which may be too small
+    for the dtype: of normal noise it is 0 some 38σ below the largest score.
+
+    Float64 p and ∂p/∂x are within 1e-13 of the integral for all of these noises, others are that, rounded. Of a distribution they
+    are as exact as its `cdf`, about 1e-12 where its density is smooth but for the ends of its support and its median; where it has
+    other kinks or jumps the error is not bounded. All is computed in float64.
+
+    Its loss is `perturb_max_loss`. Raises as `softmax`, and ValueError for a noise without a CDF, a discrete one and one of several
+    numbers. torch.compile, torch.export and other recorders take the named noises. Cost: O(n·m) on a grid of m values that all
+    scores share, a block of it in memory at a time: m = 48 for exponential noise, 128 for normal, 192 for logistic noise, 48 to
+    some 800 for Laplace noise and some thousand for others; for uniform noise 6 or 12 for each score that can be the largest. The
+    gradient costs the same again.
+    Source: Berthet et al. (2020), arXiv:2002.08676.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.perturb_max(np.array([1.0, 0.0, -1.0])).round(4)
+    array([0.7288, 0.2241, 0.0472])
+    >>> sm.perturb_max(np.array([0.5, 0.0, -1.0]), noise="uniform")
+    array([0.875, 0.125, 0.   ])
+    """
+    if isinstance(dim, (str, tuple, Distribution)):
+        raise TypeError(f"perturb_max: dim must be an int, got {dim!r}; pass the noise by name: noise={dim!r}")
+    return PERTURB_MAX(x, dim, noise=noise, scale=scale, temperature=temperature, where=where)
+
+
+class PerturbMax(MapModule):
+    """`perturb_max` as a module; give an `nn.Parameter` as the scale to learn it.
+
+    >>> import torch, softmaxima as sm
+    >>> sm.PerturbMax("gumbel")(torch.tensor([0.0, 0.0]))
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(
+        self, noise: NoiseLike = "normal", scale: float | Tensor = 1.0, dim: int = -1, *, temperature: float | Tensor = 1.0
+    ) -> None:
+        super().__init__(PERTURB_MAX, dim, temperature=temperature, noise=noise, scale=scale)
