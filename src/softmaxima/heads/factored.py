@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_value, check_values, like_input, scale_of
-from softmaxima.core.modules import WithOptions, held
+from softmaxima.core.arguments import COMPUTE_DTYPE, check_values, like_input, scale_domain
+from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_int
 from softmaxima.core.randomness import Randomness, as_seed
 from softmaxima.core.tracing import sizes
@@ -66,7 +66,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
         super().__init__()
         name = type(self).__name__
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
-        tau = check_value(name, "temperature", temperature, *scale_of(dtype))
+        tau = held_value(name, "temperature", temperature, *scale_domain(dtype))
         if isinstance(tau, Tensor) and tau.numel() != 1:
             raise ValueError(
                 f"{name}: temperature must be one number, got a tensor of shape {tuple(tau.shape)}; divide hidden by it"
@@ -77,7 +77,7 @@ class FactoredHead(WithOptions, nn.Module, ABC):
                 class_weight = check_values(name, "weight", class_weight).to(device)
         self.register_buffer("class_weight", class_weight)
         self.hold(
-            temperature=held(temperature, tau),
+            temperature=tau,
             ignore_index=check_int(name, "ignore_index", ignore_index),
             reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
             **options,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_of
-from softmaxima.core.modules import WithOptions, held
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_scores, as_tensor, check_device, check_value, like_input, scale_domain
+from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_flag
 from softmaxima.core.tracing import is_concrete, may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import unrounded
@@ -129,7 +129,7 @@ def as_batch(name: str, queries: Any, items: Any, item_ids: Any, temperature: An
             f"{name}: items must be one for each query, {q.dtype} of shape {sizes(q)} as queries are, got {v.dtype} of {sizes(v)}"
         )
     ids = None if item_ids is None else _check_each(name, "item_ids", item_ids, q, floating=False)
-    tau = check_value(name, "temperature", temperature, *scale_of(q.dtype))
+    tau = check_value(name, "temperature", temperature, *scale_domain(q.dtype))
     if isinstance(tau, Tensor):
         if tau.numel() != 1:
             raise ValueError(f"{name}: temperature must be one number, got shape {sizes(tau)}; divide queries by one for each row")
@@ -253,7 +253,7 @@ class InBatchSoftmax(WithOptions, nn.Module):
             correction=correction,
             remove_hits=remove_hits,
             symmetric=symmetric,
-            temperature=held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE)),
+            temperature=held_value(name, "temperature", temperature, *TEMPERATURE),
             reduction=reduction,
         )
 

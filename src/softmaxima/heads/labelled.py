@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, like_input, scale_of
+from softmaxima.core.arguments import COMPUTE_DTYPE, as_tensor, check_per_row, like_input, scale_domain
 from softmaxima.core.numbers import check_choice, check_int
 from softmaxima.core.tracing import may_differentiate, sizes, transforming
 from softmaxima.heads.arguments import check_bias, check_hidden, check_targets, check_weight
@@ -152,7 +152,7 @@ def as_rows(name: str, hidden: Any, weight: Any, bias: Any, temperature: Any) ->
     check_bias(name, bias, check_weight(name, weight, states))
     # As they are: under autocast the checks widen them, and torch has no sparse gradient through that.
     layer, column = as_tensor(name, "weight", weight), None if bias is None else as_tensor(name, "bias", bias)
-    tau = check_per_row(name, "temperature", temperature, states, states.ndim - 1, *scale_of(states.dtype))
+    tau = check_per_row(name, "temperature", temperature, states, states.ndim - 1, *scale_domain(states.dtype))
     *shape, features = sizes(states)
     wide = COMPUTE_DTYPE[states.dtype]
     if isinstance(tau, Tensor):

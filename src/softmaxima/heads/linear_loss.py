@@ -10,9 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, Array, as_tensor, broadcasts, check_device, check_value, like_input, scale_of
+from softmaxima.core.arguments import (
+    COMPUTE_DTYPE,
+    Array,
+    as_tensor,
+    broadcasts,
+    check_device,
+    check_value,
+    like_input,
+    scale_domain,
+)
 from softmaxima.core.contract import REGISTRY as MAPS
-from softmaxima.core.modules import OptionsModule, WithOptions, held
+from softmaxima.core.modules import OptionsModule, WithOptions, held_value
 from softmaxima.core.numbers import (
     check_choice,
     check_count,
@@ -125,8 +134,8 @@ def linear_loss(
         chunk=chunk,
         outputs=outputs,
         bias=check_bias(name, bias, layer),
-        tau=check_value(name, "temperature", temperature, *scale_of(states.dtype)),
-        softcap=None if softcap is None else check_number(name, "softcap", softcap, *scale_of(states.dtype)),
+        tau=check_value(name, "temperature", temperature, *scale_domain(states.dtype)),
+        softcap=None if softcap is None else check_number(name, "softcap", softcap, *scale_domain(states.dtype)),
         z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
     )
 
@@ -358,7 +367,7 @@ class LinearLoss(WithOptions, nn.Module):
             self.bias = nn.Parameter(torch.zeros_like(self.weight[:, 0])) if bias else None
         self.loss, own = find_loss(name, loss)
         self.loss_options = OptionsModule(**own)
-        tau = held(temperature, check_value(name, "temperature", temperature, *scale_of(self.weight.dtype)))
+        tau = held_value(name, "temperature", temperature, *scale_domain(self.weight.dtype))
         self.hold(temperature=tau, class_weight=class_weight, **options)
         with torch.no_grad():  # which refuses what it would refuse
             self(self.weight.new_zeros((0, in_features)), torch.zeros(0, dtype=torch.long, device=self.weight.device))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_value, like_input, scale_of
-from softmaxima.core.modules import WithOptions, held
+from softmaxima.core.arguments import as_tensor, check_value, like_input, scale_domain
+from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight, unrounded
@@ -69,7 +69,7 @@ def margin_softmax_loss(
     name = "margin_softmax_loss"
     moved = check_margin(name, kind, margin)
     centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
-    inverse = 1 / check_value(name, "scale", scale, *scale_of(states.dtype))
+    inverse = 1 / check_value(name, "scale", scale, *scale_domain(states.dtype))
     layer = check_weight(name, weight, states)
     if sizes(layer)[0] % centres:
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
@@ -146,7 +146,7 @@ class MarginSoftmax(WithOptions, nn.Module):
         size = check_margin(name, kind, margin)
         margin = (size.factor, size.angle, size.cosine) if kind == "combined" else getattr(size, KINDS[kind])
         place = check_place(name, device, dtype)
-        scale = held(scale, check_value(name, "scale", scale, *scale_of(place["dtype"])))
+        scale = held_value(name, "scale", scale, *scale_domain(place["dtype"]))
         centres = check_count(name, "centres", centres)
         self.in_features, self.classes = check_count(name, "in_features", in_features), check_count(name, "classes", classes)
         shape = (self.classes * centres, self.in_features)

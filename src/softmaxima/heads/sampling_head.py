@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_value, scale_of
-from softmaxima.core.modules import WithOptions, held
+from softmaxima.core.arguments import as_tensor, scale_domain
+from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_flag, check_int
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.heads.arguments import check_place
@@ -54,7 +54,7 @@ class SamplingHead(WithOptions, nn.Module):
         self.weight = nn.Parameter(torch.empty(classes, in_features, **place))
         self.bias = nn.Parameter(torch.empty(classes, **place)) if check_flag(name, "bias", bias) else None
         self.hold(
-            temperature=held(temperature, check_value(name, "temperature", temperature, *scale_of(place["dtype"]))),
+            temperature=held_value(name, "temperature", temperature, *scale_domain(place["dtype"])),
             shared=check_flag(name, "shared", shared),
             sparse=check_flag(name, "sparse", sparse),
             ignore_index=check_int(name, "ignore_index", ignore_index),

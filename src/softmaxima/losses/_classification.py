@@ -22,15 +22,14 @@ from softmaxima.core.arguments import (
     as_tensor,
     check_device,
     check_per_row,
-    check_value,
     like_input,
     moved_last,
-    scale_of,
+    scale_domain,
 )
 from softmaxima.core.blocks import Part, places
 from softmaxima.core.contract import Map
 from softmaxima.core.fused import fused, is_fusible
-from softmaxima.core.modules import OptionsModule, held
+from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_int, check_number
 from softmaxima.core.parts import again, as_given, in_parts
 from softmaxima.core.routing import is_native, kernels
@@ -423,7 +422,7 @@ def prepare(
     if labels is not None:
         labels, ignored = check_labels(name, labels, classes, ignore_index)
     batch = Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
-    tau = check_per_row(name, "temperature", temperature, scores, class_axis, *scale_of(scores.dtype))
+    tau = check_per_row(name, "temperature", temperature, scores, class_axis, *scale_domain(scores.dtype))
     if is_one(tau):
         return batch
     rows = rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
@@ -561,8 +560,8 @@ class LossModule(OptionsModule):
         if weight is not None:
             weight = check_class_weight(name, weight, None)
         ignore_index, reduction, label_smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
-        if (temperature := options.get("temperature")) is not None:
-            options["temperature"] = held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE))
+        if "temperature" in options:
+            options["temperature"] = held_value(name, "temperature", options["temperature"], *TEMPERATURE)
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, **options)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

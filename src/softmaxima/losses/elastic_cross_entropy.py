@@ -75,7 +75,7 @@ class ElasticCrossEntropyLoss(LossModule):
 
     def __init__(self, beta: float | Tensor = 0.0, weight: Tensor | None = None, **options: Any) -> None:
         (parameter,) = ELASTIC_SOFTMAX.params
-        super().__init__(weight, beta=parameter.check(type(self).__name__, beta), **options)
+        super().__init__(weight, beta=parameter.held(type(self).__name__, beta), **options)
 
 
 register(

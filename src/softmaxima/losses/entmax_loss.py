@@ -56,7 +56,7 @@ class EntmaxLoss(LossModule):
 
     def __init__(self, alpha: float | Tensor = 1.5, weight: Tensor | None = None, **options: Any) -> None:
         (parameter,) = ENTMAX.params
-        super().__init__(weight, alpha=parameter.check(type(self).__name__, alpha), **options)
+        super().__init__(weight, alpha=parameter.held(type(self).__name__, alpha), **options)
 
 
 def entmax15_loss(

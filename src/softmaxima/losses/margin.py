@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, check_value, like_input, moved_last, scale_of
-from softmaxima.core.modules import held
+from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, like_input, moved_last, scale_domain
+from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
@@ -28,6 +28,7 @@ from softmaxima.maps.softmax import SOFTMAX
 
 # A margin is below the largest difference of two cosines, or of two angles.
 COSINES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < 2, "a number in [0, 2)")
+SCALE = scale_domain(torch.float64)  # the widest, for the scores of a module are not known yet
 ANGLES: tuple[Callable[[float], bool], str] = (lambda margin: 0 <= margin < math.pi, "a number in [0, π)")
 
 
@@ -79,7 +80,7 @@ def margin_loss(
         vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
         cosines, limit = _cosines(name, cosines, vectors), math.inf
     axis = min(1, max(0, cosines.ndim - 1))
-    found: Any = moved_last(check_per_row(name, what, given, cosines, axis, *scale_of(cosines.dtype)), axis)
+    found: Any = moved_last(check_per_row(name, what, given, cosines, axis, *scale_domain(cosines.dtype)), axis)
     own = native.Margin(found if what == "scale" else 1 / found, margin, int(angular), limit)
     shared = (like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
     numbers = None if isinstance(found, Tensor) else ()
@@ -236,11 +237,6 @@ class _MarginModule(LossModule):
         return type(self).function(input, target, class_vectors, **self.options)
 
 
-def _held_scale(name: str, scale: Any) -> Any:
-    positive = (lambda s: (s > 0) & (s < math.inf)), "a positive finite number, a tensor of such or a module that says one"
-    return held(scale, check_value(name, "scale", scale, *positive))
-
-
 class AMSoftmaxLoss(_MarginModule):
     """`am_softmax_loss` as a module.
 
@@ -270,7 +266,9 @@ class CosFace(_MarginModule):
 
     def __init__(self, margin: float = 0.35, scale: float | Tensor = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        super().__init__(weight, margin=check_number(name, "margin", margin, *COSINES), scale=_held_scale(name, scale), **options)
+        super().__init__(
+            weight, margin=check_number(name, "margin", margin, *COSINES), scale=held_value(name, "scale", scale, *SCALE), **options
+        )
 
 
 class ArcFace(_MarginModule):
@@ -285,7 +283,9 @@ class ArcFace(_MarginModule):
 
     def __init__(self, margin: float = 0.5, scale: float | Tensor = 64.0, weight: Tensor | None = None, **options: Any) -> None:
         name = type(self).__name__
-        super().__init__(weight, margin=check_number(name, "margin", margin, *ANGLES), scale=_held_scale(name, scale), **options)
+        super().__init__(
+            weight, margin=check_number(name, "margin", margin, *ANGLES), scale=held_value(name, "scale", scale, *SCALE), **options
+        )
 
 
 register(

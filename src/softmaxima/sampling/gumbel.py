@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_value, like_input
+from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.modules import OptionsModule, held
+from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import is_concrete, sizes
@@ -217,8 +217,8 @@ class GumbelSoftmax(OptionsModule):
         values = found.complete(params)
         if check_flag(name, "hard", hard):
             check_probabilities(name, found)
-        temperature = held(temperature, check_value(name, "temperature", temperature, *TEMPERATURE))
-        values = {p.name: held(values[p.name], p.check(name, values[p.name])) for p in found.params}
+        temperature = held_value(name, "temperature", temperature, *TEMPERATURE)
+        values = {p.name: p.held(name, values[p.name]) for p in found.params}
         super().__init__(temperature=temperature, hard=hard, dim=check_axis(name, dim), **values)
         self.map = found
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import COMPUTE_DTYPE, check_value
+from softmaxima.core.arguments import COMPUTE_DTYPE, broadcasts, check_value
 from softmaxima.core.differentiable import differentiable
 from softmaxima.core.numbers import check_choice, check_count, check_number, described
 from softmaxima.lse.softplus import inverse_softplus, softplus
@@ -84,7 +84,7 @@ class Range:
         """v(ρ) in ρ's dtype."""
         wide = rho.to(COMPUTE_DTYPE[rho.dtype])
         if self.parametrization != "sigmoid":
-            wide = held(wide, self.low, self.high)
+            wide = clamped(wide, self.low, self.high)
         value = PARAMETRIZATIONS[self.parametrization].value(wide, self.minimum, self.maximum).to(rho.dtype)
         limits = torch.finfo(rho.dtype)
         inside = value.detach().clamp(max(self.minimum, limits.tiny), min(self.maximum, limits.max))
@@ -150,8 +150,12 @@ class Positive(nn.Module):
 
     @torch.no_grad()
     def set_(self, value: float | Tensor) -> Positive:
-        """Makes v this number, or these numbers, within the limits."""
-        self.rho.copy_(self.range.rho(self.range.check(f"{type(self).__name__}.set_", "value", value)))
+        """Makes v this number, or these numbers of a shape that broadcasts to v's; raises as `Positive` does."""
+        name = f"{type(self).__name__}.set_"
+        checked = self.range.check(name, "value", value)
+        if not broadcasts(checked, tuple(self.rho.shape)):
+            raise ValueError(f"{name}: value must broadcast to shape {tuple(self.rho.shape)}, got {tuple(checked.shape)}")
+        self.rho.copy_(self.range.rho(checked))
         return self
 
     def extra_repr(self) -> str:
@@ -160,7 +164,7 @@ class Positive(nn.Module):
         return f"{own}, {limits}, parametrization={self.range.parametrization!r}"
 
 
-class _Held(torch.autograd.Function):
+class _Clamped(torch.autograd.Function):
     """ρ between two limits, whose slope there is 1 where descent leads inside and 0 where it leads out."""
 
     @staticmethod
@@ -191,10 +195,10 @@ class _Held(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         rho, low, high = args
-        return held(rho.movedim(in_dims[0], 0), low, high), 0
+        return clamped(rho.movedim(in_dims[0], 0), low, high), 0
 
 
-held = differentiable("held", _Held)
+clamped = differentiable("clamped", _Clamped)
 
 
 def check_shape(name: str, shape: Any) -> torch.Size:
