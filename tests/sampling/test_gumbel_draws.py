@@ -32,7 +32,7 @@ ONE_HOT: dict[str, Callable[..., Any]] = {
     "gumbel_softmax": lambda x, **options: gumbel_softmax(x, 0.7, True, **options),
     "gumbel_softmax, hot": lambda x, **options: gumbel_softmax(x, 1e30, True, **options),
     "gumbel_softmax, cold": lambda x, **options: gumbel_softmax(x, 1e-30, True, **options),
-    "relaxed_sample": lambda x, **options: relaxed_sample(x, "sparsemax", 0.7, True, **options),
+    "relaxed_sample": lambda x, **options: relaxed_sample(x, 0.7, True, map="sparsemax", **options),
     "straight_through": straight_through,
     "reinmax": reinmax,
     "rao_blackwell_gumbel": rao_blackwell_gumbel,
@@ -73,7 +73,7 @@ def test_narrow_scores_with_ties_draw_each_class_alike():
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "elastic_softmax"])
 def test_straight_through_draws_from_the_map(name: str):
     p = find_map(name)(SCORES.double())
-    drawn = straight_through(SCORES.double(), name, samples=30_000, generator=1).sum(0).long()
+    drawn = straight_through(SCORES.double(), map=name, samples=30_000, generator=1).sum(0).long()
     none = 30_000 - drawn.sum()
     assert_drawn_from(
         torch.cat((p, 1 - p.sum(-1, keepdim=True)))[: 7 if none else 6], torch.cat((drawn, none[None]))[: 7 if none else 6]

@@ -25,8 +25,8 @@ from softmaxima.temperature import ExponentialTemperature, Temperature
 
 SMOOTH: dict[str, Callable[..., Any]] = {
     "gumbel_softmax": gumbel_softmax,
-    "entmax15": lambda x, tau, **options: relaxed_sample(x, "entmax15", tau, **options),
-    "entmax": lambda x, tau, **options: relaxed_sample(x, "entmax", tau, alpha=1.3, **options),
+    "entmax15": lambda x, tau, **options: relaxed_sample(x, tau, map="entmax15", **options),
+    "entmax": lambda x, tau, **options: relaxed_sample(x, tau, map="entmax", alpha=1.3, **options),
     "relaxed_top_k": lambda x, tau, **options: relaxed_top_k(x, 2, tau, **options),
 }
 
@@ -52,7 +52,7 @@ def test_hard_draws_have_the_gradient_of_soft_ones():
     for hard, soft in (
         (lambda x: gumbel_softmax(x, 0.5, True, generator=1), lambda x: gumbel_softmax(x, 0.5, generator=1)),
         (lambda x: relaxed_top_k(x, 2, 0.5, True, generator=1), lambda x: relaxed_top_k(x, 2, 0.5, generator=1)),
-        (lambda x: straight_through(x, "sparsemax", 0.5, sample=False), lambda x: sparsemax(x, temperature=0.5)),
+        (lambda x: straight_through(x, 0.5, map="sparsemax", draw=False), lambda x: sparsemax(x, temperature=0.5)),
     ):
         x = scores()
         found, wanted = (torch.autograd.grad((function(x) * weights).sum(), x)[0] for function in (hard, soft))
@@ -124,7 +124,7 @@ def test_the_module_is_the_function():
         torch.testing.assert_close(module(x, generator=1), gumbel_softmax(x, 0.5, generator=1, **options))
     module = GumbelSoftmax(torch.nn.Parameter(torch.tensor(0.5)), map="entmax", alpha=1.2)
     for twin in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        torch.testing.assert_close(twin(x, generator=1), relaxed_sample(x, "entmax", 0.5, alpha=1.2, generator=1))
+        torch.testing.assert_close(twin(x, generator=1), relaxed_sample(x, 0.5, map="entmax", alpha=1.2, generator=1))
     module(x, generator=1).square().sum().backward()
     assert module.temperature.grad is not None  # type: ignore[union-attr]
     assert "map=entmax" in repr(module)

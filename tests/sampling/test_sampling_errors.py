@@ -23,12 +23,12 @@ REFUSED: list[tuple[str, Callable[[torch.Generator], Any], str]] = [
     ("where", lambda g: s.gumbel_max(X, where=X, generator=g), "gumbel_max: where must be boolean"),
     ("samples", lambda g: s.gumbel_max(X, samples=0, generator=g), "gumbel_max: samples must be an int of at least 1"),
     ("NaN", lambda g: s.gumbel_max(X * torch.nan, generator=g), r"gumbel_max: scores must be below \+∞ and not NaN"),
-    ("a map", lambda g: s.relaxed_sample(X, "sparsmax", generator=g), "did you mean 'sparsemax'"),
-    ("log p", lambda g: s.relaxed_sample(X, "log_softmax", hard=True, generator=g), "map must give probabilities"),
-    ("a parameter", lambda g: s.relaxed_sample(X, "entmax", alpha=0.5, generator=g), "relaxed_sample: alpha must be"),
+    ("a map", lambda g: s.relaxed_sample(X, map="sparsmax", generator=g), "did you mean 'sparsemax'"),
+    ("log p", lambda g: s.relaxed_sample(X, map="log_softmax", hard=True, generator=g), "map must give probabilities"),
+    ("a parameter", lambda g: s.relaxed_sample(X, map="entmax", alpha=0.5, generator=g), "relaxed_sample: alpha must be"),
     (
         "masses",
-        lambda g: s.straight_through(X, "budget_sparsemax", generator=g),
+        lambda g: s.straight_through(X, map="budget_sparsemax", generator=g),
         "straight_through: map must give probabilities of one",
     ),
     (
@@ -47,12 +47,24 @@ REFUSED: list[tuple[str, Callable[[torch.Generator], Any], str]] = [
     ("scale", lambda g: s.rebar(X, F, scale=torch.inf, generator=g), "rebar: scale must be a finite number"),
     ("scales", lambda g: s.rebar(X, F, scale=torch.ones(2), generator=g), "rebar: scale must be one number"),
     ("control", lambda g: s.relax(X, F, 1.0, generator=g), "relax: control must be a function"),  # type: ignore[arg-type]
-    ("no control", lambda g: s.expectation(X, F, "relax", generator=g), "expectation: control must be"),
+    ("no control", lambda g: s.expectation(X, F, "relax", generator=g), "expectation: missing a required argument: .control."),
     ("estimator", lambda g: s.expectation(X, F, "reinforced", generator=g), "did you mean 'reinforce'"),
-    ("solver", lambda g: s.perturbed_argmax(1.0, X, generator=g), "perturbed_argmax: solver must be a function"),  # type: ignore[arg-type]
-    ("noise", lambda g: s.perturbed_argmax(F, X, noise="uniform", generator=g), "perturbed_argmax: noise must be one of"),
-    ("odd pairs", lambda g: s.perturbed_argmax(F, X, samples=3, estimator="antithetic", generator=g), "samples must be even"),
-    ("axes", lambda g: s.perturbed_argmax(F, X, dim=(0, 0), generator=g), "dim must name one axis or several different ones"),
+    ("solver", lambda g: s.perturbed_argmax(X, 1.0, generator=g), "perturbed_argmax: solver must be a function"),  # type: ignore[arg-type]
+    ("noise", lambda g: s.perturbed_argmax(X, F, noise="uniform", generator=g), "perturbed_argmax: noise must be one of"),
+    (
+        "an estimator's own",
+        lambda g: s.expectation(X, F, "reinforce", baseline="leave_one_out", generator=g),
+        "baseline is 'none' of this",
+    ),
+    (
+        "an option",
+        lambda g: s.expectation(X, F, "reinmax", tau=1.0, generator=g),
+        "tau.; estimator='reinmax' has the options temperature",
+    ),
+    ("no draw", lambda g: s.straight_through(X, draw=False, generator=g), "generator is for draws"),
+    ("pairs", lambda g: s.perturbed_argmax(X, F, samples=2, antithetic=True, generator=g), "samples must be at least 4"),
+    ("odd pairs", lambda g: s.perturbed_argmax(X, F, samples=3, antithetic=True, generator=g), "samples must be even"),
+    ("axes", lambda g: s.perturbed_argmax(X, F, dim=(0, 0), generator=g), "dim must name one axis or several different ones"),
     ("moments", lambda g: s.second_moment(X, X), "second_moment: value must be a tensor with a gradient"),
     ("module", lambda g: s.GumbelSoftmax(-1.0), "GumbelSoftmax: temperature must be positive"),
     ("network", lambda g: s.Relax(F), "Relax: network must be a torch.nn.Module"),  # type: ignore[arg-type]
@@ -83,7 +95,7 @@ def test_values_of_another_shape_are_refused(f: Callable[[torch.Tensor], Any]):
 
 def test_decisions_and_controls_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="solver must give decisions of shape"):
-        s.perturbed_argmax(lambda x: x.sum(), X, samples=3)
+        s.perturbed_argmax(X, lambda x: x.sum(), samples=3)
     with pytest.raises(ValueError, match="control must give values of the shape that f gives"):
         s.relax(X, F, lambda z: z.sum((1, 2)))
     with pytest.raises(ValueError, match="f must give a value for each row"):

@@ -53,12 +53,12 @@ def test_values_and_gradients_are_finite(name: str, precision: torch.dtype, tau:
 @pytest.mark.parametrize("tau", [1e-30, 1.0, 1e30])
 def test_every_map_relaxes_without_nan(name: str, tau: float):
     x = torch.tensor([[100.0, -100.0, 0.0, -INF], [1.0, 2.0, 3.0, 4.0]], dtype=torch.float16)
-    p = relaxed_sample(x, name, tau, samples=5, generator=0)
+    p = relaxed_sample(x, tau, map=name, samples=5, generator=0)
     assert not p.isnan().any()
 
 
 def test_a_sparse_map_gives_exact_zeros_at_a_finite_temperature():
-    p = relaxed_sample(torch.zeros(1000, 8), "sparsemax", generator=0)
+    p = relaxed_sample(torch.zeros(1000, 8), map="sparsemax", generator=0)
     assert 0.3 < (p == 0).float().mean() < 0.9
     torch.testing.assert_close(p.sum(-1), torch.ones(1000))
 

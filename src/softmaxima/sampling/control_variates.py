@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import check_value
-from softmaxima.core.numbers import TEMPERATURE, check_count
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_number
 from softmaxima.core.randomness import Randomness
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima.sampling.drawing import Drawing, Function, as_drawing, score
+from softmaxima.sampling.drawing import Drawing, Function, as_drawing, moving, over_rows
 from softmaxima.sampling.noise import gumbel
 from softmaxima.sampling.rows import largest
+from softmaxima.temperature import Temperature
 
 Control = Callable[[Tensor], Tensor]
 
@@ -71,14 +72,14 @@ def relax(
     if not callable(control):
         raise TypeError(f"{name}: control must be a function of noisy scores, got {type(control).__name__}")
     drawing = as_drawing(name, x, f, dim, where, count)
-    return _relaxed(drawing, f, control, drawing.rows.uniform(generator))
+    return _controlled(drawing, f, control, drawing.rows.uniform(generator))
 
 
-def _relaxed(drawing: Drawing, f: Function, control: Control, u: Tensor) -> Tensor:
+def _controlled(drawing: Drawing, f: Function, control: Control, u: Tensor) -> Tensor:
     z = drawing.log_p.detach() + gumbel(u)
     one_hot = largest(z)
     values = drawing.values(f, one_hot)
-    log_prob = score(drawing.over_rows(drawing.log_prob(one_hot), values))
+    log_prob = moving(over_rows(drawing.log_prob(one_hot), values))
     if not torch.is_grad_enabled():
         return values.mean(0).to(drawing.rows.dtype)
     with torch.enable_grad():
@@ -93,7 +94,7 @@ def _relaxed(drawing: Drawing, f: Function, control: Control, u: Tensor) -> Tens
             slope = slope if found is None else torch.where(z > -torch.inf, found, 0.0)
     z = z.detach()
     nearness = (z - z.amax(-1, keepdim=True)).exp().masked_fill(z == -torch.inf, 0.0)  # r, 1 at the class that is drawn
-    moved = drawing.over_rows((nearness * slope * score(drawing.log_p)).sum(-1), values)
+    moved = over_rows((nearness * slope * moving(drawing.log_p)).sum(-1), values)
     # log_prob and moved are 0: the value is that of f, and neither c's parameters nor those of f have a gradient through c.
     return (values + (values.detach() - predicted) * log_prob + moved).mean(0).to(drawing.rows.dtype)
 
@@ -114,8 +115,8 @@ def rebar(
     Args:
         x, samples, dim, where, generator: as for `reinforce`.
         f: as for `reinforce`, and differentiable at relaxed draws, vectors of the simplex, too.
-        temperature: τ > 0, a number or a tensor of one; it may require grad, and learn by `second_moment`.
-        scale: η, a number or a tensor of one, which may learn as well. 0 is REINFORCE without a baseline.
+        temperature: τ > 0, a number, a tensor of one, or a module that says it; it may learn, by `second_moment`.
+        scale: η, likewise. 0 is REINFORCE without a baseline.
 
     Returns, raises: as `relax`. Unbiased for every τ and η. Cost: two evaluations of f and a gradient of it for each sample.
     Source: Tucker, Mnih, Maddison, Lawson and Sohl-Dickstein (2017), arXiv:1703.07370.
@@ -129,20 +130,25 @@ def rebar(
     """
     name = "rebar"
     count = check_count(name, "samples", samples)
-    tau = check_value(name, "temperature", temperature, *TEMPERATURE)
-    eta = check_value(name, "scale", scale, lambda s: abs(s) < torch.inf, "a finite number")
-    for what, value in (("temperature", tau), ("scale", eta)):
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name}: {what} must be one number, got a tensor of shape {tuple(value.shape)}")
+    tau, eta = (_one(name, what, value) for what, value in (("temperature", temperature), ("scale", scale)))
     drawing = as_drawing(name, x, f, dim, where, count)
-    return _relaxed(drawing, f, _concrete(f, tau, eta, drawing.rows.dim), drawing.rows.uniform(generator))
+    return _controlled(drawing, f, lambda z: eta * f(_softened(z, drawing, tau)), drawing.rows.uniform(generator))
 
 
-def _concrete(f: Function, tau: float | Tensor, eta: float | Tensor, dim: int) -> Control:
-    """η f(softmax(z/τ))."""
-    one = tau.reshape(()) if isinstance(tau, Tensor) else tau
-    factor = eta.reshape(()) if isinstance(eta, Tensor) else eta
-    return lambda z: factor * f(SOFTMAX(z, dim + 1 if z.ndim > 1 else -1, temperature=one))
+DOMAINS = {"temperature": TEMPERATURE, "scale": (lambda s: abs(s) < torch.inf, "a finite number")}
+
+
+def _one(name: str, what: str, value: Any) -> float | Tensor:
+    """A number, or a tensor of no axes."""
+    checked = check_value(name, what, value, *DOMAINS[what])
+    if isinstance(checked, Tensor) and checked.numel() != 1:
+        raise ValueError(f"{name}: {what} must be one number, got a tensor of shape {tuple(checked.shape)}")
+    return checked.reshape(()) if isinstance(checked, Tensor) else checked
+
+
+def _softened(z: Tensor, drawing: Drawing, tau: float | Tensor) -> Tensor:
+    """softmax(z/τ) of noisy scores as f is given them."""
+    return SOFTMAX(z, drawing.rows.dim + 1 if z.ndim > 1 else -1, temperature=tau)
 
 
 def second_moment(value: Tensor, x: Tensor) -> Tensor:
@@ -154,7 +160,8 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
 
     Returns a scalar, to be differentiated by what the control variate learns, and by that alone: take `torch.autograd.grad(…,
     parameters)`, with retain_graph=True where `value.backward()` follows. It is the sum over rows of squared gradients of one
-    estimate each. Raises TypeError for anything but tensors. Cost: a second derivative.
+    estimate each, in x's dtype, or float32 for a narrower one. Raises TypeError for anything but tensors with a gradient. Cost: a
+    second derivative.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
@@ -163,11 +170,10 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
     >>> torch.autograd.grad(sm.second_moment(value, x), scale)[0]
     tensor(0.0080)
     """
-    for what, v in (("value", value), ("x", x)):
+    for what, v, repair in (("value", value, "compute it by rebar or relax of"), ("x", x, "give")):
         if not isinstance(v, Tensor) or not v.requires_grad:
-            raise TypeError(
-                f"second_moment: {what} must be a tensor with a gradient, got {type(v).__name__}; call x.requires_grad_()"
-            )
+            got = "one without" if isinstance(v, Tensor) else type(v).__name__
+            raise TypeError(f"second_moment: {what} must be a tensor with a gradient, got {got}; {repair} an x that requires grad")
     (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
     return slope.double().square().sum().to(torch.promote_types(value.dtype, torch.float32))
 
@@ -175,11 +181,12 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
 class Relax(nn.Module):
     r"""`relax` with a control variate that learns, `c(z) = η f(softmax(z/τ)) + r(softmax(z/τ))`.
 
-    η and log τ are parameters, and r a network or None. They learn what makes the variance of the gradient small, by `learn`.
+    η is a parameter, τ a `Temperature`, and r a network or None. They learn what makes the variance of the gradient small, by
+    `learn`.
 
     Args:
         network: r, a module from (samples, *x.shape) to the values of the shape that f gives; None: REBAR with τ and η that learn.
-        temperature: where τ > 0 starts.
+        temperature: where τ > 0 starts, or a module that says it.
         scale: where η starts; 0 where f is not differentiable: then f is given no relaxed draws, and η does not learn.
 
     Raises TypeError or ValueError at once for anything else. Cost and source: as of `relax`.
@@ -188,28 +195,24 @@ class Relax(nn.Module):
     >>> x, reward = torch.tensor([1.0, 0.0, -1.0], requires_grad=True), torch.tensor([0.0, 1.0, 5.0])
     >>> estimator = sm.Relax()
     >>> value = estimator(x, lambda draws: draws @ reward, samples=4, generator=0)
-    >>> estimator.learn(value, x)  # into estimator.scale.grad and estimator.log_temperature.grad
+    >>> estimator.learn(value, x)  # into estimator.scale.grad and estimator.temperature.rho.grad
     >>> value.backward()           # into x.grad
     >>> estimator.scale.grad is None, x.grad is None
     (False, False)
     """
 
-    def __init__(self, network: nn.Module | None = None, temperature: float = 0.5, scale: float = 1.0) -> None:
+    def __init__(self, network: nn.Module | None = None, temperature: float | nn.Module = 0.5, scale: float = 1.0) -> None:
         super().__init__()
         name = type(self).__name__
         if network is not None and not isinstance(network, nn.Module):
             raise TypeError(f"{name}: network must be a torch.nn.Module or None, got {type(network).__name__}")
-        tau = check_value(name, "temperature", temperature, *TEMPERATURE)
-        eta = check_value(name, "scale", scale, lambda s: abs(s) < torch.inf, "a finite number")
-        for what, value in (("temperature", tau), ("scale", eta)):
-            if isinstance(value, Tensor):
-                raise TypeError(f"{name}: {what} must be a number, got a tensor; pass .item() of it")
+        tau, eta = _one(name, "temperature", temperature), check_number(name, "scale", scale, *DOMAINS["scale"])
         if network is None and eta == 0:
             raise ValueError(
                 f"{name}: scale must not be 0 without a network, got {scale}; take reinforce, which has no control variate"
             )
         self.network = network
-        self.log_temperature = nn.Parameter(torch.tensor(tau, dtype=torch.get_default_dtype()).log())
+        self.temperature = temperature if isinstance(temperature, nn.Module) else Temperature(tau)
         self.scale = nn.Parameter(torch.tensor(eta, dtype=torch.get_default_dtype()), requires_grad=bool(eta != 0))
 
     def forward(
@@ -226,22 +229,19 @@ class Relax(nn.Module):
         name = type(self).__name__
         count = check_count(name, "samples", samples)
         drawing = as_drawing(name, x, f, dim, where, count)
-        axis = drawing.rows.dim + 1
+        tau = _one(name, "temperature", self.temperature)
 
         def control(z: Tensor) -> Any:
-            relaxed = SOFTMAX(z, axis if z.ndim > 1 else -1, temperature=self.log_temperature.double().exp())
+            relaxed = _softened(z, drawing, tau)
             terms = [self.scale * f(relaxed)] if self.scale.requires_grad else []
             return sum(terms if self.network is None else [*terms, self.network(relaxed)])
 
-        return _relaxed(drawing, f, control, drawing.rows.uniform(generator))
+        return _controlled(drawing, f, control, drawing.rows.uniform(generator))
 
     def learn(self, value: Tensor, x: Tensor) -> None:
         """Adds to `.grad` of this module's parameters that of `second_moment(value, x)`, as `backward` would; call it first."""
         learning = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        grads = torch.autograd.grad(second_moment(value, x), learning, retain_graph=True, allow_unused=True)
-        for parameter, grad in zip(learning, grads, strict=True):
-            if grad is not None:
-                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        second_moment(value, x).backward(inputs=learning, retain_graph=True)
 
     def extra_repr(self) -> str:
-        return f"temperature={self.log_temperature.detach().exp().item():.3g}, scale={self.scale.detach().item():.3g}"
+        return f"scale={self.scale.detach().item():.3g}"

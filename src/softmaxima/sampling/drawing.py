@@ -2,7 +2,6 @@ r"""What estimators of ∇E f(D) share: one-hot draws D of softmax(x), their log
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +33,6 @@ class Drawing:
         """f of draws [samples, ..., n], in float64: [samples, *lead]."""
         return check_values_of(self, f(self.rows.back(draws)), len(draws), what)
 
-    def over_rows(self, v: Tensor, lead: Tensor) -> Tensor:
-        """[samples, ...] summed over the axes that belong to one value, of `lead` [samples, *lead]."""
-        return v.sum(tuple(range(lead.ndim, v.ndim))) if v.ndim > lead.ndim else v
-
 
 def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
     """Validated before any work."""
@@ -67,12 +62,12 @@ def check_values_of(drawing: Drawing, values: Any, samples: int, what: str) -> T
     return values.double()
 
 
-def score(log_p: Tensor) -> Tensor:
+def over_rows(v: Tensor, values: Tensor) -> Tensor:
+    """[samples, ...] summed over the axes that have one value together, of `values` [samples, *lead]."""
+    return v.sum(tuple(range(values.ndim, v.ndim))) if v.ndim > values.ndim else v
+
+
+def moving(log_p: Tensor) -> Tensor:
     """0, with the derivative of log p; none where that is −∞."""
-    moving = without_mask(log_p)
-    return moving - moving.detach()
-
-
-def excluding(mask: Tensor, x: Tensor) -> Tensor:
-    """x without the scores in the mask."""
-    return x.masked_fill(mask, -math.inf)
+    known = without_mask(log_p)
+    return known - known.detach()

@@ -5,6 +5,7 @@ Those that give draws (a relaxation, a straight-through vector) are the mean of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +34,9 @@ class Estimator:
     """
 
     function: Callable[..., Any]
-    unbiased: bool
-    smooth: bool
     source: str
+    unbiased: bool = False
+    smooth: bool = False
     draws: bool = False  # the function gives draws, and not a value
     relaxed: bool = False
     each_row: bool = False
@@ -43,17 +44,19 @@ class Estimator:
 
 
 ESTIMATORS = {
-    "gumbel_softmax": Estimator(gumbel_softmax, False, True, "arXiv:1611.01144", True, relaxed=True),
-    "gumbel_sparsemax": Estimator(relaxed_sample, False, True, "arXiv:2007.01919", True, True, options={"map": "sparsemax"}),
-    "straight_through_gumbel": Estimator(gumbel_softmax, False, True, "arXiv:1611.01144", True, options={"hard": True}),
-    "straight_through": Estimator(straight_through, False, True, "arXiv:1308.3432", True),
-    "reinmax": Estimator(reinmax, False, True, "arXiv:2304.08612", True),
-    "rao_blackwell_gumbel": Estimator(rao_blackwell_gumbel, False, True, "arXiv:2010.04838", True),
-    "reinforce": Estimator(reinforce, True, False, "Williams (1992)", options={"baseline": "none"}),
-    "reinforce_leave_one_out": Estimator(reinforce, True, False, "Kool et al. (2019)", options={"baseline": "leave_one_out"}),
-    "sum_and_sample": Estimator(sum_and_sample, True, False, "arXiv:1810.04777", each_row=True),
-    "rebar": Estimator(rebar, True, True, "arXiv:1703.07370", relaxed=True),
-    "relax": Estimator(relax, True, False, "arXiv:1711.00123"),
+    "gumbel_softmax": Estimator(gumbel_softmax, "arXiv:1611.01144", smooth=True, draws=True, relaxed=True),
+    "gumbel_sparsemax": Estimator(
+        relaxed_sample, "arXiv:2007.01919", smooth=True, draws=True, relaxed=True, options={"map": "sparsemax"}
+    ),
+    "straight_through_gumbel": Estimator(gumbel_softmax, "arXiv:1611.01144", smooth=True, draws=True, options={"hard": True}),
+    "straight_through": Estimator(straight_through, "arXiv:1308.3432", smooth=True, draws=True),
+    "reinmax": Estimator(reinmax, "arXiv:2304.08612", smooth=True, draws=True),
+    "rao_blackwell_gumbel": Estimator(rao_blackwell_gumbel, "arXiv:2010.04838", smooth=True, draws=True),
+    "reinforce": Estimator(reinforce, "Williams (1992)", unbiased=True, options={"baseline": "none"}),
+    "reinforce_leave_one_out": Estimator(reinforce, "Kool et al. (2019)", unbiased=True, options={"baseline": "leave_one_out"}),
+    "sum_and_sample": Estimator(sum_and_sample, "arXiv:1810.04777", unbiased=True, each_row=True),
+    "rebar": Estimator(rebar, "arXiv:1703.07370", unbiased=True, smooth=True, relaxed=True),
+    "relax": Estimator(relax, "arXiv:1711.00123", unbiased=True),
 }
 
 
@@ -101,11 +104,18 @@ def expectation(
     name = "expectation"
     chosen = ESTIMATORS[check_choice(name, "estimator", estimator, tuple(ESTIMATORS))]
     count = check_count(name, "samples", samples)
-    asked = {"samples": count, "dim": dim, "where": where, "generator": generator, **chosen.options, **options}
-    drawing = as_drawing(name, x, f, dim, where, count)
+    shared = {"samples": count, "dim": dim, "where": where, "generator": generator}
+    known = inspect.signature(chosen.function)
+    try:
+        if both := sorted(set(options) & set(chosen.options)):
+            raise TypeError(f"{both[0]} is {chosen.options[both[0]]!r} of this name")
+        known.bind(*(x,) if chosen.draws else (x, f), **shared, **chosen.options, **options)
+    except TypeError as error:
+        own = [option for option in list(known.parameters)[1:] if option not in ("f", *shared, *chosen.options)]
+        raise TypeError(f"{name}: {error}; estimator={estimator!r} has the options {', '.join([*own, *shared])}") from None
+    asked = {**shared, **chosen.options, **options}
     if not chosen.draws:
-        if chosen.function is relax and "control" not in options:
-            raise TypeError(f"{name}: control must be a function of noisy scores for estimator='relax', got none; give control=")
         return chosen.function(x, f, **asked)
+    drawing = as_drawing(name, x, f, dim, where, count)
     values = check_values_of(drawing, f(chosen.function(x, **asked)), count, "f")
     return values.mean(0).to(drawing.rows.dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, like_input
@@ -18,27 +17,34 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_flag
 from softmaxima.core.randomness import Randomness
-from softmaxima.core.tracing import is_concrete, sizes
+from softmaxima.core.tracing import is_concrete
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima.sampling.rows import Rows, as_rows, largest, map_params, straight
+from softmaxima.sampling.rows import Rows, as_rows, index_of, largest, map_params, straight
 
 
 def gumbel_max(
-    x: Array, dim: int = -1, *, where: Array | None = None, samples: int | None = None, generator: Randomness = None
+    x: Array,
+    dim: int = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    samples: int | None = None,
+    generator: Randomness = None,
 ) -> Array:
-    """A class drawn from softmax(x), as its index, `argmax_i (x_i + G_i)` with standard Gumbel noise G.
+    """A class drawn from softmax(x/τ), as its index, `argmax_i (x_i/τ + G_i)` with standard Gumbel noise G.
 
     Args:
-        x: scores of any shape, float64, float32, bfloat16 or float16. For a temperature of the distribution give x/τ.
+        x: scores of any shape, float64, float32, bfloat16 or float16.
         dim: the axis of the classes.
+        temperature: τ > 0 of the distribution, a number or a tensor that broadcasts against x with size 1 along `dim`.
         where: boolean, broadcasts to x; False (like a score of −∞) is never drawn.
         samples: None for a draw a row, or how many, along a new first axis.
         generator: a torch.Generator, a NumPy one or a seed; None for torch's default generator.
 
     Returns:
-        Indices, int64, of x's shape without `dim`; −1 for a row with nothing allowed, as `ignore_index` marks a row elsewhere:
-        torch refuses it as an index. They are the same for every number of threads, and those of `gumbel_softmax` of the same
-        generator.
+        Indices, int64, of x's shape without `dim`; −1 for a row with nothing allowed, which `gather` and `one_hot` refuse, but
+        a[index] takes for the last: mask such rows first, and give losses ignore_index=−1. They are the same for every number of
+        threads, and of τ = 1 those of `gumbel_softmax` of the same generator.
 
     Raises:
         TypeError, ValueError or IndexError, before any work; ValueError too for a NaN or +∞ among the allowed scores. Where values
@@ -56,9 +62,9 @@ def gumbel_max(
     >>> sm.gumbel_max(torch.zeros(2, 3), where=torch.tensor([[False, True, False], [False, False, False]]))
     tensor([ 1, -1])
     """
-    rows = as_rows("gumbel_max", x, dim, 1.0, where, samples)
+    rows = as_rows("gumbel_max", x, dim, temperature, where, samples)
     check_drawable(rows)
-    return like_input(index_of(rows.perturbed(generator)), x)
+    return like_input(index_of(rows.tempered().perturbed(generator)), x)
 
 
 def check_drawable(rows: Rows) -> None:
@@ -69,15 +75,6 @@ def check_drawable(rows: Rows) -> None:
     if bool((wrong := ~(top < math.inf)).any()):
         value = float(top[wrong][0])
         raise ValueError(f"{rows.name}: scores must be below +∞ and not NaN, got {value}; give finite ones, or −∞ for a mask")
-
-
-def index_of(y: Tensor) -> Tensor:
-    """The index of the largest of each row, −1 where there is none."""
-    y = y.detach()
-    if sizes(y)[-1] == 0:
-        return torch.full(sizes(y)[:-1], -1, dtype=torch.long, device=y.device)
-    top, index = y.max(-1)
-    return index.masked_fill(~((top > -math.inf) & (top < math.inf)), -1)
 
 
 def gumbel_softmax(
@@ -127,10 +124,10 @@ def gumbel_softmax(
 
 def relaxed_sample(
     x: Array,
-    map: AnyMap = "softmax",
     temperature: float | Array = 1.0,
     hard: bool = False,
     *,
+    map: AnyMap = "softmax",
     dim: int = -1,
     where: Array | None = None,
     samples: int | None = None,
@@ -154,7 +151,7 @@ def relaxed_sample(
     sparsemax as of Correia et al. (2020), arXiv:2007.01919.
 
     >>> import torch, softmaxima as sm
-    >>> sm.relaxed_sample(torch.tensor([2.0, 1.0, 0.0]), "sparsemax", generator=0)
+    >>> sm.relaxed_sample(torch.tensor([2.0, 1.0, 0.0]), map="sparsemax", generator=0)
     tensor([0.4037, 0.4515, 0.1449])
     """
     return _relaxed("relaxed_sample", map, x, temperature, hard, dim, where, samples, generator, params)
@@ -209,6 +206,7 @@ class GumbelSoftmax(OptionsModule):
         temperature: float | Tensor = 1.0,
         hard: bool = False,
         dim: int = -1,
+        *,
         map: AnyMap = "softmax",
         **params: Any,
     ) -> None:
@@ -224,7 +222,7 @@ class GumbelSoftmax(OptionsModule):
 
     def forward(self, x: Tensor, where: Tensor | None = None, samples: int | None = None, generator: Randomness = None) -> Tensor:
         as_scores(type(self).__name__, x)
-        return relaxed_sample(x, self.map, where=where, samples=samples, generator=generator, **self.options)
+        return relaxed_sample(x, map=self.map, where=where, samples=samples, generator=generator, **self.options)
 
     def extra_repr(self) -> str:
         return f"map={self.map.name}, {super().extra_repr()}"

@@ -22,19 +22,18 @@ from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import sizes
 from softmaxima.sampling.noise import DENSITIES, opposite, uniform
 from softmaxima.sampling.rows import widened
-from softmaxima.sampling.score_function import estimate
-
-VARIANTS = ("leave_one_out", "antithetic", "plain")
+from softmaxima.sampling.score_function import BASELINES, constant_of, estimate
 
 
 def perturbed_argmax(
-    solver: Callable[[Any], Any],
     x: Array,
+    solver: Callable[[Any], Any],
     *,
     noise: str = "normal",
     scale: float | Array = 1.0,
     samples: int = 100,
-    estimator: str = "leave_one_out",
+    baseline: str = "leave_one_out",
+    antithetic: bool = False,
     dim: int | Sequence[int] = -1,
     vectorized: bool = True,
     numpy: bool = False,
@@ -43,15 +42,16 @@ def perturbed_argmax(
     r"""What a solver decides on average on noisy scores, `E y(x + εZ)`, with a gradient whatever the solver is made of.
 
     Args:
+        x: scores of any shape, float64, float32, bfloat16 or float16.
         solver: y, from scores to decisions, such as one-hot vectors, ranks, a matching or a path: it is given (samples, …,
             *problem) and gives (samples, …, any), where problem are the axes `dim` of x, moved last, and … the others, independent
             problems.
-        x: scores of any shape, float64, float32, bfloat16 or float16.
         noise: "normal", "gumbel" or "logistic". With standard Gumbel noise and ε = 1 the one-hot argmax gives softmax(x).
         scale: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`, which may require grad.
         samples: how many, at least 1; the solver is called on all at once.
-        estimator: of the gradient. "leave_one_out" takes the mean of the other samples from each, b above; "antithetic" draws pairs
-            of the quantiles u and 1 − u (Z and −Z), and takes the mean of the other pairs; "plain" has b = 0, and most variance.
+        baseline: b above: "leave_one_out", the mean of the other samples, or "none", 0, which has most variance.
+        antithetic: whether to draw pairs of the quantiles u and 1 − u (Z and −Z), of which "leave_one_out" needs 2: it takes the
+            mean of the other pairs.
         dim: the axis, or axes, of one problem.
         vectorized: False calls the solver for one problem (*problem) at a time.
         numpy: give the solver NumPy arrays though x is a tensor. What it gives back may be either.
@@ -70,7 +70,7 @@ def perturbed_argmax(
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
     >>> rank = lambda x: x.argsort(-1).argsort(-1).double()
-    >>> ranks = sm.perturbed_argmax(rank, x, scale=0.5, samples=10_000, generator=0)
+    >>> ranks = sm.perturbed_argmax(x, rank, scale=0.5, samples=10_000, generator=0)
     >>> ranks.detach(), torch.autograd.grad(ranks[0], x)[0]
     (tensor([1.9216, 0.9989, 0.0795]), tensor([ 0.2137, -0.2050, -0.0095]))
     """
@@ -78,12 +78,16 @@ def perturbed_argmax(
     if not callable(solver):
         raise TypeError(f"{name}: solver must be a function of scores, got {type(solver).__name__}")
     density = DENSITIES[check_choice(name, "noise", noise, tuple(DENSITIES))]
-    check_choice(name, "estimator", estimator, VARIANTS)
-    count = check_count(name, "samples", samples)
-    if estimator == "antithetic" and count % 2:
-        raise ValueError(f"{name}: samples must be even for estimator='antithetic', got {count}; give {count + 1}")
-    if estimator == "leave_one_out" and count < 2:
-        raise ValueError(f"{name}: samples must be at least 2 for estimator='leave_one_out', got {count}; give estimator='plain'")
+    check_choice(name, "baseline", baseline, BASELINES)
+    count, in_pairs = check_count(name, "samples", samples), check_flag(name, "antithetic", antithetic)
+    if in_pairs and count % 2:
+        raise ValueError(f"{name}: samples must be even with antithetic=True, got {count}; give {count + 1}")
+    least = 4 if in_pairs else 2
+    if baseline == "leave_one_out" and count < least:
+        raise ValueError(
+            f"{name}: samples must be at least {least} for baseline='leave_one_out'{' in pairs' if in_pairs else ''}, got {count}; "
+            "give baseline='none'"
+        )
     at_once, as_arrays = check_flag(name, "vectorized", vectorized), check_flag(name, "numpy", numpy)
     scores = as_scores(name, x)
     rows = scores if scores.ndim else scores.reshape(1)
@@ -94,8 +98,8 @@ def perturbed_argmax(
     wide = epsilon.double().permute(order) if isinstance(epsilon, Tensor) else epsilon
 
     with torch.no_grad():
-        u = uniform(name, (count if estimator != "antithetic" else count // 2, *sizes(z_rows)), rows.device, generator)
-        z = density.quantile(torch.cat((u, opposite(u))) if estimator == "antithetic" else u)
+        u = uniform(name, (count // 2 if in_pairs else count, *sizes(z_rows)), rows.device, generator)
+        z = density.quantile(torch.cat((u, opposite(u))) if in_pairs else u)
         noisy = z_rows + wide * z
     y = _decide(name, solver, noisy, len(axes), rows.dtype, at_once, as_arrays or not isinstance(x, Tensor))
     problem = tuple(range(-len(axes), 0))
@@ -106,17 +110,17 @@ def perturbed_argmax(
     log_q = -density.energy((apart + same * z) / wide).sum(problem)
     log_q = log_q - n * (wide.log().sum(problem) if isinstance(wide, Tensor) else math.log(wide))
     log_q = log_q.reshape(*log_q.shape, *[1] * (y.ndim - log_q.ndim))
-    if estimator == "antithetic":
-        half = count // 2
-        pairs = y[:half] + y[half:]
-        constant = (pairs.sum(0, keepdim=True) - pairs) / (count - 2) if half > 1 else torch.zeros_like(pairs)
-        value = estimate(log_q, y, torch.cat((constant, constant)))
-    else:
-        value = estimate(log_q, y, None if estimator == "leave_one_out" else 0.0)
-    value = value.to(rows.dtype)
+    constant: float | Tensor = 0.0
+    if baseline == "leave_one_out" and in_pairs:
+        constant = constant_of(name, None, y.unflatten(0, (2, -1)).mean(0)).repeat(2, *[1] * (y.ndim - 1))  # type: ignore[union-attr]
+    elif baseline == "leave_one_out":
+        constant = constant_of(name, None, y)
+    value = estimate(log_q, y, constant).to(rows.dtype)
     if value.ndim == rows.ndim:
         value = value.permute([order.index(a) for a in range(rows.ndim)])
-    return like_input(value if scores.ndim else value.reshape(value.shape[1:] if value.shape[:1] == (1,) else value.shape), x)
+    if not scores.ndim and value.shape[:1] == (1,):
+        value = value.squeeze(0)
+    return like_input(value, x)
 
 
 def _axes(name: str, dim: Any, ndim: int) -> list[int]:

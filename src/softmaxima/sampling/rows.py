@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
+from softmaxima.core.temperature import anchored, is_one
 from softmaxima.core.tracing import is_recording, sizes
 from softmaxima.sampling.noise import gumbel, uniform
 
@@ -40,11 +41,22 @@ class Rows:
         """x + G [draws…, ..., n]."""
         return self.x + gumbel(self.uniform(generator))
 
+    def tempered(self) -> Rows:
+        """Rows of x/τ, up to a constant of each."""
+        return self if is_one(self.tau) else replace(self, x=anchored(self.x, self.tau, None)[1], tau=1.0)
+
+    def expanded(self, v: Tensor) -> Tensor:
+        """[..., k] for each draw [draws…, ..., k]."""
+        return v.expand(*self.draws, *sizes(self.x)[:-1], v.shape[-1])
+
+    def placed(self, v: Tensor) -> Tensor:
+        """The last axis where the scores had theirs."""
+        place = self.dim + len(self.draws)
+        return v.movedim(-1, place) if place != v.ndim - 1 else v
+
     def back(self, p: Tensor) -> Any:
         """What has a number a score, as the scores came."""
-        p = p.to(self.dtype)
-        place = self.dim + len(self.draws)
-        p = p.movedim(-1, place) if place != p.ndim - 1 else p
+        p = self.placed(p.to(self.dtype))
         return like_input(p.squeeze(-1) if self.scalar else p, self.given)
 
 
@@ -65,13 +77,18 @@ def map_params(name: str, map: Map, params: dict[str, Any], rows: Rows) -> dict[
     return {p.name: moved_last(value, rows.dim) for p, value in zip(map.params, values, strict=True)}
 
 
-def largest(y: Tensor) -> Tensor:
-    """Where the largest of each row is, one of [..., n] or none, boolean."""
+def index_of(y: Tensor) -> Tensor:
+    """The index of the largest of each row, −1 where there is none, or it is not finite."""
+    y = y.detach()
     if sizes(y)[-1] == 0:
-        return torch.zeros_like(y, dtype=torch.bool)
-    place = torch.arange(y.shape[-1], device=y.device)
-    top, index = y.detach().max(-1, keepdim=True)
-    return place == index.masked_fill(~(top > -math.inf), -1)
+        return torch.full(sizes(y)[:-1], -1, dtype=torch.long, device=y.device)
+    top, index = y.max(-1)
+    return index.masked_fill(~((top > -math.inf) & (top < math.inf)), -1)
+
+
+def largest(y: Tensor) -> Tensor:
+    """Where that is, one of [..., n] or none, boolean."""
+    return torch.arange(y.shape[-1], device=y.device) == index_of(y).unsqueeze(-1)
 
 
 def straight(one_hot: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:

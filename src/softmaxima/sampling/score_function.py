@@ -18,7 +18,7 @@ from softmaxima.core.arguments import broadcasts
 from softmaxima.core.numbers import as_number, check_choice, check_count, check_number, described
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
-from softmaxima.sampling.drawing import Function, as_drawing, excluding
+from softmaxima.sampling.drawing import Function, as_drawing, over_rows
 from softmaxima.sampling.rows import largest
 
 BASELINES = ("leave_one_out", "none")
@@ -39,8 +39,9 @@ def score_function(log_prob: Tensor, values: Tensor, *, baseline: str | float | 
     Raises:
         TypeError or ValueError, before any work, for anything else.
 
-    Unbiased, and so are derivatives of it of any order. Sources: Williams (1992); the leave-one-out baseline of Kool, van Hoof and
-    Welling (2019) and Salimans and Knowles (2014), arXiv:1401.1022; the form of Foerster et al. (2018), arXiv:1802.05098.
+    Unbiased, and so are derivatives of it of any order. Cost: a few reads of both. Sources: Williams (1992); the leave-one-out
+    baseline of Kool, van Hoof and Welling (2019) and Salimans and Knowles (2014), arXiv:1401.1022; the form of Foerster et al.
+    (2018), arXiv:1802.05098.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.zeros(2, requires_grad=True)
@@ -59,15 +60,13 @@ def score_function(log_prob: Tensor, values: Tensor, *, baseline: str | float | 
             f"{name}: log_prob and values must have one shape (samples, …), got {sizes(log_prob)} and {sizes(values)}; "
             "give one value a draw"
         )
-    constant = check_baseline(name, baseline, sizes(values)[0], values)
-    return estimate(log_prob, values.double(), constant).to(values.dtype)
+    known = check_baseline(name, baseline, sizes(values)[0])
+    return estimate(log_prob, values.double(), constant_of(name, known, values)).to(values.dtype)
 
 
-def check_baseline(name: str, baseline: Any, samples: int, values: Tensor | None = None) -> float | Tensor | None:
+def check_baseline(name: str, baseline: Any, samples: int) -> float | Tensor | None:
     """A constant, or None for leave-one-out."""
     if isinstance(baseline, Tensor):
-        if values is not None and not broadcasts(baseline, sizes(values)[1:]):
-            raise ValueError(f"{name}: baseline must broadcast to {sizes(values)[1:]}, one a value, got {sizes(baseline)}")
         return baseline.detach().double()
     if as_number(baseline) is not None:
         return check_number(name, "baseline", baseline, math.isfinite, f"{', '.join(BASELINES)}, a finite number or a tensor")
@@ -80,15 +79,18 @@ def check_baseline(name: str, baseline: Any, samples: int, values: Tensor | None
     return None
 
 
-def others(values: Tensor) -> Tensor:
-    """Of each sample, the mean of the others' values, as a constant."""
-    values = values.detach()
-    return (values.sum(0, keepdim=True) - values) / (len(values) - 1)
+def constant_of(name: str, baseline: float | Tensor | None, values: Tensor) -> float | Tensor:
+    """b of values [samples, …]: of leave-one-out the mean of the other samples' values."""
+    if baseline is None:
+        values = values.detach().double()
+        return (values.sum(0, keepdim=True) - values) / (len(values) - 1)
+    if isinstance(baseline, Tensor) and not broadcasts(baseline, sizes(values)[1:]):
+        raise ValueError(f"{name}: baseline must broadcast to {sizes(values)[1:]}, one a value, got {sizes(baseline)}")
+    return baseline
 
 
-def estimate(log_prob: Tensor, values: Tensor, baseline: float | Tensor | None) -> Tensor:
-    """[samples, ...] → [...]; a baseline of None is leave-one-out."""
-    constant = others(values) if baseline is None else baseline
+def estimate(log_prob: Tensor, values: Tensor, constant: float | Tensor) -> Tensor:
+    """[samples, ...] → [...]."""
     ratio = (log_prob - log_prob.detach()).exp()  # 1
     return (values * ratio + constant * (1 - ratio)).mean(0)
 
@@ -134,13 +136,12 @@ def reinforce(
     """
     name = "reinforce"
     count = check_count(name, "samples", samples)
-    constant = check_baseline(name, baseline, count)
+    known = check_baseline(name, baseline, count)
     drawing = as_drawing(name, x, f, dim, where, count)
     one_hot = largest(drawing.rows.perturbed(generator))
     values = drawing.values(f, one_hot)
-    constant = check_baseline(name, baseline, count, values) if isinstance(baseline, Tensor) else constant
-    log_prob = drawing.over_rows(drawing.log_prob(one_hot), values)
-    return estimate(log_prob, values, constant).to(drawing.rows.dtype)
+    log_prob = over_rows(drawing.log_prob(one_hot), values)
+    return estimate(log_prob, values, constant_of(name, known, values)).to(drawing.rows.dtype)
 
 
 def sum_and_sample(
@@ -186,14 +187,14 @@ def sum_and_sample(
     """
     name = "sum_and_sample"
     summed, count = check_count(name, "exact", exact, 0), check_count(name, "samples", samples)
-    check_baseline(name, baseline, count)
+    known = check_baseline(name, baseline, count)
     drawing = as_drawing(name, x, f, dim, where, count)
     scores, log_p = drawing.rows.x.detach(), drawing.log_p
     n = sizes(scores)[-1]
     top = scores.topk(min(summed, n)).indices.movedim(-1, 0)  # [exact, ...]
     listed = top.unsqueeze(-1) == torch.arange(n, device=scores.device)  # [exact, ..., n]
-    known = listed.any(0)
-    drawn = largest(excluding(known, drawing.rows.perturbed(generator)))
+    in_sum = listed.any(0)
+    drawn = largest(drawing.rows.perturbed(generator).masked_fill(in_sum, -math.inf))
     # What is of probability 0, or beyond the last class, is the most probable one of weight 0, so that f sees draws alone.
     possible = scores > -torch.inf
     safe = lambda draws: torch.where((draws & possible).any(-1, keepdim=True), draws, largest(scores))
@@ -204,11 +205,10 @@ def sum_and_sample(
         )
     values = values.reshape(len(values), *sizes(scores)[:-1])
     found, rest = values[: len(top)], values[len(top) :]
-    constant = check_baseline(name, baseline, count, rest)
-    constant = others(rest) if constant is None else torch.as_tensor(constant, dtype=rest.dtype, device=rest.device).expand_as(rest)
+    constant = torch.as_tensor(constant_of(name, known, rest), dtype=rest.dtype, device=rest.device).expand_as(rest)
     p = log_p.exp()
     share = torch.where(listed, p, 0.0).sum(-1)  # [exact, ...]
-    left = p.detach().masked_fill(known, 0.0).sum(-1).masked_fill(~possible.any(-1), 1.0)
+    left = p.detach().masked_fill(in_sum, 0.0).sum(-1).masked_fill(~possible.any(-1), 1.0)
     log_prob = drawing.log_prob(drawn)
     ratio = (log_prob - log_prob.detach()).exp()
     tail = left * (rest * ratio + constant * (1 - ratio)).mean(0)

@@ -28,10 +28,10 @@ from softmaxima.sampling.rows import as_rows, largest, map_params, straight
 
 def straight_through(
     x: Array,
-    map: AnyMap = "softmax",
     temperature: float | Array = 1.0,
     *,
-    sample: bool = True,
+    map: AnyMap = "softmax",
+    draw: bool = True,
     dim: int = -1,
     where: Array | None = None,
     samples: int | None = None,
@@ -46,7 +46,7 @@ def straight_through(
             lacks of 1 is the probability of a vector of zeros.
         temperature: τ > 0 of the distribution: unlike that of `gumbel_softmax` it moves which class is drawn. A number, or a tensor
             that broadcasts against x with size 1 along `dim`, which may require grad.
-        sample: False for the class of the largest x, without noise.
+        draw: False for the class of the largest p, the first of several, without noise.
         dim, where, samples, generator: as for `gumbel_softmax`.
 
     Returns:
@@ -55,7 +55,7 @@ def straight_through(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    E D = p, but ∇E f(D) is that of f's slope at D alone, exact where f is linear. Cost: the map in float64, and with sample=True
+    E D = p, but ∇E f(D) is that of f's slope at D alone, exact where f is linear. Cost: the map in float64, and with draw=True
     a uniform number and three logarithms a score. Source: Bengio, Léonard and Courville (2013), arXiv:1308.3432.
 
     >>> import torch, softmaxima as sm
@@ -65,16 +65,18 @@ def straight_through(
     (tensor([0., 1., 0.]), tensor([ 0.2227, -0.1628, -0.0599]))
     """
     name = "straight_through"
-    found, draws = find_map(map, name), check_flag(name, "sample", sample)
+    found, draws = find_map(map, name), check_flag(name, "draw", draw)
     check_probabilities(name, found)
+    if not draws and generator is not None:
+        raise ValueError(f"{name}: generator is for draws, and draw=False makes none; leave it out")
     if not found.properties.of_one_class:
         raise ValueError(f"{name}: map must give probabilities of one class, Σp ≤ 1, got {found.name!r}; take softmax")
     rows = as_rows(name, x, dim, temperature, where, samples)
     values = map_params(name, found, params, rows)
     p = found(rows.x, temperature=rows.tau, **values)
     if not draws:
-        one_hot = largest(rows.x) & (p > 0)
-        return rows.back(straight(one_hot, p, rows.dtype).expand(*rows.draws, *sizes(p)))
+        one_hot = largest(p) & (p > 0)
+        return rows.back(rows.expanded(straight(one_hot, p, rows.dtype)))
     log_p = p.detach().log()
     if found.properties.mass != "one":  # of no class, one more
         none = (1 - p.detach().sum(-1, keepdim=True)).clamp_min(0.0).log()

@@ -39,12 +39,19 @@ class OrderedDraw(NamedTuple):
 
 
 def gumbel_top_k(
-    x: Array, k: int, dim: int = -1, *, where: Array | None = None, samples: int | None = None, generator: Randomness = None
+    x: Array,
+    k: int,
+    dim: int = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    samples: int | None = None,
+    generator: Randomness = None,
 ) -> OrderedDraw:
-    """k classes drawn from softmax(x) one after the other without replacement, as the k largest of x + G.
+    """k classes drawn from softmax(x/τ) one after the other without replacement, as the k largest of x/τ + G.
 
     Args:
-        x, dim, where, samples, generator: as for `gumbel_max`.
+        x, dim, temperature, where, samples, generator: as for `gumbel_max`; the temperature may require grad.
         k: from 1 to the number of classes.
 
     Returns:
@@ -63,16 +70,16 @@ def gumbel_top_k(
     >>> draw.indices, draw.log_prob.exp()  # of the second draw 0.3 of 0.8
     (tensor([2, 1]), tensor(0.0750))
     """
-    rows, count = _subset_rows("gumbel_top_k", x, k, dim, 1.0, where, samples)
+    rows, count = _subset_rows("gumbel_top_k", x, k, dim, temperature, where, samples)
+    rows = rows.tempered()
     found = rows.perturbed(generator).detach().topk(count, -1)
     drawn = found.values > -math.inf
-    own = (rows.x.expand(found.indices.shape[:-1] + rows.x.shape[-1:])).gather(-1, found.indices)
-    rest = logsumexp(rows.x.expand(*rows.draws, *sizes(rows.x)), keepdim=True, where=~_selected(rows, found.indices))
+    scores = rows.expanded(rows.x)
+    own = scores.gather(-1, found.indices)
+    rest = logsumexp(scores, keepdim=True, where=~_selected(rows, found.indices))
     behind = logcumsumexp(torch.cat((rest, own.flip(-1)), -1))[..., 1:].flip(-1)  # of what is left at each draw
     log_prob = (own.masked_fill(~drawn, 0.0) - behind.masked_fill(~drawn, 0.0)).sum(-1).to(rows.dtype)
-    indices = found.indices.masked_fill(~drawn, -1)
-    place = rows.dim + len(rows.draws)
-    indices = indices.movedim(-1, place) if place != indices.ndim - 1 else indices
+    indices = rows.placed(found.indices.masked_fill(~drawn, -1))
     return OrderedDraw(like_input(indices, x), like_input(log_prob, x))
 
 
@@ -87,8 +94,7 @@ def _subset_rows(name: str, x: Any, k: Any, dim: Any, temperature: Any, where: A
 
 def _selected(rows: Rows, indices: Tensor) -> Tensor:
     """Booleans [..., n] of indices [..., k]."""
-    shape = (*rows.draws, *sizes(rows.x))
-    return torch.zeros(shape, dtype=torch.bool, device=indices.device).scatter(-1, indices, True)
+    return rows.expanded(torch.zeros_like(rows.x, dtype=torch.bool)).scatter(-1, indices, True)
 
 
 def relaxed_top_k(
