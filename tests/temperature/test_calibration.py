@@ -312,6 +312,66 @@ def test_more_numbers_fit_better_and_all_ignore_a_shift(kind: str):
     torch.testing.assert_close(found(x), scaled(2.0**40 * x), rtol=1e-8, atol=1e-10)
 
 
+def numbers(found: Any) -> Tensor:
+    """All that was fitted, in one row."""
+    parts = (torch.tensor([found.temperature]),) if found.kind == "temperature" else (found.weight, found.bias)
+    return torch.cat([part.flatten() for part in parts if part is not None])
+
+
+@hypothesis.given(
+    st.sampled_from(KINDS),
+    st.sampled_from([0.0, None, 0.1]),
+    st.integers(2, 4),
+    st.integers(-20, 20),
+    st.integers(0, 34),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@at_most(160)
+def test_what_is_added_to_all_scores_of_a_row_changes_no_number(
+    kind: str, penalty: float | None, classes: int, spread: int, size: int, masked: bool, seed: int
+):
+    """Of shifts that round nothing, to the last digits; of log p to what its own rounding leaves."""
+    x, labels = drawn(80, classes, temperature=1.5, seed=seed)
+    x = 2.0**spread * (2**12 * x).round() / 2**12
+    if masked:
+        x[::3, -1] = torch.where(labels[::3] == classes - 1, x[::3, -1], -math.inf)
+    options = {} if kind in ("temperature", "per_class") else {"penalty": penalty}
+    steps = torch.randint(-(2**size), 2**size + 1, (80, 1), generator=torch.Generator().manual_seed(seed))
+    shifts = 2.0**spread * steps.double()
+    try:
+        expected = numbers(calibrate_scaling(x, labels, kind, **options))
+    except InputError as error:
+        for shift in (shifts, shifts[:1]):
+            with pytest.raises(type(error)):
+                calibrate_scaling(x + shift, labels, kind, **options)
+        return
+    for shift in (shifts, shifts[:1]):
+        torch.testing.assert_close(numbers(calibrate_scaling(x + shift, labels, kind, **options)), expected, rtol=1e-9, atol=1e-9)
+    logarithms = numbers(calibrate_scaling(x.log_softmax(-1), labels, kind, **options))
+    torch.testing.assert_close(logarithms, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_of_all_numbers_that_fit_alike_it_takes_the_least(kind: str, penalty: float, classes: int, offset: float):
+    x, labels = drawn(300, classes, temperature=1.5)
+    found = calibrate_scaling(x + offset, labels, kind, penalty=0.0 if kind == "per_class" else penalty)
+    assert isinstance(found, ScalingCalibration)
+    zeros: list[Tensor] = []
+    if classes == 2:
+        own = found.weight if kind != "matrix" else found.weight.diagonal()
+        zeros += [own[0] - own[1]]
+    if kind == "matrix" and not penalty:
+        zeros += [found.weight.sum(0), found.weight.sum(1)]
+    if found.bias is not None:
+        zeros += [found.bias.sum()]
+    for zero in zeros:
+        torch.testing.assert_close(zero, torch.zeros_like(zero), atol=1e-9, rtol=0)
+
+
 def test_a_large_penalty_leaves_a_factor_a_class():
     x, labels = drawn(300, 3)
     per_class, matrix = calibrate_scaling(x, labels, "per_class"), calibrate_scaling(x, labels, "matrix", penalty=1e9)

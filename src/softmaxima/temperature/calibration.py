@@ -218,6 +218,9 @@ def calibrate_scaling(
     which minimise mean(log Σ_c exp z_c − z_t) + λ (mean over c ≠ d of W_cd² + mean over c of a_c²). Only the first keeps the
     order of the classes in a row; with n classes the last needs many times n² rows, or a penalty (ODIR, of Kull et al.).
 
+    As Σ x̃ = 0, other numbers fit alike. Taken are the least: two classes have equal factors, biases sum to 0, and where no penalty
+    holds a matrix, its rows and columns do.
+
     Args:
         logits, labels, where, weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for others.
         kind: one of the four.
@@ -463,11 +466,12 @@ def _exponent(rows: _Rows) -> int:
 
 
 def _centred(x: Tensor, allowed: Tensor | None) -> Tensor:
-    """x less the mean of its row, 0 where a class is left out."""
+    """x less the mean of its row, 0 where a class is left out. Differences come first: Σ x̃ is 0 to the rounding of these."""
     if allowed is None:
-        return x - x.mean(-1, keepdim=True)
-    kept = x.masked_fill(~allowed, 0.0)
-    return (kept - kept.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~allowed, 0.0)
+        d = x - x.amax(-1, keepdim=True).detach()
+        return d - d.mean(-1, keepdim=True)
+    d = (x - x.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True).detach()).masked_fill(~allowed, 0.0)
+    return (d - d.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~allowed, 0.0)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -516,14 +520,19 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         return factors.flatten() if kind == "per_class" else torch.cat((factors.flatten(), g.sum(0)))
 
     def free(v: Tensor) -> Tensor:
-        """Without what changes nothing: the same for all classes in a and in a column of W, and in a row of it, as Σ x̃ = 0."""
-        if kind == "per_class":
-            return v
-        factors = v[:size].view(shape)
-        if kind == "matrix":
-            factors = factors - factors.mean(0)
-            factors = factors - factors.mean(1, keepdim=True)
-        return torch.cat((factors.flatten(), v[size:] - v[size:].mean()))
+        """Without what changes nothing as Σ x̃ = 0: the least of all θ that give the same probabilities and cost the same.
+
+        Free are what is the same for all classes in a, in a column of W and in a row of it, where no penalty holds them, and the
+        difference of the factors of two classes.
+        """
+        factors, bias = v[:size].view(shape).clone(), v[size:]
+        if is_free and kind == "matrix":
+            factors -= factors.mean(0)
+            factors -= factors.mean(1, keepdim=True)
+        if n == 2:
+            own = factors if kind != "matrix" else factors.diagonal()
+            own.fill_(own.mean())
+        return torch.cat((factors.flatten(), bias - bias.mean() if is_free else bias))
 
     def loss(theta: Tensor) -> tuple[float, Tensor]:
         z = scores(theta)
@@ -532,12 +541,13 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         own = torch.where(hot > 0, hot * z, 0.0).sum(-1)
         return float(torch.dot(share, log_mass - own) + (strength * theta.square()).sum() / 2), (z - log_mass[:, None]).exp()
 
+    theta = free(theta)
     value, p = loss(theta)
     for number in range(1, STEPS + 1):
         sure = float(p.gather(-1, rows.labels[:, None]).min())
         if not rows.smoothing and sure > (0.5 if is_free else SURE):
             break  # z tells all classes, and c z with c → ∞ has a log loss of 0
-        gradient = pull((p - hot) * share[:, None]) + strength * theta
+        gradient = free(pull((p - hot) * share[:, None]) + strength * theta)
         rate = float(gradient.abs().max())
         weighted = share[:, None] * p
 
@@ -546,7 +556,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
             return pull(weighted * (u - torch.linalg.vecdot(p, u)[:, None])) + strength * v
 
         diagonal = pull(weighted * (1 - p), x.square()) + strength
-        step = _solved(curvature, -gradient, diagonal, min(0.1, math.sqrt(rate)), free if is_free else lambda v: v)
+        step = _solved(curvature, -gradient, diagonal, min(0.1, math.sqrt(rate)), free)
         if rate <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
             return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
         slope = float(torch.dot(gradient, step))
