@@ -15,6 +15,7 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
 
+import softmaxima as sm
 from conftest import at_most, normal
 from softmaxima.core.numbers import InputError
 from softmaxima.temperature.calibration import (
@@ -411,6 +412,26 @@ def test_it_gives_the_kind_of_array_and_gradients(kind: str, dtype: torch.dtype)
         array = found(given.detach().numpy())
         assert isinstance(array, np.ndarray)
         np.testing.assert_array_equal(array, p.detach().numpy())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "even"])
+def test_it_takes_what_softmax_takes(kind: str):
+    """NaN and +∞ make a row NaN, −∞ and `where` leave a class out; and it maps over rows."""
+    x, labels = drawn(100, 3)
+    found = calibrate_temperature(-x, labels, maximum=math.inf) if kind == "even" else calibrate_scaling(x, labels, kind)
+    hard = torch.tensor(
+        [[0.0, 1, 2], [math.nan, 1, 2], [1, math.inf, 2], [1, -math.inf, 2], [math.nan, -math.inf, 2], [-math.inf] * 3]
+    )
+    p, where = found(hard), torch.tensor([False, True, True])
+    assert torch.equal(p.isnan(), sm.softmax(hard).isnan()), p
+    assert torch.equal(p == 0, sm.softmax(hard) == 0), p
+    assert not p[-1].any()
+    masked = found(hard, where=where)
+    assert not masked[[0, 1, 3, 4], 0].any()
+    torch.testing.assert_close(masked[1], masked[0])
+    for options in ({}, {"where": where}):
+        mapped = torch.vmap(lambda row, options=options: found(row, **options))(hard)
+        torch.testing.assert_close(mapped, found(hard, **options), equal_nan=True)
 
 
 # Wrong use ----------------------------------------------------------------------------------------------------------------

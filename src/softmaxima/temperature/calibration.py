@@ -79,7 +79,7 @@ class TemperatureCalibration:
         """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
         if math.isinf(self.temperature):
             x = as_scores("calibration", logits, "logits")
-            return like_input(softmax(torch.where(x > -math.inf, 0.0, x), where=where), logits)
+            return like_input(softmax(torch.where(x == -math.inf, x, 0 * x), where=where), logits)  # NaN of NaN and of ∞
         return softmax(logits, temperature=self.temperature, where=where)
 
 
@@ -116,10 +116,9 @@ class ScalingCalibration:
         x = as_scores("calibration", logits, "logits")
         if x.shape[-1:] != self.weight.shape[-1:]:
             raise InputError(f"calibration: logits must be of {len(self.weight)} classes, got shape {tuple(x.shape)}")
-        allowed = x > -math.inf
+        allowed = x != -math.inf
         if (mask := check_where("calibration", where, x)) is not None:
             allowed = allowed & mask
-        allowed = None if bool(allowed.all()) else allowed
         return like_input(softmax(self.scores(x, allowed), where=allowed).to(x.dtype), logits)
 
     def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
