@@ -235,31 +235,43 @@ def test_equal_scores_have_every_temperature():
     x, labels = torch.full((4, 3), 5.0), torch.arange(4) % 3
     with pytest.raises(InputError, match="the scores of each row are equal"):
         calibrate_temperature(x, labels, minimum=0.5, maximum=1.0)
-    assert calibrate_temperature(x, labels, minimum=1.0, maximum=1.0).temperature == 1.0
+    with pytest.raises(InputError, match="the scores of each row are equal"):
+        calibrate_temperature(x, labels, minimum=1.0, maximum=1.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_a_temperature_that_was_forced_says_so():
+    for labels in (BOTH, 1 - BOTH):
+        found = calibrate_temperature(RIGHT, labels, minimum=1.0, maximum=1.0)
+        assert (found.temperature, found.bound) == (1.0, "minimum" if labels is BOTH else "maximum")
+
+
+FAULTLESS, CHANCE, SAME = "tell classes without fault", "no more than chance", "scores of each row are equal"
+UNREACHED, ONE = "no finite numbers reach the least", "one temperature was taken"
+LOST = normal(120, 4) * torch.tensor([1e8, 1.0, 1.0, 1.0])  # beside one class the others are lost
+FOUR, THREE = (torch.arange(120) * 7919 % classes for classes in (4, 3))
+
+
 @pytest.mark.parametrize(
-    ("x", "labels", "told"),
+    ("x", "labels", "kind", "told"),
     [
-        (RIGHT, BOTH, "without fault"),
-        (RIGHT, 1 - BOTH, None),
-        (torch.zeros(4, 3), torch.arange(4) % 3, "equal"),
+        *((RIGHT, BOTH, kind, FAULTLESS) for kind in KINDS),
+        (RIGHT, 1 - BOTH, "temperature", CHANCE),
+        *((RIGHT, 1 - BOTH, kind, FAULTLESS) for kind in KINDS[1:]),  # by negative factors
+        *((torch.zeros(4, 3), torch.arange(4) % 3, kind, SAME) for kind in KINDS),
+        *((normal(120, 4), THREE, kind, UNREACHED) for kind in ("vector", "matrix")),  # a class without rows
+        *((LOST, FOUR, kind, ONE) for kind in ("per_class", "vector")),
     ],
-    ids=["right", "wrong", "equal"],
 )
-def test_safely_there_is_always_an_answer(kind: str, x: Tensor, labels: Tensor, told: str | None):
-    found, note = calibrate_safely(x, labels, kind)
+def test_safely_there_is_always_an_answer_and_its_note_is_true(x: Tensor, labels: Tensor, kind: str, told: str):
+    found, note = calibrate_safely(x, labels, kind, penalty=0.0)
     p = found(x)
     assert bool(p.isfinite().all())
-    torch.testing.assert_close(p.sum(-1), torch.ones(len(x)))
-    if told:
-        assert told in note
-    if kind == "temperature" and told == "without fault":
+    torch.testing.assert_close(p.sum(-1), torch.ones(len(x), dtype=p.dtype))
+    assert told in note
+    assert (FAULTLESS in note) == (told == FAULTLESS)
+    if told == FAULTLESS and kind != "per_class":
         assert found.label_smoothing == 0.5
-        torch.testing.assert_close(
-            p.amax(-1).mean(), torch.tensor(0.75), atol=0.02, rtol=0
-        )  # of two rows and one wrong, Platt's 3/4
+        torch.testing.assert_close(p.gather(-1, labels[:, None]).mean(), torch.tensor(0.75), atol=0.02, rtol=0)  # Platt's 3/4
 
 
 # Several numbers ----------------------------------------------------------------------------------------------------------

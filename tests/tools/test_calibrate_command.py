@@ -125,7 +125,7 @@ def test_scores_without_fault_are_told(run: Run):
     pl.DataFrame(dict(zip(NAMES, x.T, strict=True)) | {"y": [NAMES[label] for label in labels]}).write_csv("c.csv")
     code, said, _ = run("calibrate", "c.csv")
     assert code == 0
-    assert "fitted as if one of 62 rows were wrong" in " ".join(said.split())
+    assert "as if one in 62 were wrong, Platt's rule for 60 rows" in " ".join(said.split())
 
 
 def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):

@@ -123,7 +123,8 @@ def test_weights_go_to_the_classifier_and_the_temperature():
 def test_a_classifier_without_fault_is_told_and_still_calibrated():
     two = y < 2
     found = TemperatureCalibrator().fit(X[two], y[two])
-    assert found.note_ == "the scores tell classes without fault; fitted as if one of 102 rows were wrong"
+    told = "the scores tell classes without fault; labels were smoothed as if one in 102 were wrong, Platt's rule for 100 rows"
+    assert found.note_ == told
     assert 0.9 < found.predict_proba(X[two]).max(-1).mean() < 1
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_values, check_where, like_input
-from softmaxima.core.numbers import SMALLEST_TEMPERATURE, InputError, check_choice, check_number
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_choice, check_number
 from softmaxima.maps.softmax import softmax
 from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_weight
 
@@ -34,18 +34,19 @@ MOST_PRODUCTS = 300  # with H, of one of these steps
 OFF_DIAGONAL = 0.1  # deviation of the prior of W beside its diagonal, over 1/τ
 SURE = 1 - 1e-8  # of every row: more than a finite optimum makes of a free diagonal
 NOISE = 1e-13  # of a mean log loss, below which a step is taken as it is
+EQUAL = "the scores of each row are equal, which no calibration changes; give scores that differ between classes"
 
 
 class NoOptimumError(InputError):
-    """The log loss has no least value at a finite positive temperature; `limit` is where it falls to: 0, ∞, or NaN for anywhere."""
+    """The log loss has no least value at finite numbers.
 
-    limit: float = math.nan
+    `reason` says why: every row is told right ("separable"), scores tell no more than chance ("chance"), those of a row are equal
+    ("equal"), or no least was reached ("unreached").
+    """
 
-    @classmethod
-    def at(cls, limit: float, message: str) -> NoOptimumError:
-        error = cls(message)
-        error.limit = limit
-        return error
+    def __init__(self, reason: Literal["separable", "chance", "equal", "unreached"], message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,23 +175,31 @@ def calibrate_temperature(
     5.77078
     """
     name = "calibrate_temperature"
-    least = _bound(name, "minimum", minimum, 0.0, finite=True)
-    most = _bound(name, "maximum", maximum, math.inf, finite=False)
-    if least > most:
-        raise InputError.of_argument(name, "minimum", f"must be at most maximum, {most:g}, got {least:g}")
-    return _calibrated(name, _checked(name, logits, labels, where, weight, label_smoothing), minimum, maximum, least, most)
+    if minimum is not None:
+        minimum = check_number(name, "minimum", minimum, *TEMPERATURE)
+    if maximum is not None:
+        maximum = check_number(name, "maximum", maximum, lambda tau: tau >= SMALLEST_TEMPERATURE, "positive, at least 2.3e-308")
+    if minimum is not None and maximum is not None and minimum > maximum:
+        raise InputError.of_argument(name, "minimum", f"must be at most maximum, {maximum:g}, got {minimum:g}")
+    return _calibrated(name, _checked(name, logits, labels, where, weight, label_smoothing), minimum, maximum)
 
 
-def _calibrated(name: str, rows: _Rows, minimum: Any, maximum: Any, least: float, most: float) -> TemperatureCalibration:
-    """Of checked rows; a bound that was not given is the widest."""
+def _calibrated(name: str, rows: _Rows, minimum: float | None, maximum: float | None) -> TemperatureCalibration:
+    """Of checked rows, between bounds where these are given."""
     try:
         tau, steps = _best_temperature(name, rows)
     except NoOptimumError as error:
-        steps, tau = 1, least if least == most else error.limit
-        if math.isnan(tau) or (tau == 0 and minimum is None) or (tau == math.inf and maximum is None):
+        bounds = {"separable": (minimum, 0.0), "chance": (maximum, math.inf)}
+        bound, tau = bounds.get(error.reason, (None, math.nan))
+        if bound is None:
             raise
-    bound = "minimum" if tau < least or tau == 0 else "maximum" if tau > most or math.isinf(tau) else None
-    tau = min(max(tau, least), most)
+        steps = 1
+    taken = min(max(tau, minimum or 0.0), math.inf if maximum is None else maximum)
+    bound = "minimum" if taken > tau else "maximum" if taken < tau or math.isinf(taken) else None
+    return _measured(rows, taken, steps, bound)
+
+
+def _measured(rows: _Rows, tau: float, steps: int, bound: Any = None) -> TemperatureCalibration:
     before, after = rows.reliability(lambda x, allowed: x), rows.reliability(lambda x, allowed: x / tau)
     return TemperatureCalibration(tau, before, after, steps, bound, rows.smoothing)
 
@@ -255,7 +264,7 @@ def calibrate_scaling(
         raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and kind {kind!r} has none; leave it out")
     rows = _checked(name, logits, labels, where, weight, label_smoothing)
     if kind == "temperature":
-        return _calibrated(name, rows, None, None, 0.0, math.inf)
+        return _calibrated(name, rows, None, None)
     factors, bias, steps = _best_scaling(name, rows, kind, strength)
     before = rows.reliability(lambda x, allowed: x)
     after = rows.reliability(lambda x, allowed: _affine(_centred(x, allowed), factors, bias))
@@ -265,26 +274,35 @@ def calibrate_scaling(
 def calibrate_safely(
     logits: Any, labels: Any, kind: str, *, weight: Any = None, penalty: float | None = None
 ) -> tuple[Calibration, str]:
-    """The same where there is none best, as cross-validation needs, and what was done, or "".
+    """`calibrate_scaling`, or where no numbers are best what comes nearest, as cross-validation needs; and what was done, or "".
 
-    Where labels can be told without fault, they are smoothed as Platt's are: of n rows all of which are right a new one is with
-    (n + 1)/(n + 2). Where scores tell nothing τ = ∞, and where there are no differences of scores τ = 1.
+    Where rows are told without fault, or no finite numbers reach the least log loss, labels are smoothed by Platt's rule: of n rows
+    all of which are right a new one is with (n + 1)/(n + 2). Where that does not help, one temperature is taken. Where scores tell
+    no more than chance τ = ∞, and where there are no differences of scores τ = 1.
     """
+    options: dict[str, Any] = {"weight": weight}
     try:
-        return calibrate_scaling(logits, labels, kind, weight=weight, penalty=penalty), ""
+        return calibrate_scaling(logits, labels, kind, penalty=penalty, **options), ""
     except NoOptimumError as error:
-        if math.isinf(error.limit):
-            told = "the scores tell no more than chance, so that all classes get the same probability"
-            return calibrate_temperature(logits, labels, weight=weight, maximum=math.inf), told
-        rows = math.prod(logits.shape[:-1]) if weight is None else float(weight.sum())
-        classes = logits.shape[-1]
-        smoothing = min(0.5, classes / ((classes - 1) * (rows + 2)))
-        told = f"the scores tell classes without fault; fitted as if one of {rows + 2:g} rows were wrong"
-        try:
-            return calibrate_scaling(logits, labels, kind, weight=weight, penalty=penalty, label_smoothing=smoothing), told
-        except NoOptimumError:
-            told = "the scores of each row are equal, which no temperature changes"
-            return calibrate_temperature(logits, labels, weight=weight, minimum=1.0, maximum=1.0), told
+        reason = error.reason
+    if reason == "chance":
+        told = "the scores tell no more than chance, so that all classes get the same probability"
+        return calibrate_temperature(logits, labels, maximum=math.inf, **options), told
+    if reason == "equal":
+        rows = _checked("calibrate_safely", logits, labels, None, weight, 0.0)
+        return _measured(rows, 1.0, 0), "the scores of each row are equal, which no calibration changes"
+    told = "the scores tell classes without fault" if reason == "separable" else "no finite numbers reach the least log loss"
+    count = max(1.0, math.prod(logits.shape[:-1]) if weight is None else float(weight.sum()))
+    classes = logits.shape[-1]
+    smoothing = classes / ((classes - 1) * (count + 2))
+    told += f"; labels were smoothed as if one in {count + 2:g} were wrong, Platt's rule for {count:g} rows"
+    try:
+        return calibrate_scaling(logits, labels, kind, penalty=penalty, label_smoothing=smoothing, **options), told
+    except NoOptimumError:
+        found, note = calibrate_safely(logits, labels, "temperature", **options)
+        return found, "; ".join(
+            filter(None, ("no finite numbers reach the least log loss, so that one temperature was taken", note))
+        )
 
 
 # What is fitted to --------------------------------------------------------------------------------------------------------
@@ -357,13 +375,6 @@ def _checked(name: str, logits: Any, labels: Any, where: Any, weight: Any, smoot
     return _Rows(x, target, weights, None if bool(allowed.all()) else allowed, epsilon)
 
 
-def _bound(name: str, what: str, value: Any, otherwise: float, finite: bool) -> float:
-    if value is None:
-        return otherwise
-    domain = "positive and finite, at least 2.3e-308" if finite else "positive, at least 2.3e-308"
-    return check_number(name, what, value, lambda tau: tau >= SMALLEST_TEMPERATURE and not (finite and math.isinf(tau)), domain)
-
-
 # A temperature ------------------------------------------------------------------------------------------------------------
 
 
@@ -413,19 +424,16 @@ def _best_temperature(name: str, rows: _Rows) -> tuple[float, int]:
     wanted = -float(sum(torch.dot(block.target, block.share) for block in kept or blocks()))  # T
     found, spread = passed(0.0)
     if found == 0:
-        raise NoOptimumError(
-            f"{name}: the scores of each row are equal, so that every temperature gives the same probabilities; give scores that "
-            "differ between classes"
-        )
+        raise NoOptimumError("equal", f"{name}: {EQUAL}")
     if wanted == 0:
-        raise NoOptimumError.at(
-            0.0,
+        raise NoOptimumError(
+            "separable",
             f"{name}: every row's label has the highest score, so that the log loss falls without end towards a temperature of 0; "
             "give rows on which the model errs, or `minimum` or `label_smoothing`",
         )
     if wanted >= found:
-        raise NoOptimumError.at(
-            math.inf,
+        raise NoOptimumError(
+            "chance",
             f"{name}: the labels' scores are no higher than the mean of their rows, so that the log loss falls towards an infinite "
             "temperature; look whether labels and columns are in one order, or give `maximum`",
         )
@@ -488,7 +496,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
     n, share = x.shape[-1], rows.shares
     unit = float(x.square().mean().sqrt())
     if not unit:
-        raise NoOptimumError(f"{name}: the scores of each row are equal; give scores that differ between classes")
+        raise NoOptimumError("equal", f"{name}: {EQUAL}")
     x = x / unit
     unit = unit * 2.0**exponent
     shape = (n, n) if kind == "matrix" else (n,)
@@ -545,7 +553,11 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
     for number in range(1, STEPS + 1):
         sure = float(p.gather(-1, rows.labels[:, None]).min())
         if not rows.smoothing and sure > (0.5 if is_free else SURE):
-            break  # z tells all classes, and c z with c → ∞ has a log loss of 0
+            raise NoOptimumError(  # c z with c → ∞ has a log loss of 0
+                "separable",
+                f"{name}: such scores tell every row's class, so that the log loss falls without end as they grow; give rows "
+                "on which the model errs, or `label_smoothing`",
+            )
         gradient = free(pull((p - hot) * share[:, None]) + strength * theta)
         rate = float(gradient.abs().max())
         weighted = share[:, None] * p
@@ -566,8 +578,9 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
             value, p = loss(theta + length * step)
         theta = theta + length * step
     raise NoOptimumError(
-        f"{name}: the log loss falls on without finite numbers that reach its least, as where a class has no rows or can be "
-        "told without fault; give more rows, `penalty` or `label_smoothing`"
+        "unreached",
+        f"{name}: {STEPS} steps did not reach a least log loss at finite numbers, as where a class has no rows or can be told "
+        "without fault; give more rows, `penalty` or `label_smoothing`",
     )
 
 
