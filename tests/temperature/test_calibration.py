@@ -19,7 +19,7 @@ import softmaxima as sm
 from conftest import at_most, normal
 from softmaxima.core.numbers import InputError
 from softmaxima.temperature.calibration import (
-    KINDS,
+    METHODS,
     ScalingCalibration,
     TemperatureCalibration,
     calibrate_safely,
@@ -132,19 +132,19 @@ def test_every_dtype_and_kind_of_array_is_computed_in_float64(dtype: torch.dtype
     assert calibrate_temperature(x.clone().requires_grad_(), labels).temperature == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_classes_that_are_left_out_are_not_there(kind: str):
+@pytest.mark.parametrize("method", METHODS)
+def test_classes_that_are_left_out_are_not_there(method: str):
     x, labels = drawn(150, 3)
     wide = torch.cat((x, torch.full((150, 1), 99.0)), -1)
     where = torch.tensor([True, True, True, False])
     infinite = wide.masked_fill(~where, -math.inf)
-    options: dict[str, Any] = {"penalty": None} if kind != "temperature" else {}
+    options: dict[str, Any] = {"penalty": None} if method != "temperature" else {}
     masked, at_infinity = (
-        calibrate_scaling(wide, labels, kind, where=where, **options),
-        calibrate_scaling(infinite, labels, kind, **options),
+        calibrate_scaling(wide, labels, method, where=where, **options),
+        calibrate_scaling(infinite, labels, method, **options),
     )
     assert masked.after.log_loss == pytest.approx(at_infinity.after.log_loss, rel=1e-12)
-    if kind == "temperature":
+    if method == "temperature":
         assert masked.after == calibrate_temperature(x, labels).after
     torch.testing.assert_close(masked(wide, where=where), at_infinity(infinite))
     assert not masked(wide, where=where)[:, 3].any()
@@ -161,15 +161,15 @@ def test_rows_may_leave_out_different_classes():
     assert found.before.log_loss == pytest.approx(log_loss(masked, labels.numpy()), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_counts_as_so_many_rows(kind: str):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_weight_counts_as_so_many_rows(method: str):
     x, labels = drawn(150, 3)
     times = torch.randint(0, 4, (150,), generator=torch.Generator().manual_seed(5))
-    weighted = calibrate_scaling(x, labels, kind, weight=times)
-    repeated = calibrate_scaling(x.repeat_interleave(times, 0), labels.repeat_interleave(times), kind)
+    weighted = calibrate_scaling(x, labels, method, sample_weight=times)
+    repeated = calibrate_scaling(x.repeat_interleave(times, 0), labels.repeat_interleave(times), method)
     torch.testing.assert_close(weighted(x), repeated(x), rtol=1e-8, atol=1e-10)
     assert weighted.after.log_loss == pytest.approx(repeated.after.log_loss, rel=1e-10)
-    tiny = calibrate_scaling(x, labels, kind, weight=times.double() * 1e-300)
+    tiny = calibrate_scaling(x, labels, method, sample_weight=times.double() * 1e-300)
     torch.testing.assert_close(weighted(x), tiny(x), rtol=1e-8, atol=1e-10)
 
 
@@ -252,24 +252,24 @@ FOUR, THREE = (torch.arange(120) * 7919 % classes for classes in (4, 3))
 
 
 @pytest.mark.parametrize(
-    ("x", "labels", "kind", "told"),
+    ("x", "labels", "method", "told"),
     [
-        *((RIGHT, BOTH, kind, FAULTLESS) for kind in KINDS),
+        *((RIGHT, BOTH, method, FAULTLESS) for method in METHODS),
         (RIGHT, 1 - BOTH, "temperature", CHANCE),
-        *((RIGHT, 1 - BOTH, kind, FAULTLESS) for kind in KINDS[1:]),  # by negative factors
-        *((torch.zeros(4, 3), torch.arange(4) % 3, kind, SAME) for kind in KINDS),
-        *((normal(120, 4), THREE, kind, UNREACHED) for kind in ("vector", "matrix")),  # a class without rows
-        *((LOST, FOUR, kind, ONE) for kind in ("per_class", "vector")),
+        *((RIGHT, 1 - BOTH, method, FAULTLESS) for method in METHODS[1:]),  # by negative factors
+        *((torch.zeros(4, 3), torch.arange(4) % 3, method, SAME) for method in METHODS),
+        *((normal(120, 4), THREE, method, UNREACHED) for method in ("vector", "matrix")),  # a class without rows
+        *((LOST, FOUR, method, ONE) for method in ("per_class", "vector")),
     ],
 )
-def test_safely_there_is_always_an_answer_and_its_note_is_true(x: Tensor, labels: Tensor, kind: str, told: str):
-    found, note = calibrate_safely(x, labels, kind, penalty=0.0)
+def test_safely_there_is_always_an_answer_and_its_note_is_true(x: Tensor, labels: Tensor, method: str, told: str):
+    found, note = calibrate_safely(x, labels, method, penalty=0.0)
     p = found(x)
     assert bool(p.isfinite().all())
     torch.testing.assert_close(p.sum(-1), torch.ones(len(x), dtype=p.dtype))
     assert told in note
     assert (FAULTLESS in note) == (told == FAULTLESS)
-    if told == FAULTLESS and kind != "per_class":
+    if told == FAULTLESS and method != "per_class":
         assert found.label_smoothing == 0.5
         torch.testing.assert_close(p.gather(-1, labels[:, None]).mean(), torch.tensor(0.75), atol=0.02, rtol=0)  # Platt's 3/4
 
@@ -277,32 +277,32 @@ def test_safely_there_is_always_an_answer_and_its_note_is_true(x: Tensor, labels
 # Several numbers ----------------------------------------------------------------------------------------------------------
 
 
-def objective(kind: str, penalty: float, x: np.ndarray, labels: np.ndarray) -> Any:
+def objective(method: str, penalty: float, x: np.ndarray, labels: np.ndarray) -> Any:
     """The literal function of all numbers, and where to begin."""
     n = x.shape[-1]
     x = x - x.mean(-1, keepdims=True)
 
     def value(theta: np.ndarray) -> float:
-        if kind == "matrix":
+        if method == "matrix":
             w, a = theta[: n * n].reshape(n, n), theta[n * n :]
             off = penalty * (w[~np.eye(n, dtype=bool)] ** 2).mean()
             return log_loss(x @ w.T + a, labels) + off + penalty * (a**2).mean()
-        a = theta[n:] if kind == "vector" else np.zeros(n)
+        a = theta[n:] if method == "vector" else np.zeros(n)
         return log_loss(x * theta[:n] + a, labels) + penalty * (a**2).mean()
 
-    first = np.eye(n).ravel() if kind == "matrix" else np.ones(n)
-    return value, first if kind == "per_class" else np.concatenate((first, np.zeros(n)))
+    first = np.eye(n).ravel() if method == "matrix" else np.ones(n)
+    return value, first if method == "per_class" else np.concatenate((first, np.zeros(n)))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
-@pytest.mark.parametrize("kind", ["per_class", "vector", "matrix"])
-def test_affine_scores_are_the_global_optimum(kind: str, penalty: float):
+@pytest.mark.parametrize("method", ["per_class", "vector", "matrix"])
+def test_affine_scores_are_the_global_optimum(method: str, penalty: float):
     x, labels = drawn(300, 3)
-    penalty *= kind != "per_class"
-    found = calibrate_scaling(x, labels, kind, penalty=penalty)
-    value, first = objective(kind, penalty, x.numpy(), labels.numpy())
+    penalty *= method != "per_class"
+    found = calibrate_scaling(x, labels, method, penalty=penalty)
+    value, first = objective(method, penalty, x.numpy(), labels.numpy())
     assert isinstance(found, ScalingCalibration)
-    theta = np.concatenate([part.numpy().ravel() for part in (found.weight, found.bias) if part is not None])
+    theta = np.concatenate([part.numpy().ravel() for part in (found.factors, found.bias) if part is not None])
     best = minimize(value, first, method="BFGS", options={"gtol": 1e-8})
     assert value(theta) <= best.fun + 1e-12
     assert value(theta) == pytest.approx(best.fun, abs=1e-6)
@@ -314,25 +314,25 @@ def test_affine_scores_are_the_global_optimum(kind: str, penalty: float):
     assert reliability(p, labels).log_loss == pytest.approx(found.after.log_loss, rel=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_more_numbers_fit_better_and_all_ignore_a_shift(kind: str):
+@pytest.mark.parametrize("method", METHODS)
+def test_more_numbers_fit_better_and_all_ignore_a_shift(method: str):
     x, labels = drawn(300, 3)
-    fits = [calibrate_scaling(x, labels, name).after.log_loss for name in KINDS[: KINDS.index(kind) + 1]]
+    fits = [calibrate_scaling(x, labels, name).after.log_loss for name in METHODS[: METHODS.index(method) + 1]]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(fits))
-    found, logarithms = calibrate_scaling(x, labels, kind), calibrate_scaling(x.log_softmax(-1), labels, kind)
+    found, logarithms = calibrate_scaling(x, labels, method), calibrate_scaling(x.log_softmax(-1), labels, method)
     torch.testing.assert_close(found(x), logarithms(x + 7.0), rtol=1e-8, atol=1e-10)
-    scaled = calibrate_scaling(2.0**40 * x, labels, kind)
+    scaled = calibrate_scaling(2.0**40 * x, labels, method)
     torch.testing.assert_close(found(x), scaled(2.0**40 * x), rtol=1e-8, atol=1e-10)
 
 
 def numbers(found: Any) -> Tensor:
     """All that was fitted, in one row."""
-    parts = (torch.tensor([found.temperature]),) if found.kind == "temperature" else (found.weight, found.bias)
+    parts = (torch.tensor([found.temperature]),) if found.method == "temperature" else (found.factors, found.bias)
     return torch.cat([part.flatten() for part in parts if part is not None])
 
 
 @hypothesis.given(
-    st.sampled_from(KINDS),
+    st.sampled_from(METHODS),
     st.sampled_from([0.0, None, 0.1]),
     st.integers(2, 4),
     st.integers(-20, 20),
@@ -342,43 +342,43 @@ def numbers(found: Any) -> Tensor:
 )
 @at_most(160)
 def test_what_is_added_to_all_scores_of_a_row_changes_no_number(
-    kind: str, penalty: float | None, classes: int, spread: int, size: int, masked: bool, seed: int
+    method: str, penalty: float | None, classes: int, spread: int, size: int, masked: bool, seed: int
 ):
     """Of shifts that round nothing, to the last digits; of log p to what its own rounding leaves."""
     x, labels = drawn(80, classes, temperature=1.5, seed=seed)
     x = 2.0**spread * (2**12 * x).round() / 2**12
     if masked:
         x[::3, -1] = torch.where(labels[::3] == classes - 1, x[::3, -1], -math.inf)
-    options = {} if kind in ("temperature", "per_class") else {"penalty": penalty}
+    options = {} if method in ("temperature", "per_class") else {"penalty": penalty}
     steps = torch.randint(-(2**size), 2**size + 1, (80, 1), generator=torch.Generator().manual_seed(seed))
     shifts = 2.0**spread * steps.double()
     try:
-        expected = numbers(calibrate_scaling(x, labels, kind, **options))
+        expected = numbers(calibrate_scaling(x, labels, method, **options))
     except InputError as error:
         for shift in (shifts, shifts[:1]):
             with pytest.raises(type(error)):
-                calibrate_scaling(x + shift, labels, kind, **options)
+                calibrate_scaling(x + shift, labels, method, **options)
         return
     for shift in (shifts, shifts[:1]):
-        torch.testing.assert_close(numbers(calibrate_scaling(x + shift, labels, kind, **options)), expected, rtol=1e-9, atol=1e-9)
-    logarithms = numbers(calibrate_scaling(x.log_softmax(-1), labels, kind, **options))
+        torch.testing.assert_close(numbers(calibrate_scaling(x + shift, labels, method, **options)), expected, rtol=1e-9, atol=1e-9)
+    logarithms = numbers(calibrate_scaling(x.log_softmax(-1), labels, method, **options))
     torch.testing.assert_close(logarithms, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("method", METHODS[1:])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
-def test_of_all_numbers_that_fit_alike_it_takes_the_least(kind: str, penalty: float, classes: int, offset: float):
+def test_of_all_numbers_that_fit_alike_it_takes_the_least(method: str, penalty: float, classes: int, offset: float):
     x, labels = drawn(300, classes, temperature=1.5)
-    found = calibrate_scaling(x + offset, labels, kind, penalty=0.0 if kind == "per_class" else penalty)
+    found = calibrate_scaling(x + offset, labels, method, penalty=0.0 if method == "per_class" else penalty)
     assert isinstance(found, ScalingCalibration)
     zeros: list[Tensor] = []
     if classes == 2:
-        own = found.weight if kind != "matrix" else found.weight.diagonal()
+        own = found.factors if method != "matrix" else found.factors.diagonal()
         zeros += [own[0] - own[1]]
-    if kind == "matrix" and not penalty:
-        zeros += [found.weight.sum(0), found.weight.sum(1)]
+    if method == "matrix" and not penalty:
+        zeros += [found.factors.sum(0), found.factors.sum(1)]
     if found.bias is not None:
         zeros += [found.bias.sum()]
     for zero in zeros:
@@ -410,10 +410,10 @@ def test_a_class_without_rows_has_no_best_bias():
     assert calibrate_scaling(x, labels, "vector", penalty=0.1)(x)[:, 3].max() < 0.2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_gives_the_kind_of_array_and_gradients(kind: str, dtype: torch.dtype):
+@pytest.mark.parametrize("method", METHODS)
+def test_it_gives_the_kind_of_array_and_gradients(method: str, dtype: torch.dtype):
     x, labels = drawn(100, 3)
-    found = calibrate_scaling(x, labels, kind)
+    found = calibrate_scaling(x, labels, method)
     given = x[:6].to(dtype).view(2, 3, 3).requires_grad_()
     p = found(given)
     assert p.dtype == dtype
@@ -426,11 +426,11 @@ def test_it_gives_the_kind_of_array_and_gradients(kind: str, dtype: torch.dtype)
         np.testing.assert_array_equal(array, p.detach().numpy())
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "even"])
-def test_it_takes_what_softmax_takes(kind: str):
+@pytest.mark.parametrize("method", [*METHODS, "even"])
+def test_it_takes_what_softmax_takes(method: str):
     """NaN and +∞ make a row NaN, −∞ and `where` leave a class out; and it maps over rows."""
     x, labels = drawn(100, 3)
-    found = calibrate_temperature(-x, labels, maximum=math.inf) if kind == "even" else calibrate_scaling(x, labels, kind)
+    found = calibrate_temperature(-x, labels, maximum=math.inf) if method == "even" else calibrate_scaling(x, labels, method)
     hard = torch.tensor(
         [[0.0, 1, 2], [math.nan, 1, 2], [1, math.inf, 2], [1, -math.inf, 2], [math.nan, -math.inf, 2], [-math.inf] * 3]
     )
@@ -469,7 +469,7 @@ NAN, PLUS = (X.index_put((torch.tensor(4), torch.tensor(1)), torch.tensor(value)
         (X, LABELS, {"where": torch.ones(4, dtype=torch.bool)}, "where must broadcast"),
         (X, LABELS, {"where": torch.zeros(3, dtype=torch.bool)}, "must not be left out by where or −∞"),
         (torch.full_like(X, -math.inf), LABELS, {}, "must not be left out by where or −∞"),
-        (X, LABELS, {"weight": -torch.ones(6)}, "weight must be finite and not negative"),
+        (X, LABELS, {"sample_weight": -torch.ones(6)}, "sample_weight must be finite and not negative"),
         (X, LABELS, {"label_smoothing": 1.0}, "label_smoothing must be from 0 to below 1"),
         (X.to("meta"), LABELS, {}, "must hold values"),
     ],
@@ -488,9 +488,9 @@ def test_wrong_use_is_one_sentence(function: Any, x: Any, labels: Any, options: 
         (calibrate_temperature, {"minimum": math.inf}, "minimum must be positive and finite"),
         (calibrate_temperature, {"maximum": -1}, "maximum must be positive"),
         (calibrate_temperature, {"minimum": 2, "maximum": 1}, "minimum must be at most maximum, 1, got 2"),
-        (calibrate_scaling, {"kind": "tensor"}, "kind must be one of temperature, per_class, vector, matrix"),
-        (calibrate_scaling, {"kind": "vector", "penalty": -1}, "penalty must be a finite number"),
-        (calibrate_scaling, {"kind": "per_class", "penalty": 1}, "kind 'per_class' has none"),
+        (calibrate_scaling, {"method": "tensor"}, "method must be one of temperature, per_class, vector, matrix"),
+        (calibrate_scaling, {"method": "vector", "penalty": -1}, "penalty must be a finite number"),
+        (calibrate_scaling, {"method": "per_class", "penalty": 1}, "method 'per_class' has none"),
     ],
 )
 def test_wrong_options_are_one_sentence(function: Any, options: dict[str, Any], told: str):

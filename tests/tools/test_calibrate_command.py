@@ -96,15 +96,17 @@ def test_probabilities_give_the_same(run: Run):
     assert "of 0 counted as 0.005" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
 
 
-@pytest.mark.parametrize("kind", ["per-class", "vector", "matrix"])
-def test_every_kind_and_json(run: Run, kind: str):
-    code, said, _ = run("calibrate", "s.csv", f"--kind={kind}", "--json", "--held-out=0.25", "--seed=3", "--penalty=0.1", "--out=o")
+@pytest.mark.parametrize("method", ["per-class", "vector", "matrix"])
+def test_every_kind_and_json(run: Run, method: str):
+    code, said, _ = run(
+        "calibrate", "s.csv", f"--method={method}", "--json", "--held-out=0.25", "--seed=3", "--penalty=0.1", "--out=o"
+    )
     assert code == 0
     found = json.loads(said)
     assert found == found_in("o")
-    assert found["settings"]["kind"] == kind.replace("-", "_")
-    assert np.shape(found["calibration"]["weight"]) == ((3, 3) if kind == "matrix" else (3,))
-    assert (found["calibration"]["bias"] is None) == (kind == "per-class")
+    assert found["settings"]["method"] == method.replace("-", "_")
+    assert np.shape(found["calibration"]["factors"]) == ((3, 3) if method == "matrix" else (3,))
+    assert (found["calibration"]["bias"] is None) == (method == "per-class")
     assert "whose numbers are in results.json" in found["recommendation"]["headline"]
 
 
@@ -152,7 +154,7 @@ def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
     [
         ({}, ["--held-out=0.7"], "--held-out must be above 0 and at most 0.5"),
         ({}, ["--penalty=-1"], "--penalty must be a finite number of at least 0"),
-        ({}, ["--kind=isotonic"], "isotonic"),
+        ({}, ["--method=isotonic"], "isotonic"),
         ({}, ["--target=z"], "there is no column 'z'"),
         ({}, ["--absent=z"], "--absent: there is no column 'z'"),
         ({}, ["--absent="], "--absent: no name is given"),

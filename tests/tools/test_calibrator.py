@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from conftest import exhaustively
 from softmaxima.integrations.calibrator import TemperatureCalibrator
-from softmaxima.temperature.calibration import KINDS, calibrate_temperature
+from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
 X, y = load_iris(return_X_y=True)
 HARD, TOLD = make_classification(600, 8, n_informative=4, n_classes=3, flip_y=0.2, random_state=0)
@@ -88,7 +88,7 @@ def test_a_fitted_classifier_is_calibrated_as_it_is():
         TemperatureCalibrator(model, cv="prefit").fit(HARD[300:], np.where(TOLD[300:] == 0, 7, TOLD[300:]))
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_texts_for_classes_and_names_of_columns(method: str):
     frame = pl.DataFrame(X, schema=list("abcd"))
     names = np.array(["setosa", "versicolor", "virginica"])[y]

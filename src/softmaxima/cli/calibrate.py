@@ -41,7 +41,7 @@ def calibrate(
         list[str] | None, Parameter(help="Columns of classes that no row has: names, separated by commas.", negative=())
     ] = None,
     probabilities: Annotated[bool, Parameter(help="The columns are probabilities, not logits.", negative=())] = False,
-    kind: Annotated[
+    method: Annotated[
         Literal["temperature", "per-class", "vector", "matrix"],
         Parameter(help="One temperature, one a class, that and a bias a class, or a matrix and biases."),
     ] = "temperature",
@@ -68,7 +68,7 @@ def calibrate(
     from softmaxima.report.calibration import FILES
     from softmaxima.report.columns import write_files
 
-    settings = Settings(kind.replace("-", "_"), held_out, penalty, probabilities, seed)
+    settings = Settings(method.replace("-", "_"), held_out, penalty, probabilities, seed)
     check_options(settings)
     scores = read_scores(table, target, without or (), names(absent), probabilities)
     check_rows(scores, settings)

@@ -71,7 +71,7 @@ class Scores:
 class Settings:
     """What is asked for."""
 
-    kind: str = "temperature"
+    method: str = "temperature"
     held_out: float = 0.2
     penalty: float | None = None
     probabilities: bool = False
@@ -93,7 +93,7 @@ class Calibrated:
     gains: dict[str, Difference]  # of each metric in CLAIMED
     calibration: Calibration  # fitted to all rows
     note: str  # what was done where no fit was best
-    temperatures: tuple[float, ...]  # of each part, with kind "temperature"
+    temperatures: tuple[float, ...]  # of each part, with method "temperature"
     versions: dict[str, str]
     date: str
     command: str
@@ -109,7 +109,7 @@ class Calibrated:
             return "Leave the scores as they are"
         if isinstance(self.calibration, TemperatureCalibration):
             return f"Divide the scores by τ = {self.calibration.temperature:.4g}"
-        return f"Take {NAMES[self.settings.kind]}, whose numbers are in results.json"
+        return f"Take {NAMES[self.settings.method]}, whose numbers are in results.json"
 
     @property
     def reason(self) -> str:
@@ -225,10 +225,10 @@ def calibrated(
     check_options(settings)
     check_rows(scores, settings)
     x, labels = torch.from_numpy(scores.x), torch.from_numpy(scores.labels)
-    penalty = settings.penalty if settings.kind in ("vector", "matrix") else 0.0
+    penalty = settings.penalty if settings.method in ("vector", "matrix") else 0.0
     found, temperatures = torch.empty_like(x), []
     for learning, held_out in _splits(scores, settings):
-        fitted, _ = calibrate_safely(x[learning], labels[learning], settings.kind, penalty=penalty)
+        fitted, _ = calibrate_safely(x[learning], labels[learning], settings.method, penalty=penalty)
         if isinstance(fitted, TemperatureCalibration):
             temperatures.append(fitted.temperature)
         found[held_out] = _log_probabilities(fitted, x[held_out])
@@ -240,7 +240,7 @@ def calibrated(
         gained = (getattr(before, metric.attribute) - getattr(after, metric.attribute))[order]
         batches = means_of_batches(gained.numpy())
         gains[metric.name] = interval_of(batches, [of_mean(batches)], metric, len(CLAIMED), scores.rows, not bool(gained.any()))
-    calibration, note = calibrate_safely(x, labels, settings.kind, penalty=penalty)
+    calibration, note = calibrate_safely(x, labels, settings.method, penalty=penalty)
     return Calibrated(
         scores,
         settings,
@@ -277,11 +277,15 @@ def _measures(log_p: Tensor, labels: Tensor) -> RowMeasures:
 def as_json(result: Calibrated) -> dict[str, Any]:
     """Everything; a number that is not finite becomes null."""
     scores, fitted = result.scores, result.calibration
-    numbers: dict[str, Any] = {"kind": result.settings.kind, "label_smoothing": fitted.label_smoothing, "note": result.note or None}
+    numbers: dict[str, Any] = {
+        "method": result.settings.method,
+        "label_smoothing": fitted.label_smoothing,
+        "note": result.note or None,
+    }
     if isinstance(fitted, TemperatureCalibration):
         numbers |= {"temperature": fitted.temperature}
     else:
-        numbers |= {"weight": fitted.weight.tolist(), "bias": None if fitted.bias is None else fitted.bias.tolist()}
+        numbers |= {"factors": fitted.factors.tolist(), "bias": None if fitted.bias is None else fitted.bias.tolist()}
     sizes = np.bincount(scores.labels, minlength=len(scores.classes)).tolist()
     return finite(
         {
@@ -365,9 +369,9 @@ def _peers() -> dict[str, Fit]:
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.frozen import FrozenEstimator
 
-    def ours(kind: str) -> Fit:
+    def ours(method: str) -> Fit:
         def fit(x: np.ndarray, labels: np.ndarray) -> tuple[Callable[[np.ndarray], Any], float | None]:
-            found, _ = calibrate_safely(x, labels, kind)
+            found, _ = calibrate_safely(x, labels, method)
             return found, found.temperature if isinstance(found, TemperatureCalibration) else None
 
         return fit
@@ -393,7 +397,7 @@ def _peers() -> dict[str, Fit]:
             return lambda x: model.transform(_softmax(x)), 1 / float(np.ravel(model.temperature)[0])
 
         found["netcal"] = netcals
-    return found | {f"softmaxima, {kind}": ours(kind) for kind in ("per_class", "vector", "matrix")}
+    return found | {f"softmaxima, {method}": ours(method) for method in ("per_class", "vector", "matrix")}
 
 
 class _Logits:

@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
     indexable,
 )
 
-from softmaxima.temperature.calibration import KINDS, Calibration, calibrate_safely
+from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -111,8 +111,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
-        penalty = self.penalty if self.method in KINDS[2:] else 0.0
-        self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, weight=counted, penalty=penalty)
+        penalty = self.penalty if self.method in METHODS[2:] else 0.0
+        self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, sample_weight=counted, penalty=penalty)
         if self.method == "temperature":
             self.temperature_ = self.calibration_.temperature  # type: ignore[union-attr]
         return self
@@ -134,8 +134,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def _check(self) -> None:
         """Raise ValueError for what cannot be used, before any work."""
-        if self.method not in KINDS:
-            raise ValueError(f"method must be one of {', '.join(map(repr, KINDS))}, got {self.method!r}")
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {self.method!r}")
         if self.penalty is not None and not (isinstance(self.penalty, Real) and 0 <= float(self.penalty) < math.inf):
             raise ValueError(f"penalty must be None or a finite number of at least 0, got {self.penalty!r}")
         if isinstance(self.cv, str) and self.cv != "prefit":

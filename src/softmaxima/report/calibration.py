@@ -29,7 +29,7 @@ class Line:
 
 def lines(result: Calibrated) -> tuple[Line, Line]:
     """Before and after."""
-    return Line("as they are", result.before), Line(f"with {NAMES[result.settings.kind]}", result.after)
+    return Line("as they are", result.before), Line(f"with {NAMES[result.settings.method]}", result.after)
 
 
 def columns(result: Calibrated) -> tuple[Column[Line], ...]:
@@ -82,13 +82,13 @@ def settings_in_words(result: Calibrated) -> dict[str, str]:
         "Classes": str(len(scores.classes)),
         "Target": repr(scores.target),
         "Scores": "probabilities, taken as log p" if settings.probabilities else "logits",
-        "Calibration": NAMES[settings.kind],
+        "Calibration": NAMES[settings.method],
         "Held out": f"each row once, in {settings.parts} parts; seed {settings.seed}",
     }
     if isinstance(fitted, TemperatureCalibration):
         found["Temperature, of all rows"] = f"{fitted.temperature:.6g}"
         found["Temperatures of the parts"] = ", ".join(f"{each:.4g}" for each in result.temperatures)
-    elif settings.kind != "per_class":
+    elif settings.method != "per_class":
         found["Penalty"] = "of normal priors" if settings.penalty is None else f"{settings.penalty:g}"
     found["Date"] = result.date
     found["Versions"] = ", ".join(f"{name} {version}" for name, version in result.versions.items())

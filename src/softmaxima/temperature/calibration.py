@@ -22,9 +22,9 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, check_values, check_where, like_input
 from softmaxima.core.numbers import SMALLEST_TEMPERATURE, TEMPERATURE, InputError, check_choice, check_number
 from softmaxima.maps.softmax import softmax
-from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_weight
+from softmaxima.temperature.reliability import Reliability, RowMeasures, check_labels, check_sample_weight
 
-KINDS = ("temperature", "per_class", "vector", "matrix")
+METHODS = ("temperature", "per_class", "vector", "matrix")
 BLOCK = 2**18  # scores that are looked at at a time
 KEPT = 2**24  # scores up to which the blocks are kept between passes
 ROUNDED = 2e-14  # |M − T|/(M + T) that is rounding
@@ -74,7 +74,7 @@ class TemperatureCalibration:
     bound: str | None = None
     label_smoothing: float = 0.0
 
-    kind = "temperature"
+    method = "temperature"
 
     def __call__(self, logits: Array, *, where: Any = None) -> Array:
         """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
@@ -89,8 +89,8 @@ class ScalingCalibration:
     """Factors of least log loss. Called with logits it gives probabilities, softmax(W x̃ + a), x̃ being x less its row's mean.
 
     Attributes:
-        kind: "per_class", "vector" or "matrix".
-        weight: W, [classes] of the first two, which is its diagonal: 1/τ_c; [classes, classes] of a matrix. float64.
+        method: "per_class", "vector" or "matrix".
+        factors: W, [classes] of the first two, which is its diagonal: 1/τ_c; [classes, classes] of a matrix. float64.
         bias: a [classes] float64; None of "per_class".
         before, after, steps, label_smoothing: as of `TemperatureCalibration`.
         penalty: λ of the fit.
@@ -103,8 +103,8 @@ class ScalingCalibration:
             [0.0500, 0.9500]])
     """
 
-    kind: str
-    weight: Tensor
+    method: str
+    factors: Tensor
     bias: Tensor | None
     before: Reliability
     after: Reliability
@@ -115,8 +115,8 @@ class ScalingCalibration:
     def __call__(self, logits: Array, *, where: Any = None) -> Array:
         """Probabilities [..., classes] of logits [..., classes], of their dtype; gradients go through."""
         x = as_scores("calibration", logits, "logits")
-        if x.shape[-1:] != self.weight.shape[-1:]:
-            raise InputError(f"calibration: logits must be of {len(self.weight)} classes, got shape {tuple(x.shape)}")
+        if x.shape[-1:] != self.factors.shape[-1:]:
+            raise InputError(f"calibration: logits must be of {len(self.factors)} classes, got shape {tuple(x.shape)}")
         allowed = x != -math.inf
         if (mask := check_where("calibration", where, x)) is not None:
             allowed = allowed & mask
@@ -125,7 +125,7 @@ class ScalingCalibration:
     def scores(self, x: Tensor, allowed: Tensor | None = None) -> Tensor:
         """W x̃ + a [..., classes] float64 of logits."""
         bias = None if self.bias is None else self.bias.to(x.device)
-        return _affine(_centred(x.double(), allowed), self.weight.to(x.device), bias)
+        return _affine(_centred(x.double(), allowed), self.factors.to(x.device), bias)
 
 
 Calibration = TemperatureCalibration | ScalingCalibration
@@ -136,7 +136,7 @@ def calibrate_temperature(
     labels: Any,
     *,
     where: Any = None,
-    weight: Any = None,
+    sample_weight: Any = None,
     label_smoothing: float = 0.0,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -150,7 +150,7 @@ def calibrate_temperature(
         logits: x [..., classes], tensor or array of any floating dtype; −∞ leaves a class out. Of probabilities give log p.
         labels: [...] ints, the index of each row's class.
         where: boolean, broadcasts to x; False leaves a class out.
-        weight: [...] how much each row counts, ≥ 0; None: all alike.
+        sample_weight: [...] how much each row counts, ≥ 0; None: all alike.
         label_smoothing: ε in [0, 1): the label counts 1 − ε, and ε is shared by all classes that are not left out.
         minimum: the least τ to take, in place of an error where the log loss falls on towards τ = 0.
         maximum: the largest, which may be ∞, where it falls on towards τ = ∞.
@@ -181,7 +181,7 @@ def calibrate_temperature(
         maximum = check_number(name, "maximum", maximum, lambda tau: tau >= SMALLEST_TEMPERATURE, "positive, at least 2.3e-308")
     if minimum is not None and maximum is not None and minimum > maximum:
         raise InputError.of_argument(name, "minimum", f"must be at most maximum, {maximum:g}, got {minimum:g}")
-    return _calibrated(name, _checked(name, logits, labels, where, weight, label_smoothing), minimum, maximum)
+    return _calibrated(name, _checked(name, logits, labels, where, sample_weight, label_smoothing), minimum, maximum)
 
 
 def _calibrated(name: str, rows: _Rows, minimum: float | None, maximum: float | None) -> TemperatureCalibration:
@@ -207,10 +207,10 @@ def _measured(rows: _Rows, tau: float, steps: int, bound: Any = None) -> Tempera
 def calibrate_scaling(
     logits: Any,
     labels: Any,
-    kind: str = "temperature",
+    method: str = "temperature",
     *,
     where: Any = None,
-    weight: Any = None,
+    sample_weight: Any = None,
     label_smoothing: float = 0.0,
     penalty: float | None = 0.0,
 ) -> TemperatureCalibration | ScalingCalibration:
@@ -230,11 +230,12 @@ def calibrate_scaling(
     holds a matrix, its rows and columns do.
 
     Args:
-        logits, labels, where, weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for others.
-        kind: one of the four.
+        logits, labels, where, sample_weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for
+            others.
+        method: one of the four.
         penalty: λ ≥ 0, for what has a bias or a matrix; the diagonal is free. None takes the penalty of normal priors, of deviation
-            0.1/τ beside the diagonal and 1 of a bias, τ being the best temperature: it fades as rows are more, and is 0 of kinds
-            without either.
+            0.1/τ beside the diagonal and 1 of a bias, τ being the best temperature: it fades as rows are more, and is 0 of
+            methods without either.
 
     Returns:
         A `ScalingCalibration`, or for "temperature" a `TemperatureCalibration`.
@@ -256,23 +257,23 @@ def calibrate_scaling(
     tensor([0.5000, 0.3333, 0.3333])
     """
     name = "calibrate_scaling"
-    check_choice(name, "kind", kind, KINDS)
+    check_choice(name, "method", method, METHODS)
     strength = penalty
     if penalty is not None:
         strength = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
-    if strength and kind in KINDS[:2]:
-        raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and kind {kind!r} has none; leave it out")
-    rows = _checked(name, logits, labels, where, weight, label_smoothing)
-    if kind == "temperature":
+    if strength and method in METHODS[:2]:
+        raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and method {method!r} has none; leave it out")
+    rows = _checked(name, logits, labels, where, sample_weight, label_smoothing)
+    if method == "temperature":
         return _calibrated(name, rows, None, None)
-    factors, bias, steps = _best_scaling(name, rows, kind, strength)
+    factors, bias, steps = _best_scaling(name, rows, method, strength)
     before = rows.reliability(lambda x, allowed: x)
     after = rows.reliability(lambda x, allowed: _affine(_centred(x, allowed), factors, bias))
-    return ScalingCalibration(kind, factors, bias, before, after, steps, strength, rows.smoothing)
+    return ScalingCalibration(method, factors, bias, before, after, steps, strength, rows.smoothing)
 
 
 def calibrate_safely(
-    logits: Any, labels: Any, kind: str, *, weight: Any = None, penalty: float | None = None
+    logits: Any, labels: Any, method: str, *, sample_weight: Any = None, penalty: float | None = None
 ) -> tuple[Calibration, str]:
     """`calibrate_scaling`, or where no numbers are best what comes nearest, as cross-validation needs; and what was done, or "".
 
@@ -280,24 +281,24 @@ def calibrate_safely(
     all of which are right a new one is with (n + 1)/(n + 2). Where that does not help, one temperature is taken. Where scores tell
     no more than chance τ = ∞, and where there are no differences of scores τ = 1.
     """
-    options: dict[str, Any] = {"weight": weight}
+    options: dict[str, Any] = {"sample_weight": sample_weight}
     try:
-        return calibrate_scaling(logits, labels, kind, penalty=penalty, **options), ""
+        return calibrate_scaling(logits, labels, method, penalty=penalty, **options), ""
     except NoOptimumError as error:
         reason = error.reason
     if reason == "chance":
         told = "the scores tell no more than chance, so that all classes get the same probability"
         return calibrate_temperature(logits, labels, maximum=math.inf, **options), told
     if reason == "equal":
-        rows = _checked("calibrate_safely", logits, labels, None, weight, 0.0)
+        rows = _checked("calibrate_safely", logits, labels, None, sample_weight, 0.0)
         return _measured(rows, 1.0, 0), "the scores of each row are equal, which no calibration changes"
     told = "the scores tell classes without fault" if reason == "separable" else "no finite numbers reach the least log loss"
-    count = max(1.0, math.prod(logits.shape[:-1]) if weight is None else float(weight.sum()))
+    count = max(1.0, math.prod(logits.shape[:-1]) if sample_weight is None else float(sample_weight.sum()))
     classes = logits.shape[-1]
     smoothing = classes / ((classes - 1) * (count + 2))
     told += f"; labels were smoothed as if one in {count + 2:g} were wrong, Platt's rule for {count:g} rows"
     try:
-        return calibrate_scaling(logits, labels, kind, penalty=penalty, label_smoothing=smoothing, **options), told
+        return calibrate_scaling(logits, labels, method, penalty=penalty, label_smoothing=smoothing, **options), told
     except NoOptimumError:
         found, note = calibrate_safely(logits, labels, "temperature", **options)
         return found, "; ".join(
@@ -356,7 +357,7 @@ def _checked(name: str, logits: Any, labels: Any, where: Any, weight: Any, smoot
     epsilon = check_number(name, "label_smoothing", smoothing, lambda number: 0 <= number < 1, "from 0 to below 1")
     x = check_values(name, "logits", as_scores(name, logits, "logits")).detach()
     target = check_labels(name, labels, x, "logits")
-    mask, weights = check_where(name, where, x), check_weight(name, weight, x, "logits")
+    mask, weights = check_where(name, where, x), check_sample_weight(name, weight, x, "logits")
     mask = None if mask is None else mask.expand(x.shape).reshape(-1, x.shape[-1])
     x = x.reshape(-1, x.shape[-1])
     if not bool((right := x < math.inf).all()):
@@ -481,12 +482,12 @@ def _centred(x: Tensor, allowed: Tensor | None) -> Tensor:
     return (d - d.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~allowed, 0.0)
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    z = x * weight if weight.ndim == 1 else x @ weight.mT
+def _affine(x: Tensor, factors: Tensor, bias: Tensor | None) -> Tensor:
+    z = x * factors if factors.ndim == 1 else x @ factors.mT
     return z if bias is None else z + bias
 
 
-def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> tuple[Tensor, Tensor | None, int]:
+def _best_scaling(name: str, rows: _Rows, method: str, penalty: float | None) -> tuple[Tensor, Tensor | None, int]:
     """W, a and the number of Newton's steps, each solved by conjugate gradients.
 
     θ holds W and a of x̃ over its root mean square, and H of f is applied by two products with x̃: H v = pull(w p (u − ⟨p, u⟩)),
@@ -499,9 +500,9 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         raise NoOptimumError("equal", f"{name}: {EQUAL}")
     x = x / unit
     unit = unit * 2.0**exponent
-    shape = (n, n) if kind == "matrix" else (n,)
+    shape = (n, n) if method == "matrix" else (n,)
     size = math.prod(shape)
-    theta = torch.zeros(size + n * (kind != "per_class"), dtype=x.dtype, device=x.device)
+    theta = torch.zeros(size + n * (method != "per_class"), dtype=x.dtype, device=x.device)
     try:
         start = unit / _best_temperature(name, rows)[0]
     except NoOptimumError:
@@ -509,7 +510,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
     theta[:size] = (start * (torch.eye(n, dtype=x.dtype, device=x.device) if len(shape) == 2 else torch.ones_like(x[0]))).flatten()
     strength = torch.zeros_like(theta)  # of ½ s θ²
     prior = 1 / (len(x) if rows.weight is None else float(rows.weight.sum()))
-    if kind == "matrix":
+    if method == "matrix":
         off = prior / (OFF_DIAGONAL * start) ** 2 if penalty is None else 2 * penalty / (n * (n - 1)) / unit / unit
         strength[:size] = off * (1 - torch.eye(n, dtype=x.dtype, device=x.device)).flatten()
     strength[size:] = prior if penalty is None else 2 * penalty / n
@@ -520,11 +521,11 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         hot = (1 - rows.smoothing) * hot + rows.smoothing * even / even.sum(-1, keepdim=True)
 
     def scores(theta: Tensor) -> Tensor:
-        return _affine(x, theta[:size].view(shape), None if kind == "per_class" else theta[size:])
+        return _affine(x, theta[:size].view(shape), None if method == "per_class" else theta[size:])
 
     def pull(g: Tensor, x: Tensor = x) -> Tensor:
         factors = (g * x).sum(0) if len(shape) == 1 else g.mT @ x
-        return factors.flatten() if kind == "per_class" else torch.cat((factors.flatten(), g.sum(0)))
+        return factors.flatten() if method == "per_class" else torch.cat((factors.flatten(), g.sum(0)))
 
     def free(v: Tensor) -> Tensor:
         """Without what changes nothing as Σ x̃ = 0: the least of all θ that give the same probabilities and cost the same.
@@ -533,11 +534,11 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         difference of the factors of two classes.
         """
         factors, bias = v[:size].view(shape).clone(), v[size:]
-        if is_free and kind == "matrix":
+        if is_free and method == "matrix":
             factors -= factors.mean(0)
             factors -= factors.mean(1, keepdim=True)
         if n == 2:
-            own = factors if kind != "matrix" else factors.diagonal()
+            own = factors if method != "matrix" else factors.diagonal()
             own.fill_(own.mean())
         return torch.cat((factors.flatten(), bias - bias.mean() if is_free else bias))
 
@@ -569,7 +570,7 @@ def _best_scaling(name: str, rows: _Rows, kind: str, penalty: float | None) -> t
         diagonal = pull(weighted * (1 - p), x.square()) + strength
         step = _solved(curvature, -gradient, diagonal, min(0.1, math.sqrt(rate)), free)
         if rate <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
-            return theta[:size].view(shape) / unit, None if kind == "per_class" else theta[size:], number
+            return theta[:size].view(shape) / unit, None if method == "per_class" else theta[size:], number
         slope = float(torch.dot(gradient, step))
         length, before = 1.0, value
         value, p = loss(theta + step)
