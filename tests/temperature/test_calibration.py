@@ -18,6 +18,7 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import at_most, normal
 from softmaxima.core.numbers import InputError
+from softmaxima.experiments.calibration import Settings, check_options
 from softmaxima.temperature.calibration import (
     METHODS,
     ScalingCalibration,
@@ -496,6 +497,27 @@ def test_wrong_use_is_one_sentence(function: Any, x: Any, labels: Any, options: 
 def test_wrong_options_are_one_sentence(function: Any, options: dict[str, Any], told: str):
     with pytest.raises((TypeError, ValueError), match=told):
         function(X, LABELS, **options)
+
+
+def scaled(**options: Any) -> None:
+    calibrate_scaling(X, LABELS, **options)
+
+
+def estimated(**options: Any) -> None:
+    sm.TemperatureCalibrator(**options).fit(X.numpy(), LABELS.numpy())
+
+
+def commanded(**options: Any) -> None:
+    check_options(Settings(**options))
+
+
+@pytest.mark.parametrize("door", [scaled, estimated, commanded])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_door_refuses_the_same_penalties(door: Any, method: str):
+    wrong = (-1, math.nan, math.inf, "1", True, *((1.0,) if method in ("temperature", "per_class") else ()))
+    for penalty in wrong:
+        with pytest.raises((TypeError, ValueError), match=r"penalty (must be a finite number of at least 0|is for biases)"):
+            door(method=method, penalty=penalty)
 
 
 def test_a_scaling_takes_as_many_classes_as_it_has():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from conftest import Run
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.calibration import Scores, Settings, beside_others, calibrated, read_scores
-from softmaxima.report.calibration import columns, lines, page, reliability_figure
+from softmaxima.report.calibration import columns, lines, page, reliability_figure, settings_in_words
 from softmaxima.temperature.calibration import calibrate_temperature
 
 NAMES = ["ant", "bee", "cat"]
@@ -71,7 +72,7 @@ def test_it_tells_the_temperature_and_writes_a_page(run: Run):
 def test_every_row_is_measured_by_what_was_fitted_to_others():
     x, labels = logits()
     given = Scores("t", "y", tuple(NAMES), x, labels)
-    result = calibrated(given, Settings(held_out=0.5), command="c")
+    result = calibrated(given, Settings(folds=2), command="c")
     assert len(result.temperatures) == 2
     assert result.after.rows == len(x)
     best = calibrate_temperature(x, labels)
@@ -79,9 +80,9 @@ def test_every_row_is_measured_by_what_was_fitted_to_others():
     assert result.before.log_loss == pytest.approx(best.before.log_loss, rel=1e-12)
     gain = result.gains["log-loss"]
     assert gain.low < result.before.log_loss - result.after.log_loss < gain.high
-    again = calibrated(given, Settings(held_out=0.5), command="c")
+    again = calibrated(given, Settings(folds=2), command="c")
     assert again.after == result.after
-    assert calibrated(given, Settings(held_out=0.5, seed=1), command="c").after != result.after
+    assert calibrated(given, Settings(folds=2, seed=1), command="c").after != result.after
 
 
 def test_probabilities_give_the_same(run: Run):
@@ -97,10 +98,9 @@ def test_probabilities_give_the_same(run: Run):
 
 
 @pytest.mark.parametrize("method", ["per-class", "vector", "matrix"])
-def test_every_kind_and_json(run: Run, method: str):
-    code, said, _ = run(
-        "calibrate", "s.csv", f"--method={method}", "--json", "--held-out=0.25", "--seed=3", "--penalty=0.1", "--out=o"
-    )
+def test_every_method_and_json(run: Run, method: str):
+    penalty = () if method == "per-class" else ("--penalty=0.1",)
+    code, said, _ = run("calibrate", "s.csv", f"--method={method}", "--json", "--folds=4", "--seed=3", *penalty, "--out=o")
     assert code == 0
     found = json.loads(said)
     assert found == found_in("o")
@@ -130,6 +130,19 @@ def test_scores_without_fault_are_told(run: Run):
     assert "as if one in 62 were wrong, Platt's rule for 60 rows" in " ".join(said.split())
 
 
+def test_scores_that_tell_nothing_give_every_class_the_same():
+    x, labels = logits(90)
+    mixed = np.random.default_rng(1).permutation(labels)
+    result = calibrated(Scores("t", "y", tuple(NAMES), x, mixed), Settings(), command="c")
+    infinite = sum(map(math.isinf, result.temperatures))
+    assert math.isinf(result.calibration.temperature)
+    assert (result.headline, result.code) == ("Give every class the same probability", "")
+    assert infinite
+    assert f"∞ in {infinite} of 5: more rows would tell better." in result.reservations[-1]
+    for said in (*result.reservations, result.reason, *settings_in_words(result).values()):
+        assert not re.search(r"\binf\b", said)
+
+
 def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):
     scores(id=range(400), dog=np.full(400, -9.0)).select("id", *NAMES, "dog", "y").write_csv("m.csv")
     code, _, wrong = run("calibrate", "m.csv")
@@ -152,15 +165,16 @@ def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "options", "told"),
     [
-        ({}, ["--held-out=0.7"], "--held-out must be above 0 and at most 0.5"),
-        ({}, ["--penalty=-1"], "--penalty must be a finite number of at least 0"),
+        ({}, ["--folds=1"], "--folds must be an int of at least 2, got 1"),
+        ({}, ["--penalty=0.1"], "--penalty is for biases and matrices, and method 'temperature' has none; leave it out"),
+        ({}, ["--method=vector", "--penalty=-1"], "--penalty must be a finite number of at least 0"),
         ({}, ["--method=isotonic"], "isotonic"),
         ({}, ["--target=z"], "there is no column 'z'"),
         ({}, ["--absent=z"], "--absent: there is no column 'z'"),
         ({}, ["--absent="], "--absent: no name is given"),
         ({}, ["--without=ant"], "has classes without a column of scores: 'ant'"),
         ({}, ["--probabilities"], "--probabilities takes numbers between 0 and 1"),
-        ({}, ["--held-out=0.001"], "1000 parts, each held out once, need 2000 rows, got 400"),
+        ({}, ["--folds=1000"], "1000 folds, each held out once, need 2000 rows, got 400; add rows, or take fewer --folds"),
         ({"ant": 1.0, "bee": 1.0, "cat": 1.0}, [], "the scores of each row are equal"),
         ({"ant": "x"}, [], "scores are numbers, and 'ant' are none"),
         ({"ant": math.inf}, [], "infinite values in 'ant'"),

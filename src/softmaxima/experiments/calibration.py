@@ -1,6 +1,6 @@
 """Whether the probabilities of a table of scores mean what they say, before and after calibration, on held-out rows.
 
-The rows are cut into parts. Each part in turn is held out: what calibrates it was fitted to the others, so that every row is held
+The rows are cut into folds. Each fold in turn is held out: what calibrates it was fitted to the others, so that every row is held
 out once, and what is measured of all rows together is that of rows that nothing was fitted to. What is given out is fitted to all.
 
 A difference is the mean over rows of what each gains, in the order of a draw. Its interval is that of the means of up to 16 batches
@@ -29,7 +29,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
 from softmaxima.bench.machine import installed
-from softmaxima.core.numbers import InputError
+from softmaxima.core.numbers import InputError, check_count
 from softmaxima.core.writing import finite
 from softmaxima.experiments.differences import Difference, interval_of, means_of_batches, of_mean
 from softmaxima.experiments.encoding import digest
@@ -38,8 +38,8 @@ from softmaxima.experiments.reading import NUMBERED
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.experiments.tables import read_table
 from softmaxima.experiments.verdicts import interval
-from softmaxima.experiments.wording import named, rows
-from softmaxima.temperature.calibration import Calibration, TemperatureCalibration, calibrate_safely
+from softmaxima.experiments.wording import listed, named, rows, sentence
+from softmaxima.temperature.calibration import Calibration, TemperatureCalibration, calibrate_safely, check_penalty
 from softmaxima.temperature.reliability import Reliability, RowMeasures
 
 EXPERIMENT = "calibrate"
@@ -48,7 +48,7 @@ CLAIMED: tuple[Metric, ...] = tuple(
     replace(METRICS[name], most_gain=most) for name, most in (("log-loss", math.inf), ("brier", 2.0))
 )
 NAMES = {"temperature": "temperature", "per_class": "a temperature a class", "vector": "vector scaling", "matrix": "matrix scaling"}
-LEAST_FACTOR = 0.1  # in τ, that parts may differ by before that is worth a word
+LEAST_FACTOR = 1.1  # of τ, that folds may differ by before that is worth a word
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +72,10 @@ class Settings:
     """What is asked for."""
 
     method: str = "temperature"
-    held_out: float = 0.2
+    folds: int = 5
     penalty: float | None = None
     probabilities: bool = False
     seed: int = 0
-
-    @property
-    def parts(self) -> int:
-        return round(1 / self.held_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +89,7 @@ class Calibrated:
     gains: dict[str, Difference]  # of each metric in CLAIMED
     calibration: Calibration  # fitted to all rows
     note: str  # what was done where no fit was best
-    temperatures: tuple[float, ...]  # of each part, with method "temperature"
+    temperatures: tuple[float, ...]  # of each fold, with method "temperature"
     versions: dict[str, str]
     date: str
     command: str
@@ -103,10 +99,17 @@ class Calibrated:
         return self.gains[CLAIMED[0].name]
 
     @property
+    def is_even(self) -> bool:
+        """Whether all classes get the same probability."""
+        return isinstance(self.calibration, TemperatureCalibration) and math.isinf(self.calibration.temperature)
+
+    @property
     def headline(self) -> str:
         """What to do, in a sentence without its stop."""
         if not self.changed.better:
             return "Leave the scores as they are"
+        if self.is_even:
+            return "Give every class the same probability"
         if isinstance(self.calibration, TemperatureCalibration):
             return f"Divide the scores by τ = {self.calibration.temperature:.4g}"
         return f"Take {NAMES[self.settings.method]}, whose numbers are in results.json"
@@ -126,21 +129,21 @@ class Calibrated:
     @property
     def code(self) -> str:
         """What makes calibrated probabilities, where it fits in a line."""
-        if not self.changed.better or not isinstance(self.calibration, TemperatureCalibration):
+        if not self.changed.better or self.is_even or not isinstance(self.calibration, TemperatureCalibration):
             return ""
         given = "np.log(probabilities)" if self.settings.probabilities else "scores"
-        if math.isinf(self.calibration.temperature):
-            return ""
         return f"probabilities = sm.softmax({given}, temperature={self.calibration.temperature:.6g})"
 
     @property
     def reservations(self) -> tuple[str, ...]:
-        found = []
-        if self.note:
-            found.append(f"{self.note[:1].upper()}{self.note[1:]}.")
-        if self.temperatures and (spread := max(self.temperatures) / min(self.temperatures)) > 1 + LEAST_FACTOR:
-            ends = f"{min(self.temperatures):.3g} to {max(self.temperatures):.3g}" if math.isfinite(spread) else "others"
-            found.append(f"The parts have temperatures of {ends}: more rows would tell it better.")
+        found, told = [sentence(self.note)] if self.note else [], []
+        finite = sorted(filter(math.isfinite, self.temperatures))
+        if finite and finite[-1] > LEAST_FACTOR * finite[0]:
+            told.append(f"{finite[0]:.3g} to {finite[-1]:.3g}")
+        if infinite := len(self.temperatures) - len(finite):
+            told.append(f"∞ in {infinite} of {len(self.temperatures)}")
+        if told:
+            found.append(f"The temperatures of the folds are {listed(told)}: more rows would tell better.")
         return tuple(found)
 
 
@@ -199,36 +202,31 @@ def _logarithms(name: str, p: np.ndarray) -> tuple[np.ndarray, list[str]]:
 
 def check_options(settings: Settings) -> None:
     """Raise `InputError` for what no table can be used with, before it is read."""
-    if not 0 < settings.held_out <= 0.5:
-        raise InputError(
-            f"`held_out` must be above 0 and at most 0.5, the share of rows held out at a time, got {settings.held_out}"
-        )
-    if settings.penalty is not None and not 0 <= settings.penalty < math.inf:
-        raise InputError(f"`penalty` must be a finite number of at least 0, got {settings.penalty}")
+    check_count(EXPERIMENT, "folds", settings.folds, 2)
+    check_penalty(EXPERIMENT, settings.method, settings.penalty)
 
 
 def check_rows(scores: Scores, settings: Settings) -> None:
     """Raise `InputError` for a table that nothing can be learnt from, before any work."""
-    if scores.rows < 2 * settings.parts:
+    if scores.rows < 2 * settings.folds:
         raise InputError(
-            f"{scores.name}: {settings.parts} parts, each held out once, need {2 * settings.parts} rows, got {scores.rows}; "
-            "add rows, or take a larger --held-out, up to 0.5"
+            f"{scores.name}: {settings.folds} folds, each held out once, need {2 * settings.folds} rows, got {scores.rows}; "
+            "add rows, or take fewer --folds"
         )
     if bool((scores.x == scores.x[:, :1]).all()):
         raise InputError(f"{scores.name}: the scores of each row are equal, which no calibration changes; give other columns")
 
 
 def calibrated(
-    scores: Scores, settings: Settings, advanced: Callable[[int], None] = lambda parts: None, command: str | None = None
+    scores: Scores, settings: Settings, advanced: Callable[[int], None] = lambda folds: None, command: str | None = None
 ) -> Calibrated:
-    """Fit to all parts but one, and measure on that; then fit to all."""
+    """Fit to all folds but one, and measure on that; then fit to all."""
     check_options(settings)
     check_rows(scores, settings)
     x, labels = torch.from_numpy(scores.x), torch.from_numpy(scores.labels)
-    penalty = settings.penalty if settings.method in ("vector", "matrix") else 0.0
     found, temperatures = torch.empty_like(x), []
     for learning, held_out in _splits(scores, settings):
-        fitted, _ = calibrate_safely(x[learning], labels[learning], settings.method, penalty=penalty)
+        fitted, _ = calibrate_safely(x[learning], labels[learning], settings.method, penalty=settings.penalty)
         if isinstance(fitted, TemperatureCalibration):
             temperatures.append(fitted.temperature)
         found[held_out] = _log_probabilities(fitted, x[held_out])
@@ -240,7 +238,7 @@ def calibrated(
         gained = (getattr(before, metric.attribute) - getattr(after, metric.attribute))[order]
         batches = means_of_batches(gained.numpy())
         gains[metric.name] = interval_of(batches, [of_mean(batches)], metric, len(CLAIMED), scores.rows, not bool(gained.any()))
-    calibration, note = calibrate_safely(x, labels, settings.method, penalty=penalty)
+    calibration, note = calibrate_safely(x, labels, settings.method, penalty=settings.penalty)
     return Calibrated(
         scores,
         settings,
@@ -257,10 +255,10 @@ def calibrated(
 
 
 def _splits(scores: Scores, settings: Settings) -> Any:
-    """Rows to fit to and rows held out; the classes in proportion where each has a row in every part."""
+    """Rows to fit to and rows held out; the classes in proportion where each has a row in every fold."""
     sizes = np.bincount(scores.labels)
-    kind = StratifiedKFold if sizes[sizes > 0].min() >= settings.parts else KFold
-    return kind(settings.parts, shuffle=True, random_state=settings.seed).split(scores.x, scores.labels)
+    kind = StratifiedKFold if sizes[sizes > 0].min() >= settings.folds else KFold
+    return kind(settings.folds, shuffle=True, random_state=settings.seed).split(scores.x, scores.labels)
 
 
 def _log_probabilities(calibration: Calibration, x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def columns(result: Calibrated) -> tuple[Column[Line], ...]:
 
 
 CAPTION = (
-    "Of rows that were held out: what calibrates a part was fitted to the others. Log loss: −log p of the true class. Brier score: "
+    "Of rows that were held out: what calibrates a fold was fitted to the others. Log loss: −log p of the true class. Brier score: "
     "squared error of the probabilities, 0 to 2. Better by: the mean over rows ± half of its interval, both together at 95 %; ▲ "
     f"better and ▼ worse, where 0 is not in it. Calibration error (ECE): {BINS} bins of the top probability; few rows bias it "
     "upwards, and nothing is claimed of it."
@@ -83,16 +83,20 @@ def settings_in_words(result: Calibrated) -> dict[str, str]:
         "Target": repr(scores.target),
         "Scores": "probabilities, taken as log p" if settings.probabilities else "logits",
         "Calibration": NAMES[settings.method],
-        "Held out": f"each row once, in {settings.parts} parts; seed {settings.seed}",
+        "Held out": f"each row once, in {settings.folds} folds; seed {settings.seed}",
     }
     if isinstance(fitted, TemperatureCalibration):
-        found["Temperature, of all rows"] = f"{fitted.temperature:.6g}"
-        found["Temperatures of the parts"] = ", ".join(f"{each:.4g}" for each in result.temperatures)
+        found["Temperature, of all rows"] = _number(fitted.temperature, 6)
+        found["Temperatures of the folds"] = ", ".join(_number(each, 4) for each in result.temperatures)
     elif settings.method != "per_class":
         found["Penalty"] = "of normal priors" if settings.penalty is None else f"{settings.penalty:g}"
     found["Date"] = result.date
     found["Versions"] = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return {**found, "Command": result.command}
+
+
+def _number(temperature: float, digits: int) -> str:
+    return "∞" if math.isinf(temperature) else f"{temperature:.{digits}g}"
 
 
 def reliability_figure(result: Calibrated) -> Figure:

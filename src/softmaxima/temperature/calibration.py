@@ -257,19 +257,25 @@ def calibrate_scaling(
     tensor([0.5000, 0.3333, 0.3333])
     """
     name = "calibrate_scaling"
-    check_choice(name, "method", method, METHODS)
-    strength = penalty
-    if penalty is not None:
-        strength = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
-    if strength and method in METHODS[:2]:
-        raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and method {method!r} has none; leave it out")
+    penalty = check_penalty(name, method, penalty)
     rows = _checked(name, logits, labels, where, sample_weight, label_smoothing)
     if method == "temperature":
         return _calibrated(name, rows, None, None)
-    factors, bias, steps = _best_scaling(name, rows, method, strength)
+    factors, bias, steps = _best_scaling(name, rows, method, penalty)
     before = rows.reliability(lambda x, allowed: x)
     after = rows.reliability(lambda x, allowed: _affine(_centred(x, allowed), factors, bias))
-    return ScalingCalibration(method, factors, bias, before, after, steps, strength, rows.smoothing)
+    return ScalingCalibration(method, factors, bias, before, after, steps, penalty, rows.smoothing)
+
+
+def check_penalty(name: str, method: Any, penalty: Any) -> float | None:
+    """λ, or None, of a method that there is, and that has what it is for."""
+    check_choice(name, "method", method, METHODS)
+    if penalty is None:
+        return None
+    number = check_number(name, "penalty", penalty, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
+    if number and method in METHODS[:2]:
+        raise InputError.of_argument(name, "penalty", f"is for biases and matrices, and method {method!r} has none; leave it out")
+    return number
 
 
 def calibrate_safely(
