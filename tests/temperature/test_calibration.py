@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,9 @@ from softmaxima.temperature.calibration import (
     calibrate_temperature,
 )
 from softmaxima.temperature.reliability import reliability
+
+SEVERAL = [method for method in METHODS if not METHODS[method].is_one_number]
+UNPENALISED = [method for method in METHODS if not METHODS[method].has_penalty]
 
 
 def drawn(rows: int = 200, classes: int = 4, temperature: float = 3.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -177,8 +181,8 @@ def test_a_weight_counts_as_so_many_rows(method: str):
 def test_blocks_that_are_not_kept_say_the_same(monkeypatch: pytest.MonkeyPatch):
     x, labels = drawn()
     expected = calibrate_temperature(x, labels)
-    monkeypatch.setattr("softmaxima.temperature.calibration.KEPT", 0)
-    monkeypatch.setattr("softmaxima.temperature.calibration.BLOCK", 7)
+    monkeypatch.setattr("softmaxima.temperature._one_number.KEPT", 0)
+    monkeypatch.setattr("softmaxima.temperature._rows.BLOCK", 7)
     found = calibrate_temperature(x, labels)
     assert found.temperature == pytest.approx(expected.temperature, rel=1e-13)
     assert found.after.log_loss == pytest.approx(expected.after.log_loss, rel=1e-13)
@@ -257,10 +261,10 @@ FOUR, THREE = (torch.arange(120) * 7919 % classes for classes in (4, 3))
     [
         *((RIGHT, BOTH, method, FAULTLESS) for method in METHODS),
         (RIGHT, 1 - BOTH, "temperature", CHANCE),
-        *((RIGHT, 1 - BOTH, method, FAULTLESS) for method in METHODS[1:]),  # by negative factors
+        *((RIGHT, 1 - BOTH, method, FAULTLESS) for method in SEVERAL),  # by negative factors
         *((torch.zeros(4, 3), torch.arange(4) % 3, method, SAME) for method in METHODS),
         *((normal(120, 4), THREE, method, UNREACHED) for method in ("vector", "matrix")),  # a class without rows
-        *((LOST, FOUR, method, ONE) for method in ("per_class", "vector")),
+        (LOST, FOUR, "per_class", ONE),
     ],
 )
 def test_safely_there_is_always_an_answer_and_its_note_is_true(x: Tensor, labels: Tensor, method: str, told: str):
@@ -296,7 +300,7 @@ def objective(method: str, penalty: float, x: np.ndarray, labels: np.ndarray) ->
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
-@pytest.mark.parametrize("method", ["per_class", "vector", "matrix"])
+@pytest.mark.parametrize("method", SEVERAL)
 def test_affine_scores_are_the_global_optimum(method: str, penalty: float):
     x, labels = drawn(300, 3)
     penalty *= method != "per_class"
@@ -318,7 +322,7 @@ def test_affine_scores_are_the_global_optimum(method: str, penalty: float):
 @pytest.mark.parametrize("method", METHODS)
 def test_more_numbers_fit_better_and_all_ignore_a_shift(method: str):
     x, labels = drawn(300, 3)
-    fits = [calibrate_scaling(x, labels, name).after.log_loss for name in METHODS[: METHODS.index(method) + 1]]
+    fits = [calibrate_scaling(x, labels, name).after.log_loss for name in list(METHODS)[: list(METHODS).index(method) + 1]]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(fits))
     found, logarithms = calibrate_scaling(x, labels, method), calibrate_scaling(x.log_softmax(-1), labels, method)
     torch.testing.assert_close(found(x), logarithms(x + 7.0), rtol=1e-8, atol=1e-10)
@@ -328,12 +332,12 @@ def test_more_numbers_fit_better_and_all_ignore_a_shift(method: str):
 
 def numbers(found: Any) -> Tensor:
     """All that was fitted, in one row."""
-    parts = (torch.tensor([found.temperature]),) if found.method == "temperature" else (found.factors, found.bias)
+    parts = (torch.tensor([found.temperature]),) if found.temperature is not None else (found.factors, found.bias)
     return torch.cat([part.flatten() for part in parts if part is not None])
 
 
 @hypothesis.given(
-    st.sampled_from(METHODS),
+    st.sampled_from(list(METHODS)),
     st.sampled_from([0.0, None, 0.1]),
     st.integers(2, 4),
     st.integers(-20, 20),
@@ -350,7 +354,7 @@ def test_what_is_added_to_all_scores_of_a_row_changes_no_number(
     x = 2.0**spread * (2**12 * x).round() / 2**12
     if masked:
         x[::3, -1] = torch.where(labels[::3] == classes - 1, x[::3, -1], -math.inf)
-    options = {} if method in ("temperature", "per_class") else {"penalty": penalty}
+    options: dict[str, Any] = {} if method in UNPENALISED else {"penalty": penalty}
     steps = torch.randint(-(2**size), 2**size + 1, (80, 1), generator=torch.Generator().manual_seed(seed))
     shifts = 2.0**spread * steps.double()
     try:
@@ -367,7 +371,7 @@ def test_what_is_added_to_all_scores_of_a_row_changes_no_number(
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
-@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("method", SEVERAL)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
 def test_of_all_numbers_that_fit_alike_it_takes_the_least(method: str, penalty: float, classes: int, offset: float):
@@ -447,6 +451,42 @@ def test_it_takes_what_softmax_takes(method: str):
         torch.testing.assert_close(mapped, found(hard, **options), equal_nan=True)
 
 
+@pytest.mark.parametrize("size", [2.0**-1000, 2.0**-600, 2.0**600, 2.0**1022])
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_of_any_size_are_calibrated(method: str, size: float):
+    x, labels = drawn(90, 3)
+    x = (x * 2**8).round().clamp(-(2**9), 2**9) / 2**10
+    options: dict[str, Any] = {} if method in UNPENALISED else {"penalty": None}
+    found, expected = (calibrate_scaling(scores, labels, method, **options) for scores in (size * x, x))
+    assert found.after.log_loss == pytest.approx(expected.after.log_loss, rel=1e-9)
+    torch.testing.assert_close(found(size * x), expected(x), rtol=1e-7, atol=1e-9)
+
+
+def test_where_float64_ends_it_takes_the_end_or_says_so():
+    signs = normal(90, 3).sign()
+    labels = torch.where(torch.arange(90) % 2 > 0, signs.argmax(-1), torch.arange(90) // 2 % 3)
+    least, most = (calibrate_temperature(size * signs, labels) for size in (5e-324, 1.7e308))
+    assert (least.temperature, least.bound) == (sys.float_info.min, "minimum")
+    assert (most.temperature, most.bound) == (sys.float_info.max, "maximum")
+    with pytest.raises(InputError, match=r"equal, to 2\.3e-308"):
+        calibrate_scaling(5e-324 * signs, labels, "vector")
+    with pytest.raises(InputError, match=r"logits must be below 8\.9e307 in size"):
+        calibrate_scaling(1.7e308 * signs, labels, "vector")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_where_leaves_out_may_be_no_number(method: str, wrong: float):
+    x, labels = drawn(100, 3)
+    wide, where = torch.cat((x, torch.full((100, 1), wrong)), -1), torch.tensor([True, True, True, False])
+    options: dict[str, Any] = {} if method in UNPENALISED else {"penalty": None}
+    found = calibrate_scaling(wide, labels, method, where=where, **options)
+    expected = calibrate_scaling(torch.cat((x, torch.zeros(100, 1)), -1), labels, method, where=where, **options)
+    assert found.after == expected.after
+    assert torch.equal(numbers(found), numbers(expected))
+    torch.testing.assert_close(found(wide, where=where), expected(wide, where=where))
+
+
 # Wrong use ----------------------------------------------------------------------------------------------------------------
 
 X, LABELS = drawn(6, 3)
@@ -514,7 +554,7 @@ def commanded(**options: Any) -> None:
 @pytest.mark.parametrize("door", [scaled, estimated, commanded])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_door_refuses_the_same_penalties(door: Any, method: str):
-    wrong = (-1, math.nan, math.inf, "1", True, *((1.0,) if method in ("temperature", "per_class") else ()))
+    wrong = (-1, math.nan, math.inf, "1", True, *((1.0,) if method in UNPENALISED else ()))
     for penalty in wrong:
         with pytest.raises((TypeError, ValueError), match=r"penalty (must be a finite number of at least 0|is for biases)"):
             door(method=method, penalty=penalty)

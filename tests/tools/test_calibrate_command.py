@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -14,10 +15,12 @@ import pytest
 import torch
 
 from conftest import Run
+from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.calibration import Scores, Settings, beside_others, calibrated, read_scores
+from softmaxima.experiments.calibration import Scores, Settings, calibrated, read_scores
+from softmaxima.experiments.calibration_peers import beside_others
 from softmaxima.report.calibration import columns, lines, page, reliability_figure, settings_in_words
-from softmaxima.temperature.calibration import calibrate_temperature
+from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -94,7 +97,7 @@ def test_probabilities_give_the_same(run: Run):
     assert one["calibration"]["temperature"] == pytest.approx(other["calibration"]["temperature"], rel=1e-10)
     assert "--probabilities takes them as such" in run("calibrate", "p.csv", "--out=c")[1]
     pl.read_csv("p.csv").with_columns(pl.col(NAMES).round(2)).write_csv("r.csv")
-    assert "of 0 counted as 0.005" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
+    assert "below 0.005 counted as that" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
 
 
 @pytest.mark.parametrize("method", ["per-class", "vector", "matrix"])
@@ -218,13 +221,19 @@ def test_the_figure_has_a_dot_for_each_bin_with_rows():
 
 def test_beside_others_it_is_no_worse(monkeypatch: pytest.MonkeyPatch):
     x, labels = logits(600)
-    monkeypatch.setattr("softmaxima.experiments.calibration.datasets", lambda seed: [("drawn", x, labels)])
+    monkeypatch.setattr("softmaxima.experiments.calibration_peers.datasets", lambda seed: [("drawn", x, labels)])
     found = {peer.name: peer for peer in beside_others(repeats=1)}
     ours, theirs, none = (found[name] for name in ("softmaxima", "scikit-learn", "none"))
     assert ours.held_out.log_loss == pytest.approx(theirs.held_out.log_loss, abs=1e-6)
     assert ours.temperature == pytest.approx(theirs.temperature, rel=1e-5)
     assert ours.held_out.log_loss < none.held_out.log_loss
     assert {"softmaxima, per_class", "softmaxima, vector", "softmaxima, matrix"} <= set(found)
+
+
+def test_it_offers_every_method():
+    options = inspect.get_annotations(calibrate, eval_str=True)
+    (offered,) = (get_args(get_args(options["method"])[0]),)
+    assert [name.replace("-", "_") for name in offered] == list(METHODS)
 
 
 def test_scores_that_do_not_fit_are_an_input_error(tmp_path: Path):

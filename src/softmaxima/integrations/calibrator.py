@@ -21,9 +21,7 @@ from sklearn.utils.validation import (
     indexable,
 )
 
-from softmaxima.temperature.calibration import Calibration, calibrate_safely, check_penalty
-
-EPS = float(np.finfo(np.float64).eps)
+from softmaxima.temperature.calibration import EPS, METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
 
 
 class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
@@ -122,8 +120,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
         self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, sample_weight=counted, penalty=self.penalty)
-        if self.method == "temperature":
-            self.temperature_ = self.calibration_.temperature  # type: ignore[union-attr]
+        if METHODS[self.method].is_one_number:
+            self.temperature_ = self.calibration_.temperature
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -183,10 +181,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def _learn_floor(self, fitted: Any, X: Any) -> None:
         """What a probability of 0 counts as."""
-        self.floor_ = EPS
-        if not hasattr(fitted, "decision_function"):
-            p = np.asarray(fitted.predict_proba(X), np.float64)
-            self.floor_ = max(EPS, float(p[p > 0].min()) / 2) if (p == 0).any() else EPS
+        p = None if hasattr(fitted, "decision_function") else np.asarray(fitted.predict_proba(X), np.float64)
+        self.floor_ = EPS if p is None else floor_of(p)
 
     def _scores(self, fitted: Any, X: Any) -> np.ndarray:
         """[rows, classes] float64."""
@@ -201,7 +197,7 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
                     f"decision_function must have {len(self.classes_)} columns, one a class, got {found.shape[1]}; set it to one "
                     "against the rest, as decision_function_shape='ovr' of SVC"
                 )
-        return np.log(np.maximum(np.asarray(fitted.predict_proba(X), np.float64), self.floor_))
+        return logarithms(np.asarray(fitted.predict_proba(X), np.float64), self.floor_)
 
 
 def _of_rows(fit_params: dict[str, Any], X: Any, rows: np.ndarray) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from softmaxima.experiments.calibration import CLAIMED, NAMES, Calibrated, Peer, as_text
+from softmaxima.experiments.calibration import CLAIMED, Calibrated, as_text
+from softmaxima.experiments.calibration_peers import Peer
 from softmaxima.experiments.measures import Metric
 from softmaxima.report.columns import Column, page_table
 from softmaxima.report.figures import COLOURS, GREY, Figure, gain_cell, panel, panels
 from softmaxima.report.markdown import table
 from softmaxima.report.page import choice, document, facts, figure
-from softmaxima.temperature.calibration import TemperatureCalibration
+from softmaxima.temperature.calibration import METHODS
 from softmaxima.temperature.reliability import BINS, Reliability
 
 SIDES = "#D55E00", COLOURS[0]  # before and after
@@ -29,7 +30,7 @@ class Line:
 
 def lines(result: Calibrated) -> tuple[Line, Line]:
     """Before and after."""
-    return Line("as they are", result.before), Line(f"with {NAMES[result.settings.method]}", result.after)
+    return Line("as they are", result.before), Line(f"with {METHODS[result.settings.method].words}", result.after)
 
 
 def columns(result: Calibrated) -> tuple[Column[Line], ...]:
@@ -82,13 +83,13 @@ def settings_in_words(result: Calibrated) -> dict[str, str]:
         "Classes": str(len(scores.classes)),
         "Target": repr(scores.target),
         "Scores": "probabilities, taken as log p" if settings.probabilities else "logits",
-        "Calibration": NAMES[settings.method],
+        "Calibration": METHODS[settings.method].words,
         "Held out": f"each row once, in {settings.folds} folds; seed {settings.seed}",
     }
-    if isinstance(fitted, TemperatureCalibration):
+    if fitted.temperature is not None:
         found["Temperature, of all rows"] = _number(fitted.temperature, 6)
         found["Temperatures of the folds"] = ", ".join(_number(each, 4) for each in result.temperatures)
-    elif settings.method != "per_class":
+    elif METHODS[settings.method].has_penalty:
         found["Penalty"] = "of normal priors" if settings.penalty is None else f"{settings.penalty:g}"
     found["Date"] = result.date
     found["Versions"] = ", ".join(f"{name} {version}" for name, version in result.versions.items())

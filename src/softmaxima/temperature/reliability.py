@@ -100,6 +100,11 @@ class RowMeasures:
         return cls(confidence, predicted == labels, others.square().sum(-1) + (1 - p_target).square(), -log_p_target)
 
     @classmethod
+    def of_log(cls, log_p: Tensor, labels: Tensor) -> RowMeasures:
+        """Of log p, whose least are not lost as those of p are."""
+        return cls.of(log_p.exp(), log_p.gather(-1, labels[:, None]).squeeze(-1), labels)
+
+    @classmethod
     def together(cls, parts: Sequence[RowMeasures]) -> RowMeasures:
         """Of the rows of all parts."""
         columns = zip(*((part.confidence, part.hits, part.brier, part.log_loss) for part in parts), strict=True)
