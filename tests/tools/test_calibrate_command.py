@@ -19,7 +19,7 @@ from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.calibration import Scores, Settings, calibrated, read_scores
 from softmaxima.experiments.calibration_peers import beside_others
-from softmaxima.report.calibration import columns, lines, page, reliability_figure, settings_in_words
+from softmaxima.report.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
 from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
 NAMES = ["ant", "bee", "cat"]
@@ -230,9 +230,13 @@ def test_beside_others_it_is_no_worse(monkeypatch: pytest.MonkeyPatch):
     assert {"softmaxima, per_class", "softmaxima, vector", "softmaxima, matrix"} <= set(found)
 
 
+def test_the_page_has_the_caption_of_its_table():
+    assert f"*{BESIDE_OTHERS} `make temperature`, " in Path(__file__).parents[2].joinpath("docs/temperature.md").read_text()
+
+
 def test_it_offers_every_method():
     options = inspect.get_annotations(calibrate, eval_str=True)
-    (offered,) = (get_args(get_args(options["method"])[0]),)
+    offered = get_args(get_args(options["method"])[0])
     assert [name.replace("-", "_") for name in offered] == list(METHODS)
 
 

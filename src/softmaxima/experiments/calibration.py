@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError, check_count
 from softmaxima.core.writing import finite
 from softmaxima.experiments.differences import Difference, interval_of, means_of_batches, of_mean
-from softmaxima.experiments.encoding import digest
+from softmaxima.experiments.encoding import Encoder, digest
 from softmaxima.experiments.measures import METRICS, Metric
 from softmaxima.experiments.reading import NUMBERED
 from softmaxima.experiments.suspicions import Doubt
@@ -151,7 +151,7 @@ def read_scores(
         InputError: where columns and classes do not fit together, or a probability is none.
     """
     table = read_table(path, target, without)
-    read = [] if table.encoder is None else table.encoder.columns
+    read = cast(Encoder, table.encoder).columns  # of a table that is read
     if texts := [column.name for column in read if column.kind != "number"]:
         raise InputError(
             f"{path.name}: scores are numbers, and {named(map(repr, texts))} are none; leave columns out with --without"

@@ -11,7 +11,7 @@ from softmaxima.experiments.calibration import CLAIMED, Calibrated, as_text
 from softmaxima.experiments.calibration_peers import Peer
 from softmaxima.experiments.measures import Metric
 from softmaxima.report.columns import Column, page_table
-from softmaxima.report.figures import COLOURS, GREY, Figure, gain_cell, panel, panels
+from softmaxima.report.figures import COLOURS, Figure, gain_cell, reliability_panels
 from softmaxima.report.markdown import table
 from softmaxima.report.page import choice, document, facts, figure
 from softmaxima.temperature.calibration import METHODS
@@ -101,62 +101,9 @@ def _number(temperature: float, digits: int) -> str:
 
 
 def reliability_figure(result: Calibrated) -> Figure:
-    """The accuracy of each bin of confidence, before and after."""
-    shares = {"range": [-0.04, 1.06], "tickvals": [0, 0.25, 0.5, 0.75, 1], "ticktext": ["0", "¼", "½", "¾", "1"]}
-    shown = lines(result)
-    plot = panels([line.name for line in shown], aspect=0.8, xaxis=shares, yaxis=shares)
-    for number, (line, colour) in enumerate(zip(shown, SIDES, strict=True), 1):
-        where, filled = panel(number), [bin for bin in line.measured.bins if bin.rows]
-        most = max(bin.rows for bin in filled)
-        sure, right = [bin.confidence / bin.rows for bin in filled], [bin.hits / bin.rows for bin in filled]
-        ends = [_interval(bin.hits, bin.rows) for bin in filled]
-        diagonal = {"color": GREY, "width": 1, "dash": "dot"}
-        plot.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=diagonal, hoverinfo="skip", **where)
-        plot.add_bar(
-            x=sure,
-            y=[0.3 * bin.rows / line.measured.rows for bin in filled],
-            width=0.9 / BINS,
-            marker={"color": "rgba(0, 0, 0, 0)", "line": {"color": colour, "width": 1}},
-            hoverinfo="skip",
-            **where,
-        )
-        plot.add_scatter(
-            x=sure,
-            y=right,
-            mode="markers",
-            error_y={
-                "array": [high - share for share, (_, high) in zip(right, ends, strict=True)],
-                "arrayminus": [share - low for share, (low, _) in zip(right, ends, strict=True)],
-                "color": colour,
-                "thickness": 1,
-                "width": 0,
-            },
-            marker={
-                "size": [max(4.0, 13 * math.sqrt(bin.rows / most)) for bin in filled],
-                "color": colour,
-                "opacity": 1,
-                "line": {"width": 0},
-            },
-            text=[f"{bin.rows:g} rows" for bin in filled],
-            cliponaxis=False,
-            hovertemplate="confidence %{x:.2f}, accuracy %{y:.2f}, %{text}<extra></extra>",
-            **where,
-        )
-    return Figure(
-        "reliability",
-        "Reliability",
-        "Across: the top probability; up: how often it was right, with its interval at 95 %. On the dotted "
-        "diagonal probabilities mean what they say, below it they are too sure, above it not sure enough. The area of a dot, and "
-        "the bar below it, say how many rows it stands for. A bin without rows has no dot.",
-        plot,
-    )
-
-
-def _interval(hits: float, rows: float, z: float = 1.96) -> tuple[float, float]:
-    """The ends of Wilson's interval of a share."""
-    share, more = hits / rows, z * z / rows
-    middle, half = (share + more / 2) / (1 + more), z / (1 + more) * math.sqrt((share * (1 - share) + more / 4) / rows)
-    return min(middle - half, share), max(middle + half, share)
+    """Before and after."""
+    shown = zip(lines(result), SIDES, strict=True)
+    return reliability_panels([(line.name, line.measured.bins, colour) for line, colour in shown], large=True)
 
 
 def page(result: Calibrated) -> str:
@@ -182,8 +129,9 @@ FILES = {"results.json": as_text, "report.html": page}
 
 
 BESIDE_OTHERS = (
-    "Logits of an overfitted network on the digits, and drawn ones; half the rows are fitted to, measures are of the other half. "
-    "The time is the median of 5 fits, ours with what it says of before and after, that of `CalibratedClassifierCV` whole."
+    "Logits of an overfitted network on the digits, and drawn ones; half the rows are fitted to, and the measures are of the other "
+    "half. The time is the median of 5 fits, ours with what it says of before and after, scikit-learn's of "
+    "`CalibratedClassifierCV` whole."
 )
 
 
