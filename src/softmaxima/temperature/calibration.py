@@ -187,9 +187,9 @@ def _calibrated(name: str, rows: Rows, minimum: float | None, maximum: float | N
     try:
         tau, steps = best_temperature(name, rows)
     except NoOptimumError as error:
-        bounds = {"separable": (minimum, 0.0), "chance": (maximum, math.inf)}
-        bound, tau = bounds.get(error.reason, (None, math.nan))
-        if bound is None:
+        ends = {"separable": (minimum, 0.0), "chance": (maximum, math.inf)}
+        given, tau = ends.get(error.reason, (None, math.nan))
+        if given is None:
             raise
         steps = 1
     taken = min(max(tau, minimum or SMALLEST_TEMPERATURE), maximum or sys.float_info.max)
@@ -306,9 +306,8 @@ def calibrate_safely(
         return calibrate_scaling(logits, labels, method, penalty=penalty, label_smoothing=smoothing, **options), told
     except NoOptimumError:
         found, note = calibrate_safely(logits, labels, "temperature", **options)
-        return found, "; ".join(
-            filter(None, ("no finite numbers reach the least log loss, so that one temperature was taken", note))
-        )
+        told = "no finite numbers reach the least log loss, so that one temperature was taken"
+        return found, f"{told}; {note}" if note else told
 
 
 def floor_of(p: np.ndarray) -> float:
