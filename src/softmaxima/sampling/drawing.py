@@ -31,10 +31,10 @@ class Drawing:
 
     def values(self, f: Function, draws: Tensor, what: str = "f") -> Tensor:
         """f of draws [samples, ..., n], in float64: [samples, *lead]."""
-        return check_values_of(self, f(self.rows.back(draws)), len(draws), what)
+        return check_values_of(self.rows, f(self.rows.back(draws)), len(draws), what)
 
 
-def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
+def drawn_rows(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Rows:
     """Validated before any work."""
     if not callable(f):
         raise TypeError(
@@ -44,19 +44,25 @@ def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) ->
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a torch.Tensor, for it has the gradient, got {type(x).__name__}; call torch.tensor()")
     check_drawable(rows)
+    return rows
+
+
+def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
+    """Of rows that were validated."""
+    rows = drawn_rows(name, x, f, dim, where, samples)
     return Drawing(rows, LOG_SOFTMAX(rows.x))
 
 
-def check_values_of(drawing: Drawing, values: Any, samples: int, what: str) -> Tensor:
+def check_values_of(drawn: Rows, values: Any, samples: int, what: str) -> Tensor:
     """A tensor of one value a sample and, in front, as many of the rows' axes as are independent."""
-    rows = sizes(drawing.log_p)[:-1] if not drawing.rows.scalar else ()
+    rows = () if drawn.scalar else sizes(drawn.x)[:-1]
     if not isinstance(values, Tensor) or not values.is_floating_point():
         got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{drawing.rows.name}: {what} must give a tensor of floating point, got {got}")
+        raise TypeError(f"{drawn.name}: {what} must give a tensor of floating point, got {got}")
     shape = sizes(values)
     if shape[:1] != (samples,) or shape[1:] != rows[: len(shape) - 1]:
         raise ValueError(
-            f"{drawing.rows.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of "
+            f"{drawn.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of "
             f"a row, or without the last of these axes, whose rows have one value together; got {shape}"
         )
     return values.double()
