@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import sizes
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.sampling.gumbel import check_drawable
@@ -71,9 +70,3 @@ def check_values_of(drawn: Rows, values: Any, samples: int, what: str) -> Tensor
 def over_rows(v: Tensor, values: Tensor) -> Tensor:
     """[samples, ...] summed over the axes that have one value together, of `values` [samples, *lead]."""
     return v.sum(tuple(range(values.ndim, v.ndim))) if v.ndim > values.ndim else v
-
-
-def moving(log_p: Tensor) -> Tensor:
-    """0, with the derivative of log p; none where that is −∞."""
-    known = without_mask(log_p)
-    return known - known.detach()
