@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from softmaxima.experiments import wording
-from softmaxima.experiments.heads import COST, PREDICTED, Finding, Result, Study, Verdict
+from softmaxima.experiments.heads import PREDICTED, Finding, Result, Study
 from softmaxima.experiments.heads_pictures import PIXELS
 from softmaxima.experiments.heads_plan import SAMPLES, SCALE
 from softmaxima.experiments.heads_saved import as_csv, as_text
-from softmaxima.experiments.heads_tasks import Question, Task
+from softmaxima.experiments.heads_tasks import Task
 from softmaxima.experiments.heads_text import BASELINE as WORD_FREQUENCIES
 from softmaxima.experiments.heads_text import SHARE
+from softmaxima.experiments.studies import COST, Question, Verdict
 from softmaxima.experiments.verdicts import interval, paces
 from softmaxima.experiments.wording import listed
 from softmaxima.report import trainings
@@ -157,7 +158,7 @@ def _name() -> Column[Result]:
 
 def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ...]:
     def faster(result: Result) -> str:
-        return gain_cell(finding.pace(result), COST) if result.head and result is not finding.softmax else ""
+        return gain_cell(finding.pace(result), COST) if result.entry and result is not finding.softmax else ""
 
     return (
         _column(
@@ -264,7 +265,7 @@ def _passes(study: Study, task: Task) -> float:
     return study.settings.steps * task.batch / task.rows
 
 
-def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str, ...]:
+def reservations(study: Study, finding: Finding, verdict: Verdict[Result]) -> tuple[str, ...]:
     """Why a recommendation is a first one; of what recommends nothing, with the first question of a task alone."""
     seeds, recommends = len(finding.softmax.runs), verdict.taken not in (None, finding.softmax)
     if not recommends and verdict is not finding.verdicts[0]:
@@ -282,11 +283,11 @@ def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str,
 
 def sentence(finding: Finding, result: Result) -> str:
     """What there is to say of a head."""
-    if result.head is None:
+    if result.entry is None:
         return "They learn nothing." if result.name == PIXELS else "They read nothing."
     if result.diverged:
         return trainings.divergence(result, "probabilities")
-    words = ["torch's own, for its time and memory beside the others"] if result.head.is_peer else []
+    words = ["torch's own, for its time and memory beside the others"] if result.entry.is_peer else []
     if result is finding.softmax:
         words.append("what the others are compared with")
     questions = finding.task.questions

@@ -8,11 +8,11 @@ from collections import Counter
 
 import plotly.graph_objects as go
 
-from softmaxima.experiments.heads import COST, Finding, Result, difference, pace
+from softmaxima.experiments.heads import Finding, Result
 from softmaxima.experiments.heads_pictures import BINS
 from softmaxima.experiments.heads_plan import REFERENCE
-from softmaxima.experiments.heads_tasks import Question
 from softmaxima.experiments.heads_text import SHARE, SHARES
+from softmaxima.experiments.studies import COST, Question, difference, pace
 from softmaxima.report.figures import (
     COLOURS,
     GREY,
@@ -57,10 +57,10 @@ def marks(finding: Finding) -> dict[str, dict[str, str]]:
     """A colour and a symbol for each result: a family has a colour, and a symbol tells its heads apart."""
     found, used = {}, Counter[str]()
     for result in finding.results:
-        if result.head is None:
+        if result.entry is None:
             found[result.name] = {"color": GREY, "symbol": "x"}
             continue
-        colour = FAMILIES[result.head.kind][0]
+        colour = FAMILIES[result.entry.kind][0]
         found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)]}
         used[colour] += 1
     return found
@@ -68,7 +68,7 @@ def marks(finding: Finding) -> dict[str, dict[str, str]]:
 
 def legend(finding: Finding) -> dict[str, str]:
     """What each colour stands for."""
-    found = (FAMILIES[result.head.kind] for result in finding.heads if result.head is not None)
+    found = (FAMILIES[result.entry.kind] for result in finding.trained if result.entry is not None)
     return {words: colour for colour, words in found}
 
 
@@ -80,7 +80,7 @@ def _label(finding: Finding, result: Result) -> str:
 
 def _trained(finding: Finding) -> list[Result]:
     """The heads that came to numbers with every seed."""
-    return [result for result in finding.heads if not result.diverged]
+    return [result for result in finding.trained if not result.diverged]
 
 
 def gain_figure(finding: Finding, question: Question) -> Figure:
@@ -176,7 +176,7 @@ def eps_figure(finding: Finding) -> Figure | None:
 
 def time_figure(finding: Finding) -> Figure:
     """What a step consists of."""
-    results = sorted(finding.heads, key=lambda result: result.step_seconds)
+    results = sorted(finding.trained, key=lambda result: result.step_seconds)
     plot = go.Figure(layout=rows_layout(len(results), barmode="stack", xaxis={"title": "a step of training, ms"}))
     for what, colour in (("gradient", GRADIENT), ("update", UPDATE)):
         plot.add_bar(
@@ -198,7 +198,7 @@ def time_figure(finding: Finding) -> Figure:
 
 def memory_figure(finding: Finding) -> Figure | None:
     """The peak memory of a step; None where the system does not tell."""
-    results = sorted((r for r in finding.heads if math.isfinite(r.peak_bytes)), key=lambda result: result.peak_bytes)
+    results = sorted((r for r in finding.trained if math.isfinite(r.peak_bytes)), key=lambda result: result.peak_bytes)
     if not results:
         return None
     own = marks(finding)
