@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from softmaxima.experiments import wording
@@ -13,24 +12,28 @@ from softmaxima.experiments.heads_saved import as_csv, as_text
 from softmaxima.experiments.heads_tasks import Task
 from softmaxima.experiments.heads_text import BASELINE as WORD_FREQUENCIES
 from softmaxima.experiments.heads_text import SHARE
-from softmaxima.experiments.studies import COST, Question, Verdict
-from softmaxima.experiments.verdicts import interval, paces
+from softmaxima.experiments.studies import Verdict
 from softmaxima.experiments.wording import listed
 from softmaxima.report import trainings
 from softmaxima.report.columns import Column, markdown_table
 from softmaxima.report.compare_heads_figures import figures
-from softmaxima.report.figures import SAME, TWICE, Figure, cut_note, gain_cell, same_note
+from softmaxima.report.figures import SAME, Figure, cut_note, same_note
 from softmaxima.report.page import choice, document, facts
+from softmaxima.report.studies import (
+    ALIKE,
+    BETTER,
+    better_column,
+    compared,
+    leading_column,
+    name_column,
+    step_columns,
+    times,
+    value_column,
+)
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
 NUMBERS = "{:.1f}"
-BETTER = (
-    "The mean over seeds of the difference to softmax with the same seed, and half of its interval or its ends, so wide that "
-    "those of all heads in a column together hold at 95 %; more is better. ▲ is better and ▼ worse, for 0 is not in it (t, "
-    "Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours)."
-)
-ALIKE = "As the first of the differences to softmax."
 
 
 def columns(finding: Finding) -> tuple[Column[Result], ...]:
@@ -41,8 +44,8 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
 def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
     smoothed, score, named = finding.task.questions
     return (
-        _name(),
-        _leading(
+        name_column("head"),
+        leading_column(
             finding,
             "ε-perplexity",
             "ε-ppl",
@@ -52,11 +55,11 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "probability is shared out evenly, so that p = 0 costs much and not everything. A perplexity is as many equally "
             "probable words as would be as hard to guess.",
         ),
-        _better(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, BETTER),
-        _column(
+        better_column(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, BETTER),
+        value_column(
             "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word came whose p was 0."
         ),
-        _column(
+        value_column(
             "words with p = 0, %",
             "p=0 %",
             NUMBERS,
@@ -64,7 +67,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             1,
             "How many of the words that came had p = 0.",
         ),
-        _column(
+        value_column(
             "words with p > 0",
             "p>0",
             "{:.0f}",
@@ -72,7 +75,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             12,
             "How many words of all had p > 0, on average.",
         ),
-        _column(
+        value_column(
             "sparsemax score",
             "score",
             "{:.3f}",
@@ -81,10 +84,10 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "The mean of p_t + (1 − Σp²)/2 for the word t that came: from 0 to 1, more is better, and fair to p = 0 without an ε.",
             "descending",
         ),
-        _better(finding, score, "score better than softmax's by", "score vs", 9, ALIKE),
-        _column("top-1, %", "top-1 %", NUMBERS, _percent("top1"), 4, "How often the most probable word came.", "descending"),
-        _better(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, ALIKE),
-        _column(
+        better_column(finding, score, "score better than softmax's by", "score vs", 9, ALIKE),
+        value_column("top-1, %", "top-1 %", NUMBERS, _percent("top1"), 4, "How often the most probable word came.", "descending"),
+        better_column(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, ALIKE),
+        value_column(
             "top-5, %",
             "top-5 %",
             NUMBERS,
@@ -93,7 +96,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "How often one of the five most probable came, with p > 0.",
             "descending",
         ),
-        _column(
+        value_column(
             "calibration error, %",
             "ECE %",
             NUMBERS,
@@ -102,9 +105,9 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "How far the probability of the most probable word is from how often it came.",
         ),
         *_times(finding, NUMBERS, 0),
-        _column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
-        _column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
-        _column(
+        value_column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
+        value_column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
+        value_column(
             "peak memory of a step, MiB",
             "MiB",
             NUMBERS,
@@ -118,8 +121,8 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
 def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
     unseen, learnt = finding.task.questions
     return (
-        _name(),
-        _leading(
+        name_column("head"),
+        leading_column(
             finding,
             "recall@1 of digits left out, %",
             "recall %",
@@ -128,8 +131,8 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
             "The share of pictures of digits that training has not seen whose nearest one among these, by the cosine of features, "
             "shows the same digit.",
         ),
-        _better(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
-        _column(
+        better_column(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
+        value_column(
             "accuracy of digits learnt, %",
             "acc. %",
             "{:.2f}",
@@ -138,8 +141,8 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
             "The share of held-out pictures that are named right.",
             "descending",
         ),
-        _better(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
-        _column(
+        better_column(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
+        value_column(
             "pairs in order, %",
             "pairs %",
             NUMBERS,
@@ -152,33 +155,10 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
     )
 
 
-def _name() -> Column[Result]:
-    return Column("head", "head", lambda result: result.name, lambda result: result.name, best_first="ascending")
-
-
 def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ...]:
-    def faster(result: Result) -> str:
-        return gain_cell(finding.pace(result), COST) if result.entry and result is not finding.softmax else ""
-
     return (
-        _column(
-            "step, ms",
-            "ms",
-            shown,
-            lambda result: 1000 * result.step_seconds,
-            spare,
-            "A step of training of the whole network, in turns with the other heads, on one thread: the median of each seed, and "
-            "of these the geometric mean.",
-        ),
-        Column(
-            f"step faster than softmax by, %{TWICE}",
-            "faster %",
-            faster,
-            lambda result: finding.pace(result).mean,
-            8,
-            meaning="+50 is half the time and −100 twice the time, with an interval as of the differences.",
-        ),
-        _column(
+        *step_columns(finding, "heads", shown, spare),
+        value_column(
             f"{PREDICTED} predictions, ms",
             "pred. ms",
             "{:.2f}",
@@ -189,56 +169,12 @@ def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ..
     )
 
 
-def _column(
-    heading: str,
-    short: str,
-    shown: str,
-    value: Callable[[Result], float],
-    spare: int,
-    meaning: str = "",
-    best_first: str = "ascending",
-) -> Column[Result]:
-    return Column(heading, short, lambda result: _cell(shown, value(result)), value, spare, best_first, meaning=meaning)
-
-
-def _leading(finding: Finding, heading: str, short: str, shown: str, scale: float, meaning: str) -> Column[Result]:
-    """What the table is sorted by."""
-    metric = finding.task.questions[0].metric
-
-    def value(result: Result) -> float:
-        return scale * getattr(result, metric.attribute)
-
-    def cell(result: Result) -> str:
-        return "diverged" if result.diverged else _cell(shown, value(result))
-
-    return Column(heading, short, cell, value, 0, "ascending" if metric.sign < 0 else "descending", True, meaning)
-
-
-def _better(finding: Finding, question: Question, heading: str, short: str, spare: int, meaning: str) -> Column[Result]:
-    """The difference to softmax."""
-
-    def cell(result: Result) -> str:
-        known = result is not finding.softmax and not math.isnan(getattr(result, question.metric.attribute))
-        return gain_cell(finding.gain(result, question), question.metric) if known else ""
-
-    def value(result: Result) -> float:
-        return 0.0 if result is finding.softmax else finding.gain(result, question).mean
-
-    return Column(heading, short, cell, value, spare, meaning=meaning)
-
-
 def _percent(measure: str) -> Callable[[Result], float]:
     return lambda result: 100 * result.mean(measure)
 
 
 def _milliseconds(what: str) -> Callable[[Result], float]:
     return lambda result: 1000 * result.seconds(what)
-
-
-def _cell(shown: str, value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return "∞" if math.isinf(value) else shown.format(value)
 
 
 ROWS_OF_TEXT = (
@@ -297,7 +233,7 @@ def sentence(finding: Finding, result: Result) -> str:
     if finding.softmax.diverged:
         words.append("nothing to compare with, for softmax diverged")
     elif result is not finding.softmax:
-        words += _compared(finding, result)
+        words += compared(finding, result)
     if (mass := result.mean("mass")) < 0.9995:
         words.append(f"its probabilities add up to {100 * mass:.1f} % in the mean, which its perplexity pays for")
     if (zeros := result.mean("zeros")) > 0:
@@ -305,31 +241,6 @@ def sentence(finding: Finding, result: Result) -> str:
         words.append(f"gives p = 0 to {100 * zeros:.2g} % of the words that came, {infinite}")
         words.append(f"has p > 0 for {result.mean('support'):.0f} words on average")
     return wording.sentence("; ".join(words))
-
-
-def _compared(finding: Finding, result: Result) -> list[str]:
-    """With softmax, by each question."""
-    told: dict[str, list[str]] = {"same": [], "better": [], "worse": [], "open": []}
-    for question in finding.task.questions:
-        metric, gain = question.metric, finding.gain(result, question)
-        if gain.same:
-            told["same"].append(metric.words)
-        elif gain.better or gain.worse:
-            by = "," if metric.by_ratio else " by"
-            told["better" if gain.better else "worse"].append(f"in {metric.words}{by} {interval(gain, metric)}")
-        else:
-            told["open"].append(f"in {metric.words}, {interval(gain, metric)}")
-    words = [f"{how} than softmax {listed(told[how])}" for how in ("better", "worse") if told[how]]
-    if told["same"]:
-        words.append(f"the same {listed(told['same'])} as softmax on every row")
-    if told["open"]:
-        words.append(f"cannot be told from softmax {listed(told['open'])}")
-    return words
-
-
-def times(finding: Finding) -> str:
-    """With which heads a step takes another time than with softmax, for certain and by more than is worth a word."""
-    return paces({result.name: finding.pace(result) for result in finding.others})
 
 
 def _spoken(task: Task) -> str:
