@@ -100,7 +100,7 @@ def run(tasks: Sequence[Task], settings: Settings, left_out: Mapping[str, str], 
 
 
 def show(study: Study, console: Console | None = None) -> None:
-    """A table, what to take and what the source says for each task, and what the columns are."""
+    """A table, what to take and what is said otherwise for each task, and what the columns are."""
     from softmaxima.report.compare_estimators import CAPTION, begun, claims_in_words, columns, reservations
 
     console = console or Output()

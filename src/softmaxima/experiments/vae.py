@@ -55,6 +55,9 @@ class VAE(nn.Module):
         generator, found = torch.Generator().manual_seed(seed), []
         for part in x.split(max(1, CHUNK // samples)):
             scores = self.encoder(part)
+            if not bool(scores.isfinite().all()):  # nothing can be drawn
+                found.append((torch.full((len(part),), math.nan),) * 2)
+                continue
             drawn = functional.one_hot(gumbel_max(scores, samples=samples, generator=generator), self.classes).to(part.dtype)
             likelihood = self.log_likelihood(part, drawn).double()
             log_q = (scores.double().log_softmax(-1) * drawn).sum((-2, -1))
@@ -75,8 +78,13 @@ class Estimated(nn.Module):
             self.control = Relax(network)
 
     def negative(self, x: Tensor, generator: Randomness, weight: float = 1.0, learns: bool = False) -> Tensor:
-        """−ELBO of each row, KL times a weight, with the estimator's gradient; a control variate may learn, by its own."""
+        """−ELBO of each row, KL times a weight, with the estimator's gradient; a control variate may learn, by its own.
+
+        NaN where scores are.
+        """
         scores = self.vae.encoder(x)
+        if not bool(scores.isfinite().all()):  # nothing can be drawn
+            return scores.sum((-2, -1)) * math.nan
 
         def f(draws: Tensor) -> Tensor:
             return -self.vae.log_likelihood(x, draws)

@@ -1,8 +1,8 @@
 """What is said of Gumbel-softmax in a VAE, held to what was measured: orders of ELBO, of the gradient's SNR, and of convergence.
 
-The source has one table: ELBO −85.3, −83.1, −82.5, −81.9 and SNR 12.5, 3.2, 1.8, 8.7 of softmax, Gumbel-softmax of τ = 1, of
-τ = 0.5, and with a control variate, which converge 1, 0.6, 0.4 and 0.9 times as fast as softmax. It names no data and no
-network, so that its orders can be held to ours, and its numbers cannot. REBAR is Gumbel-softmax as a control variate.
+Said are an ELBO of −85.3, −83.1, −82.5, −81.9 and an SNR of 12.5, 3.2, 1.8, 8.7 for softmax, Gumbel-softmax of τ = 1, of τ = 0.5,
+and with a control variate, which converge 1, 0.6, 0.4 and 0.9 times as fast as softmax; of no data and no network that are named,
+so that these orders can be held to ours, and the numbers cannot. REBAR is Gumbel-softmax as a control variate.
 """
 
 from __future__ import annotations

@@ -191,11 +191,11 @@ def settings_in_words(study: Study) -> dict[str, str]:
     }
 
 
-# What the source says -----------------------------------------------------------------------------------------------------
+# What is said -----------------------------------------------------------------------------------------------------------
 
-SOURCE = (
-    "The source's table has softmax, Gumbel-softmax of τ = 1 and of 0.5, and with a control variate (here REBAR): an ELBO that is "
-    "better from each to the next, an SNR and a speed of convergence that are best of softmax, then with a control variate, then "
+SAID = (
+    "Said of Gumbel-softmax in a VAE is an ELBO that is better from softmax to τ = 1, to τ = 0.5 and to a control variate (here "
+    "REBAR), and an SNR of the gradient and a speed of convergence that are best of softmax, then with a control variate, then of "
     "τ = 1. The intervals hold for all of these claims together, at 95 %."
 )
 
@@ -224,20 +224,20 @@ def claim_cells(claim: Claim) -> list[str]:
 
 
 def claims_in_words(finding: Finding) -> str:
-    """How many of the source's claims hold, and which do not."""
+    """How many of the claims hold, and which do not."""
     found = claims(finding)
     if not found:
         return ""
     by = {verdict: [claim_cells(claim)[0] for claim in found if claim.verdict == verdict] for verdict in {c.verdict for c in found}}
     holds, undecided = len(by.get(HOLDS, [])), len(by.get(OPEN, []))
     fails = [words for verdict, all_words in by.items() if verdict not in (HOLDS, OPEN) for words in all_words]
-    told = f"Of {len(found)} claims of the source, {holds} hold, {len(fails)} do not, and {undecided} are open."
+    told = f"Of {len(found)} claims that are made, {holds} hold, {len(fails)} do not, and {undecided} are open."
     return f"{told} What does not hold: {listed(fails)}." if fails else told
 
 
 def claims_table(finding: Finding) -> str:
     """A line a claim."""
-    return table(["the source says", "measured", "verdict"], map(claim_cells, claims(finding)), left=(0, 2))
+    return table(["what is said", "measured", "verdict"], map(claim_cells, claims(finding)), left=(0, 2))
 
 
 # The page -----------------------------------------------------------------------------------------------------------------
@@ -273,9 +273,9 @@ def _sections(finding: Finding, drawn: Sequence[Figure]) -> list[str]:
     task, shown, said = finding.task, columns(finding), {result.name: sentence(finding, result) for result in finding.results}
     explained = facts(f"{task.heading}: what the columns are", meanings(shown))
     judged = {cells[0]: f"{cells[2]}: {cells[1]}" for cells in map(claim_cells, claims(finding))}
-    source = facts(f"{task.heading}: what the source says, and what was measured", judged, [SOURCE]) if judged else ""
+    judgement = facts(f"{task.heading}: what is said, and what was measured", judged, [SAID]) if judged else ""
     table = shown, finding.results, finding.taken, CAPTION
-    return trainings.sections("estimator", task.name, task.heading, table, said, times(finding), drawn, [explained, source])
+    return trainings.sections("estimator", task.name, task.heading, table, said, times(finding), drawn, [explained, judgement])
 
 
 def meanings(shown: Sequence[Column[Result]]) -> dict[str, str]:
@@ -291,7 +291,7 @@ def markdown(study: Study) -> str:
         for verdict in finding.verdicts:
             words = " ".join((verdict.reason, *reservations(study, finding, verdict)))
             parts.append(f"{begun(verdict.question.title)}: **{verdict.headline}.** {words}")
-        parts += filter(None, [times(finding), SOURCE, claims_table(finding), claims_in_words(finding)])
+        parts += filter(None, [times(finding), SAID, claims_table(finding), claims_in_words(finding)])
     return "\n\n".join(parts)
 
 

@@ -20,7 +20,7 @@ FAMILIES = {
     "one-hot draws, a relaxed gradient": COLOURS[0],
     "unbiased": COLOURS[2],
 }
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
 def figures(finding: Finding) -> tuple[Figure, ...]:
