@@ -16,17 +16,20 @@ from softmaxima.experiments.vae_saved import as_csv, as_text
 from softmaxima.experiments.vae_study import KL_WARMING, SAMPLES, SHARE, Finding, Result, Study, mean_of, steps_to, target
 from softmaxima.experiments.wording import listed
 from softmaxima.report import trainings
-from softmaxima.report.columns import Column, markdown_table
+from softmaxima.report.columns import Column
 from softmaxima.report.compare_estimators_figures import figures
 from softmaxima.report.figures import Figure
 from softmaxima.report.markdown import table
-from softmaxima.report.page import choice, document, facts
+from softmaxima.report.page import document, facts
 from softmaxima.report.studies import (
     ALIKE,
     BETTER,
     better_column,
+    choices,
     compared,
     leading_column,
+    markdown_of,
+    meanings,
     name_column,
     step_columns,
     times,
@@ -200,11 +203,6 @@ SAID = (
 )
 
 
-def begun(words: str) -> str:
-    """As a sentence begins."""
-    return words[:1].upper() + words[1:]
-
-
 def claim_cells(claim: Claim) -> list[str]:
     """What is claimed, what was measured, and whether it holds."""
     fewer = claim.measure == "steps to converge"
@@ -221,6 +219,16 @@ def claim_cells(claim: Claim) -> list[str]:
     mean = f"{claim.gain.mean:+.{digits}f}".replace("-", "−")
     half = f"{claim.gain.reach:.{digits}f}" if math.isfinite(claim.gain.reach) else "∞"
     return [said, f"{mean} ± {half} {unit}", claim.verdict]
+
+
+def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
+    """On the table of a task, whatever its columns, beside the caption."""
+    return claims_in_words(finding)
+
+
+def caption(finding: Finding) -> str:
+    """What some of the rows are."""
+    return CAPTION
 
 
 def claims_in_words(finding: Finding) -> str:
@@ -245,23 +253,13 @@ def claims_table(finding: Finding) -> str:
 
 def page(study: Study) -> str:
     """The page, complete in itself."""
-    choices = [
-        choice(
-            verdict.headline,
-            verdict.reason,
-            reservations(study, finding, verdict),
-            label=f"{finding.task.heading}: {verdict.question.title}",
-        )
-        for finding in study.findings
-        for verdict in finding.verdicts
-    ]
     drawn = [figures(finding) for finding in study.findings]
     return document(
         "softmaxima compare-estimators",
         "Which estimator of a gradient?",
         "One categorical variational autoencoder, trained with every estimator, from the same weights, on the same batches.",
         (
-            *choices,
+            *choices(study, reservations),
             facts("What was trained", settings_in_words(study)),
             *(section for finding, own in zip(study.findings, drawn, strict=True) for section in _sections(finding, own)),
         ),
@@ -278,20 +276,12 @@ def _sections(finding: Finding, drawn: Sequence[Figure]) -> list[str]:
     return trainings.sections("estimator", task.name, task.heading, table, said, times(finding), drawn, [explained, judgement])
 
 
-def meanings(shown: Sequence[Column[Result]]) -> dict[str, str]:
-    """Of columns, by their headings, which have a short one for terminals."""
-    return {f"{column.heading} ({column.short})": column.meaning for column in shown if column.meaning}
-
-
 def markdown(study: Study) -> str:
     """The tables and what they say, for a page."""
     parts = []
     for finding in study.findings:
-        parts.append(markdown_table(finding.task.name, columns(finding), finding.results, finding.taken))
-        for verdict in finding.verdicts:
-            words = " ".join((verdict.reason, *reservations(study, finding, verdict)))
-            parts.append(f"{begun(verdict.question.title)}: **{verdict.headline}.** {words}")
-        parts += filter(None, [times(finding), SAID, claims_table(finding), claims_in_words(finding)])
+        parts += markdown_of(study, finding, columns(finding), reservations)
+        parts += filter(None, [SAID, claims_table(finding), claims_in_words(finding)])
     return "\n\n".join(parts)
 
 

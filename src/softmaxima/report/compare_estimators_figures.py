@@ -87,7 +87,10 @@ def curves(finding: Finding) -> go.Figure:
     best = max((value for result in shown for value in result.drawn("curve")), default=reached)
     least = finding.results[-1].elbo if not shown else min(result.drawn("curve")[0] for result in shown)
     room = 0.08 * (best - least) or 1.0
-    axes = {"xaxis": {"title": "steps"}, "yaxis": {"title": "ELBO, nats", "range": [least - 4 * room, best + room]}}
+    axes = {
+        "xaxis": {"title": "steps"},
+        "yaxis": {"title": {"text": "ELBO, nats", "standoff": 8}, "automargin": True, "range": [least - 4 * room, best + room]},
+    }
     plot = go.Figure(layout=axes)
     plot.add_hline(reached, line={"color": GREY, "width": 1, "dash": "dot"})
     used = Counter[str]()

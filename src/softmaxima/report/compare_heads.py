@@ -15,16 +15,19 @@ from softmaxima.experiments.heads_text import SHARE
 from softmaxima.experiments.studies import Verdict
 from softmaxima.experiments.wording import listed
 from softmaxima.report import trainings
-from softmaxima.report.columns import Column, markdown_table
+from softmaxima.report.columns import Column
 from softmaxima.report.compare_heads_figures import figures
 from softmaxima.report.figures import SAME, Figure, cut_note, same_note
-from softmaxima.report.page import choice, document, facts
+from softmaxima.report.page import document, facts
 from softmaxima.report.studies import (
     ALIKE,
     BETTER,
     better_column,
+    choices,
     compared,
     leading_column,
+    markdown_of,
+    meanings,
     name_column,
     step_columns,
     times,
@@ -269,23 +272,13 @@ def settings_in_words(study: Study) -> dict[str, str]:
 
 def page(study: Study) -> str:
     """The page, complete in itself."""
-    choices = [
-        choice(
-            verdict.headline,
-            verdict.reason,
-            reservations(study, finding, verdict),
-            label=f"{finding.task.heading}: {verdict.question.title}",
-        )
-        for finding in study.findings
-        for verdict in finding.verdicts
-    ]
     drawn, kinds = [figures(finding) for finding in study.findings], [finding.task.is_large for finding in study.findings]
     return document(
         "softmaxima compare-heads",
         "Which last layer?",
         "One small network for each task, trained with every last layer and its loss, from the same weights, on the same batches.",
         (
-            *choices,
+            *choices(study, reservations),
             facts("What was trained", settings_in_words(study)),
             *(
                 section
@@ -295,11 +288,6 @@ def page(study: Study) -> str:
         ),
         [shown for own in drawn for shown in own],
     )
-
-
-def meanings(shown: Sequence[Column[Result]]) -> dict[str, str]:
-    """Of columns, by their headings, which have a short one for terminals."""
-    return {f"{column.heading} ({column.short})": column.meaning for column in shown if column.meaning}
 
 
 def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
@@ -322,14 +310,7 @@ def _sections(finding: Finding, drawn: Sequence[Figure], explains: bool) -> list
 
 def markdown(study: Study) -> str:
     """The tables and what they say, for a page."""
-    parts = []
-    for finding in study.findings:
-        parts.append(markdown_table(finding.task.name, columns(finding), finding.results, finding.taken))
-        for verdict in finding.verdicts:
-            words = " ".join((verdict.reason, *reservations(study, finding, verdict)))
-            parts.append(f"{verdict.question.title.capitalize()}: **{verdict.headline}.** {words}")
-        parts += filter(None, [times(finding)])
-    return "\n\n".join(parts)
+    return "\n\n".join(part for each in study.findings for part in markdown_of(study, each, columns(each), reservations))
 
 
 def explanations(study: Study) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from softmaxima.experiments.studies import COST, Finding, Question, R, T
+from softmaxima.experiments.studies import COST, Finding, Question, R, Study, T, Verdict
 from softmaxima.experiments.verdicts import interval, paces
 from softmaxima.experiments.wording import listed
-from softmaxima.report.columns import Column
+from softmaxima.report.columns import Column, markdown_table
 from softmaxima.report.figures import TWICE, Figure, Point, gain_cell, gain_plot, reading_of_gains
+from softmaxima.report.page import choice
 
 BETTER = (
     "The mean over seeds of the difference to softmax with the same seed, and half of its interval or its ends, so wide that "
@@ -148,3 +149,44 @@ def differences_figure(
         gain_plot(points, metric),
         legend,
     )
+
+
+def begun(words: str) -> str:
+    """As a sentence begins."""
+    return words[:1].upper() + words[1:]
+
+
+def answer(verdict: Verdict, reservations: Sequence[str]) -> tuple[str, str, str]:
+    """(what was asked, what to take, why and what speaks against it)."""
+    return begun(verdict.question.title), verdict.headline, " ".join((verdict.reason, *reservations))
+
+
+def choices(study: Study, reservations: Callable[[Any, Any, Any], Sequence[str]]) -> list[str]:
+    """What to take by each question, as sections of a page."""
+    return [
+        choice(
+            verdict.headline,
+            verdict.reason,
+            reservations(study, finding, verdict),
+            label=f"{finding.task.heading}: {verdict.question.title}",
+        )
+        for finding in study.findings
+        for verdict in finding.verdicts
+    ]
+
+
+def meanings(shown: Sequence[Column[R]]) -> dict[str, str]:
+    """Of columns, by their headings, which have a short one for terminals."""
+    return {f"{column.heading} ({column.short})": column.meaning for column in shown if column.meaning}
+
+
+def markdown_of(
+    study: Study,
+    finding: Finding[T, R],
+    columns: Sequence[Column[R]],
+    reservations: Callable[[Any, Any, Any], Sequence[str]],
+) -> list[str]:
+    """The table of a task and what it says, for a page."""
+    answers = [answer(verdict, reservations(study, finding, verdict)) for verdict in finding.verdicts]
+    said = [f"{title}: **{headline}.** {words}" for title, headline, words in answers]
+    return [markdown_table(finding.task.name, columns, finding.results, finding.taken), *said, *filter(None, [times(finding)])]
