@@ -24,7 +24,7 @@ def compare_estimators(
     seeds: Annotated[
         int | None, Parameter(help="Trainings with each estimator: 5, or 2 with --quick; more tell smaller differences.")
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Of each training: 400, or 100 with --quick.")] = None,
+    steps: Annotated[int | None, Parameter(help="Of each training: 400, or 80 with --quick.")] = None,
     seed: Annotated[int, Parameter(help="The first one; the same seeds give the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path(
         "softmaxima-compare-estimators"

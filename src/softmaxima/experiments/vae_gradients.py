@@ -25,7 +25,7 @@ from softmaxima.experiments.vae_plan import UNBIASED
 
 Gradient = Callable[[int, int], Tensor]  # of the batch of that number, by draws of that seed
 
-BATCHES, QUICK_BATCHES = 32, 8
+BATCHES, QUICK_BATCHES = 32, 5
 REFERENCE_SAMPLES = 64
 
 

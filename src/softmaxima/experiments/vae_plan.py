@@ -51,7 +51,7 @@ LEFT_OUT = {
 }
 TASKS = ("digits", "mnist")
 SEEDS, STEPS = 5, 400  # trainings of each estimator, and their steps
-QUICK_SEEDS, QUICK_STEPS = 2, 100
+QUICK_SEEDS, QUICK_STEPS = 2, 80
 
 
 def planned(names: Sequence[str]) -> tuple[Candidate, ...]:

@@ -239,7 +239,7 @@ def claims_in_words(finding: Finding) -> str:
     by = {verdict: [claim_cells(claim)[0] for claim in found if claim.verdict == verdict] for verdict in {c.verdict for c in found}}
     holds, undecided = len(by.get(HOLDS, [])), len(by.get(OPEN, []))
     fails = [words for verdict, all_words in by.items() if verdict not in (HOLDS, OPEN) for words in all_words]
-    told = f"Of {len(found)} claims that are made, {holds} hold, {len(fails)} do not, and {undecided} are open."
+    told = f"Of {len(found)} claims that are made: hold {holds}, do not hold {len(fails)}, open {undecided}."
     return f"{told} What does not hold: {listed(fails)}." if fails else told
 
 
