@@ -105,7 +105,8 @@ class EntropyTarget(nn.Module):
         super().__init__()
         name = type(self).__name__
         self.entropy = check_number(name, "entropy", entropy, *ENTROPY)
-        Range.of(name, minimum, maximum, parametrization).check(name, "init", init)
+        held = torch.get_default_dtype() if dtype is None else dtype
+        Range.of(name, minimum, maximum, parametrization, held).check(name, "init", init, held)
         self.temperature = Temperature(init, minimum, maximum, parametrization, device=device, dtype=dtype)
 
     def forward(self) -> Tensor:
