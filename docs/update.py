@@ -43,7 +43,7 @@ from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration, confirmation, estimators, gradient_estimators, lse_bounds
+from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -281,7 +281,7 @@ def temperature_blocks() -> Blocks:
 def calibration_blocks() -> Blocks:
     """What scaling by a temperature is worth on held-out rows, beside scikit-learn's, and what it takes."""
     with one_thread():
-        table = calibration_report.beside_others_table(calibration.beside_others())
+        table = calibration_report.beside_others_table(calibration_peers.beside_others())
     return {"calibration": f"{table}\n\n{caption('make temperature', calibration_report.BESIDE_OTHERS, threads=1)}"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,12 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
 
+import softmaxima as sm
 from conftest import at_most, normal
 from softmaxima.core.numbers import InputError
+from softmaxima.experiments.calibration import Settings, check_options
 from softmaxima.temperature.calibration import (
-    KINDS,
+    METHODS,
     ScalingCalibration,
     TemperatureCalibration,
     calibrate_safely,
@@ -26,6 +29,9 @@ from softmaxima.temperature.calibration import (
     calibrate_temperature,
 )
 from softmaxima.temperature.reliability import reliability
+
+SEVERAL = [method for method in METHODS if not METHODS[method].is_one_number]
+UNPENALISED = [method for method in METHODS if not METHODS[method].has_penalty]
 
 
 def drawn(rows: int = 200, classes: int = 4, temperature: float = 3.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -131,19 +137,19 @@ def test_every_dtype_and_kind_of_array_is_computed_in_float64(dtype: torch.dtype
     assert calibrate_temperature(x.clone().requires_grad_(), labels).temperature == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_classes_that_are_left_out_are_not_there(kind: str):
+@pytest.mark.parametrize("method", METHODS)
+def test_classes_that_are_left_out_are_not_there(method: str):
     x, labels = drawn(150, 3)
     wide = torch.cat((x, torch.full((150, 1), 99.0)), -1)
     where = torch.tensor([True, True, True, False])
     infinite = wide.masked_fill(~where, -math.inf)
-    options: dict[str, Any] = {"penalty": None} if kind != "temperature" else {}
+    options: dict[str, Any] = {"penalty": None} if method != "temperature" else {}
     masked, at_infinity = (
-        calibrate_scaling(wide, labels, kind, where=where, **options),
-        calibrate_scaling(infinite, labels, kind, **options),
+        calibrate_scaling(wide, labels, method, where=where, **options),
+        calibrate_scaling(infinite, labels, method, **options),
     )
     assert masked.after.log_loss == pytest.approx(at_infinity.after.log_loss, rel=1e-12)
-    if kind == "temperature":
+    if method == "temperature":
         assert masked.after == calibrate_temperature(x, labels).after
     torch.testing.assert_close(masked(wide, where=where), at_infinity(infinite))
     assert not masked(wide, where=where)[:, 3].any()
@@ -160,23 +166,23 @@ def test_rows_may_leave_out_different_classes():
     assert found.before.log_loss == pytest.approx(log_loss(masked, labels.numpy()), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_counts_as_so_many_rows(kind: str):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_weight_counts_as_so_many_rows(method: str):
     x, labels = drawn(150, 3)
     times = torch.randint(0, 4, (150,), generator=torch.Generator().manual_seed(5))
-    weighted = calibrate_scaling(x, labels, kind, weight=times)
-    repeated = calibrate_scaling(x.repeat_interleave(times, 0), labels.repeat_interleave(times), kind)
+    weighted = calibrate_scaling(x, labels, method, sample_weight=times)
+    repeated = calibrate_scaling(x.repeat_interleave(times, 0), labels.repeat_interleave(times), method)
     torch.testing.assert_close(weighted(x), repeated(x), rtol=1e-8, atol=1e-10)
     assert weighted.after.log_loss == pytest.approx(repeated.after.log_loss, rel=1e-10)
-    tiny = calibrate_scaling(x, labels, kind, weight=times.double() * 1e-300)
+    tiny = calibrate_scaling(x, labels, method, sample_weight=times.double() * 1e-300)
     torch.testing.assert_close(weighted(x), tiny(x), rtol=1e-8, atol=1e-10)
 
 
 def test_blocks_that_are_not_kept_say_the_same(monkeypatch: pytest.MonkeyPatch):
     x, labels = drawn()
     expected = calibrate_temperature(x, labels)
-    monkeypatch.setattr("softmaxima.temperature.calibration.KEPT", 0)
-    monkeypatch.setattr("softmaxima.temperature.calibration.BLOCK", 7)
+    monkeypatch.setattr("softmaxima.temperature._one_number.KEPT", 0)
+    monkeypatch.setattr("softmaxima.temperature._rows.BLOCK", 7)
     found = calibrate_temperature(x, labels)
     assert found.temperature == pytest.approx(expected.temperature, rel=1e-13)
     assert found.after.log_loss == pytest.approx(expected.after.log_loss, rel=1e-13)
@@ -234,62 +240,74 @@ def test_equal_scores_have_every_temperature():
     x, labels = torch.full((4, 3), 5.0), torch.arange(4) % 3
     with pytest.raises(InputError, match="the scores of each row are equal"):
         calibrate_temperature(x, labels, minimum=0.5, maximum=1.0)
-    assert calibrate_temperature(x, labels, minimum=1.0, maximum=1.0).temperature == 1.0
+    with pytest.raises(InputError, match="the scores of each row are equal"):
+        calibrate_temperature(x, labels, minimum=1.0, maximum=1.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_a_temperature_that_was_forced_says_so():
+    for labels in (BOTH, 1 - BOTH):
+        found = calibrate_temperature(RIGHT, labels, minimum=1.0, maximum=1.0)
+        assert (found.temperature, found.bound) == (1.0, "minimum" if labels is BOTH else "maximum")
+
+
+FAULTLESS, CHANCE, SAME = "tell classes without fault", "no more than chance", "scores of each row are equal"
+UNREACHED, ONE = "no finite numbers reach the least", "one temperature was taken"
+LOST = normal(120, 4) * torch.tensor([1e8, 1.0, 1.0, 1.0])  # beside one class the others are lost
+FOUR, THREE = (torch.arange(120) * 7919 % classes for classes in (4, 3))
+
+
 @pytest.mark.parametrize(
-    ("x", "labels", "told"),
+    ("x", "labels", "method", "told"),
     [
-        (RIGHT, BOTH, "without fault"),
-        (RIGHT, 1 - BOTH, None),
-        (torch.zeros(4, 3), torch.arange(4) % 3, "equal"),
+        *((RIGHT, BOTH, method, FAULTLESS) for method in METHODS),
+        (RIGHT, 1 - BOTH, "temperature", CHANCE),
+        *((RIGHT, 1 - BOTH, method, FAULTLESS) for method in SEVERAL),  # by negative factors
+        *((torch.zeros(4, 3), torch.arange(4) % 3, method, SAME) for method in METHODS),
+        *((normal(120, 4), THREE, method, UNREACHED) for method in ("vector", "matrix")),  # a class without rows
+        (LOST, FOUR, "per_class", ONE),
     ],
-    ids=["right", "wrong", "equal"],
 )
-def test_safely_there_is_always_an_answer(kind: str, x: Tensor, labels: Tensor, told: str | None):
-    found, note = calibrate_safely(x, labels, kind)
+def test_safely_there_is_always_an_answer_and_its_note_is_true(x: Tensor, labels: Tensor, method: str, told: str):
+    found, note = calibrate_safely(x, labels, method, penalty=0.0)
     p = found(x)
     assert bool(p.isfinite().all())
-    torch.testing.assert_close(p.sum(-1), torch.ones(len(x)))
-    if told:
-        assert told in note
-    if kind == "temperature" and told == "without fault":
+    torch.testing.assert_close(p.sum(-1), torch.ones(len(x), dtype=p.dtype))
+    assert told in note
+    assert (FAULTLESS in note) == (told == FAULTLESS)
+    if told == FAULTLESS and method != "per_class":
         assert found.label_smoothing == 0.5
-        torch.testing.assert_close(
-            p.amax(-1).mean(), torch.tensor(0.75), atol=0.02, rtol=0
-        )  # of two rows and one wrong, Platt's 3/4
+        torch.testing.assert_close(p.gather(-1, labels[:, None]).mean(), torch.tensor(0.75), atol=0.02, rtol=0)  # Platt's 3/4
 
 
 # Several numbers ----------------------------------------------------------------------------------------------------------
 
 
-def objective(kind: str, penalty: float, x: np.ndarray, labels: np.ndarray) -> Any:
+def objective(method: str, penalty: float, x: np.ndarray, labels: np.ndarray) -> Any:
     """The literal function of all numbers, and where to begin."""
     n = x.shape[-1]
     x = x - x.mean(-1, keepdims=True)
 
     def value(theta: np.ndarray) -> float:
-        if kind == "matrix":
+        if method == "matrix":
             w, a = theta[: n * n].reshape(n, n), theta[n * n :]
             off = penalty * (w[~np.eye(n, dtype=bool)] ** 2).mean()
             return log_loss(x @ w.T + a, labels) + off + penalty * (a**2).mean()
-        a = theta[n:] if kind == "vector" else np.zeros(n)
+        a = theta[n:] if method == "vector" else np.zeros(n)
         return log_loss(x * theta[:n] + a, labels) + penalty * (a**2).mean()
 
-    first = np.eye(n).ravel() if kind == "matrix" else np.ones(n)
-    return value, first if kind == "per_class" else np.concatenate((first, np.zeros(n)))
+    first = np.eye(n).ravel() if method == "matrix" else np.ones(n)
+    return value, first if method == "per_class" else np.concatenate((first, np.zeros(n)))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
-@pytest.mark.parametrize("kind", ["per_class", "vector", "matrix"])
-def test_affine_scores_are_the_global_optimum(kind: str, penalty: float):
+@pytest.mark.parametrize("method", SEVERAL)
+def test_affine_scores_are_the_global_optimum(method: str, penalty: float):
     x, labels = drawn(300, 3)
-    penalty *= kind != "per_class"
-    found = calibrate_scaling(x, labels, kind, penalty=penalty)
-    value, first = objective(kind, penalty, x.numpy(), labels.numpy())
+    penalty *= method != "per_class"
+    found = calibrate_scaling(x, labels, method, penalty=penalty)
+    value, first = objective(method, penalty, x.numpy(), labels.numpy())
     assert isinstance(found, ScalingCalibration)
-    theta = np.concatenate([part.numpy().ravel() for part in (found.weight, found.bias) if part is not None])
+    theta = np.concatenate([part.numpy().ravel() for part in (found.factors, found.bias) if part is not None])
     best = minimize(value, first, method="BFGS", options={"gtol": 1e-8})
     assert value(theta) <= best.fun + 1e-12
     assert value(theta) == pytest.approx(best.fun, abs=1e-6)
@@ -301,15 +319,75 @@ def test_affine_scores_are_the_global_optimum(kind: str, penalty: float):
     assert reliability(p, labels).log_loss == pytest.approx(found.after.log_loss, rel=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_more_numbers_fit_better_and_all_ignore_a_shift(kind: str):
+@pytest.mark.parametrize("method", METHODS)
+def test_more_numbers_fit_better_and_all_ignore_a_shift(method: str):
     x, labels = drawn(300, 3)
-    fits = [calibrate_scaling(x, labels, name).after.log_loss for name in KINDS[: KINDS.index(kind) + 1]]
+    fits = [calibrate_scaling(x, labels, name).after.log_loss for name in list(METHODS)[: list(METHODS).index(method) + 1]]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(fits))
-    found, logarithms = calibrate_scaling(x, labels, kind), calibrate_scaling(x.log_softmax(-1), labels, kind)
+    found, logarithms = calibrate_scaling(x, labels, method), calibrate_scaling(x.log_softmax(-1), labels, method)
     torch.testing.assert_close(found(x), logarithms(x + 7.0), rtol=1e-8, atol=1e-10)
-    scaled = calibrate_scaling(2.0**40 * x, labels, kind)
+    scaled = calibrate_scaling(2.0**40 * x, labels, method)
     torch.testing.assert_close(found(x), scaled(2.0**40 * x), rtol=1e-8, atol=1e-10)
+
+
+def numbers(found: Any) -> Tensor:
+    """All that was fitted, in one row."""
+    parts = (torch.tensor([found.temperature]),) if found.temperature is not None else (found.factors, found.bias)
+    return torch.cat([part.flatten() for part in parts if part is not None])
+
+
+@hypothesis.given(
+    st.sampled_from(list(METHODS)),
+    st.sampled_from([0.0, None, 0.1]),
+    st.integers(2, 4),
+    st.integers(-20, 20),
+    st.integers(0, 34),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@at_most(160)
+def test_what_is_added_to_all_scores_of_a_row_changes_no_number(
+    method: str, penalty: float | None, classes: int, spread: int, size: int, masked: bool, seed: int
+):
+    """Of shifts that round nothing, to the last digits; of log p to what its own rounding leaves."""
+    x, labels = drawn(80, classes, temperature=1.5, seed=seed)
+    x = 2.0**spread * (2**12 * x).round() / 2**12
+    if masked:
+        x[::3, -1] = torch.where(labels[::3] == classes - 1, x[::3, -1], -math.inf)
+    options: dict[str, Any] = {} if method in UNPENALISED else {"penalty": penalty}
+    steps = torch.randint(-(2**size), 2**size + 1, (80, 1), generator=torch.Generator().manual_seed(seed))
+    shifts = 2.0**spread * steps.double()
+    try:
+        expected = numbers(calibrate_scaling(x, labels, method, **options))
+    except InputError as error:
+        for shift in (shifts, shifts[:1]):
+            with pytest.raises(type(error)):
+                calibrate_scaling(x + shift, labels, method, **options)
+        return
+    for shift in (shifts, shifts[:1]):
+        torch.testing.assert_close(numbers(calibrate_scaling(x + shift, labels, method, **options)), expected, rtol=1e-9, atol=1e-9)
+    logarithms = numbers(calibrate_scaling(x.log_softmax(-1), labels, method, **options))
+    torch.testing.assert_close(logarithms, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+@pytest.mark.parametrize("method", SEVERAL)
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_of_all_numbers_that_fit_alike_it_takes_the_least(method: str, penalty: float, classes: int, offset: float):
+    x, labels = drawn(300, classes, temperature=1.5)
+    found = calibrate_scaling(x + offset, labels, method, penalty=0.0 if method == "per_class" else penalty)
+    assert isinstance(found, ScalingCalibration)
+    zeros: list[Tensor] = []
+    if classes == 2:
+        own = found.factors if method != "matrix" else found.factors.diagonal()
+        zeros += [own[0] - own[1]]
+    if method == "matrix" and not penalty:
+        zeros += [found.factors.sum(0), found.factors.sum(1)]
+    if found.bias is not None:
+        zeros += [found.bias.sum()]
+    for zero in zeros:
+        torch.testing.assert_close(zero, torch.zeros_like(zero), atol=1e-9, rtol=0)
 
 
 def test_a_large_penalty_leaves_a_factor_a_class():
@@ -337,10 +415,10 @@ def test_a_class_without_rows_has_no_best_bias():
     assert calibrate_scaling(x, labels, "vector", penalty=0.1)(x)[:, 3].max() < 0.2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_gives_the_kind_of_array_and_gradients(kind: str, dtype: torch.dtype):
+@pytest.mark.parametrize("method", METHODS)
+def test_it_gives_the_kind_of_array_and_gradients(method: str, dtype: torch.dtype):
     x, labels = drawn(100, 3)
-    found = calibrate_scaling(x, labels, kind)
+    found = calibrate_scaling(x, labels, method)
     given = x[:6].to(dtype).view(2, 3, 3).requires_grad_()
     p = found(given)
     assert p.dtype == dtype
@@ -351,6 +429,62 @@ def test_it_gives_the_kind_of_array_and_gradients(kind: str, dtype: torch.dtype)
         array = found(given.detach().numpy())
         assert isinstance(array, np.ndarray)
         np.testing.assert_array_equal(array, p.detach().numpy())
+
+
+@pytest.mark.parametrize("method", [*METHODS, "even"])
+def test_it_takes_what_softmax_takes(method: str):
+    """NaN and +∞ make a row NaN, −∞ and `where` leave a class out; and it maps over rows."""
+    x, labels = drawn(100, 3)
+    found = calibrate_temperature(-x, labels, maximum=math.inf) if method == "even" else calibrate_scaling(x, labels, method)
+    hard = torch.tensor(
+        [[0.0, 1, 2], [math.nan, 1, 2], [1, math.inf, 2], [1, -math.inf, 2], [math.nan, -math.inf, 2], [-math.inf] * 3]
+    )
+    p, where = found(hard), torch.tensor([False, True, True])
+    assert torch.equal(p.isnan(), sm.softmax(hard).isnan()), p
+    assert torch.equal(p == 0, sm.softmax(hard) == 0), p
+    assert not p[-1].any()
+    masked = found(hard, where=where)
+    assert not masked[[0, 1, 3, 4], 0].any()
+    torch.testing.assert_close(masked[1], masked[0])
+    for options in ({}, {"where": where}):
+        mapped = torch.vmap(lambda row, options=options: found(row, **options))(hard)
+        torch.testing.assert_close(mapped, found(hard, **options), equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [2.0**-1000, 2.0**-600, 2.0**600, 2.0**1022])
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_of_any_size_are_calibrated(method: str, size: float):
+    x, labels = drawn(90, 3)
+    x = (x * 2**8).round().clamp(-(2**9), 2**9) / 2**10
+    options: dict[str, Any] = {} if method in UNPENALISED else {"penalty": None}
+    found, expected = (calibrate_scaling(scores, labels, method, **options) for scores in (size * x, x))
+    assert found.after.log_loss == pytest.approx(expected.after.log_loss, rel=1e-9)
+    torch.testing.assert_close(found(size * x), expected(x), rtol=1e-7, atol=1e-9)
+
+
+def test_where_float64_ends_it_takes_the_end_or_says_so():
+    signs = normal(90, 3).sign()
+    labels = torch.where(torch.arange(90) % 2 > 0, signs.argmax(-1), torch.arange(90) // 2 % 3)
+    least, most = (calibrate_temperature(size * signs, labels) for size in (5e-324, 1.7e308))
+    assert (least.temperature, least.bound) == (sys.float_info.min, "minimum")
+    assert (most.temperature, most.bound) == (sys.float_info.max, "maximum")
+    with pytest.raises(InputError, match=r"equal, to 2\.3e-308"):
+        calibrate_scaling(5e-324 * signs, labels, "vector")
+    with pytest.raises(InputError, match=r"logits must be below 8\.9e307 in size"):
+        calibrate_scaling(1.7e308 * signs, labels, "vector")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_where_leaves_out_may_be_no_number(method: str, wrong: float):
+    x, labels = drawn(100, 3)
+    wide, where = torch.cat((x, torch.full((100, 1), wrong)), -1), torch.tensor([True, True, True, False])
+    options: dict[str, Any] = {} if method in UNPENALISED else {"penalty": None}
+    found = calibrate_scaling(wide, labels, method, where=where, **options)
+    expected = calibrate_scaling(torch.cat((x, torch.zeros(100, 1)), -1), labels, method, where=where, **options)
+    assert found.after == expected.after
+    assert torch.equal(numbers(found), numbers(expected))
+    torch.testing.assert_close(found(wide, where=where), expected(wide, where=where))
 
 
 # Wrong use ----------------------------------------------------------------------------------------------------------------
@@ -376,7 +510,7 @@ NAN, PLUS = (X.index_put((torch.tensor(4), torch.tensor(1)), torch.tensor(value)
         (X, LABELS, {"where": torch.ones(4, dtype=torch.bool)}, "where must broadcast"),
         (X, LABELS, {"where": torch.zeros(3, dtype=torch.bool)}, "must not be left out by where or −∞"),
         (torch.full_like(X, -math.inf), LABELS, {}, "must not be left out by where or −∞"),
-        (X, LABELS, {"weight": -torch.ones(6)}, "weight must be finite and not negative"),
+        (X, LABELS, {"sample_weight": -torch.ones(6)}, "sample_weight must be finite and not negative"),
         (X, LABELS, {"label_smoothing": 1.0}, "label_smoothing must be from 0 to below 1"),
         (X.to("meta"), LABELS, {}, "must hold values"),
     ],
@@ -395,14 +529,35 @@ def test_wrong_use_is_one_sentence(function: Any, x: Any, labels: Any, options: 
         (calibrate_temperature, {"minimum": math.inf}, "minimum must be positive and finite"),
         (calibrate_temperature, {"maximum": -1}, "maximum must be positive"),
         (calibrate_temperature, {"minimum": 2, "maximum": 1}, "minimum must be at most maximum, 1, got 2"),
-        (calibrate_scaling, {"kind": "tensor"}, "kind must be one of temperature, per_class, vector, matrix"),
-        (calibrate_scaling, {"kind": "vector", "penalty": -1}, "penalty must be a finite number"),
-        (calibrate_scaling, {"kind": "per_class", "penalty": 1}, "kind 'per_class' has none"),
+        (calibrate_scaling, {"method": "tensor"}, "method must be one of temperature, per_class, vector, matrix"),
+        (calibrate_scaling, {"method": "vector", "penalty": -1}, "penalty must be a finite number"),
+        (calibrate_scaling, {"method": "per_class", "penalty": 1}, "method 'per_class' has none"),
     ],
 )
 def test_wrong_options_are_one_sentence(function: Any, options: dict[str, Any], told: str):
     with pytest.raises((TypeError, ValueError), match=told):
         function(X, LABELS, **options)
+
+
+def scaled(**options: Any) -> None:
+    calibrate_scaling(X, LABELS, **options)
+
+
+def estimated(**options: Any) -> None:
+    sm.TemperatureCalibrator(**options).fit(X.numpy(), LABELS.numpy())
+
+
+def commanded(**options: Any) -> None:
+    check_options(Settings(**options))
+
+
+@pytest.mark.parametrize("door", [scaled, estimated, commanded])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_door_refuses_the_same_penalties(door: Any, method: str):
+    wrong = (-1, math.nan, math.inf, "1", True, *((1.0,) if method in UNPENALISED else ()))
+    for penalty in wrong:
+        with pytest.raises((TypeError, ValueError), match=r"penalty (must be a finite number of at least 0|is for biases)"):
+            door(method=method, penalty=penalty)
 
 
 def test_a_scaling_takes_as_many_classes_as_it_has():

@@ -37,7 +37,7 @@ def literal(p: np.ndarray, labels: np.ndarray, weight: np.ndarray) -> tuple[floa
 def test_it_is_what_the_formulas_say(weighted: bool):
     p, labels = drawn()
     weight = np.random.default_rng(1).random(len(p)) if weighted else None
-    found = reliability(p, labels, weight=weight)
+    found = reliability(p, labels, sample_weight=weight)
     expected = literal(p, labels, np.ones(len(p)) if weight is None else weight)
     np.testing.assert_allclose((found.accuracy, found.calibration_error, found.brier, found.log_loss), expected, rtol=1e-12)
     assert found.rows == (len(p) if weight is None else pytest.approx(weight.sum()))
@@ -47,7 +47,7 @@ def test_it_is_what_the_formulas_say(weighted: bool):
 def test_a_weight_counts_as_so_many_rows():
     p, labels = drawn(40)
     times = np.random.default_rng(2).integers(0, 4, len(p))
-    one, other = reliability(p, labels, weight=times), reliability(p.repeat(times, 0), labels.repeat(times))
+    one, other = reliability(p, labels, sample_weight=times), reliability(p.repeat(times, 0), labels.repeat(times))
     for name in ("rows", "accuracy", "calibration_error", "brier", "log_loss"):
         assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-12)
 
@@ -102,10 +102,10 @@ P, LABELS = np.full((3, 2), 0.5), np.array([0, 1, 0])
         (P, LABELS + 1, {}, "labels must be from 0 to 1, got 2"),
         (P, LABELS * 1.0, {}, "labels must be ints"),
         (P, [0, 1, 0], {}, "labels must be a torch.Tensor or a numpy.ndarray"),
-        (P, LABELS, {"weight": -np.ones(3)}, "weight must be finite and not negative, got -1"),
-        (P, LABELS, {"weight": np.zeros(3)}, "weight must have a positive entry"),
-        (P, LABELS, {"weight": np.ones(2)}, r"weight must have the shape \(3,\)"),
-        (P, LABELS, {"weight": np.ones(3, bool)}, "weight must be real"),
+        (P, LABELS, {"sample_weight": -np.ones(3)}, "sample_weight must be finite and not negative, got -1"),
+        (P, LABELS, {"sample_weight": np.zeros(3)}, "sample_weight must have a positive entry"),
+        (P, LABELS, {"sample_weight": np.ones(2)}, r"sample_weight must have the shape \(3,\)"),
+        (P, LABELS, {"sample_weight": np.ones(3, bool)}, "sample_weight must be real"),
     ],
 )
 def test_wrong_use_is_one_sentence(p: Any, labels: Any, options: dict[str, Any], told: str):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -13,10 +15,12 @@ import pytest
 import torch
 
 from conftest import Run
+from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.calibration import Scores, Settings, beside_others, calibrated, read_scores
-from softmaxima.report.calibration import columns, lines, page, reliability_figure
-from softmaxima.temperature.calibration import calibrate_temperature
+from softmaxima.experiments.calibration import Scores, Settings, calibrated, read_scores
+from softmaxima.experiments.calibration_peers import beside_others
+from softmaxima.report.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
+from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -71,7 +75,7 @@ def test_it_tells_the_temperature_and_writes_a_page(run: Run):
 def test_every_row_is_measured_by_what_was_fitted_to_others():
     x, labels = logits()
     given = Scores("t", "y", tuple(NAMES), x, labels)
-    result = calibrated(given, Settings(held_out=0.5), command="c")
+    result = calibrated(given, Settings(folds=2), command="c")
     assert len(result.temperatures) == 2
     assert result.after.rows == len(x)
     best = calibrate_temperature(x, labels)
@@ -79,9 +83,9 @@ def test_every_row_is_measured_by_what_was_fitted_to_others():
     assert result.before.log_loss == pytest.approx(best.before.log_loss, rel=1e-12)
     gain = result.gains["log-loss"]
     assert gain.low < result.before.log_loss - result.after.log_loss < gain.high
-    again = calibrated(given, Settings(held_out=0.5), command="c")
+    again = calibrated(given, Settings(folds=2), command="c")
     assert again.after == result.after
-    assert calibrated(given, Settings(held_out=0.5, seed=1), command="c").after != result.after
+    assert calibrated(given, Settings(folds=2, seed=1), command="c").after != result.after
 
 
 def test_probabilities_give_the_same(run: Run):
@@ -93,18 +97,19 @@ def test_probabilities_give_the_same(run: Run):
     assert one["calibration"]["temperature"] == pytest.approx(other["calibration"]["temperature"], rel=1e-10)
     assert "--probabilities takes them as such" in run("calibrate", "p.csv", "--out=c")[1]
     pl.read_csv("p.csv").with_columns(pl.col(NAMES).round(2)).write_csv("r.csv")
-    assert "of 0 counted as 0.005" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
+    assert "below 0.005 counted as that" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
 
 
-@pytest.mark.parametrize("kind", ["per-class", "vector", "matrix"])
-def test_every_kind_and_json(run: Run, kind: str):
-    code, said, _ = run("calibrate", "s.csv", f"--kind={kind}", "--json", "--held-out=0.25", "--seed=3", "--penalty=0.1", "--out=o")
+@pytest.mark.parametrize("method", ["per-class", "vector", "matrix"])
+def test_every_method_and_json(run: Run, method: str):
+    penalty = () if method == "per-class" else ("--penalty=0.1",)
+    code, said, _ = run("calibrate", "s.csv", f"--method={method}", "--json", "--folds=4", "--seed=3", *penalty, "--out=o")
     assert code == 0
     found = json.loads(said)
     assert found == found_in("o")
-    assert found["settings"]["kind"] == kind.replace("-", "_")
-    assert np.shape(found["calibration"]["weight"]) == ((3, 3) if kind == "matrix" else (3,))
-    assert (found["calibration"]["bias"] is None) == (kind == "per-class")
+    assert found["settings"]["method"] == method.replace("-", "_")
+    assert np.shape(found["calibration"]["factors"]) == ((3, 3) if method == "matrix" else (3,))
+    assert (found["calibration"]["bias"] is None) == (method == "per-class")
     assert "whose numbers are in results.json" in found["recommendation"]["headline"]
 
 
@@ -125,7 +130,20 @@ def test_scores_without_fault_are_told(run: Run):
     pl.DataFrame(dict(zip(NAMES, x.T, strict=True)) | {"y": [NAMES[label] for label in labels]}).write_csv("c.csv")
     code, said, _ = run("calibrate", "c.csv")
     assert code == 0
-    assert "fitted as if one of 62 rows were wrong" in " ".join(said.split())
+    assert "as if one in 62 were wrong, Platt's rule for 60 rows" in " ".join(said.split())
+
+
+def test_scores_that_tell_nothing_give_every_class_the_same():
+    x, labels = logits(90)
+    mixed = np.random.default_rng(1).permutation(labels)
+    result = calibrated(Scores("t", "y", tuple(NAMES), x, mixed), Settings(), command="c")
+    infinite = sum(map(math.isinf, result.temperatures))
+    assert math.isinf(result.calibration.temperature)
+    assert (result.headline, result.code) == ("Give every class the same probability", "")
+    assert infinite
+    assert f"∞ in {infinite} of 5: more rows would tell better." in result.reservations[-1]
+    for said in (*result.reservations, result.reason, *settings_in_words(result).values()):
+        assert not re.search(r"\binf\b", said)
 
 
 def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):
@@ -150,15 +168,16 @@ def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "options", "told"),
     [
-        ({}, ["--held-out=0.7"], "--held-out must be above 0 and at most 0.5"),
-        ({}, ["--penalty=-1"], "--penalty must be a finite number of at least 0"),
-        ({}, ["--kind=isotonic"], "isotonic"),
+        ({}, ["--folds=1"], "--folds must be an int of at least 2, got 1"),
+        ({}, ["--penalty=0.1"], "--penalty is for biases and matrices, and method 'temperature' has none; leave it out"),
+        ({}, ["--method=vector", "--penalty=-1"], "--penalty must be a finite number of at least 0"),
+        ({}, ["--method=isotonic"], "isotonic"),
         ({}, ["--target=z"], "there is no column 'z'"),
         ({}, ["--absent=z"], "--absent: there is no column 'z'"),
         ({}, ["--absent="], "--absent: no name is given"),
         ({}, ["--without=ant"], "has classes without a column of scores: 'ant'"),
         ({}, ["--probabilities"], "--probabilities takes numbers between 0 and 1"),
-        ({}, ["--held-out=0.001"], "1000 parts, each held out once, need 2000 rows, got 400"),
+        ({}, ["--folds=1000"], "1000 folds, each held out once, need 2000 rows, got 400; add rows, or take fewer --folds"),
         ({"ant": 1.0, "bee": 1.0, "cat": 1.0}, [], "the scores of each row are equal"),
         ({"ant": "x"}, [], "scores are numbers, and 'ant' are none"),
         ({"ant": math.inf}, [], "infinite values in 'ant'"),
@@ -202,13 +221,23 @@ def test_the_figure_has_a_dot_for_each_bin_with_rows():
 
 def test_beside_others_it_is_no_worse(monkeypatch: pytest.MonkeyPatch):
     x, labels = logits(600)
-    monkeypatch.setattr("softmaxima.experiments.calibration.datasets", lambda seed: [("drawn", x, labels)])
+    monkeypatch.setattr("softmaxima.experiments.calibration_peers.datasets", lambda seed: [("drawn", x, labels)])
     found = {peer.name: peer for peer in beside_others(repeats=1)}
     ours, theirs, none = (found[name] for name in ("softmaxima", "scikit-learn", "none"))
     assert ours.held_out.log_loss == pytest.approx(theirs.held_out.log_loss, abs=1e-6)
     assert ours.temperature == pytest.approx(theirs.temperature, rel=1e-5)
     assert ours.held_out.log_loss < none.held_out.log_loss
     assert {"softmaxima, per_class", "softmaxima, vector", "softmaxima, matrix"} <= set(found)
+
+
+def test_the_page_has_the_caption_of_its_table():
+    assert f"*{BESIDE_OTHERS} `make temperature`, " in Path(__file__).parents[2].joinpath("docs/temperature.md").read_text()
+
+
+def test_it_offers_every_method():
+    options = inspect.get_annotations(calibrate, eval_str=True)
+    offered = get_args(get_args(options["method"])[0])
+    assert [name.replace("-", "_") for name in offered] == list(METHODS)
 
 
 def test_scores_that_do_not_fit_are_an_input_error(tmp_path: Path):

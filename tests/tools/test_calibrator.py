@@ -15,18 +15,19 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris, make_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import check_estimator
 
 from conftest import exhaustively
 from softmaxima.integrations.calibrator import TemperatureCalibrator
-from softmaxima.temperature.calibration import KINDS, calibrate_temperature
+from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
 X, y = load_iris(return_X_y=True)
 HARD, TOLD = make_classification(600, 8, n_informative=4, n_classes=3, flip_y=0.2, random_state=0)
@@ -78,17 +79,33 @@ def test_it_agrees_with_scikit_learns(classes: int):
 
 def test_a_fitted_classifier_is_calibrated_as_it_is():
     model = GaussianNB().fit(HARD[:300], TOLD[:300])
-    found = TemperatureCalibrator(model, cv="prefit").fit(HARD[300:], TOLD[300:])
-    assert found.estimator_ is model
+    found = TemperatureCalibrator(FrozenEstimator(model)).fit(HARD[300:], TOLD[300:])
+    assert found.estimator_.estimator is model
     expected = calibrate_temperature(np.log(model.predict_proba(HARD[300:])), TOLD[300:])
     assert found.temperature_ == pytest.approx(expected.temperature, rel=1e-12)
     with pytest.raises(NotFittedError):
-        TemperatureCalibrator(GaussianNB(), cv="prefit").fit(HARD, TOLD)
-    with pytest.raises(ValueError, match="y has the class 7, which the fitted estimator does not know"):
-        TemperatureCalibrator(model, cv="prefit").fit(HARD[300:], np.where(TOLD[300:] == 0, 7, TOLD[300:]))
+        TemperatureCalibrator(FrozenEstimator(GaussianNB())).fit(HARD, TOLD)
+    with pytest.raises(ValueError, match="y has the class 7, which the frozen estimator does not know; leave out its rows"):
+        TemperatureCalibrator(FrozenEstimator(model)).fit(HARD[300:], np.where(TOLD[300:] == 0, 7, TOLD[300:]))
 
 
-@pytest.mark.parametrize("method", KINDS)
+def test_a_frozen_classifier_may_know_classes_that_no_row_has():
+    model = GaussianNB().fit(HARD, TOLD)
+    kept = TOLD > 0
+    found = TemperatureCalibrator(FrozenEstimator(model)).fit(HARD[kept], TOLD[kept])
+    np.testing.assert_array_equal(found.classes_, model.classes_)
+    assert found.predict_proba(HARD).shape == (600, 3)
+
+
+def test_a_decision_function_without_a_column_a_class_is_told():
+    model = SVC(decision_function_shape="ovo").fit(*make_classification(90, n_informative=4, n_classes=4, random_state=0))
+    with pytest.raises(
+        ValueError, match="decision_function must have 4 columns, one a class, got 6; set it to one against the rest"
+    ):
+        TemperatureCalibrator(FrozenEstimator(model)).fit(*make_classification(90, n_informative=4, n_classes=4, random_state=0))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_texts_for_classes_and_names_of_columns(method: str):
     frame = pl.DataFrame(X, schema=list("abcd"))
     names = np.array(["setosa", "versicolor", "virginica"])[y]
@@ -123,7 +140,8 @@ def test_weights_go_to_the_classifier_and_the_temperature():
 def test_a_classifier_without_fault_is_told_and_still_calibrated():
     two = y < 2
     found = TemperatureCalibrator().fit(X[two], y[two])
-    assert found.note_ == "the scores tell classes without fault; fitted as if one of 102 rows were wrong"
+    told = "the scores tell classes without fault; labels were smoothed as if one in 102 were wrong, Platt's rule for 100 rows"
+    assert found.note_ == told
     assert 0.9 < found.predict_proba(X[two]).max(-1).mean() < 1
 
 
@@ -137,10 +155,11 @@ def test_rare_classes_make_fewer_folds():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"method": "isotonic"}, "method must be one of 'temperature'"),
-        ({"cv": "fit"}, "cv must be an int, a splitter or 'prefit'"),
+        ({"method": "isotonic"}, "method must be one of temperature"),
+        ({"cv": "prefit"}, "cv must be at least 2 folds or a splitter, got 'prefit'; give .* as FrozenEstimator"),
         ({"cv": 1}, "cv must be at least 2 folds"),
-        ({"penalty": -1}, "penalty must be None or a finite number"),
+        ({"penalty": -1}, "penalty must be a finite number of at least 0, got -1"),
+        ({"penalty": 5.0}, "penalty is for biases and matrices, and method 'temperature' has none; leave it out"),
         ({"estimator": StandardScaler()}, "estimator must be a classifier"),
     ],
 )

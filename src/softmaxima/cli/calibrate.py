@@ -41,18 +41,20 @@ def calibrate(
         list[str] | None, Parameter(help="Columns of classes that no row has: names, separated by commas.", negative=())
     ] = None,
     probabilities: Annotated[bool, Parameter(help="The columns are probabilities, not logits.", negative=())] = False,
-    kind: Annotated[
+    method: Annotated[
         Literal["temperature", "per-class", "vector", "matrix"],
         Parameter(help="One temperature, one a class, that and a bias a class, or a matrix and biases."),
     ] = "temperature",
     penalty: Annotated[
         float | None,
-        Parameter(help="Of the squares of biases and of the matrix beside its diagonal. Without it: that of normal priors."),
+        Parameter(
+            help="Of the squares of biases and of a matrix beside its diagonal, where there are any. Without it: normal priors."
+        ),
     ] = None,
-    held_out: Annotated[
-        float, Parameter(help="Share of the rows held out at a time, until each was: 0.2 fits to 5 parts of four fifths.")
-    ] = 0.2,
-    seed: Annotated[int, Parameter(help="Of the parts; the same seed gives the same numbers.")] = 0,
+    folds: Annotated[
+        int, Parameter(help="Parts that the rows are cut into; each is held out once, and the others are fitted to.")
+    ] = 5,
+    seed: Annotated[int, Parameter(help="Of the folds; the same seed gives the same numbers.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html and results.json.")] = Path("softmaxima-calibrate"),
     json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the table.", negative=())] = False,
 ) -> None:
@@ -68,7 +70,7 @@ def calibrate(
     from softmaxima.report.calibration import FILES
     from softmaxima.report.columns import write_files
 
-    settings = Settings(kind.replace("-", "_"), held_out, penalty, probabilities, seed)
+    settings = Settings(method.replace("-", "_"), folds, penalty, probabilities, seed)
     check_options(settings)
     scores = read_scores(table, target, without or (), names(absent), probabilities)
     check_rows(scores, settings)
@@ -76,8 +78,8 @@ def calibrate(
     if not json:
         introduce(scores)
     with progress_bar() as progress:
-        bar = progress.add_task("fitting", total=settings.parts)
-        result = calibrated(scores, settings, lambda parts: progress.update(bar, advance=parts))
+        bar = progress.add_task("fitting", total=settings.folds)
+        result = calibrated(scores, settings, lambda folds: progress.update(bar, advance=folds))
     with keeping("--out", out, lambda: write_files(FILES, result, out)):
         if json:
             Output().print(Text(FILES["results.json"](result).rstrip()), soft_wrap=True)

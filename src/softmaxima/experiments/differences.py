@@ -99,6 +99,17 @@ def unseen(rows: float, comparisons: int) -> float:
     return -math.expm1(math.log(LEVEL / max(1, comparisons)) / rows)
 
 
+def share_interval(hits: float, rows: float, z: float = 1.96) -> tuple[float, float]:
+    """The ends of Wilson's interval of a share, at 95 %; Wilson (1927).
+
+    >>> [round(end, 4) for end in share_interval(9, 10)]
+    [0.5958, 0.9821]
+    """
+    share, more = hits / rows, z * z / rows
+    middle, half = (share + more / 2) / (1 + more), z / (1 + more) * math.sqrt((share * (1 - share) + more / 4) / rows)
+    return min(middle - half, share), max(middle + half, share)
+
+
 def spread_of(gains: Sequence[float]) -> float:
     """The variance of gains; of a single one, which does not show it, 0."""
     return variance(gains) if len(gains) > 1 else 0.0

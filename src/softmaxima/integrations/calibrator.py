@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone, is_classifier
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing, get_tags
@@ -21,37 +21,40 @@ from sklearn.utils.validation import (
     indexable,
 )
 
-from softmaxima.temperature.calibration import KINDS, Calibration, calibrate_safely
-
-EPS = float(np.finfo(np.float64).eps)
+from softmaxima.temperature.calibration import EPS, METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
 
 
 class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     """A classifier with calibrated probabilities, softmax(x/τ) of its scores x.
 
     The scores of each row come from a twin that did not learn from it, in cross-validation; τ is that of least log loss of all of
-    them (`calibrate_temperature`), and the classifier itself learns from all rows. Scores are those of `decision_function`, of two
-    classes 0 and that, or else the logarithms of `predict_proba`, a probability of 0 counting as half the least positive one.
+    them (`calibrate_temperature`), and the classifier itself learns from all rows. One that has learnt from other rows than `fit`
+    gets is given as scikit-learn's `FrozenEstimator(classifier)`: its scores are taken as they are, without folds.
 
-    Where there is no best τ, as where all rows are right, that of smoothed labels is taken, and `note_` says so.
+    Scores are those of `decision_function`, of two classes 0 and that, or else the logarithms of `predict_proba`, of which 0 counts
+    as `floor_`.
+
+    Where no numbers are best, as where all rows are right, what comes nearest is taken, and `note_` says what.
 
     Args:
         estimator: a classifier; None takes `LogisticRegression()`.
         method: "temperature", or "per_class", "vector", "matrix" of `calibrate_scaling`, which can change which class is predicted.
-        cv: folds, at most as many as the rarest class has rows; a splitter of scikit-learn; or "prefit", where the estimator has
-            learnt from other rows than `fit` gets.
-        penalty: λ of the biases of "vector" and of "matrix"; None takes that of normal priors, which fades as rows are more.
+        cv: folds, at most as many as the rarest class has rows, or a splitter of scikit-learn.
+        penalty: λ of the biases of "vector" and of "matrix", which other methods refuse; None takes that of normal priors, which
+            fades as rows are more.
 
     Attributes:
         classes_: the classes, sorted.
         estimator_: the classifier, which has learnt from all rows.
         calibration_: what `calibrate_scaling` found, with `before` and `after` on the rows that were held out.
         temperature_: τ, with method "temperature".
-        note_: what was done where there is no best τ, or "".
+        floor_: what a probability of 0 counts as: half the least positive one of the rows that were held out first, or 2⁻⁵² where
+            none was 0.
+        note_: what was done where no numbers are best, or "".
         n_features_in_, feature_names_in_: those of the classifier, where it has them.
 
     Raises:
-        ValueError: where an argument cannot be used, with its name, what arrived and what to do.
+        TypeError, ValueError: where an argument cannot be used, with its name, what arrived and what to do.
 
     Cost: folds + 1 times learning, and that of `calibrate_scaling`.
 
@@ -82,7 +85,10 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
-        """Learn from features X [rows, …] and classes y [rows], each row counting by its weight where the estimator takes that."""
+        """Learn from features X [rows, …] and classes y [rows], each row counting by its weight where the estimator takes that.
+
+        `fit_params` go to the estimator's `fit`, and what of them has an entry for each row is cut to the rows of a fold.
+        """
         self._check()
         X, y = indexable(X, y)
         if y is None:
@@ -93,11 +99,13 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         base = self._base()
-        if isinstance(self.cv, str):
+        if isinstance(base, FrozenEstimator):
             check_is_fitted(base)
             self.estimator_, self.classes_ = base, base.classes_
             if unknown := set(np.unique(y).tolist()) - set(np.asarray(self.classes_).tolist()):
-                raise ValueError(f"y has the class {min(unknown, key=str)!r}, which the fitted estimator does not know")
+                raise ValueError(
+                    f"y has the class {min(unknown, key=str)!r}, which the frozen estimator does not know; leave out its rows"
+                )
             labels = np.searchsorted(self.classes_, y)
             self._learn_floor(base, X)
             found, kept, counted = self._scores(base, X), labels, weight
@@ -105,16 +113,15 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             self.classes_, labels = np.unique(y, return_inverse=True)
             if len(self.classes_) < 2:
                 only = f"one class: {self.classes_[0]!r}" if len(self.classes_) else "no rows"
-                raise ValueError(f"TemperatureCalibrator needs rows of two classes or more, got {only}")
+                raise ValueError(f"TemperatureCalibrator needs rows of two classes or more, got {only}; add rows of another")
             found, kept, counted = self._held_out(base, X, y, labels, weight, fit_params)
             self.estimator_ = self._fitted(base, X, y, weight, fit_params)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
-        penalty = self.penalty if self.method in KINDS[2:] else 0.0
-        self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, weight=counted, penalty=penalty)
-        if self.method == "temperature":
-            self.temperature_ = self.calibration_.temperature  # type: ignore[union-attr]
+        self.calibration_, self.note_ = calibrate_safely(found, kept, self.method, sample_weight=counted, penalty=self.penalty)
+        if METHODS[self.method].is_one_number:
+            self.temperature_ = self.calibration_.temperature
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -133,18 +140,15 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         return LogisticRegression() if self.estimator is None else self.estimator
 
     def _check(self) -> None:
-        """Raise ValueError for what cannot be used, before any work."""
-        if self.method not in KINDS:
-            raise ValueError(f"method must be one of {', '.join(map(repr, KINDS))}, got {self.method!r}")
-        if self.penalty is not None and not (isinstance(self.penalty, Real) and 0 <= float(self.penalty) < math.inf):
-            raise ValueError(f"penalty must be None or a finite number of at least 0, got {self.penalty!r}")
-        if isinstance(self.cv, str) and self.cv != "prefit":
-            raise ValueError(f"cv must be an int, a splitter or 'prefit', got {self.cv!r}")
-        if isinstance(self.cv, Integral) and (isinstance(self.cv, bool) or int(self.cv) < 2):
-            raise ValueError(f"cv must be at least 2 folds, a splitter or 'prefit', got {self.cv!r}")
+        """Raise for what cannot be used, before any work."""
+        check_penalty("TemperatureCalibrator", self.method, self.penalty)
+        if isinstance(self.cv, str) or (isinstance(self.cv, Integral) and (isinstance(self.cv, bool) or int(self.cv) < 2)):
+            raise ValueError(
+                f"cv must be at least 2 folds or a splitter, got {self.cv!r}; give an estimator that has learnt as FrozenEstimator"
+            )
         base = self._base()
         if not is_classifier(base) or not (hasattr(base, "decision_function") or hasattr(base, "predict_proba")):
-            raise ValueError(f"estimator must be a classifier with decision_function or predict_proba, got {base!r}")
+            raise ValueError(f"estimator must be a classifier with decision_function or predict_proba, got {base!r}; pass one")
 
     def _held_out(
         self, base: Any, X: Any, y: np.ndarray, labels: np.ndarray, weight: np.ndarray | None, fit_params: dict[str, Any]
@@ -177,10 +181,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def _learn_floor(self, fitted: Any, X: Any) -> None:
         """What a probability of 0 counts as."""
-        self.floor_ = EPS
-        if not hasattr(fitted, "decision_function"):
-            p = np.asarray(fitted.predict_proba(X), np.float64)
-            self.floor_ = max(EPS, float(p[p > 0].min()) / 2) if (p == 0).any() else EPS
+        p = None if hasattr(fitted, "decision_function") else np.asarray(fitted.predict_proba(X), np.float64)
+        self.floor_ = EPS if p is None else floor_of(p)
 
     def _scores(self, fitted: Any, X: Any) -> np.ndarray:
         """[rows, classes] float64."""
@@ -191,8 +193,11 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             if found.shape[1] == len(self.classes_):
                 return found
             if not hasattr(fitted, "predict_proba"):
-                raise ValueError(f"decision_function must have {len(self.classes_)} columns, one a class, got {found.shape[1]}")
-        return np.log(np.maximum(np.asarray(fitted.predict_proba(X), np.float64), self.floor_))
+                raise ValueError(
+                    f"decision_function must have {len(self.classes_)} columns, one a class, got {found.shape[1]}; set it to one "
+                    "against the rest, as decision_function_shape='ovr' of SVC"
+                )
+        return logarithms(np.asarray(fitted.predict_proba(X), np.float64), self.floor_)
 
 
 def _of_rows(fit_params: dict[str, Any], X: Any, rows: np.ndarray) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from softmaxima.experiments.calibration import CLAIMED, NAMES, Calibrated, Peer, as_text
+from softmaxima.experiments.calibration import CLAIMED, Calibrated, as_text
+from softmaxima.experiments.calibration_peers import Peer
 from softmaxima.experiments.measures import Metric
 from softmaxima.report.columns import Column, page_table
-from softmaxima.report.figures import COLOURS, GREY, Figure, gain_cell, panel, panels
+from softmaxima.report.figures import COLOURS, Figure, gain_cell, reliability_panels
 from softmaxima.report.markdown import table
 from softmaxima.report.page import choice, document, facts, figure
-from softmaxima.temperature.calibration import TemperatureCalibration
+from softmaxima.temperature.calibration import METHODS
 from softmaxima.temperature.reliability import BINS, Reliability
 
 SIDES = "#D55E00", COLOURS[0]  # before and after
@@ -29,7 +30,7 @@ class Line:
 
 def lines(result: Calibrated) -> tuple[Line, Line]:
     """Before and after."""
-    return Line("as they are", result.before), Line(f"with {NAMES[result.settings.kind]}", result.after)
+    return Line("as they are", result.before), Line(f"with {METHODS[result.settings.method].words}", result.after)
 
 
 def columns(result: Calibrated) -> tuple[Column[Line], ...]:
@@ -66,7 +67,7 @@ def columns(result: Calibrated) -> tuple[Column[Line], ...]:
 
 
 CAPTION = (
-    "Of rows that were held out: what calibrates a part was fitted to the others. Log loss: −log p of the true class. Brier score: "
+    "Of rows that were held out: what calibrates a fold was fitted to the others. Log loss: −log p of the true class. Brier score: "
     "squared error of the probabilities, 0 to 2. Better by: the mean over rows ± half of its interval, both together at 95 %; ▲ "
     f"better and ▼ worse, where 0 is not in it. Calibration error (ECE): {BINS} bins of the top probability; few rows bias it "
     "upwards, and nothing is claimed of it."
@@ -82,76 +83,27 @@ def settings_in_words(result: Calibrated) -> dict[str, str]:
         "Classes": str(len(scores.classes)),
         "Target": repr(scores.target),
         "Scores": "probabilities, taken as log p" if settings.probabilities else "logits",
-        "Calibration": NAMES[settings.kind],
-        "Held out": f"each row once, in {settings.parts} parts; seed {settings.seed}",
+        "Calibration": METHODS[settings.method].words,
+        "Held out": f"each row once, in {settings.folds} folds; seed {settings.seed}",
     }
-    if isinstance(fitted, TemperatureCalibration):
-        found["Temperature, of all rows"] = f"{fitted.temperature:.6g}"
-        found["Temperatures of the parts"] = ", ".join(f"{each:.4g}" for each in result.temperatures)
-    elif settings.kind != "per_class":
+    if fitted.temperature is not None:
+        found["Temperature, of all rows"] = _number(fitted.temperature, 6)
+        found["Temperatures of the folds"] = ", ".join(_number(each, 4) for each in result.temperatures)
+    elif METHODS[settings.method].has_penalty:
         found["Penalty"] = "of normal priors" if settings.penalty is None else f"{settings.penalty:g}"
     found["Date"] = result.date
     found["Versions"] = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return {**found, "Command": result.command}
 
 
+def _number(temperature: float, digits: int) -> str:
+    return "∞" if math.isinf(temperature) else f"{temperature:.{digits}g}"
+
+
 def reliability_figure(result: Calibrated) -> Figure:
-    """The accuracy of each bin of confidence, before and after."""
-    shares = {"range": [-0.04, 1.06], "tickvals": [0, 0.25, 0.5, 0.75, 1], "ticktext": ["0", "¼", "½", "¾", "1"]}
-    shown = lines(result)
-    plot = panels([line.name for line in shown], aspect=0.8, xaxis=shares, yaxis=shares)
-    for number, (line, colour) in enumerate(zip(shown, SIDES, strict=True), 1):
-        where, filled = panel(number), [bin for bin in line.measured.bins if bin.rows]
-        most = max(bin.rows for bin in filled)
-        sure, right = [bin.confidence / bin.rows for bin in filled], [bin.hits / bin.rows for bin in filled]
-        ends = [_interval(bin.hits, bin.rows) for bin in filled]
-        diagonal = {"color": GREY, "width": 1, "dash": "dot"}
-        plot.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=diagonal, hoverinfo="skip", **where)
-        plot.add_bar(
-            x=sure,
-            y=[0.3 * bin.rows / line.measured.rows for bin in filled],
-            width=0.9 / BINS,
-            marker={"color": "rgba(0, 0, 0, 0)", "line": {"color": colour, "width": 1}},
-            hoverinfo="skip",
-            **where,
-        )
-        plot.add_scatter(
-            x=sure,
-            y=right,
-            mode="markers",
-            error_y={
-                "array": [high - share for share, (_, high) in zip(right, ends, strict=True)],
-                "arrayminus": [share - low for share, (low, _) in zip(right, ends, strict=True)],
-                "color": colour,
-                "thickness": 1,
-                "width": 0,
-            },
-            marker={
-                "size": [max(4.0, 13 * math.sqrt(bin.rows / most)) for bin in filled],
-                "color": colour,
-                "opacity": 1,
-                "line": {"width": 0},
-            },
-            text=[f"{bin.rows:g} rows" for bin in filled],
-            cliponaxis=False,
-            hovertemplate="confidence %{x:.2f}, accuracy %{y:.2f}, %{text}<extra></extra>",
-            **where,
-        )
-    return Figure(
-        "reliability",
-        "Reliability",
-        "Across: the top probability; up: how often it was right, with its interval at 95 %. On the dotted "
-        "diagonal probabilities mean what they say, below it they are too sure, above it not sure enough. The area of a dot, and "
-        "the bar below it, say how many rows it stands for. A bin without rows has no dot.",
-        plot,
-    )
-
-
-def _interval(hits: float, rows: float, z: float = 1.96) -> tuple[float, float]:
-    """The ends of Wilson's interval of a share."""
-    share, more = hits / rows, z * z / rows
-    middle, half = (share + more / 2) / (1 + more), z / (1 + more) * math.sqrt((share * (1 - share) + more / 4) / rows)
-    return min(middle - half, share), max(middle + half, share)
+    """Before and after."""
+    shown = zip(lines(result), SIDES, strict=True)
+    return reliability_panels([(line.name, line.measured.bins, colour) for line, colour in shown], large=True)
 
 
 def page(result: Calibrated) -> str:
@@ -177,8 +129,9 @@ FILES = {"results.json": as_text, "report.html": page}
 
 
 BESIDE_OTHERS = (
-    "Logits of an overfitted network on the digits, and drawn ones; half the rows are fitted to, measures are of the other half. "
-    "The time is the median of 5 fits, ours with what it says of before and after, that of `CalibratedClassifierCV` whole."
+    "Logits of an overfitted network on the digits, and drawn ones; half the rows are fitted to, and the measures are of the other "
+    "half. The time is the median of 5 fits, ours with what it says of before and after, scikit-learn's of "
+    "`CalibratedClassifierCV` whole."
 )
 
 

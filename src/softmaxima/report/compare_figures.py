@@ -28,6 +28,7 @@ from softmaxima.report.figures import (
     panel,
     panels,
     reading_of_gains,
+    reliability_panels,
     rows_layout,
     styles,
 )
@@ -207,48 +208,9 @@ def _shortened(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def reliability_figure(comparison: Comparison) -> Figure:
-    """The accuracy of each bin of confidence."""
-    shares = {"range": [-0.04, 1.06], "tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"], "tickfont": {"size": 11}}
+    """Of each pair."""
     results = _trained(comparison)
-    plot = panels([_label(comparison, result) for result in results], xaxis=shares, yaxis=shares)
-    for number, result in enumerate(results, 1):
-        where, colour = panel(number), colour_of(_map(result))
-        filled = [bin for bin in result.bins if bin.rows]
-        rows, most = (reduced(bin.rows for bin in filled) for reduced in (sum, max))
-        plot.add_scatter(
-            x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "width": 1, "dash": "dot"}, hoverinfo="skip", **where
-        )
-        plot.add_scatter(
-            x=[bin.confidence / bin.rows for bin in filled],
-            y=[bin.hits / bin.rows for bin in filled],
-            mode="markers",
-            marker={
-                "size": [max(3.0, 9 * math.sqrt(bin.rows / most)) for bin in filled],
-                "color": colour,
-                "opacity": 1,
-                "line": {"width": 0},
-            },
-            text=[f"{bin.rows} rows" for bin in filled],
-            cliponaxis=False,
-            hovertemplate="confidence %{x:.2f}, accuracy %{y:.2f}, %{text}<extra></extra>",
-            **where,
-        )
-        plot.add_bar(
-            x=[bin.confidence / bin.rows for bin in filled],
-            y=[0.3 * bin.rows / rows for bin in filled],
-            width=0.9 / len(result.bins),
-            marker={"color": "rgba(0, 0, 0, 0)", "line": {"color": colour, "width": 1}},
-            hoverinfo="skip",
-            **where,
-        )
-    return Figure(
-        "reliability",
-        "Reliability",
-        "Across: the top probability; up: how often it was right. On the dotted diagonal probabilities mean what they say, below "
-        "it they are too sure, above it not sure enough. The area of a dot, and the bar below it, say how many rows it stands for; "
-        "the smallest dots are of few rows, and say little. A bin without rows has no dot.",
-        plot,
-    )
+    return reliability_panels([(_label(comparison, result), result.bins, colour_of(_map(result))) for result in results])
 
 
 def support_figure(comparison: Comparison) -> Figure:

@@ -100,6 +100,11 @@ class RowMeasures:
         return cls(confidence, predicted == labels, others.square().sum(-1) + (1 - p_target).square(), -log_p_target)
 
     @classmethod
+    def of_log(cls, log_p: Tensor, labels: Tensor) -> RowMeasures:
+        """Of log p, whose least are not lost as those of p are."""
+        return cls.of(log_p.exp(), log_p.gather(-1, labels[:, None]).squeeze(-1), labels)
+
+    @classmethod
     def together(cls, parts: Sequence[RowMeasures]) -> RowMeasures:
         """Of the rows of all parts."""
         columns = zip(*((part.confidence, part.hits, part.brier, part.log_loss) for part in parts), strict=True)
@@ -122,13 +127,13 @@ class RowMeasures:
         )
 
 
-def reliability(probabilities: Any, labels: Any, *, weight: Any = None) -> Reliability:
+def reliability(probabilities: Any, labels: Any, *, sample_weight: Any = None) -> Reliability:
     """Expected calibration error, Brier score and log loss of probabilities, with the bins of their picture.
 
     Args:
         probabilities: p [..., classes], tensor or array of any floating dtype; Σp ≤ 1, for some maps leave mass out.
         labels: [...] ints, the index of each row's class.
-        weight: [...] how much each row counts, ≥ 0; None: all alike.
+        sample_weight: [...] how much each row counts, ≥ 0; None: all alike.
 
     Raises:
         TypeError: for what is no array or has a wrong dtype.
@@ -146,7 +151,7 @@ def reliability(probabilities: Any, labels: Any, *, weight: Any = None) -> Relia
     name = "reliability"
     p = check_values(name, "probabilities", as_scores(name, probabilities, "probabilities")).detach()
     target = check_labels(name, labels, p, "probabilities")
-    weights = check_weight(name, weight, p, "probabilities")
+    weights = check_sample_weight(name, sample_weight, p, "probabilities")
     p = p.double().flatten(0, -2) if p.ndim > 1 else p.double()[None]
     if not bool(((p >= 0) & (p <= 1 + ROUNDING)).all()):
         wrong = float(p[~((p >= 0) & (p <= 1 + ROUNDING))][0])
@@ -157,47 +162,45 @@ def reliability(probabilities: Any, labels: Any, *, weight: Any = None) -> Relia
     return RowMeasures.of(p, log_p_target, target).reliability(weights)
 
 
-def check_labels(name: str, labels: Any, x: Tensor, what: str) -> Tensor:
+def check_labels(name: str, labels: Any, x: Tensor, of: str) -> Tensor:
     """[rows] int64, each the index of a class of x [..., classes], which has two or more, and rows."""
     if not x.ndim:
-        raise InputError(f"{name}: {what} must be [..., classes], got a single number")
+        raise InputError(f"{name}: {of} must be [..., classes], got a single number")
     classes = x.shape[-1]
     if classes < 2:
-        raise InputError(f"{name}: {what} must be of two classes or more, got shape {tuple(x.shape)}")
+        raise InputError(f"{name}: {of} must be of two classes or more, got shape {tuple(x.shape)}")
     found = check_values(name, "labels", as_tensor(name, "labels", labels))
     if found.dtype not in LABELS:
         raise TypeError(f"{name}: labels must be ints, the index of each row's class, got {found.dtype}")
-    if found.shape != x.shape[:-1]:
-        raise InputError(
-            f"{name}: labels must have the shape {tuple(x.shape[:-1])}, one for each row of {what} {tuple(x.shape)}, "
-            f"got {tuple(found.shape)}"
-        )
-    found = check_device(name, "labels", found, x).reshape(-1).long()
+    found = _one_a_row(name, "labels", found, x, of).long()
     if not len(found):
-        raise InputError(f"{name}: {what} must have rows, got shape {tuple(x.shape)}")
+        raise InputError(f"{name}: {of} must have rows, got shape {tuple(x.shape)}")
     if not bool(((found >= 0) & (found < classes)).all()):
         wrong = int(found[(found < 0) | (found >= classes)][0])
         raise InputError(f"{name}: labels must be from 0 to {classes - 1}, got {wrong}; leave out rows without a class")
     return found
 
 
-def check_weight(name: str, weight: Any, x: Tensor, what: str) -> Tensor | None:
+def check_sample_weight(name: str, weight: Any, x: Tensor, of: str) -> Tensor | None:
     """[rows] float64 ≥ 0, not all 0."""
     if weight is None:
         return None
-    found = check_values(name, "weight", as_tensor(name, "weight", weight)).detach()
+    found = check_values(name, "sample_weight", as_tensor(name, "sample_weight", weight)).detach()
     if found.is_complex() or found.dtype == torch.bool:
-        raise TypeError(f"{name}: weight must be real, got {found.dtype}")
-    if found.shape != x.shape[:-1]:
-        raise InputError(
-            f"{name}: weight must have the shape {tuple(x.shape[:-1])}, one for each row of {what} {tuple(x.shape)}, "
-            f"got {tuple(found.shape)}"
-        )
-    found = check_device(name, "weight", found, x).reshape(-1).double()
-    if not bool(((found >= 0) & found.isfinite()).all()):
-        raise InputError(
-            f"{name}: weight must be finite and not negative, got {float(found[~((found >= 0) & found.isfinite())][0])}"
-        )
+        raise TypeError(f"{name}: sample_weight must be real, got {found.dtype}")
+    found = _one_a_row(name, "sample_weight", found, x, of).double()
+    if not bool((right := (found >= 0) & found.isfinite()).all()):
+        raise InputError(f"{name}: sample_weight must be finite and not negative, got {float(found[~right][0])}")
     if not bool(found.any()):
-        raise InputError(f"{name}: weight must have a positive entry, got zeros alone")
+        raise InputError(f"{name}: sample_weight must have a positive entry, got zeros alone")
     return found
+
+
+def _one_a_row(name: str, what: str, given: Tensor, x: Tensor, of: str) -> Tensor:
+    """[rows], of what has an entry for each row of x."""
+    if given.shape != x.shape[:-1]:
+        raise InputError(
+            f"{name}: {what} must have the shape {tuple(x.shape[:-1])}, one for each row of {of} {tuple(x.shape)}, "
+            f"got {tuple(given.shape)}"
+        )
+    return check_device(name, what, given, x).reshape(-1)
