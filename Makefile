@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads bench bench-attention bench-heads test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
+.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
 	@echo "make compare-heads  train a network with every last layer and its loss, for docs/heads.md"
+	@echo "make compare-estimators  train a categorical VAE with every estimator of its gradient, for docs/sampling.md"
 	@echo "make test      run the tests, each property on a few examples"
 	@echo "make test-all  run those too that take long, and each property on many examples"
 	@echo "make gpu-test  run what holds of the GPU kernels on the GPU, or without one in Triton's interpreter"
@@ -59,6 +60,9 @@ compare-attention: $(INSTALLED)-report
 
 compare-heads: $(INSTALLED)-test
 	$(BIN)/python docs/update.py compare-heads
+
+compare-estimators: $(INSTALLED)-test
+	$(BIN)/python docs/update.py compare-estimators
 
 test: $(INSTALLED)-test
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)

@@ -8,6 +8,7 @@ heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
+compare-estimators  the same; docs/compare-estimators.json, a picture and tables, in 10 minutes           make compare-estimators
 temperature  probabilities and schedules against τ; two pictures                                        make temperature
 calibration  temperature scaling beside scikit-learn's; a table                                         make temperature
 sampling     bias and variance of every estimator of a gradient; docs/sampling.png and a table          make temperature
@@ -57,11 +58,19 @@ from softmaxima.experiments.heads_plan import TASKS
 from softmaxima.experiments.heads_plan import Settings as HeadsSettings
 from softmaxima.experiments.heads_saved import as_json as heads_json
 from softmaxima.experiments.heads_text import text_task as text_of_heads
+from softmaxima.experiments.pixels import digits
 from softmaxima.experiments.precision import precision
 from softmaxima.experiments.saved import as_json
 from softmaxima.experiments.tables import read_table
 from softmaxima.experiments.texts import read_text
 from softmaxima.experiments.turns import one_thread
+from softmaxima.experiments.vae_plan import SEEDS as ESTIMATOR_SEEDS
+from softmaxima.experiments.vae_plan import STEPS as ESTIMATOR_STEPS
+from softmaxima.experiments.vae_plan import planned as estimators_planned
+from softmaxima.experiments.vae_saved import as_json as estimators_json
+from softmaxima.experiments.vae_study import Study as EstimatorsStudy
+from softmaxima.experiments.vae_study import compare_estimators, vae_task
+from softmaxima.experiments.vae_study import total_steps as total_steps_of_estimators
 from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Map
 from softmaxima.report import attention as attention_report
@@ -80,6 +89,9 @@ from softmaxima.report.compare import columns, twins
 from softmaxima.report.compare_attention import CAPTION as COMPARE_ATTENTION_CAPTION
 from softmaxima.report.compare_attention import markdown as study_markdown
 from softmaxima.report.compare_attention_figures import figures as attention_figures
+from softmaxima.report.compare_estimators import explanations as compare_estimators_explanations
+from softmaxima.report.compare_estimators import markdown as compare_estimators_markdown
+from softmaxima.report.compare_estimators_figures import picture as compare_estimators_picture
 from softmaxima.report.compare_figures import simplex_figure
 from softmaxima.report.compare_heads import explanations as heads_explanations
 from softmaxima.report.compare_heads import markdown as heads_markdown
@@ -235,6 +247,26 @@ def heads_study_blocks(study: HeadsStudy) -> Blocks:
     return {"compare-heads": f"{heads_markdown(study)}\n\n{heads_explanations(study)}\n\n{note}"}
 
 
+def compare_estimators_blocks() -> Blocks:
+    """Train, write the numbers, draw them, and give the tables."""
+    settings, tasks = AttentionSettings(ESTIMATOR_SEEDS, ESTIMATOR_STEPS), [vae_task(digits(), estimators_planned(()))]
+    with progress_bar() as progress:
+        bar = progress.add_task("steps", total=total_steps_of_estimators(tasks, settings))
+        study = compare_estimators(tasks, settings, lambda steps: progress.advance(bar, steps))
+    return estimators_study_blocks(study)
+
+
+def estimators_study_blocks(study: EstimatorsStudy) -> Blocks:
+    """The numbers, picture and tables of a comparison of estimators."""
+    numbers = made_on() | {"threads": 1} | estimators_json(study, rows=False)
+    (DOCS / "compare-estimators.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    draw(compare_estimators_picture(study.findings[0]), DOCS / "compare-estimators.png")
+    picture = "![ELBO against the steps, and the SNR of a step's gradient, by estimator](compare-estimators.png)"
+    note = f"{caption('make compare-estimators', threads=1)} All numbers: [compare-estimators.json](compare-estimators.json)."
+    parts = (picture, compare_estimators_markdown(study), compare_estimators_explanations(study), note)
+    return {"compare-estimators": "\n\n".join(parts)}
+
+
 def temperature_blocks() -> Blocks:
     """Draw what τ does to five scores, and how schedules go."""
     made = caption("make temperature")
@@ -305,6 +337,7 @@ COMMANDS = {
     "heads": heads_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
+    "compare-estimators": compare_estimators_blocks,
     "temperature": temperature_blocks,
     "sampling": sampling_blocks,
     "calibration": calibration_blocks,

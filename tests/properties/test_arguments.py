@@ -79,7 +79,7 @@ REQUIRED: dict[Any, Any] = {
     "factor": 0.5,
     "ratio": 0.5,
     "layers": 2,
-    "first": 1.0,
+    "at": lambda step: 1.0,
     "last": 0.5,
     "total": 2,
     "module": torch.nn.Linear(3, 1),

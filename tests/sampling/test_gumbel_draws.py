@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,17 @@ def assert_drawn_from(p: torch.Tensor, counts: torch.Tensor) -> None:
     assert not counts[p == 0].any()
     expected = p[p > 0].double() * counts.sum()
     assert stats.chisquare(counts[p > 0].numpy(), expected.numpy() * (counts.sum() / expected.sum()).item()).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("offset", [-1e18, 1e9, 1e18])
+def test_an_offset_changes_no_draw(offset: float, dtype: torch.dtype):
+    """The noise keeps its digits however large the scores are; of equal scores each is drawn as often."""
+    x = torch.full((2000, 4), math.copysign(6e4, offset) if dtype == torch.float16 else offset, dtype=dtype)
+    drawn = gumbel_max(x, generator=1)
+    torch.testing.assert_close(drawn, gumbel_max(torch.zeros_like(x), generator=1))
+    for function in ONE_HOT.values():
+        torch.testing.assert_close(function(x, generator=2), function(torch.zeros_like(x), generator=2))
+    assert drawn.bincount(minlength=4).min() > 400
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -165,3 +177,13 @@ def test_arrays_come_back_as_arrays():
     assert gumbel_max(x, generator=0).dtype == np.int64
     assert isinstance(gumbel_max(x[0], generator=0), np.int64)
     assert isinstance(gumbel_top_k(x, 2, generator=0).indices, np.ndarray)
+
+
+@pytest.mark.parametrize("tau", [1e-3, 1.0])
+def test_no_class_is_taken_twice_where_fewer_are_allowed_than_are_wanted(tau: float):
+    x = torch.tensor([[0.0, -torch.inf, 1.0, -torch.inf, 2.0], [-torch.inf] * 5, [3.0, *[-torch.inf] * 4]]).double()
+    p = relaxed_top_k(x, 5, tau, generator=1)
+    torch.testing.assert_close(p.sum(-1), torch.tensor([3.0, 0.0, 1.0]).double())
+    assert p[0, 1] == p[0, 3] == 0
+    if tau < 1:
+        torch.testing.assert_close(p, (x > -torch.inf).double())

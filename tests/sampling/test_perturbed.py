@@ -105,3 +105,11 @@ def test_the_gradient_sees_noise_that_the_scores_do_not():
     x = torch.full((3,), 1e20, dtype=torch.float64, requires_grad=True)
     y = perturbed_argmax(x, lambda u: torch.rand(u.shape, generator=torch.Generator().manual_seed(0)), samples=50, generator=0)
     assert torch.autograd.grad(y[0], x)[0].abs().min() > 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 6e4, 1e8])
+def test_the_dtype_of_the_scores_draws_nothing_else(offset: float, dtype: torch.dtype):
+    """The solver sees the noise with all its digits."""
+    x = torch.full((2,), min(offset, 6e4) if dtype == torch.float16 else offset, dtype=dtype)
+    y = perturbed_argmax(x, one_hot, samples=20_000, generator=0)
+    assert abs(float(y[0]) - 0.5) < 0.02

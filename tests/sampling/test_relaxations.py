@@ -15,11 +15,15 @@ from softmaxima.sampling import (
     GumbelSoftmax,
     gumbel_max,
     gumbel_softmax,
+    gumbel_top_k,
+    perturbed_argmax,
     rao_blackwell_gumbel,
+    reinforce,
     reinmax,
     relaxed_sample,
     relaxed_top_k,
     straight_through,
+    sum_and_sample,
 )
 from softmaxima.temperature import ExponentialTemperature, Temperature
 
@@ -81,6 +85,29 @@ def test_functions_transform(function: Callable[..., Any]):
     slopes = torch.func.vmap(torch.func.grad(lambda row: function(row)[0]), randomness="different")(x)
     torch.testing.assert_close(slopes.sum(-1), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
     assert torch.func.jacfwd(lambda row: function(row), randomness="same")(x[0].float()).shape == (4, 4)
+
+
+FORWARD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gumbel_softmax": lambda x: gumbel_softmax(x, 0.5, generator=1),
+    "hard": lambda x: gumbel_softmax(x, 0.5, True, generator=1),
+    "elastic_softmax": lambda x: relaxed_sample(x, 0.5, map="elastic_softmax", generator=1),
+    "straight_through": lambda x: straight_through(x, generator=1),
+    "reinmax": lambda x: reinmax(x, 1.5, generator=1),
+    "rao_blackwell_gumbel": lambda x: rao_blackwell_gumbel(x, 0.5, generator=1),
+    "relaxed_top_k": lambda x: relaxed_top_k(x, 2, generator=1),
+    "gumbel_top_k": lambda x: gumbel_top_k(x, 2, generator=1).log_prob,
+    "reinforce": lambda x: reinforce(x, lambda draws: draws.cumsum(-1).sin().sum(-1), generator=1),
+    "sum_and_sample": lambda x: sum_and_sample(x, lambda draws: draws.cumsum(-1).sin().sum(-1), generator=1),
+    "perturbed_argmax": lambda x: perturbed_argmax(x, lambda x: x.argsort(-1).argsort(-1), samples=20, generator=1),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_both_modes_have_one_derivative(name: str):
+    """What is constant in one mode is in the other."""
+    x, function = scores().detach(), FORWARD[name]
+    forward = torch.func.jacfwd(function, randomness="same")(x)
+    torch.testing.assert_close(forward, torch.autograd.functional.jacobian(function, x), atol=1e-12, rtol=1e-12)
 
 
 def test_draws_compile_to_one_graph():

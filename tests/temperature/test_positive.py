@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 from typing import Any
 
@@ -16,23 +17,90 @@ from conftest import normal
 KINDS = ("exp", "softplus", "sigmoid")
 
 
+def limits(kind: str, dtype: torch.dtype) -> list[tuple[float | None, float | None]]:
+    """Wide and narrow ones, and those of the dtype."""
+    widest = (None, 1 / torch.finfo(dtype).tiny if kind == "sigmoid" else None)
+    return [widest, (0.25, 4.0), (1e-4, 100.0), (None, 1.0), (1.0, 1.0 + 2 * torch.finfo(dtype).eps), (1e-4, 1e-4 * (1 + 2**-6))]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("init", [1e-3, 0.5, 1.0, 7.0, 99.0])
-def test_it_is_what_it_is_given_at_first_in_every_dtype(kind: str, init: float, dtype: torch.dtype):
+def test_it_is_what_it_is_given_but_for_the_rounding_of_rho(kind: str, init: float, dtype: torch.dtype):
     made = sm.Positive(init, 1e-4, 100.0, kind, (2, 1), dtype=dtype)
     value = made()
     assert (value.shape, value.dtype) == ((2, 1), dtype)
-    rounding = torch.finfo(dtype).eps * (1 + float(made.rho.detach().abs().max()))  # of ρ
+    rho = made.rho.detach().double().requires_grad_()
+    (slope,) = torch.autograd.grad(made.range.value(rho).log().sum(), rho)
+    half_units = 1 + float((rho.detach() * slope).abs().max())
+    rounding = 3 * torch.finfo(dtype).eps / 2 * half_units  # of exp and log too
     torch.testing.assert_close(value.double(), torch.full((2, 1), init, dtype=torch.float64), rtol=rounding, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rho", [-1e30, -200.0, -30.0, 0.0, 30.0, 200.0, 1e30])
-def test_it_stays_within_its_limits_wherever_steps_take_it(kind: str, rho: float, dtype: torch.dtype):
-    made = sm.Positive(1.0, 0.25, 4.0, kind, dtype=dtype)
+def test_wherever_steps_take_it_it_is_a_number_within_its_limits_and_has_a_way_back(kind: str, dtype: torch.dtype):
+    numbers = torch.finfo(dtype)
+    places = [
+        0.0,
+        *(sign * r for sign in (-1, 1) for r in (1e-3, 5.0, 9.6, 9.8, 11.2, 20.0, 87.0, 89.0, 110.0, 800.0, 3e4, numbers.max)),
+    ]
+    for minimum, maximum in limits(kind, dtype):
+        within = sm.StateTemperature(nn.Identity(), minimum, maximum, kind).range
+        a, b, low, high = within.within(dtype)
+        assert low < high
+        rho = torch.tensor(places, dtype=dtype, requires_grad=True)
+        value = within.value(rho)
+        rounded = torch.tensor([a, b], dtype=torch.float64).to(dtype)
+        assert bool(((value >= rounded[0]) & (value <= rounded[1])).all())
+        if minimum is None or maximum is None:
+            assert bool((1 / value).isfinite().all())
+        up, down = (torch.autograd.grad(way * value.sum(), rho, retain_graph=True)[0] for way in (-1, 1))
+        assert bool((up.isfinite() & down.isfinite() & (up <= 0) & (down >= 0)).all())
+        assert bool(((up < 0) == (rho < high)).all()), (a, b, low, high)
+        assert bool(((down > 0) == (rho > low)).all()), (a, b, low, high)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_is_converted_keeps_to_the_numbers_of_its_new_dtype(kind: str, dtype: torch.dtype):
+    for minimum, maximum, init in ((None, 1e30, 7e4), (1e-30, 1e-10, 1e-20), (1e5, 1e10, 1e7), (0.25, 4.0, 1.0)):
+        made = sm.Positive(init, minimum, maximum, kind, dtype=torch.float64).to(dtype)
+        value = made()
+        (slope,) = torch.autograd.grad(value.log() * (-1 if made.rho <= 0 else 1), made.rho)
+        assert (value.isfinite() & (1 / value).isfinite() & slope.isfinite()).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_the_way_back_from_a_step_far_out_is_short(kind: str, side: float):
+    made = sm.Positive(1.0, 0.25, 4.0, kind)
+    rate = torch.optim.SGD(made.parameters(), 1e6)
+    (-side * made()).backward()
+    rate.step()
+    optimizer = torch.optim.Adam(made.parameters(), 0.5)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (side * made().log()).backward()
+        optimizer.step()
+    assert side * math.log(float(made().detach())) < -0.5
+
+
+def test_nothing_is_written_into_what_others_look_at():
+    """Two calls before backward; torch.func, a compiled call, a call that does not learn, and a ρ that is computed."""
+    made = sm.Positive(1.0, 0.25, 4.0)
+    far = torch.full((), 50.0)
     with torch.no_grad():
-        made.rho.fill_(max(min(rho, torch.finfo(dtype).max), torch.finfo(dtype).min))
-    assert 0.25 <= float(made().detach()) <= 4.0
+        made.rho.copy_(far)
+        assert made() == 4.0
+        assert made.rho == far
+    compiled = torch.compile(lambda: made() * 2, fullgraph=True, backend="aot_eager")
+    assert (compiled().item(), made.rho.item()) == (8.0, 50.0)
+    other = far.clone().requires_grad_()
+    slope = torch.func.grad(lambda rho: torch.func.functional_call(made, {"rho": rho}, ()))(other)
+    assert (slope.item(), other.item(), made.rho.item()) == (4.0, 50.0, 50.0)
+    again = torch.func.functional_call(made, {"rho": other}, ())
+    assert (again.item(), other.item()) == (4.0, 50.0)
+    torch.utils.checkpoint.checkpoint(lambda: made() * made() * made(), use_reentrant=False).backward()
+    assert made.rho.item() == pytest.approx(math.log(4.0))
+    assert made.rho.grad.item() == pytest.approx(3 * 4.0**3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,6 +134,18 @@ def test_its_derivatives_are_true(kind: str):
     assert torch.autograd.gradgradcheck(made.range.value, (rho,))
     each = torch.func.vmap(torch.func.grad(made.range.value))(rho.detach())
     torch.testing.assert_close(each, torch.autograd.grad(made.range.value(rho).sum(), rho)[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_to_onnx_it_is_what_it_is_here(kind: str):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    layer, x, file = sm.Softmax(temperature=sm.Temperature(0.5, 0.1, 2.0, kind)), normal(2, 3).float(), io.BytesIO()
+    torch.onnx.export(layer, (x,), file, dynamo=False)
+    assert {node.domain for node in onnx.load_from_string(file.getvalue()).graph.node} == {""}
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), layer(x).detach())
 
 
 def test_it_is_saved_copied_and_compiled():
@@ -132,7 +212,14 @@ def test_layers_share_what_is_learnt():
     assert len(list(layers.parameters())) == 2
     layers[3](normal(2, 3).float())[:, 0].sum().backward()
     assert all(parameter.grad is not None for parameter in temperatures.parameters())
-    assert list(sm.LayerwiseTemperature(2.0, 0.5, 2).state_dict()) == ["init.rho", "ratio.rho"]
+    numbers = sm.LayerwiseTemperature(0.1, 1 / 3, 3)
+    assert [one().item() for one in numbers] == [0.1, 0.1 * (1 / 3), 0.1 * (1 / 3) ** 2]
+    assert (numbers.state_dict(), repr(numbers)[:50]) == ({}, f"LayerwiseTemperature(init=0.1, ratio={1 / 3}, layers=3)"[:50])
+    heads = sm.LayerwiseTemperature(torch.tensor([1.0, 2.0]), nn.Parameter(torch.tensor(0.5)), 2)
+    torch.testing.assert_close(heads(), torch.tensor([[1.0, 2.0], [0.5, 1.0]]))
+    assert set(heads.state_dict()) == {"init", "ratio"}
+    layer = sm.Softmax(temperature=numbers[1])
+    torch.testing.assert_close(layer(normal(2, 3)), sm.softmax(normal(2, 3), temperature=0.1 / 3))
 
 
 def test_of_a_state_it_is_one_for_each_row():
@@ -163,7 +250,47 @@ def test_of_a_state_it_is_one_for_each_row():
         (lambda: sm.Positive(1.0, dtype=torch.int64), TypeError, "dtype must be float64"),
         (lambda: sm.Temperature(float("nan")), ValueError, "Temperature: init must be"),
         (lambda: sm.Temperature(1.0, 0.5, 2.0).set_(3.0), ValueError, "Temperature.set_: value must be"),
+        (
+            lambda: sm.Temperature(7e4, dtype=torch.float16),
+            ValueError,
+            "init must be at least 6.1.*e-05 and at most 16384 .*float16",
+        ),
+        (lambda: sm.Temperature(1e-10, dtype=torch.float16), ValueError, "init must be at least 6.1.*e-05"),
+        (lambda: sm.Positive(0.5, None, 8e37, "sigmoid"), ValueError, "init must be above 0.94"),
+        (
+            lambda: sm.Positive(1.0, maximum=1e5, dtype=torch.float16),
+            ValueError,
+            "maximum must be from 6.1e-05 to 1.6e.04, as torch.float16",
+        ),
+        (lambda: sm.Positive(1.0, maximum=math.inf), ValueError, "maximum must be from .*, got inf"),
+        (lambda: sm.Positive(1.0, maximum=0.0), ValueError, "maximum must be from .*, got 0.0"),
+        (lambda: sm.Positive(device="foo"), ValueError, "device must be one of torch's, got 'foo'"),
+        (lambda: sm.Positive(device=1.5), ValueError, "device must be one of torch's, got 1.5"),
         (lambda: sm.LayerwiseTemperature(1.0, -0.5, 3), ValueError, "ratio must be"),
+        (
+            lambda: sm.LayerwiseTemperature(1.0, 1e200, 3),
+            ValueError,
+            r"ratio\^2, of the deepest layer, must be positive and .*, got inf",
+        ),
+        (
+            lambda: sm.LayerwiseTemperature(1.0, 1e-200, 3),
+            ValueError,
+            r"ratio\^2, of the deepest layer, must be positive and .*, got 0.0",
+        ),
+        (
+            lambda: sm.LayerwiseTemperature(torch.tensor([1.0, 0.0]), 0.5, 3),
+            ValueError,
+            "init must be positive .* a tensor with 0.0",
+        ),
+        (lambda: sm.LayerwiseTemperature("1", 0.5, 3), TypeError, "init must be positive .* the string '1'"),
+        (
+            lambda: sm.StateTemperature(nn.Identity())(torch.ones(2, 1).int()),
+            TypeError,
+            "must give a tensor of .*, got torch.int32",
+        ),
+        (lambda: sm.StateTemperature(nn.Identity())(1.0), TypeError, "must give a tensor of .*, got float"),
+        (lambda: sm.StateTemperature(nn.Linear(3, 2))(torch.ones(4, 3)), ValueError, r"one number for each .* shape \(4, 2\)"),
+        (lambda: sm.StateTemperature(nn.Identity())(torch.ones(())), ValueError, r"one number for each .* shape \(\)"),
         (lambda: sm.LayerwiseTemperature(1.0, 0.5, 0), ValueError, "layers must be an int of at least 1"),
         (lambda: sm.LayerwiseTemperature(1.0, 0.5, 2)[2], IndexError, "layer must be below 2, got 2"),
         (lambda: sm.StateTemperature(3), TypeError, "module must be a network"),

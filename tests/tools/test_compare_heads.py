@@ -26,13 +26,10 @@ from softmaxima.cli import main
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments import heads, heads_memory, heads_pictures, heads_plan
 from softmaxima.experiments.heads import (
-    COST,
     Finding,
-    Run,
     Study,
     Training,
     compare_heads,
-    difference,
     summary,
     total_steps,
     trained,
@@ -41,9 +38,11 @@ from softmaxima.experiments.heads_bodies import CONTEXT
 from softmaxima.experiments.heads_layers import Layer, layer
 from softmaxima.experiments.heads_pictures import FREQUENCIES, PIXELS, Pictures, digits_task, pairs_in_order, retrieval
 from softmaxima.experiments.heads_plan import HEADS, TASKS, Head, Settings, missing, planned
-from softmaxima.experiments.heads_saved import GAINS, MEASURES, TIMES, as_csv, as_json, read_trainings
-from softmaxima.experiments.heads_tasks import Reached, Task
+from softmaxima.experiments.heads_saved import GAINS, MEASURES, as_csv, as_json, read_trainings
+from softmaxima.experiments.heads_tasks import Task
 from softmaxima.experiments.heads_text import BASELINE, RUN, SHARE, WORD, NextWord, runs, text_task
+from softmaxima.experiments.studies import COST, Reached, Run, difference
+from softmaxima.experiments.studies_saved import TIMES
 from softmaxima.experiments.texts import LEAST, Text, read_text
 from softmaxima.report.columns import write_files
 from softmaxima.report.compare_heads import FILES, columns, explanations, markdown, note, page, reservations, sentence
@@ -189,7 +188,7 @@ def test_of_pictures_the_class_of_the_largest_score_is_named_and_cosines_are_of_
 def test_torchs_own_begins_alike_and_reaches_the_same(own: str, peer: str) -> None:
     task = text([BY_NAME[own], BY_NAME[peer]])
     ends = []
-    for head in task.heads:
+    for head in task.entries:
         training = Training(task, task.lesson(0), head, 0, 12)
         training.advance(12)
         ends.append(training.end().reached.means)
@@ -287,7 +286,7 @@ def marked(p: np.ndarray, y: np.ndarray) -> Reached:
 
 
 def replace_held(task: NextWord, held: Tensor, classes: int) -> NextWord:
-    return NextWord(task.title, task.heads, task.windows, held, torch.ones(classes), (), "")
+    return NextWord(task.title, task.entries, task.windows, held, torch.ones(classes), (), "")
 
 
 def sparse_rows(rows: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -387,12 +386,12 @@ def test_where_the_system_tells_no_memory_there_is_none(monkeypatch: pytest.Monk
 def test_all_heads_begin_with_the_same_network_and_see_the_same_batches() -> None:
     task = text(TASKS["text"])
     lesson = task.lesson(3)
-    first, *others = [Training(task, lesson, head, 3, 1) for head in task.heads]
+    first, *others = [Training(task, lesson, head, 3, 1) for head in task.entries]
     for other in others:
         assert torch.equal(first.batches, other.batches)
         for own, same in zip(first.body.parameters(), other.body.parameters(), strict=True):
             assert torch.equal(own, same)
-    assert not torch.equal(first.batches, Training(task, lesson, task.heads[0], 4, 1).batches)
+    assert not torch.equal(first.batches, Training(task, lesson, task.entries[0], 4, 1).batches)
 
 
 def test_seeds_give_one_result_whatever_the_callers_random_state(study: Study) -> None:
@@ -473,7 +472,7 @@ def test_where_labels_are_shuffled_nothing_is_recommended() -> None:
 
 
 def replace_windows(task: NextWord, windows: Tensor, held: Tensor) -> NextWord:
-    return NextWord(task.title, task.heads, windows, held, task.counts, (), "")
+    return NextWord(task.title, task.entries, windows, held, task.counts, (), "")
 
 
 def study_of(
@@ -731,7 +730,7 @@ def test_what_was_interrupted_goes_on_to_the_same_result(study: Study, tmp_path:
     assert read_trainings(tmp_path / "results.json", tasks, TINY) == first
     whole = summary(tasks, TINY, [*first, *trained(tasks, TINY, done)])
     assert measured(whole) == measured(study)
-    assert [result.peak_bytes for result in whole.findings[0].heads] == [r.peak_bytes for r in study.findings[0].heads]
+    assert [result.peak_bytes for result in whole.findings[0].trained] == [r.peak_bytes for r in study.findings[0].trained]
 
 
 @pytest.mark.parametrize(

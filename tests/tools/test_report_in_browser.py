@@ -30,10 +30,14 @@ from softmaxima.experiments.heads_pictures import digits_task as heads_digits
 from softmaxima.experiments.heads_plan import TASKS
 from softmaxima.experiments.heads_plan import Settings as HeadsSettings
 from softmaxima.experiments.heads_text import text_task
+from softmaxima.experiments.pixels import digits
 from softmaxima.experiments.tables import Table, read_table
 from softmaxima.experiments.texts import Text, read_text
+from softmaxima.experiments.vae_plan import planned
+from softmaxima.experiments.vae_study import compare_estimators, vae_task
 from softmaxima.report.compare import page
 from softmaxima.report.compare_attention import page as attention_page
+from softmaxima.report.compare_estimators import page as estimators_page
 from softmaxima.report.compare_heads import page as heads_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -50,6 +54,7 @@ FIGURES = {
         *(f"text-{of}" for of in ("smoothed-nats", "score", "top1", "cost", "eps", "time", "memory")),
         *(f"digits-{of}" for of in ("recall", "accuracy", "cosines", "neighbours", "cost")),
     ),
+    "estimators_report": tuple(f"digits-{of}" for of in ("elbo", "bound", "curves", "snr", "bias")),
 }
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -185,6 +190,15 @@ def heads_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         study = heads.compare_heads(tasks, settings)
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(heads_page(study), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def estimators_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = AttentionSettings(seeds=2, steps=10, quick=True)
+    study = compare_estimators([vae_task(digits(), planned(["Gumbel-softmax 0.5", "ReinMax", "REBAR"]))], settings)
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(estimators_page(study), encoding="utf-8")
     return path
 
 

@@ -18,6 +18,7 @@ from softmaxima.cli.bench_heads import bench_heads
 from softmaxima.cli.calibrate import calibrate
 from softmaxima.cli.compare import compare
 from softmaxima.cli.compare_attention import compare_attention
+from softmaxima.cli.compare_estimators import compare_estimators
 from softmaxima.cli.compare_heads import compare_heads
 from softmaxima.cli.lse import lse
 from softmaxima.cli.predict import predict
@@ -36,9 +37,10 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
+COMPARISONS = (compare, compare_attention, compare_heads, compare_estimators)
 COMMANDS = {
     command.__name__.replace("_", "-"): command
-    for command in (compare, compare_attention, compare_heads, predict, calibrate, bench, bench_attention, bench_heads, lse)
+    for command in (*COMPARISONS, predict, calibrate, bench, bench_attention, bench_heads, lse)
 }
 for command in COMMANDS.values():
     app.command(command)

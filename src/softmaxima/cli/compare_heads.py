@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.text import Text
 
-from softmaxima.cli import pieces
-from softmaxima.cli.terminal import Output, check_file, check_named, check_writable, fail, names, show_table
+from softmaxima.cli import pieces, studies
+from softmaxima.cli.terminal import check_file, check_named, check_writable, fail, names
 
 if TYPE_CHECKING:
-    from softmaxima.experiments.heads import Study
-    from softmaxima.experiments.heads_plan import Settings
     from softmaxima.experiments.heads_tasks import Task
 
 
@@ -88,54 +82,14 @@ def compare_heads(
     )
     content = read_text(text) if "text" in plan else None
     check_writable("--out", out, is_directory=True)
+    from softmaxima.experiments import heads as experiment
     from softmaxima.experiments.heads_pictures import digits_task, mnist_task
     from softmaxima.experiments.heads_saved import read_trainings
     from softmaxima.experiments.heads_text import text_task
+    from softmaxima.report import compare_heads as report
 
     tasks: list[Task] = [text_task(content, settings, plan["text"])] if content is not None else []
     makers = {"digits": digits_task, "mnist": mnist_task}
     tasks += [make(plan[name]) for name, make in makers.items() if name in plan and name not in left_out]
     done = read_trainings(out / pieces.NUMBERS, tasks, settings) if resume else []
-    run(tasks, settings, left_out, done, out, json)
-
-
-def run(tasks: Sequence[Task], settings: Settings, left_out: Mapping[str, str], done: list, out: Path, json: bool) -> None:
-    """Train seed after seed, and after each write what is known; then show it."""
-    from softmaxima.experiments.heads import seconds_of_all, summary, total_steps, trained
-    from softmaxima.report.compare_heads import FILES
-
-    given = (tasks, settings)
-    trainings = pieces.of_tasks(
-        tasks,
-        settings.seeds,
-        "heads",
-        trained=partial(trained, *given),
-        steps=partial(total_steps, *given),
-        seconds=partial(seconds_of_all, *given),
-        summary=lambda done: summary(*given, done, pieces.command_given(), left_out),
-        files=FILES,
-    )
-    absent = [f"{name} is left out: {why}" for name, why in left_out.items()]
-    pieces.run(trainings, done, out, show, [*pieces.introduction(tasks), *absent], json)
-
-
-def show(study: Study, console: Console | None = None) -> None:
-    """A table and what to take for each task, and what the columns are."""
-    from softmaxima.report.compare_heads import caption, columns, note, reservations
-
-    console = console or Output()
-    meanings: dict[str, str] = {}
-    for finding in study.findings:
-        taken = [result is finding.taken for result in finding.results]
-        shown = show_table(console, finding.task.name, columns(finding), finding.results, taken)
-        meanings |= {column.short: column.meaning for column in shown if column.meaning}
-        for verdict in finding.verdicts:
-            words = " ".join((f". {verdict.reason}", *reservations(study, finding, verdict)))
-            console.print(Text.assemble(f"{verdict.question.title.capitalize()}: ", (verdict.headline, "bold"), words))
-        if told := note(finding, shown):
-            console.print(Text(told, style="dim"))
-    console.print()
-    for told in dict.fromkeys(caption(finding) for finding in study.findings):
-        console.print(Text(told, style="dim"))
-    for short, meaning in meanings.items():
-        console.print(Text(f"{short}: {meaning}", style="dim"))
+    studies.run(experiment, report, "heads", tasks, settings, left_out, done, out, json)

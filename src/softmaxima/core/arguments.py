@@ -151,8 +151,7 @@ def _said(name: str, what: str, module: torch.nn.Module) -> Any:
 
 def scale_domain(dtype: torch.dtype) -> tuple[Callable[[Any], Any], str]:
     """(valid, domain) of a scale of scores of a dtype: a positive number whose reciprocal is one too, in what computes them."""
-    dtype = COMPUTE_DTYPE[dtype]
-    least = torch.finfo(dtype).tiny
+    least = torch.finfo(COMPUTE_DTYPE[dtype]).tiny
     return lambda c: (c >= least) & (c <= 1 / least), f"positive, from {least:.2g} to {1 / least:.2g} for scores in {dtype}"
 
 

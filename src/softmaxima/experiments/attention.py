@@ -36,11 +36,10 @@ from softmaxima.experiments.attention_tasks import Task
 from softmaxima.experiments.differences import Difference, interval_of, means_of_batches, of_mean
 from softmaxima.experiments.measures import METRICS, Metric, geometric_mean
 from softmaxima.experiments.transformer import Transformer
-from softmaxima.experiments.turns import BETAS, one_thread, rate, rotated
+from softmaxima.experiments.turns import BETAS, in_turns, one_thread, rate
 from softmaxima.experiments.verdicts import Bar, Words, recommend
 from softmaxima.maps import REGISTRY
 
-TURN = 5  # steps of one map before it is the next one's turn
 SCORED = 64  # held-out rows at once
 LOOKED_AT = 16  # held-out rows, of whose attention is counted what is not 0
 BASELINE = "class frequencies"
@@ -251,9 +250,7 @@ def _trained(
 ) -> Trained:
     """What every map reached with that seed, some steps of each in turn."""
     trainings = [Training(task, variant, seed, settings.steps) for variant in chosen]
-    for turn, first in enumerate(range(0, settings.steps, TURN)):
-        for training in rotated(trainings, turn):
-            advanced(training.advance(min(TURN, settings.steps - first)))
+    in_turns(trainings, settings.steps, advanced)
     runs = {variant.name: training.end(is_first) for variant, training in zip(chosen, trainings, strict=True)}
     layer, head = pictured(runs[REFERENCE].heads, task.causal)
     return {

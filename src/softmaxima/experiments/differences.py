@@ -1,4 +1,4 @@
-"""Whether one that was trained differs from another: the statistics that `compare`, `compare-attention` and `compare-heads` share.
+"""Whether one that was trained differs from another: the statistics that all comparisons share.
 
 A difference is a mean of paired gains, of folds or of seeds, with an interval mean ± t √variance, t at level
 1 − 5 %/(number of pairs that are compared): Bonferroni's correction, so that in one metric all the intervals hold at once with

@@ -53,31 +53,30 @@ class Measured:
     """An estimator over many independent estimates of a gradient g [n].
 
     `bias` is |E ĝ − g|, relative to |g|; `deviation` the largest of (E ĝ − g)_i in standard errors; `variance` is E|ĝ − E ĝ|²/|g|²,
-    of one estimate; `evaluations` of f it takes; `unbiased` is what it claims.
+    of one estimate; `unbiased` is what it claims.
     """
 
     name: str
     unbiased: bool
-    evaluations: int
     bias: float
     deviation: float
     variance: float
 
 
-# (row, estimator, options, samples, evaluations of f a sample, and more)
-PLAN: tuple[tuple[str, str, dict[str, Any], int, int, int], ...] = (
-    ("gumbel_softmax", "gumbel_softmax", {"temperature": 0.5}, 4, 1, 0),
-    ("gumbel_sparsemax", "gumbel_sparsemax", {"temperature": 0.5}, 4, 1, 0),
-    ("straight_through_gumbel", "straight_through_gumbel", {"temperature": 0.5}, 4, 1, 0),
-    ("rao_blackwell_gumbel", "rao_blackwell_gumbel", {"temperature": 0.5, "conditionals": 10}, 4, 1, 0),
-    ("straight_through", "straight_through", {}, 4, 1, 0),
-    ("reinmax", "reinmax", {}, 4, 1, 0),
-    ("reinforce", "reinforce", {}, 4, 1, 0),
-    ("reinforce_leave_one_out", "reinforce_leave_one_out", {}, 4, 1, 0),
-    ("sum_and_sample", "sum_and_sample", {"exact": 2, "baseline": "leave_one_out"}, 2, 1, 2),
-    ("rebar", "rebar", {"temperature": 0.5}, 2, 2, 0),
-    ("relax", "relax", {}, 2, 2, 0),
-)
+# Of each estimator its options, and as many samples as take four evaluations of f.
+PLAN: dict[str, tuple[dict[str, Any], int]] = {
+    "gumbel_softmax": ({"temperature": 0.5}, 4),
+    "gumbel_sparsemax": ({"temperature": 0.5}, 4),
+    "straight_through_gumbel": ({"temperature": 0.5}, 4),
+    "rao_blackwell_gumbel": ({"temperature": 0.5, "conditionals": 10}, 4),
+    "straight_through": ({}, 4),
+    "reinmax": ({}, 4),
+    "reinforce": ({}, 4),
+    "reinforce_leave_one_out": ({}, 4),
+    "sum_and_sample": ({"exact": 2, "baseline": "leave_one_out"}, 2),
+    "rebar": ({"temperature": 0.5}, 2),
+    "relax": ({}, 2),
+}
 
 
 def measure_estimators(problem: Problem | None = None, estimates: int = N, steps: int = 100, seed: int = 0) -> list[Measured]:
@@ -91,10 +90,10 @@ def measure_estimators(problem: Problem | None = None, estimates: int = N, steps
     problem = problem or standard_problem()
     learned = learned_control(problem, steps, seed)
     rows = []
-    for name, estimator, options, samples, each, more in PLAN:
-        evaluate = learned if estimator == "relax" else partial(expectation, estimator=estimator, **options)
+    for name, (options, samples) in PLAN.items():
+        evaluate = learned if name == "relax" else partial(expectation, estimator=name, **options)
         gradients = estimated(problem, evaluate, samples, estimates, seed)
-        rows.append(measured(name, ESTIMATORS[estimator].unbiased, samples * each + more, gradients, problem.gradient()))
+        rows.append(measured(name, gradients, problem.gradient()))
     return rows
 
 
@@ -105,12 +104,13 @@ def estimated(problem: Problem, evaluate: Callable[..., Tensor], samples: int, e
     return torch.autograd.grad(value.sum(), x)[0]
 
 
-def measured(name: str, unbiased: bool, evaluations: int, gradients: Tensor, truth: Tensor) -> Measured:
+def measured(name: str, gradients: Tensor, truth: Tensor) -> Measured:
     """What the estimates say."""
     error, size = gradients.mean(0) - truth, truth.norm()
     spread = gradients.var(0)
     deviation = (error.abs() / (spread / len(gradients)).sqrt().clamp_min(1e-12)).max()
-    return Measured(name, unbiased, evaluations, float(error.norm() / size), float(deviation), float(spread.sum() / size.square()))
+    unbiased = ESTIMATORS[name].unbiased
+    return Measured(name, unbiased, float(error.norm() / size), float(deviation), float(spread.sum() / size.square()))
 
 
 def learned_control(problem: Problem, steps: int, seed: int = 0, rows: int = 256) -> Relax:
@@ -131,22 +131,7 @@ def learned_control(problem: Problem, steps: int, seed: int = 0, rows: int = 256
     return control
 
 
-def variances(rows: Sequence[Measured]) -> dict[str, float]:
-    """The variance of each estimator, by name.
-
-    >>> variances([Measured("reinforce", True, 4, 0.0, 0.0, 2.0)])
-    {'reinforce': 2.0}
-    """
-    return {row.name: row.variance for row in rows}
-
-
-# Estimators with a temperature, with what else they take, at as many evaluations of f as in PLAN.
-TEMPERED = {
-    "gumbel_softmax": ({}, 4),
-    "straight_through_gumbel": ({}, 4),
-    "rao_blackwell_gumbel": ({"conditionals": 10}, 4),
-    "rebar": ({}, 2),
-}
+TEMPERED = ("gumbel_softmax", "straight_through_gumbel", "rao_blackwell_gumbel", "rebar")  # whose temperature is drawn
 TEMPERATURES = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 
@@ -161,10 +146,10 @@ def measure_temperatures(
     """
     problem = problem or standard_problem()
     found: dict[str, list[Measured]] = {}
-    for name, (options, samples) in TEMPERED.items():
+    for name in TEMPERED:
+        options, samples = PLAN[name]
         for temperature in temperatures:
-            evaluate = partial(expectation, estimator=name, temperature=temperature, **options)
+            evaluate = partial(expectation, estimator=name, **(options | {"temperature": temperature}))
             gradients = estimated(problem, evaluate, samples, estimates, seed)
-            row = measured(name, ESTIMATORS[name].unbiased, 4, gradients, problem.gradient())
-            found.setdefault(name, []).append(row)
+            found.setdefault(name, []).append(measured(name, gradients, problem.gradient()))
     return found

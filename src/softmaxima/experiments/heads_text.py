@@ -33,8 +33,9 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments.heads_bodies import CONTEXT, EMBEDDING, HIDDEN, LastWords
 from softmaxima.experiments.heads_layers import Layer
 from softmaxima.experiments.heads_plan import LEAST_WORDS, Head, Settings
-from softmaxima.experiments.heads_tasks import Lesson, Question, Reached, digest, reached
+from softmaxima.experiments.heads_tasks import Lesson
 from softmaxima.experiments.measures import BINS, METRICS, Metric
+from softmaxima.experiments.studies import Question, Reached, digest, reached
 from softmaxima.experiments.texts import Text
 
 WORD = re.compile(r"\w+|([^\w\s])\1*")
@@ -62,7 +63,7 @@ class NextWord:
     """The task. A row is four words and the one after them."""
 
     title: str
-    heads: tuple[Head, ...]
+    entries: tuple[Head, ...]
     windows: Tensor  # to train on, [rows, context + 1]
     held: Tensor
     counts: Tensor  # how often each class is in what is learnt, falling
@@ -196,7 +197,7 @@ def text_task(text: Text, settings: Settings, heads: tuple[Head, ...]) -> NextWo
     unknown = float((held[:, -1] == other).double().mean())
     return NextWord(
         title=text.name,
-        heads=heads,
+        entries=heads,
         windows=windows[: cut - CONTEXT],
         held=held,
         counts=torch.tensor([float(count) for _, count in classes]),

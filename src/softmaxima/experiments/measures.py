@@ -229,6 +229,7 @@ class Metric:
     least_gain: float = 0.0  # what is less is not worth a change
     most_gain: float = math.inf  # by which two values can differ
     least: float = 0.0  # that there can be, where less is better
+    most: float = 1.0  # that there can be, where more is better
     is_mean_of_rows: bool = False  # of numbers of which two are at most that far apart
 
     def gain(self, value: float, reference: float) -> float:
@@ -241,7 +242,7 @@ class Metric:
 
     def possible(self, value: float) -> float:
         """The largest gain over a value that there can be: shares and F1 end at 1, losses and errors at 0, perplexities at 1."""
-        best = 1.0 if self.sign > 0 else self.least
+        best = self.most if self.sign > 0 else self.least
         return math.inf if self.by_ratio and not best else self.gain(best, value)
 
     def in_unit(self, gain: float) -> float:

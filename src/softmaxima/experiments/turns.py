@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 T = TypeVar("T")
 
+TURN = 5  # steps of one before it is the next one's turn
 WARMING = 0.1  # of the steps, in which the rate rises; then it falls to 0
 BETAS = (0.9, 0.99)  # of Adam
 
@@ -32,6 +33,19 @@ def rotated(items: Sequence[T], turn: int) -> list[T]:
     """
     begin = turn % len(items)
     return [*items[begin:], *items[:begin]]
+
+
+class Training(Protocol):
+    """Of one of what is compared."""
+
+    def advance(self, steps: int, /) -> int: ...
+
+
+def in_turns(trainings: Sequence[Training], steps: int, advanced: Callable[[int], None]) -> None:
+    """Some steps of each in turn, to the end of all."""
+    for turn, first in enumerate(range(0, steps, TURN)):
+        for training in rotated(trainings, turn):
+            advanced(training.advance(min(TURN, steps - first)))
 
 
 @contextmanager

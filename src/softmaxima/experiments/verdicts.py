@@ -1,4 +1,4 @@
-"""What may be said of differences in words: what `compare`, `compare-attention` and `compare-heads` share."""
+"""What may be said of differences in words: what all comparisons share."""
 
 from __future__ import annotations
 

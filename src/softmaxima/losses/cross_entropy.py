@@ -38,7 +38,8 @@ def cross_entropy(
         reduction: "mean" (over the weights of the rows that are not ignored; over all rows for probabilities), "sum" or "none".
         label_smoothing: ε in [0, 1]; the target becomes (1 − ε) y + ε/C.
         temperature: τ > 0, for the loss of x/τ: a number, a tensor that broadcasts against x with size 1 along the class axis, or a
-            module that says one, such as `Temperature`; it may require grad. Any but 1.0 is computed in float64.
+            module that says one, such as `Temperature`; it may require grad. Any but 1.0 is computed in float64. τ and 1/τ must be
+            numbers in the dtype that computes x, from 1.2e-38 to 8.5e37 for float32 and narrower ones, and x/τ one in float64.
 
     Returns:
         A scalar, or one value a row, of x's dtype and array kind. A score of −∞ never gives NaN: the loss is +∞ if the target

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from softmaxima.experiments import wording
-from softmaxima.experiments.heads import COST, PREDICTED, Finding, Result, Study, Verdict
+from softmaxima.experiments.heads import PREDICTED, Finding, Result, Study
 from softmaxima.experiments.heads_pictures import PIXELS
 from softmaxima.experiments.heads_plan import SAMPLES, SCALE
 from softmaxima.experiments.heads_saved import as_csv, as_text
-from softmaxima.experiments.heads_tasks import Question, Task
+from softmaxima.experiments.heads_tasks import Task
 from softmaxima.experiments.heads_text import BASELINE as WORD_FREQUENCIES
 from softmaxima.experiments.heads_text import SHARE
-from softmaxima.experiments.verdicts import interval, paces
+from softmaxima.experiments.studies import Verdict
 from softmaxima.experiments.wording import listed
 from softmaxima.report import trainings
-from softmaxima.report.columns import Column, markdown_table
+from softmaxima.report.columns import Column
 from softmaxima.report.compare_heads_figures import figures
-from softmaxima.report.figures import SAME, TWICE, Figure, cut_note, gain_cell, same_note
-from softmaxima.report.page import choice, document, facts
+from softmaxima.report.figures import SAME, Figure, cut_note, same_note
+from softmaxima.report.page import document, facts
+from softmaxima.report.studies import (
+    ALIKE,
+    BETTER,
+    better_column,
+    choices,
+    compared,
+    leading_column,
+    markdown_of,
+    meanings,
+    name_column,
+    step_columns,
+    times,
+    value_column,
+)
 
 # The table ----------------------------------------------------------------------------------------------------------------
 
 NUMBERS = "{:.1f}"
-BETTER = (
-    "The mean over seeds of the difference to softmax with the same seed, and half of its interval or its ends, so wide that "
-    "those of all heads in a column together hold at 95 %; more is better. ▲ is better and ▼ worse, for 0 is not in it (t, "
-    "Bonferroni; the variance is that over seeds and that over held-out rows, in batches of neighbours)."
-)
-ALIKE = "As the first of the differences to softmax."
 
 
 def columns(finding: Finding) -> tuple[Column[Result], ...]:
@@ -40,8 +47,8 @@ def columns(finding: Finding) -> tuple[Column[Result], ...]:
 def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
     smoothed, score, named = finding.task.questions
     return (
-        _name(),
-        _leading(
+        name_column("head"),
+        leading_column(
             finding,
             "ε-perplexity",
             "ε-ppl",
@@ -51,11 +58,11 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "probability is shared out evenly, so that p = 0 costs much and not everything. A perplexity is as many equally "
             "probable words as would be as hard to guess.",
         ),
-        _better(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, BETTER),
-        _column(
+        better_column(finding, smoothed, "ε-perplexity lower than softmax's by, %", "vs softmax, %", 0, BETTER),
+        value_column(
             "perplexity", "ppl", NUMBERS, lambda result: result.exact_perplexity, 3, "Without ε: ∞ where a word came whose p was 0."
         ),
-        _column(
+        value_column(
             "words with p = 0, %",
             "p=0 %",
             NUMBERS,
@@ -63,7 +70,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             1,
             "How many of the words that came had p = 0.",
         ),
-        _column(
+        value_column(
             "words with p > 0",
             "p>0",
             "{:.0f}",
@@ -71,7 +78,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             12,
             "How many words of all had p > 0, on average.",
         ),
-        _column(
+        value_column(
             "sparsemax score",
             "score",
             "{:.3f}",
@@ -80,10 +87,10 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "The mean of p_t + (1 − Σp²)/2 for the word t that came: from 0 to 1, more is better, and fair to p = 0 without an ε.",
             "descending",
         ),
-        _better(finding, score, "score better than softmax's by", "score vs", 9, ALIKE),
-        _column("top-1, %", "top-1 %", NUMBERS, _percent("top1"), 4, "How often the most probable word came.", "descending"),
-        _better(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, ALIKE),
-        _column(
+        better_column(finding, score, "score better than softmax's by", "score vs", 9, ALIKE),
+        value_column("top-1, %", "top-1 %", NUMBERS, _percent("top1"), 4, "How often the most probable word came.", "descending"),
+        better_column(finding, named, named.metric.with_unit("top-1 better than softmax's by"), "top-1 vs", 9, ALIKE),
+        value_column(
             "top-5, %",
             "top-5 %",
             NUMBERS,
@@ -92,7 +99,7 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "How often one of the five most probable came, with p > 0.",
             "descending",
         ),
-        _column(
+        value_column(
             "calibration error, %",
             "ECE %",
             NUMBERS,
@@ -101,9 +108,9 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
             "How far the probability of the most probable word is from how often it came.",
         ),
         *_times(finding, NUMBERS, 0),
-        _column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
-        _column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
-        _column(
+        value_column("of which loss and gradient, ms", "grad. ms", NUMBERS, _milliseconds("gradient"), 11),
+        value_column("of which update, ms", "upd. ms", NUMBERS, _milliseconds("update"), 10),
+        value_column(
             "peak memory of a step, MiB",
             "MiB",
             NUMBERS,
@@ -117,8 +124,8 @@ def _of_text(finding: Finding) -> tuple[Column[Result], ...]:
 def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
     unseen, learnt = finding.task.questions
     return (
-        _name(),
-        _leading(
+        name_column("head"),
+        leading_column(
             finding,
             "recall@1 of digits left out, %",
             "recall %",
@@ -127,8 +134,8 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
             "The share of pictures of digits that training has not seen whose nearest one among these, by the cosine of features, "
             "shows the same digit.",
         ),
-        _better(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
-        _column(
+        better_column(finding, unseen, unseen.metric.with_unit("better than softmax by"), "vs softmax", 0, BETTER),
+        value_column(
             "accuracy of digits learnt, %",
             "acc. %",
             "{:.2f}",
@@ -137,8 +144,8 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
             "The share of held-out pictures that are named right.",
             "descending",
         ),
-        _better(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
-        _column(
+        better_column(finding, learnt, learnt.metric.with_unit("accuracy better than softmax by"), "acc. vs", 5, ALIKE),
+        value_column(
             "pairs in order, %",
             "pairs %",
             NUMBERS,
@@ -151,33 +158,10 @@ def _of_pictures(finding: Finding) -> tuple[Column[Result], ...]:
     )
 
 
-def _name() -> Column[Result]:
-    return Column("head", "head", lambda result: result.name, lambda result: result.name, best_first="ascending")
-
-
 def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ...]:
-    def faster(result: Result) -> str:
-        return gain_cell(finding.pace(result), COST) if result.head and result is not finding.softmax else ""
-
     return (
-        _column(
-            "step, ms",
-            "ms",
-            shown,
-            lambda result: 1000 * result.step_seconds,
-            spare,
-            "A step of training of the whole network, in turns with the other heads, on one thread: the median of each seed, and "
-            "of these the geometric mean.",
-        ),
-        Column(
-            f"step faster than softmax by, %{TWICE}",
-            "faster %",
-            faster,
-            lambda result: finding.pace(result).mean,
-            8,
-            meaning="+50 is half the time and −100 twice the time, with an interval as of the differences.",
-        ),
-        _column(
+        *step_columns(finding, "heads", shown, spare),
+        value_column(
             f"{PREDICTED} predictions, ms",
             "pred. ms",
             "{:.2f}",
@@ -188,56 +172,12 @@ def _times(finding: Finding, shown: str, spare: int) -> tuple[Column[Result], ..
     )
 
 
-def _column(
-    heading: str,
-    short: str,
-    shown: str,
-    value: Callable[[Result], float],
-    spare: int,
-    meaning: str = "",
-    best_first: str = "ascending",
-) -> Column[Result]:
-    return Column(heading, short, lambda result: _cell(shown, value(result)), value, spare, best_first, meaning=meaning)
-
-
-def _leading(finding: Finding, heading: str, short: str, shown: str, scale: float, meaning: str) -> Column[Result]:
-    """What the table is sorted by."""
-    metric = finding.task.questions[0].metric
-
-    def value(result: Result) -> float:
-        return scale * getattr(result, metric.attribute)
-
-    def cell(result: Result) -> str:
-        return "diverged" if result.diverged else _cell(shown, value(result))
-
-    return Column(heading, short, cell, value, 0, "ascending" if metric.sign < 0 else "descending", True, meaning)
-
-
-def _better(finding: Finding, question: Question, heading: str, short: str, spare: int, meaning: str) -> Column[Result]:
-    """The difference to softmax."""
-
-    def cell(result: Result) -> str:
-        known = result is not finding.softmax and not math.isnan(getattr(result, question.metric.attribute))
-        return gain_cell(finding.gain(result, question), question.metric) if known else ""
-
-    def value(result: Result) -> float:
-        return 0.0 if result is finding.softmax else finding.gain(result, question).mean
-
-    return Column(heading, short, cell, value, spare, meaning=meaning)
-
-
 def _percent(measure: str) -> Callable[[Result], float]:
     return lambda result: 100 * result.mean(measure)
 
 
 def _milliseconds(what: str) -> Callable[[Result], float]:
     return lambda result: 1000 * result.seconds(what)
-
-
-def _cell(shown: str, value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return "∞" if math.isinf(value) else shown.format(value)
 
 
 ROWS_OF_TEXT = (
@@ -264,7 +204,7 @@ def _passes(study: Study, task: Task) -> float:
     return study.settings.steps * task.batch / task.rows
 
 
-def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str, ...]:
+def reservations(study: Study, finding: Finding, verdict: Verdict[Result]) -> tuple[str, ...]:
     """Why a recommendation is a first one; of what recommends nothing, with the first question of a task alone."""
     seeds, recommends = len(finding.softmax.runs), verdict.taken not in (None, finding.softmax)
     if not recommends and verdict is not finding.verdicts[0]:
@@ -282,11 +222,11 @@ def reservations(study: Study, finding: Finding, verdict: Verdict) -> tuple[str,
 
 def sentence(finding: Finding, result: Result) -> str:
     """What there is to say of a head."""
-    if result.head is None:
+    if result.entry is None:
         return "They learn nothing." if result.name == PIXELS else "They read nothing."
     if result.diverged:
         return trainings.divergence(result, "probabilities")
-    words = ["torch's own, for its time and memory beside the others"] if result.head.is_peer else []
+    words = ["torch's own, for its time and memory beside the others"] if result.entry.is_peer else []
     if result is finding.softmax:
         words.append("what the others are compared with")
     questions = finding.task.questions
@@ -296,7 +236,7 @@ def sentence(finding: Finding, result: Result) -> str:
     if finding.softmax.diverged:
         words.append("nothing to compare with, for softmax diverged")
     elif result is not finding.softmax:
-        words += _compared(finding, result)
+        words += compared(finding, result)
     if (mass := result.mean("mass")) < 0.9995:
         words.append(f"its probabilities add up to {100 * mass:.1f} % in the mean, which its perplexity pays for")
     if (zeros := result.mean("zeros")) > 0:
@@ -304,31 +244,6 @@ def sentence(finding: Finding, result: Result) -> str:
         words.append(f"gives p = 0 to {100 * zeros:.2g} % of the words that came, {infinite}")
         words.append(f"has p > 0 for {result.mean('support'):.0f} words on average")
     return wording.sentence("; ".join(words))
-
-
-def _compared(finding: Finding, result: Result) -> list[str]:
-    """With softmax, by each question."""
-    told: dict[str, list[str]] = {"same": [], "better": [], "worse": [], "open": []}
-    for question in finding.task.questions:
-        metric, gain = question.metric, finding.gain(result, question)
-        if gain.same:
-            told["same"].append(metric.words)
-        elif gain.better or gain.worse:
-            by = "," if metric.by_ratio else " by"
-            told["better" if gain.better else "worse"].append(f"in {metric.words}{by} {interval(gain, metric)}")
-        else:
-            told["open"].append(f"in {metric.words}, {interval(gain, metric)}")
-    words = [f"{how} than softmax {listed(told[how])}" for how in ("better", "worse") if told[how]]
-    if told["same"]:
-        words.append(f"the same {listed(told['same'])} as softmax on every row")
-    if told["open"]:
-        words.append(f"cannot be told from softmax {listed(told['open'])}")
-    return words
-
-
-def times(finding: Finding) -> str:
-    """With which heads a step takes another time than with softmax, for certain and by more than is worth a word."""
-    return paces({result.name: finding.pace(result) for result in finding.others})
 
 
 def _spoken(task: Task) -> str:
@@ -357,23 +272,13 @@ def settings_in_words(study: Study) -> dict[str, str]:
 
 def page(study: Study) -> str:
     """The page, complete in itself."""
-    choices = [
-        choice(
-            verdict.headline,
-            verdict.reason,
-            reservations(study, finding, verdict),
-            label=f"{finding.task.heading}: {verdict.question.title}",
-        )
-        for finding in study.findings
-        for verdict in finding.verdicts
-    ]
     drawn, kinds = [figures(finding) for finding in study.findings], [finding.task.is_large for finding in study.findings]
     return document(
         "softmaxima compare-heads",
         "Which last layer?",
         "One small network for each task, trained with every last layer and its loss, from the same weights, on the same batches.",
         (
-            *choices,
+            *choices(study, reservations),
             facts("What was trained", settings_in_words(study)),
             *(
                 section
@@ -383,11 +288,6 @@ def page(study: Study) -> str:
         ),
         [shown for own in drawn for shown in own],
     )
-
-
-def meanings(shown: Sequence[Column[Result]]) -> dict[str, str]:
-    """Of columns, by their headings, which have a short one for terminals."""
-    return {f"{column.heading} ({column.short})": column.meaning for column in shown if column.meaning}
 
 
 def note(finding: Finding, shown: Sequence[Column[Result]]) -> str:
@@ -410,14 +310,7 @@ def _sections(finding: Finding, drawn: Sequence[Figure], explains: bool) -> list
 
 def markdown(study: Study) -> str:
     """The tables and what they say, for a page."""
-    parts = []
-    for finding in study.findings:
-        parts.append(markdown_table(finding.task.name, columns(finding), finding.results, finding.taken))
-        for verdict in finding.verdicts:
-            words = " ".join((verdict.reason, *reservations(study, finding, verdict)))
-            parts.append(f"{verdict.question.title.capitalize()}: **{verdict.headline}.** {words}")
-        parts += filter(None, [times(finding)])
-    return "\n\n".join(parts)
+    return "\n\n".join(part for each in study.findings for part in markdown_of(study, each, columns(each), reservations))
 
 
 def explanations(study: Study) -> str:

@@ -8,26 +8,24 @@ from collections import Counter
 
 import plotly.graph_objects as go
 
-from softmaxima.experiments.heads import COST, Finding, Result, difference, pace
+from softmaxima.experiments.heads import Finding, Result
 from softmaxima.experiments.heads_pictures import BINS
 from softmaxima.experiments.heads_plan import REFERENCE
-from softmaxima.experiments.heads_tasks import Question
 from softmaxima.experiments.heads_text import SHARE, SHARES
+from softmaxima.experiments.studies import COST, difference, pace
 from softmaxima.report.figures import (
     COLOURS,
     GREY,
     SYMBOLS,
     Figure,
-    Point,
     Priced,
     cost_plot,
-    gain_plot,
     logarithmic,
     panel,
     panels,
-    reading_of_gains,
     rows_layout,
 )
+from softmaxima.report.studies import differences_figure, label_of
 
 FAMILIES = {  # of heads: the colour of each, and what its heads have in common
     "linear": (COLOURS[0], "all scores, the loss of a map"),
@@ -45,7 +43,8 @@ GRADIENT, UPDATE = COLOURS[0], COLOURS[5]  # of a step
 
 def figures(finding: Finding) -> tuple[Figure, ...]:
     """The figures of one task."""
-    gains = [gain_figure(finding, question) for question in finding.task.questions]
+    own, task = marks(finding), finding.task
+    gains = [differences_figure(finding, task.heading, each, "heads", own, legend(finding)) for each in task.questions]
     if finding.task.is_large:
         rest = cost_figure(finding), eps_figure(finding), time_figure(finding), memory_figure(finding)
     else:
@@ -57,10 +56,10 @@ def marks(finding: Finding) -> dict[str, dict[str, str]]:
     """A colour and a symbol for each result: a family has a colour, and a symbol tells its heads apart."""
     found, used = {}, Counter[str]()
     for result in finding.results:
-        if result.head is None:
+        if result.entry is None:
             found[result.name] = {"color": GREY, "symbol": "x"}
             continue
-        colour = FAMILIES[result.head.kind][0]
+        colour = FAMILIES[result.entry.kind][0]
         found[result.name] = {"color": colour, "symbol": SYMBOLS[used[colour] % len(SYMBOLS)]}
         used[colour] += 1
     return found
@@ -68,37 +67,13 @@ def marks(finding: Finding) -> dict[str, dict[str, str]]:
 
 def legend(finding: Finding) -> dict[str, str]:
     """What each colour stands for."""
-    found = (FAMILIES[result.head.kind] for result in finding.heads if result.head is not None)
+    found = (FAMILIES[result.entry.kind] for result in finding.trained if result.entry is not None)
     return {words: colour for colour, words in found}
-
-
-def _label(finding: Finding, result: Result) -> str:
-    """The result's name, that of the recommended head in bold."""
-    name = html.escape(result.name, quote=False)
-    return f"<b>{name}</b>" if result is finding.taken else name
 
 
 def _trained(finding: Finding) -> list[Result]:
     """The heads that came to numbers with every seed."""
-    return [result for result in finding.heads if not result.diverged]
-
-
-def gain_figure(finding: Finding, question: Question) -> Figure:
-    """Differences to softmax with their intervals."""
-    own, metric = marks(finding), question.metric
-    others = [r for r in finding.results if r.name != REFERENCE and not math.isnan(getattr(r, metric.attribute))]
-    others.sort(key=lambda result: -finding.gain(result, question).mean)
-    points = [Point(_label(finding, result), own[result.name], finding.gain(result, question)) for result in others]
-    reading = f"Read as the differences above; here heads are judged {question.title}."
-    if question is finding.task.questions[0]:
-        reading = reading_of_gains("heads", "seeds")
-    return Figure(
-        f"{finding.task.name}-{question.measure.replace(' ', '-')}",
-        f"{finding.task.heading}: differences to softmax in {metric.words}",
-        reading,
-        gain_plot(points, metric),
-        legend(finding),
-    )
+    return [result for result in finding.trained if not result.diverged]
 
 
 def cost_figure(finding: Finding) -> Figure:
@@ -118,7 +93,7 @@ def cost_figure(finding: Finding) -> Figure:
 
     def priced(result: Result) -> Priced:
         named, milliseconds = finding.task.is_large or result.name == REFERENCE, 1000 * result.step_seconds
-        return Priced(result.name, _label(finding, result), own[result.name], milliseconds, value(result), named)
+        return Priced(result.name, label_of(finding, result), own[result.name], milliseconds, value(result), named)
 
     return Figure(
         f"{finding.task.name}-cost",
@@ -176,11 +151,11 @@ def eps_figure(finding: Finding) -> Figure | None:
 
 def time_figure(finding: Finding) -> Figure:
     """What a step consists of."""
-    results = sorted(finding.heads, key=lambda result: result.step_seconds)
+    results = sorted(finding.trained, key=lambda result: result.step_seconds)
     plot = go.Figure(layout=rows_layout(len(results), barmode="stack", xaxis={"title": "a step of training, ms"}))
     for what, colour in (("gradient", GRADIENT), ("update", UPDATE)):
         plot.add_bar(
-            y=[_label(finding, result) for result in results],
+            y=[label_of(finding, result) for result in results],
             x=[1000 * result.seconds(what) for result in results],
             orientation="h",
             marker={"color": colour},
@@ -198,14 +173,14 @@ def time_figure(finding: Finding) -> Figure:
 
 def memory_figure(finding: Finding) -> Figure | None:
     """The peak memory of a step; None where the system does not tell."""
-    results = sorted((r for r in finding.heads if math.isfinite(r.peak_bytes)), key=lambda result: result.peak_bytes)
+    results = sorted((r for r in finding.trained if math.isfinite(r.peak_bytes)), key=lambda result: result.peak_bytes)
     if not results:
         return None
     own = marks(finding)
     layout = rows_layout(len(results), xaxis={"title": "peak of a step, MiB"})
     plot = go.Figure(
         go.Bar(
-            y=[_label(finding, result) for result in results],
+            y=[label_of(finding, result) for result in results],
             x=[result.peak_bytes / 2**20 for result in results],
             orientation="h",
             marker={"color": [own[result.name]["color"] for result in results]},
@@ -269,7 +244,7 @@ def _histograms(
     least, most, apart = ends
     axis = {"range": [least, most], "tickvals": list(range(least, most + 1, apart)), "tickfont": {"size": 10}}
     counts = {"showgrid": False, "showticklabels": False, "ticks": "", "rangemode": "tozero"}
-    plot = panels([_label(finding, result) for result in shown], 0.6, xaxis=axis, yaxis=counts)
+    plot = panels([label_of(finding, result) for result in shown], 0.6, xaxis=axis, yaxis=counts)
     middles = [least + (most - least) * (place + 0.5) / BINS for place in range(BINS)]
     for number, result in enumerate(shown, 1):
         for kind, colour, of in zip(kinds, (OWN, OTHER), words, strict=True):

@@ -1,4 +1,4 @@
-"""What the reports of compare-attention and compare-heads share, which train on tasks with several seeds."""
+"""What the reports of comparisons share that train on tasks with several seeds."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from softmaxima.core.arguments import check_value
 from softmaxima.core.numbers import TEMPERATURE, check_count, check_number
 from softmaxima.core.randomness import Randomness
 from softmaxima.maps.softmax import SOFTMAX
-from softmaxima.sampling.drawing import Drawing, Function, as_drawing, moving, over_rows
+from softmaxima.sampling.drawing import Drawing, Function, as_drawing, over_rows
 from softmaxima.sampling.noise import gumbel
-from softmaxima.sampling.rows import largest
+from softmaxima.sampling.rows import largest, moving
 from softmaxima.temperature import Temperature
 
 Control = Callable[[Tensor], Tensor]

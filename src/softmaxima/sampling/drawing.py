@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import sizes
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.sampling.gumbel import check_drawable
@@ -31,10 +30,10 @@ class Drawing:
 
     def values(self, f: Function, draws: Tensor, what: str = "f") -> Tensor:
         """f of draws [samples, ..., n], in float64: [samples, *lead]."""
-        return check_values_of(self, f(self.rows.back(draws)), len(draws), what)
+        return check_values_of(self.rows, f(self.rows.back(draws)), len(draws), what)
 
 
-def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
+def drawn_rows(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Rows:
     """Validated before any work."""
     if not callable(f):
         raise TypeError(
@@ -44,19 +43,25 @@ def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) ->
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a torch.Tensor, for it has the gradient, got {type(x).__name__}; call torch.tensor()")
     check_drawable(rows)
+    return rows
+
+
+def as_drawing(name: str, x: Any, f: Any, dim: Any, where: Any, samples: Any) -> Drawing:
+    """Of rows that were validated."""
+    rows = drawn_rows(name, x, f, dim, where, samples)
     return Drawing(rows, LOG_SOFTMAX(rows.x))
 
 
-def check_values_of(drawing: Drawing, values: Any, samples: int, what: str) -> Tensor:
+def check_values_of(drawn: Rows, values: Any, samples: int, what: str) -> Tensor:
     """A tensor of one value a sample and, in front, as many of the rows' axes as are independent."""
-    rows = sizes(drawing.log_p)[:-1] if not drawing.rows.scalar else ()
+    rows = () if drawn.scalar else sizes(drawn.x)[:-1]
     if not isinstance(values, Tensor) or not values.is_floating_point():
         got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{drawing.rows.name}: {what} must give a tensor of floating point, got {got}")
+        raise TypeError(f"{drawn.name}: {what} must give a tensor of floating point, got {got}")
     shape = sizes(values)
     if shape[:1] != (samples,) or shape[1:] != rows[: len(shape) - 1]:
         raise ValueError(
-            f"{drawing.rows.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of "
+            f"{drawn.name}: {what} must give values of shape {(samples, *rows)}, one for each draw of "
             f"a row, or without the last of these axes, whose rows have one value together; got {shape}"
         )
     return values.double()
@@ -65,9 +70,3 @@ def check_values_of(drawing: Drawing, values: Any, samples: int, what: str) -> T
 def over_rows(v: Tensor, values: Tensor) -> Tensor:
     """[samples, ...] summed over the axes that have one value together, of `values` [samples, *lead]."""
     return v.sum(tuple(range(values.ndim, v.ndim))) if v.ndim > values.ndim else v
-
-
-def moving(log_p: Tensor) -> Tensor:
-    """0, with the derivative of log p; none where that is −∞."""
-    known = without_mask(log_p)
-    return known - known.detach()

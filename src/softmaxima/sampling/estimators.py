@@ -15,7 +15,7 @@ from torch import Tensor
 from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.randomness import Randomness
 from softmaxima.sampling.control_variates import rebar, relax
-from softmaxima.sampling.drawing import Function, as_drawing, check_values_of
+from softmaxima.sampling.drawing import Function, check_values_of, drawn_rows
 from softmaxima.sampling.gumbel import gumbel_softmax, relaxed_sample
 from softmaxima.sampling.score_function import reinforce, sum_and_sample
 from softmaxima.sampling.straight_through import rao_blackwell_gumbel, reinmax, straight_through
@@ -114,8 +114,7 @@ def expectation(
         own = [option for option in list(known.parameters)[1:] if option not in ("f", *shared, *chosen.options)]
         raise TypeError(f"{name}: {error}; estimator={estimator!r} has the options {', '.join([*own, *shared])}") from None
     asked = {**shared, **chosen.options, **options}
+    rows = drawn_rows(name, x, f, dim, where, count)
     if not chosen.draws:
         return chosen.function(x, f, **asked)
-    drawing = as_drawing(name, x, f, dim, where, count)
-    values = check_values_of(drawing, f(chosen.function(x, **asked)), count, "f")
-    return values.mean(0).to(drawing.rows.dtype)
+    return check_values_of(rows, f(chosen.function(x, **asked)), count, "f").mean(0).to(rows.dtype)

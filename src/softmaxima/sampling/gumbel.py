@@ -2,7 +2,8 @@ r"""Gumbel noise: argmax(x + G) is drawn from softmax(x), and p = map((x + G)/τ
 
     P[argmax_i (x_i + G_i) = i] = exp(x_i) / Σ exp(x_j)        p → one-hot as τ → 0
 
-x + G is made in float64, and its largest is found there: neither the dtype of the scores nor τ moves which class is drawn.
+x + G is made in float64, less the largest x, and its largest is found there: neither the dtype of the scores, nor their offset or
+τ moves which class is drawn.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_axis, check_flag
 from softmaxima.core.randomness import Randomness
+from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.rows import Rows, as_rows, index_of, largest, map_params, straight
@@ -175,7 +177,8 @@ def _relaxed(
     rows = as_rows(name, x, dim, temperature, where, samples)
     values = map_params(name, found, params, rows)
     y = rows.perturbed(generator)
-    p = found(y, temperature=rows.tau, **values)
+    z = y if found.properties.shift_invariant else y + row_maximum(rows.x)
+    p = found(z, temperature=rows.tau, **values)
     return rows.back(straight(largest(y), p, rows.dtype) if is_hard else p)
 
 

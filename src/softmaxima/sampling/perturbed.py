@@ -44,8 +44,8 @@ def perturbed_argmax(
     Args:
         x: scores of any shape, float64, float32, bfloat16 or float16.
         solver: y, from scores to decisions, such as one-hot vectors, ranks, a matching or a path: it is given (samples, …,
-            *problem) and gives (samples, …, any), where problem are the axes `dim` of x, moved last, and … the others, independent
-            problems.
+            *problem) in float64, whatever x's dtype is, and gives (samples, …, any), where problem are the axes `dim` of x, moved
+            last, and … the others, independent problems.
         noise: "normal", "gumbel" or "logistic". With standard Gumbel noise and ε = 1 the one-hot argmax gives softmax(x).
         scale: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`, which may require grad.
         samples: how many, at least 1; the solver is called on all at once.
@@ -101,7 +101,7 @@ def perturbed_argmax(
         u = uniform(name, (count // 2 if in_pairs else count, *sizes(z_rows)), rows.device, generator)
         z = density.quantile(torch.cat((u, opposite(u))) if in_pairs else u)
         noisy = z_rows + wide * z
-    y = _decide(name, solver, noisy, len(axes), rows.dtype, at_once, as_arrays or not isinstance(x, Tensor))
+    y = _decide(name, solver, noisy, len(axes), at_once, as_arrays or not isinstance(x, Tensor))
     problem = tuple(range(-len(axes), 0))
     n = math.prod(sizes(z_rows)[a] for a in problem)
     moving = without_mask(z_rows)
@@ -140,10 +140,9 @@ def _scale(name: str, scale: Any, x: Tensor, axes: list[int]) -> float | Tensor:
     return found
 
 
-def _decide(name: str, solver: Any, noisy: Tensor, rank: int, dtype: torch.dtype, at_once: bool, arrays: bool) -> Tensor:
+def _decide(name: str, solver: Any, noisy: Tensor, rank: int, at_once: bool, arrays: bool) -> Tensor:
     """y [samples, …, any] in float64, a constant."""
-    given = noisy.to(torch.promote_types(dtype, torch.float32))
-    count, batch, problem = len(given), sizes(given)[1:-rank], sizes(given)[-rank:]
+    count, batch, problem = len(noisy), sizes(noisy)[1:-rank], sizes(noisy)[-rank:]
 
     def call(scores: Tensor) -> Tensor:
         with torch.no_grad():
@@ -153,9 +152,9 @@ def _decide(name: str, solver: Any, noisy: Tensor, rank: int, dtype: torch.dtype
         return as_tensor(name, "what the solver gives", found).detach().to(noisy.device, torch.float64)
 
     if at_once:
-        y = call(given)
+        y = call(noisy)
     else:
-        flat = given.reshape(-1, *problem)
+        flat = noisy.reshape(-1, *problem)
         y = torch.stack([call(one) for one in flat])
         y = y.reshape(count, *batch, *sizes(y)[1:])
     if sizes(y)[: 1 + len(batch)] != (count, *batch):

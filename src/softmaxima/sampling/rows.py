@@ -15,6 +15,7 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
+from softmaxima.core.rows import row_maximum, without_mask
 from softmaxima.core.temperature import anchored, is_one
 from softmaxima.core.tracing import is_recording, sizes
 from softmaxima.sampling.noise import gumbel, uniform
@@ -37,9 +38,14 @@ class Rows:
         """A number for each score of each draw."""
         return uniform(self.name, (*more, *self.draws, *sizes(self.x)), self.x.device, generator)
 
+    @property
+    def relative(self) -> Tensor:
+        """x less the largest of its row, which keeps the digits of the noise that is added."""
+        return self.x - row_maximum(self.x)
+
     def perturbed(self, generator: Randomness) -> Tensor:
-        """x + G [draws…, ..., n]."""
-        return self.x + gumbel(self.uniform(generator))
+        """x + G [draws…, ..., n], less the largest x of the row."""
+        return self.relative + gumbel(self.uniform(generator))
 
     def tempered(self) -> Rows:
         """Rows of x/τ, up to a constant of each."""
@@ -89,6 +95,12 @@ def index_of(y: Tensor) -> Tensor:
 def largest(y: Tensor) -> Tensor:
     """Where that is, one of [..., n] or none, boolean."""
     return torch.arange(y.shape[-1], device=y.device) == index_of(y).unsqueeze(-1)
+
+
+def moving(x: Tensor) -> Tensor:
+    """0, with the derivative of x; none where that is −∞."""
+    known = without_mask(x)
+    return known - known.detach()
 
 
 def straight(one_hot: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,6 @@ All draw D as argmax(x + G): of one generator they, `gumbel_max` and `gumbel_sof
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness, as_torch_generator
-from softmaxima.core.rows import without_mask
 from softmaxima.core.tracing import sizes
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.gumbel import check_probabilities
 from softmaxima.sampling.noise import conditional, gumbel, uniform
-from softmaxima.sampling.rows import as_rows, largest, map_params, straight
+from softmaxima.sampling.rows import as_rows, largest, map_params, moving, straight
 
 
 def straight_through(
@@ -124,10 +122,8 @@ def reinmax(
     p = SOFTMAX(rows.x)
     y = rows.perturbed(generator)
     one_hot = largest(y)
-    with torch.no_grad():
-        middle = (one_hot + SOFTMAX(rows.x, temperature=rows.tau)) / 2
-    moving = without_mask(rows.x)
-    halfway = SOFTMAX(middle.log() + (moving - moving.detach()))
+    middle = ((one_hot + SOFTMAX(rows.x, temperature=rows.tau)) / 2).detach()  # a constant, also of forward mode
+    halfway = SOFTMAX(middle.log() + moving(rows.x))
     return rows.back(straight(one_hot, 2 * halfway - p / 2, rows.dtype))
 
 
@@ -172,8 +168,7 @@ def rao_blackwell_gumbel(
     rows = as_rows(name, x, dim, temperature, where, samples)
     source = as_torch_generator(name, generator)
     one_hot = largest(rows.perturbed(source))
-    with torch.no_grad():
-        y = conditional(rows.x, one_hot, rows.uniform(source, count))
-        shift = (y - rows.x).masked_fill(rows.x == -math.inf, 0.0)
-    p = SOFTMAX(rows.x + shift, temperature=rows.tau).mean(0)
+    known = rows.relative.detach()
+    y = conditional(known, one_hot, rows.uniform(source, count))
+    p = SOFTMAX(y + moving(rows.x), temperature=rows.tau).mean(0)
     return rows.back(straight(one_hot, p, rows.dtype))

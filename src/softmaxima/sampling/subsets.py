@@ -133,9 +133,10 @@ def relaxed_top_k(
     rows, count = _subset_rows("relaxed_top_k", x, k, dim, temperature, where, samples)
     y = rows.perturbed(generator)
     p, a = torch.zeros_like(y), y
+    allowed = (rows.x > -math.inf).sum(-1, keepdim=True)
     for i in range(count):
         share = SOFTMAX(a, temperature=rows.tau)
-        p = p + share
+        p = p + share.masked_fill(i >= allowed, 0.0)
         if i + 1 < count:
             a = _lowered(a, share, rows.tau)
     if is_hard:

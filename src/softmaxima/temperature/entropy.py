@@ -1,8 +1,9 @@
 r"""Temperatures that hold an entropy: H(softmax(x/τ)) = h, which grows with τ from log m, of m largest scores, to log n.
 
-With z = x/τ and p = softmax(z),
+With the gaps d = (max x − x)/τ, p = exp(−d)/Σ exp(−d) and d̄ = Σ p d,
 
-    ∂H/∂log τ = Var_p(z)        ∂H/∂z_i = −p_i (log p_i + H)
+    H = log m + E        E = log(1 + Σ_{d>0} exp(−d)/m) + d̄        of terms that are positive, so that a small E has its digits
+    ∂H/∂log τ = Var_p(d)        ∂H/∂x_i = p_i (d_i − d̄)/τ
 
 and h is held where the dual τ·LSE(x/τ) − τh, which is convex in τ and has the slope H − h, is least.
 """
@@ -16,16 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from softmaxima.core.arguments import Array, as_scores, check_dim, check_per_row, check_where, like_input, moved_last
-from softmaxima.core.numbers import check_number
-from softmaxima.core.rows import row_maximum, without_mask
-from softmaxima.core.tracing import is_concrete, may_differentiate
+from softmaxima.core.differentiable import batch_first, differentiable, forward_mode, primal
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE, check_number
+from softmaxima.core.rows import row_maximum
+from softmaxima.core.tracing import is_concrete
 from softmaxima.lse import logsumexp
 from softmaxima.temperature.learnt import Temperature
-from softmaxima.temperature.positive import Range
+from softmaxima.temperature.positive import Positive, Range
 
 ENTROPY = (lambda h: (h >= 0) & (h < math.inf)), "a finite number of nats of at least 0"
-_STEPS = 200  # of bisections, at most: Newton's steps are few
-_FAR = 2.0**30  # of a temperature in units of the largest gap, where the entropy is log n to rounding
 
 
 def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, where: Array | None = None) -> Array:
@@ -38,11 +38,16 @@ def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, wher
         dim, where: as for `softmax`.
 
     Returns:
-        τ with the shape of x and size 1 along `dim`, as `temperature=` takes it, in x's dtype and kind of array. Its derivatives,
-        the second too, are those of the implicit function, ∂τ/∂h = τ/Var_p(x/τ) and ∂τ/∂x_i = p_i (log p_i + h)/Var_p(x/τ).
+        τ with the shape of x and size 1 along `dim`, as `temperature=` takes it, in x's dtype and kind of array. Its derivatives
+        of every kind, the second too, are those of the implicit function, ∂τ/∂h = τ/Var_p(x/τ) and
+        ∂τ/∂x_i = p_i (log p_i + h)/Var_p(x/τ). A τ that is no positive number of x's dtype is held at the nearest.
 
     Raises:
-        ValueError for an entropy that no temperature has, and as `softmax` does. Cost: some tens of reads, in float64.
+        ValueError for an entropy that no temperature has, and as `softmax` does. Where values cannot be read first, in a compiled
+        function, under `torch.func` and on a GPU, τ of such a row is NaN.
+
+    Cost: the entropies of five to fifteen temperatures, in float64. Source: the rows of t-SNE, whose exp(h) is their perplexity,
+    van der Maaten & Hinton (2008), Journal of Machine Learning Research 9.
 
     >>> import numpy as np, softmaxima as sm
     >>> x = np.array([3.0, 1.0, 0.0, -2.0])
@@ -59,15 +64,12 @@ def entropy_temperature(x: Array, entropy: float | Array, dim: int = -1, *, wher
     rows, mask, wanted = (moved_last(value, dim) for value in (rows, mask, wanted))
     wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
     h = torch.as_tensor(wanted, dtype=torch.float64, device=wide.device).expand(*wide.shape[:-1], 1)
-    _check_feasible(name, wide, h)
-    if wide.is_meta:
-        return like_input(torch.empty_like(h, dtype=scores.dtype).movedim(-1, dim), x)
-    with torch.no_grad():
-        tau = _solve(wide.detach(), h.detach(), _moments)
-    if may_differentiate((wide, h)):
-        for _ in range(2):  # a step at the root has the first derivative, and two have the second
-            found, spread = _moments(wide, tau)
-            tau = tau + (h - found) * tau / spread
+    gaps, unit = _gaps(wide)
+    if is_concrete(wide) and is_concrete(h) and h.numel():
+        _check_finite(name, wide)
+        _check_between(name, "", h.detach(), *_range(gaps))
+    numbers = torch.finfo(scores.dtype)
+    tau = (unit * _temperature(gaps, h)).clamp(max(numbers.tiny * numbers.eps, SMALLEST_TEMPERATURE), numbers.max)
     return like_input(tau.to(scores.dtype).movedim(-1, dim), x)
 
 
@@ -76,37 +78,37 @@ class EntropyTarget(nn.Module):
 
     Args:
         entropy: h in nats, of at least 0; it must be below log n of the rows that come.
-        init, minimum, maximum, parametrization: of the `Temperature` that is learnt.
+        temperature: τ > 0 at first, a number; or the `Positive` of one number that is learnt, such as a `Temperature` with limits.
 
     `module()` is τ, which every map takes as `temperature=`. Minimise `loss(x)` beside whatever else is learnt: it raises τ
     where the entropy is too small and lowers it where that is too large. `fit_(x)` sets τ to what holds h for these rows.
 
-    Raises TypeError or ValueError for anything else. Source: Haarnoja et al. (2018), arXiv:1812.05905.
+    Raises:
+        TypeError or ValueError for anything else; `loss` and `fit_` for scores without rows too, and for rows whose mean entropy
+        cannot be h.
+
+    Cost: of `loss` one logsumexp in float64, of `fit_` the entropies of five to fifteen temperatures. Source: Haarnoja et al.
+    (2018), arXiv:1812.05905.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
-    >>> target = sm.EntropyTarget(1.0)
+    >>> target = sm.EntropyTarget(1.0, sm.Temperature(1.0, 0.01, 100.0))
     >>> p = sm.softmax(x, temperature=target.fit_(x))
     >>> round(float(torch.special.entr(p.detach()).sum(-1).mean()), 4)
     1.0
     """
 
-    def __init__(
-        self,
-        entropy: float,
-        init: float = 1.0,
-        minimum: float | None = None,
-        maximum: float | None = None,
-        parametrization: str = "exp",
-        *,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, entropy: float, temperature: float | Positive = 1.0) -> None:
         super().__init__()
         name = type(self).__name__
         self.entropy = check_number(name, "entropy", entropy, *ENTROPY)
-        Range.of(name, minimum, maximum, parametrization).check(name, "init", init)
-        self.temperature = Temperature(init, minimum, maximum, parametrization, device=device, dtype=dtype)
+        if not isinstance(temperature, Positive):
+            domain = Range.of(name, None, None, "exp").domain(torch.get_default_dtype())
+            temperature = Temperature(check_number(name, "temperature", temperature, *domain))
+        elif temperature.rho.numel() != 1:
+            shape = tuple(temperature.rho.shape)
+            raise ValueError(f"{name}: temperature must be a Positive of one number, got one of shape {shape}; leave out shape=")
+        self.temperature = temperature
 
     def forward(self) -> Tensor:
         return self.temperature()
@@ -114,16 +116,17 @@ class EntropyTarget(nn.Module):
     def loss(self, x: Array, dim: int = -1, *, where: Array | None = None) -> Tensor:
         """The mean over rows of τ·LSE(x/τ) − τh, with a gradient by the temperature alone."""
         rows = self._rows("loss", x, dim, where)
-        tau = self.temperature().double()
+        tau = self.temperature().double().reshape(())
         return (tau * logsumexp(rows, -1, temperature=tau) - tau * self.entropy).mean().to(self.temperature.rho.dtype)
 
     @torch.no_grad()
     def fit_(self, x: Array, dim: int = -1, *, where: Array | None = None) -> EntropyTarget:
         """Sets τ to where the mean entropy of these rows is h; raises ValueError where that is outside of the limits."""
         rows = self._rows("fit_", x, dim, where)
+        gaps, unit = _gaps(rows.reshape(-1, rows.shape[-1]))
+        shared = unit.amax()
         h = torch.full((1, 1), self.entropy, dtype=torch.float64, device=rows.device)
-        mean = lambda x, tau: tuple(moment.mean(1) for moment in _moments(x, tau.unsqueeze(-1)))
-        self.temperature.set_(float(_solve(rows.reshape(1, -1, rows.shape[-1]), h, mean)))
+        self.temperature.set_(float(shared * _solve(gaps * (unit / shared), h, pooled=True)))
         return self
 
     def extra_repr(self) -> str:
@@ -138,54 +141,136 @@ class EntropyTarget(nn.Module):
         mask = check_where(name, where, rows)
         rows = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
         rows = rows.movedim(dim, -1)
+        if rows.numel() == 0:
+            raise ValueError(f"{name}: scores must have rows, whose mean entropy is to be held, got shape {tuple(scores.shape)}")
         if is_concrete(rows):
             _check_finite(name, rows)
-            least, most = (level.mean() for level in _range(rows))
-            _check_between(name, "the mean over rows of ", torch.tensor(self.entropy), least, most)
+            least, most = (level.mean() for level in _range(_gaps(rows)[0]))
+            _check_between(name, "the mean over rows of ", torch.tensor(self.entropy, dtype=torch.float64), least, most)
         return rows
 
 
-def _moments(x: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """(H, ∂H/∂log τ) [..., 1] of softmax(x/τ)."""
-    z = (x - row_maximum(x)) / tau
-    log_p = z - z.exp().sum(-1, keepdim=True).log()
-    p, log_p = log_p.exp(), without_mask(log_p)
-    entropy = -(p * log_p).sum(-1, keepdim=True)
-    return entropy, (p * (log_p + entropy).square()).sum(-1, keepdim=True)
+def _gaps(x: Tensor) -> tuple[Tensor, Tensor]:
+    """((max x − x)/unit [..., n], ∞ where masked; unit [..., 1], 2 where the gaps of a row are beyond double, else 1).
+
+    The maximum is a constant here: of all scores alike τ is the same, and slopes add up to 0.
+    """
+    top = row_maximum(x)
+    beyond = ((top - x).isinf() & x.detach().isfinite()).any(-1, keepdim=True)
+    unit = 1.0 + beyond.to(x.dtype)
+    return top / unit - x / unit, unit
 
 
-def _solve(x: Tensor, h: Tensor, moments: Any) -> Tensor:
-    """τ at which the entropy of rows is h, by Newton's steps in log τ between bounds that close in."""
-    gaps = row_maximum(x) - x
-    finite = gaps.isfinite()
-    largest = gaps.where(finite, 0.0).amax()
-    smallest = gaps.where(finite & (gaps > 0), math.inf).amin()
-    low = torch.full_like(h, float((smallest / 2000.0).log()))
-    high = torch.full_like(h, float((largest * _FAR).log()))
-    at = ((low.exp() + high.exp()) / 2).log().clamp(high - 30, high)
-    for _ in range(_STEPS):
-        found, spread = moments(x, at.exp())
-        below = found < h
+def _weights(gaps: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(−d) and d [..., n]; d is 0 where masked, and no larger than 1000, where exp(−d) is 0 in double."""
+    allowed = gaps.isfinite()
+    d = torch.minimum(gaps.masked_fill(~allowed, 0.0), 1000.0 * tau.detach()) / tau
+    return (-d).exp().masked_fill(~allowed, 0.0), d
+
+
+def _moments(gaps: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """(E, ∂E/∂log τ) [..., 1]."""
+    weights, d = _weights(gaps, tau)
+    largest = gaps == 0
+    m, rest = largest.sum(-1, keepdim=True), weights.masked_fill(largest, 0.0).sum(-1, keepdim=True)
+    p = weights / (m + rest)
+    mean = (p * d).sum(-1, keepdim=True)
+    return (rest / m).log1p() + mean, (p * (d - mean).square()).sum(-1, keepdim=True)
+
+
+def _slopes(gaps: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """(∂τ/∂gaps [..., n], ∂τ/∂h [..., 1])."""
+    weights, d = _weights(gaps, tau)
+    p = weights / weights.sum(-1, keepdim=True)
+    centred = d - (p * d).sum(-1, keepdim=True)
+    spread = (p * centred.square()).sum(-1, keepdim=True)
+    return p * centred / spread, tau / spread
+
+
+class _Temperature(torch.autograd.Function):
+    """τ of gaps [..., n] and h [..., 1]."""
+
+    @staticmethod
+    def forward(gaps: Tensor, h: Tensor) -> Tensor:
+        return _solve(gaps, h)
+
+    @staticmethod
+    def fake(gaps: Tensor, h: Tensor) -> Tensor:
+        return torch.empty_like(h, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (g,) = grad_outputs
+        by_gaps, by_h = _slopes(*ctx.saved_tensors)
+        return g * by_gaps, g * by_h
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with forward_mode():
+            gaps, h = (primal(t) for t in ctx.saved_tensors)
+            slopes = _slopes(gaps, _temperature(gaps, h))
+            moved = [(slope * t).sum(-1, keepdim=True) for slope, t in zip(slopes, tangents, strict=True) if t is not None]
+            return torch.stack(moved).sum(0)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _temperature(*(t.expand(info.batch_size, *t.shape[1:]) for t in batch_first(in_dims, args))), 0
+
+
+_temperature = differentiable("entropy_temperature", _Temperature)
+
+
+@torch.no_grad()
+def _solve(gaps: Tensor, h: Tensor, pooled: bool = False) -> Tensor:
+    """τ [..., 1] by Newton's steps in log τ on log(E/(R − E)), for R = log n − log m, of which E is like exp(−gap/τ) where it is
+    small and R − E like 1/τ² where that is; a step out of the bounds, or to and fro, halves them instead. NaN where there is no τ.
+
+    Pooled: one τ [1, 1] at which the mean over rows [rows, n] is h.
+    """
+    if h.numel() == 0:
+        return torch.empty_like(h)
+    pool = (lambda v: v.mean(0, keepdim=True)) if pooled else (lambda v: v)
+    numbers = torch.finfo(torch.float64)
+    log_m, log_n = _range(gaps)
+    least, most = pool(log_m), pool(log_n)
+    wanted, left = h - least, most - h
+    possible = (wanted > 0) & (left > 0)
+    # E ≤ n/m (1 + y)exp(−y) at a τ with gaps from yτ on, y ≥ 1; R − E ≤ (gap/τ)²/8, and h is 2⁻⁵⁴ below log n or more.
+    smallest = gaps.masked_fill(gaps == 0, math.inf).amin(-1, keepdim=True)
+    largest = gaps.masked_fill(~gaps.isfinite(), 0.0).amax(-1, keepdim=True)
+    far = (log_n - log_m - wanted.log()).clamp_min(0.0)
+    low, high = smallest / (far + far.log1p() + 1.0), largest * 2.0**27
+    if pooled:
+        low, high = low.amin(0, keepdim=True), high.amax(0, keepdim=True)
+    low = low.clamp(numbers.tiny, numbers.max)
+    high = torch.maximum(high.clamp_max(numbers.max), low)
+    at, done, last = low, ~possible, torch.zeros_like(low)
+    for _ in range(100):  # bounds that only close in need 11 + 53 of double, Newton's steps beside them as many at most
+        found, spread = (pool(moment) for moment in _moments(gaps, at))
+        below = found < wanted
         low, high = torch.where(below, at, low), torch.where(below, high, at)
-        step = at + (h - found) / spread.clamp_min(1e-300)
-        following = torch.where((step > low) & (step < high), step, (low + high) / 2)
-        if bool(((following - at).abs() <= 1e-15 * (1 + at.abs())).all()):
+        rest = (most - least - found).clamp_min(numbers.eps)
+        step = (wanted.log() - found.log() + rest.log() - left.log()) * found * rest / ((most - least) * spread)
+        following = at * step.exp()
+        # The square of a step of 1e-9 is below rounding: it is the last.
+        near = (step.abs() <= 1e-9) | ((found - wanted).abs() <= 8 * numbers.eps * wanted) | (high <= low * (1 + 4 * numbers.eps))
+        swings = (step * last < 0) & (2 * step.abs() > last.abs())
+        taken = (following >= low) & (following <= high) & ~swings
+        following = torch.where(taken, following, torch.where(near, at, low.sqrt() * high.sqrt()))
+        at, last, done = torch.where(done, at, following), torch.where(taken, step, 0.0), done | near
+        if bool(done.all()):
             break
-        at = following
-    return at.exp()
+    return at.masked_fill(~possible, math.nan)
 
 
-def _range(x: Tensor) -> tuple[Tensor, Tensor]:
+def _range(gaps: Tensor) -> tuple[Tensor, Tensor]:
     """(log m, log n) [..., 1]: between which entropies of rows are."""
-    allowed = x > -math.inf
-    equal = allowed & (x == row_maximum(x))
-    return tuple(kept.sum(-1, keepdim=True).double().log() for kept in (equal, allowed))  # type: ignore[return-value]
-
-
-def _check_feasible(name: str, x: Tensor, h: Tensor) -> None:
-    if is_concrete(x) and is_concrete(h) and h.numel():
-        _check_finite(name, x)
-        _check_between(name, "", h.detach(), *_range(x.detach()))
+    return tuple(kept.sum(-1, keepdim=True).double().log() for kept in (gaps == 0, gaps.isfinite()))  # type: ignore[return-value]
 
 
 def _check_finite(name: str, x: Tensor) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.numbers import check_count, check_int
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.modules import WithOptions, held_value
+from softmaxima.core.numbers import TEMPERATURE, check_count, check_int, check_number
+from softmaxima.core.tracing import sizes
 from softmaxima.temperature.positive import Positive, Range
 
 
@@ -17,6 +20,8 @@ class Temperature(Positive):
 
     Arguments, errors and gradients as for `Positive`. "exp" learns log τ, so that a step changes τ by a factor; in "softplus" steps
     are factors below 1 and differences above it; "sigmoid" keeps τ away from both limits.
+
+    Cost and source as for `Positive`.
 
     >>> import torch, softmaxima as sm
     >>> tau = sm.Temperature(0.07, minimum=0.01, maximum=1.0)
@@ -31,17 +36,21 @@ class Temperature(Positive):
     """
 
 
-class LayerwiseTemperature(nn.Module):
+class LayerwiseTemperature(WithOptions, nn.Module):
     """A temperature for each layer of a network, τ_ℓ = τ₀ αˡ for ℓ = 0, …, layers − 1: cooler with depth where α < 1.
 
     Args:
-        init: τ₀, a positive number; or a module that says it, such as `Temperature`, to learn it.
+        init: τ₀, a positive number or a tensor; or a module that says it, such as `Temperature`, to learn it.
         ratio: α, likewise.
         layers: how many.
 
-    `module[ℓ]` is the temperature of a layer, a module to give to that layer, which has the parameters of this one.
+    `module[ℓ]` is the temperature of a layer, a module to give to that layer, which has the parameters of this one. Numbers are
+    held as they are, in float64.
 
-    Raises TypeError, ValueError or IndexError for anything else.
+    Raises:
+        TypeError, ValueError or IndexError for anything else, also for numbers with which the deepest layer's is no temperature.
+
+    Cost: a power and a product a layer.
 
     >>> import softmaxima as sm
     >>> temperatures = sm.LayerwiseTemperature(sm.Temperature(2.0), 0.5, layers=3)
@@ -49,11 +58,14 @@ class LayerwiseTemperature(nn.Module):
     [2.0, 1.0, 0.5]
     """
 
-    def __init__(self, init: float | nn.Module, ratio: float | nn.Module, layers: int) -> None:
+    def __init__(self, init: float | Tensor | nn.Module, ratio: float | Tensor | nn.Module, layers: int) -> None:
         super().__init__()
         name = type(self).__name__
         self.layers = check_count(name, "layers", layers)
-        self.init, self.ratio = (_as_module(name, what, value) for what, value in (("init", init), ("ratio", ratio)))
+        init, ratio = (held_value(name, what, value, *TEMPERATURE) for what, value in (("init", init), ("ratio", ratio)))
+        self.hold(init=init, ratio=ratio)
+        if isinstance(init, float) and isinstance(ratio, float):
+            check_number(name, f"init · ratio^{self.layers - 1}, of the deepest layer,", self[-1]().item(), *TEMPERATURE)
 
     def __len__(self) -> int:
         return self.layers
@@ -62,48 +74,47 @@ class LayerwiseTemperature(nn.Module):
         layer = check_int(type(self).__name__, "layer", layer)
         if not -self.layers <= layer < self.layers:
             raise IndexError(f"{type(self).__name__}: layer must be below {self.layers}, got {layer}")
-        return _OfLayer(self.init, self.ratio, layer % self.layers)
+        return _OfLayer(self, layer % self.layers)
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[layer] for layer in range(self.layers))
 
+    def of(self, layer: int) -> Tensor:
+        """τ_ℓ."""
+        wide = {"dtype": torch.float64, "device": "cpu"}
+        init, ratio = (torch.tensor(v, **wide) if isinstance(v, float) else v for v in self.options.values())
+        return init * ratio**layer
+
     def forward(self) -> Tensor:
         """All of them, [layers, …]."""
-        return torch.stack([temperature() for temperature in self])
+        return torch.stack([self.of(layer) for layer in range(self.layers)])
 
     def extra_repr(self) -> str:
-        return f"layers={self.layers}"
+        return ", ".join(part for part in (super().extra_repr(), f"layers={self.layers}") if part)
 
 
 class _OfLayer(nn.Module):
-    def __init__(self, init: nn.Module, ratio: nn.Module, layer: int) -> None:
+    def __init__(self, temperatures: LayerwiseTemperature, layer: int) -> None:
         super().__init__()
-        self.init, self.ratio, self.layer = init, ratio, layer
+        self.temperatures, self.layer = temperatures, layer
 
     def forward(self) -> Tensor:
-        return self.init() * self.ratio() ** self.layer
+        return self.temperatures.of(self.layer)
 
     def extra_repr(self) -> str:
         return f"layer={self.layer}"
-
-
-def _as_module(name: str, what: str, value: Any) -> nn.Module:
-    """One that says the number."""
-    if isinstance(value, nn.Module):
-        return value
-    fixed = Positive(1.0)
-    fixed.range.check(name, what, value)
-    return fixed.set_(value).requires_grad_(False)
 
 
 class StateTemperature(nn.Module):
     """A temperature for each state that is seen, τ(s) = v(f(s)) of a network f, within limits: `temperature=module(state)`.
 
     Args:
-        module: f, from states [..., features] to one number each, [..., 1].
-        minimum, maximum, parametrization: as for `Positive`, of which f(s) is the ρ.
+        module: f, from states [..., features] to one number each, [..., 1], of a floating-point dtype.
+        minimum, maximum, parametrization: as for `Positive`, of which f(s) is the ρ. An f(s) beyond the ends of ρ has the gradient
+            that leads back.
 
-    Raises TypeError or ValueError for anything else.
+    Raises TypeError or ValueError for anything else, and where f gives anything else. Cost: f and a few operations on f(s). Source:
+    Wang et al. (2020), arXiv:2012.13575, who learn τ of the words before.
 
     >>> import torch, softmaxima as sm
     >>> temperature = sm.StateTemperature(torch.nn.Linear(4, 1), 0.1, 10.0, "sigmoid")
@@ -126,7 +137,14 @@ class StateTemperature(nn.Module):
         self.module, self.range = module, Range.of(name, minimum, maximum, parametrization)
 
     def forward(self, state: Any, *more: Any) -> Tensor:
-        return self.range.value(self.module(state, *more))
+        name, wanted = type(self).__name__, "give torch.nn.Linear(features, 1) for instance"
+        rho = self.module(state, *more)
+        if not isinstance(rho, Tensor) or rho.dtype not in COMPUTE_DTYPE:
+            got = rho.dtype if isinstance(rho, Tensor) else type(rho).__name__
+            raise TypeError(f"{name}: module must give a tensor of float64, float32, bfloat16 or float16, got {got}; {wanted}")
+        if rho.ndim == 0 or sizes(rho)[-1] != 1:
+            raise ValueError(f"{name}: module must give one number for each state, [..., 1], got shape {sizes(rho)}; {wanted}")
+        return self.range.value(rho)
 
     def extra_repr(self) -> str:
-        return f"minimum={self.range.minimum:.4g}, maximum={self.range.maximum:.4g}, parametrization={self.range.parametrization!r}"
+        return self.range.words(torch.get_default_dtype())
