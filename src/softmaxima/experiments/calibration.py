@@ -6,6 +6,9 @@ out once, and what is measured of all rows together is that of rows that nothing
 A difference is the mean over rows of what each gains, in the order of a draw. Its interval is that of the means of up to 16 batches
 of them, each row counting as independent of the others, for log loss and Brier score together. The calibration error is no mean
 over rows, and few rows bias it upwards: nothing is claimed of it.
+
+A temperature makes the log loss of any scores less, of shuffled ones too. So what is calibrated must tell more than how frequent
+each class is, and the score of no class may stand in another's column.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from sklearn.model_selection import KFold, StratifiedKFold
 
 from softmaxima.bench.machine import installed
@@ -43,6 +48,8 @@ EXPERIMENT = "calibrate"
 CLAIMED: tuple[Metric, ...] = tuple(
     replace(METRICS[name], most_gain=most) for name, most in (("log-loss", math.inf), ("brier", 2.0))
 )
+LEAST_ROWS = 10  # of a class that is looked at for swapped columns
+FALSE_ALARM = 1e-3
 LEAST_FACTOR = 1.1  # of τ, that folds may differ by before that is worth a word
 
 
@@ -82,6 +89,8 @@ class Calibrated:
     before: Reliability
     after: Reliability
     gains: dict[str, Difference]  # of each metric in CLAIMED
+    informed: Difference  # how much better the log loss is, calibrated, than that of the frequencies of the classes
+    crossed: tuple[tuple[str, str], ...]  # classes whose scores tell each other apart the wrong way round
     calibration: Calibration  # fitted to all rows
     note: str  # what was done where no fit was best
     temperatures: tuple[float, ...]  # of each fold that has one
@@ -99,8 +108,15 @@ class Calibrated:
         return self.calibration.temperature == math.inf
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether what a calibration gains may come of scores that are not those of the classes."""
+        return bool(self.crossed) or (self.changed.better and not self.informed.better)
+
+    @property
     def headline(self) -> str:
         """What to do, in a sentence without its stop."""
+        if self.is_doubtful:
+            return "Look first whether the columns and the labels are in one order"
         if not self.changed.better:
             return "Leave the scores as they are"
         if self.is_even:
@@ -119,12 +135,22 @@ class Calibrated:
             words = f"On held-out rows calibration makes the log loss worse by {told}."
         else:
             words = f"On held-out rows the log loss with calibration cannot be told from that without: better by {told}."
-        return words
+        return " ".join((*self._doubts(), words))
+
+    def _doubts(self) -> list[str]:
+        found = [
+            f"In rows of {first!r} and of {second!r} the scores of these two classes tell them apart the wrong way round."
+            for first, second in self.crossed
+        ]
+        if not self.informed.better:
+            told = interval(self.informed, CLAIMED[0])
+            found.append(f"Calibrated, the scores are not shown to tell more than how frequent each class is: better by {told}.")
+        return found
 
     @property
     def code(self) -> str:
         """What makes calibrated probabilities, where it fits in a line."""
-        if not self.changed.better or self.is_even or self.calibration.temperature is None:
+        if self.is_doubtful or not self.changed.better or self.is_even or self.calibration.temperature is None:
             return ""
         given = "np.log(probabilities)" if self.settings.probabilities else "scores"
         return f"probabilities = sm.softmax({given}, temperature={self.calibration.temperature:.6g})"
@@ -218,27 +244,32 @@ def calibrated(
     check_options(settings)
     check_rows(scores, settings)
     x, labels = torch.from_numpy(scores.x), torch.from_numpy(scores.labels)
-    found, temperatures = torch.empty_like(x), []
+    found, frequencies, temperatures = torch.empty_like(x), torch.empty_like(x), []
     for learning, held_out in _splits(scores, settings):
         fitted, _ = calibrate_safely(x[learning], labels[learning], settings.method, penalty=settings.penalty)
         if fitted.temperature is not None:
             temperatures.append(fitted.temperature)
         found[held_out] = fitted.scores(x[held_out]).log_softmax(-1)
+        counts = labels[learning].bincount(minlength=x.shape[-1]).double() + 1
+        frequencies[held_out] = (counts / counts.sum()).log()
         advanced(1)
-    before, after = (RowMeasures.of_log(log_p, labels) for log_p in (x.log_softmax(-1), found))
+    before, after, without = (RowMeasures.of_log(log_p, labels) for log_p in (x.log_softmax(-1), found, frequencies))
     order = torch.from_numpy(np.random.default_rng(settings.seed).permutation(scores.rows))
-    gains = {}
-    for metric in CLAIMED:
-        gained = (getattr(before, metric.attribute) - getattr(after, metric.attribute))[order]
+
+    def gain(metric: Metric, other: RowMeasures) -> Difference:
+        gained = (getattr(other, metric.attribute) - getattr(after, metric.attribute))[order]
         batches = means_of_batches(gained.numpy())
-        gains[metric.name] = interval_of(batches, [of_mean(batches)], metric, len(CLAIMED), scores.rows, not bool(gained.any()))
+        return interval_of(batches, [of_mean(batches)], metric, len(CLAIMED), scores.rows, not bool(gained.any()))
+
     calibration, note = calibrate_safely(x, labels, settings.method, penalty=settings.penalty)
     return Calibrated(
         scores,
         settings,
         before.reliability(),
         after.reliability(),
-        gains,
+        {metric.name: gain(metric, before) for metric in CLAIMED},
+        gain(CLAIMED[0], without),
+        crossed_classes(scores),
         calibration,
         note,
         tuple(temperatures),
@@ -246,6 +277,24 @@ def calibrated(
         datetime.date.today().isoformat(),
         shlex.join(["softmaxima", *sys.argv[1:]]) if command is None else command,
     )
+
+
+def crossed_classes(scores: Scores) -> tuple[tuple[str, str], ...]:
+    """Pairs of classes whose scores differ less in the one's favour in its own rows than in the other's: columns that are swapped.
+
+    By Welch's t, of all pairs together with a false alarm in a thousand where scores tell nothing.
+    """
+    x, labels = scores.x, scores.labels
+    known = [c for c in range(len(scores.classes)) if (labels == c).sum() >= LEAST_ROWS]
+    pairs = list(combinations(known, 2))
+    bound = ndtri(FALSE_ALARM / max(1, len(pairs)))
+    found = []
+    for first, second in pairs:
+        own, others = ((x[labels == c, first] - x[labels == c, second]) for c in (first, second))
+        error = math.sqrt(own.var(ddof=1) / len(own) + others.var(ddof=1) / len(others))
+        if own.mean() - others.mean() < bound * error:
+            found.append((scores.classes[first], scores.classes[second]))
+    return tuple(found)
 
 
 def _splits(scores: Scores, settings: Settings) -> Any:
@@ -281,6 +330,8 @@ def as_json(result: Calibrated) -> dict[str, Any]:
             "before": asdict(result.before),
             "after": asdict(result.after),
             "gains": {name: asdict(gain) for name, gain in result.gains.items()},
+            "better than frequencies": asdict(result.informed),
+            "swapped": [list(pair) for pair in result.crossed],
         }
     )
 

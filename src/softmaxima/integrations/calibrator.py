@@ -190,12 +190,12 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             found = np.asarray(fitted.decision_function(X), np.float64)
             if found.ndim == 1:
                 return np.stack((np.zeros_like(found), found), -1)
-            if found.shape[1] == len(self.classes_):
+            if found.shape[1] == len(self.classes_) and not _is_by_pairs(fitted):
                 return found
             if not hasattr(fitted, "predict_proba"):
                 raise ValueError(
-                    f"decision_function must have {len(self.classes_)} columns, one a class, got {found.shape[1]}; set it to one "
-                    "against the rest, as decision_function_shape='ovr' of SVC"
+                    f"decision_function must have {len(self.classes_)} columns, one a class, got {found.shape[1]}, "
+                    f"{'one a pair of classes' if _is_by_pairs(fitted) else 'others'}; set decision_function_shape='ovr'"
                 )
         return logarithms(np.asarray(fitted.predict_proba(X), np.float64), self.floor_)
 
@@ -208,3 +208,10 @@ def _of_rows(fit_params: dict[str, Any], X: Any, rows: np.ndarray) -> dict[str, 
         return hasattr(value, "__len__") and not isinstance(value, (str, bytes, dict)) and len(value) == count
 
     return {name: _safe_indexing(value, rows) if is_of_rows(value) else value for name, value in fit_params.items()}
+
+
+def _is_by_pairs(estimator: Any) -> bool:
+    """Whether decision_function has a column for each pair of classes, which of three classes are as many."""
+    while hasattr(estimator, "steps") or hasattr(estimator, "estimator"):
+        estimator = estimator[-1] if hasattr(estimator, "steps") else estimator.estimator
+    return getattr(estimator, "decision_function_shape", None) == "ovo"
