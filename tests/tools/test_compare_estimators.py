@@ -32,10 +32,13 @@ from softmaxima.experiments.vae_saved import MEASURES, as_csv, as_json, read_tra
 from softmaxima.experiments.vae_study import (
     PIXELS,
     Finding,
+    Result,
     Study,
     Task,
     Training,
+    at_least_steps_to,
     compare_estimators,
+    mean_of,
     steps_to,
     summary,
     target,
@@ -313,6 +316,28 @@ def test_convergence_is_told_of_what_gets_there() -> None:
     assert np.mean(steps_to(finding.of("REINFORCE"), -25.0)) == pytest.approx(150, abs=3)
     cells = {column.short: [column.cell(result) for result in finding.trained] for column in columns(finding)}
     assert "never" in cells["steps"]
+
+
+def test_convergence_is_reached_where_it_stays() -> None:
+    steps = lambda *curve: steps_to(_with_curves([curve]), -22.0)[0]
+    assert steps(-26.0, -24.0, -20.0, -20.0) == pytest.approx(150.0)
+    assert steps(-26.0, -20.0, -24.0, -20.0) == pytest.approx(250.0)  # not with the first time
+    assert steps(-26.0, -20.0, -24.0, -24.0) == math.inf
+    assert at_least_steps_to(_with_curves([(-26.0, -26.0, -26.0, -26.0)]), -22.0) == [300.0]
+
+
+def _with_curves(curves: list[tuple[float, ...]]) -> Result:
+    taken = (0.0, 100.0, 200.0, 300.0)
+    runs = [Run(Reached({}, {}, {}, {"taken": taken, "curve": curve}), 1.0, 1.0) for curve in curves]
+    return Result("one", None, tuple(runs))
+
+
+def test_who_never_converges_is_told_by_its_steps_and_an_interval() -> None:
+    assert not mean_of([325.0, 0.0], COUNT).better  # of two seeds one gets there
+    levels = {"softmax": -29.0, "Gumbel-softmax 1": -25.0, "Gumbel-softmax 0.5": -20.0, "REBAR": -20.0, PIXELS: -26.0}
+    many = {(c.better, c.worse): c for c in claims(said(levels, {}, {})) if c.measure == "steps to converge"}
+    assert many["softmax", "REBAR"].verdict == FAILS
+    assert "softmax never there" in many["softmax", "REBAR"].told
 
 
 def test_the_best_is_taken_and_what_cannot_be_told_from_it_is_named() -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from softmaxima.experiments.differences import Difference
 from softmaxima.experiments.studies import difference
-from softmaxima.experiments.vae_study import Finding, mean_of, steps_to, target
+from softmaxima.experiments.vae_study import Finding, at_least_steps_to, mean_of, steps_to, target
 
 SOFTMAX, ONE, HALF, CONTROL = "softmax", "Gumbel-softmax 1", "Gumbel-softmax 0.5", "REBAR"
 ORDERS = {  # the best first
@@ -34,7 +34,7 @@ class Claim:
     worse: str
     gain: Difference  # nats, the logarithm of a ratio of SNR, or steps fewer
     verdict: str
-    told: str = ""  # where there is no gain to tell
+    told: str = ""  # who never converged, and counts as if it had with the last step
 
 
 def claims(finding: Finding) -> list[Claim]:
@@ -51,18 +51,12 @@ def _claim(finding: Finding, measure: str, better: str, worse: str) -> Claim:
     if measure == "gradient SNR":
         pairs = zip(one.by_seed("snr"), other.by_seed("snr"), strict=True)
         return _judged(measure, better, worse, mean_of([math.log(a / b) if a > 0 < b else math.nan for a, b in pairs], COUNT))
-    own, others = (steps_to(result, target(finding)) for result in (one, other))
-    if all(map(math.isinf, (*own, *others))):
-        return Claim(measure, better, worse, _nothing(), OPEN, "neither gets there")
-    for which, name, verdict in ((own, better, FAILS), (others, worse, HOLDS)):
-        if all(map(math.isinf, which)):
-            return Claim(measure, better, worse, _nothing(), verdict, f"{name} never gets there")
-    return _judged(measure, better, worse, mean_of([b - a for a, b in zip(own, others, strict=True)], COUNT))
+    level = target(finding)
+    own, others = (at_least_steps_to(result, level) for result in (one, other))
+    never = [result.name for result in (one, other) if all(map(math.isinf, steps_to(result, level)))]
+    told = f"{' and '.join(never)} never there" if never else ""
+    return _judged(measure, better, worse, mean_of([b - a for a, b in zip(own, others, strict=True)], COUNT), told)
 
 
-def _nothing() -> Difference:
-    return Difference(math.nan, -math.inf, math.inf)
-
-
-def _judged(measure: str, better: str, worse: str, gain: Difference) -> Claim:
-    return Claim(measure, better, worse, gain, HOLDS if gain.better else FAILS if gain.worse else OPEN)
+def _judged(measure: str, better: str, worse: str, gain: Difference, told: str = "") -> Claim:
+    return Claim(measure, better, worse, gain, HOLDS if gain.better else FAILS if gain.worse else OPEN, told)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -132,7 +133,8 @@ def _frequencies(task: Task) -> Reached:
     """Of who has counted, for each pixel, where it is 1."""
     p = frequencies(task.x)
     likelihood = torch.where(task.held == 1, p, 1 - p).log().sum(-1)
-    return reached({"elbo": likelihood, "bound": likelihood})
+    watched = {"taken": [0.0], "curve": [float(likelihood[:WATCHED].mean())]}
+    return reached({"elbo": likelihood, "bound": likelihood}, {}, watched)
 
 
 class Training(studies.Training):
@@ -196,24 +198,34 @@ def seconds_of_all(tasks: Sequence[Task], settings: Settings, start: int = 0) ->
 
 
 def target(finding: Finding) -> float:
-    """The ELBO at which convergence is measured: so far on the way from pixel frequencies to the best."""
-    least, most = finding.of(PIXELS).elbo, max(result.elbo for result in finding.trained if not result.diverged)
-    return least + SHARE * (most - least)
+    """The ELBO at which convergence is measured: so far on the way from pixel frequencies to the best, of the pictures watched."""
+    ends = {
+        result.name: fmean(run.reached.drawn["curve"][-1] for run in result.runs)
+        for result in finding.results
+        if not result.diverged
+    }
+    least = ends[PIXELS]
+    return least + SHARE * (max(ends.values()) - least)
 
 
 def steps_to(result: Result, elbo: float) -> list[float]:
-    """With each seed the steps until the ELBO on the way is so large, between two steps by a line; infinite where it never is."""
+    """With each seed the steps until the ELBO is so large and stays it, between two by a line; infinite where that never is."""
     return [_reaches(run.reached.drawn.get("taken", ()), run.reached.drawn.get("curve", ()), elbo) for run in result.runs]
 
 
 def _reaches(taken: Sequence[float], curve: Sequence[float], elbo: float) -> float:
-    for number, (step, value) in enumerate(zip(taken, curve, strict=True)):
-        if value >= elbo:
-            if not number:
-                return step
-            before, last = curve[number - 1], taken[number - 1]
-            return last + (step - last) * (elbo - before) / (value - before)
-    return math.inf
+    below = [number for number, value in enumerate(curve) if not value >= elbo]
+    if not below:
+        return taken[0] if taken else math.inf
+    if (last := below[-1]) == len(curve) - 1:
+        return math.inf
+    return taken[last] + (taken[last + 1] - taken[last]) * (elbo - curve[last]) / (curve[last + 1] - curve[last])
+
+
+def at_least_steps_to(result: Result, elbo: float) -> list[float]:
+    """The same, with as many steps as were taken where it never is."""
+    taken = [run.reached.drawn.get("taken", (math.inf,))[-1] for run in result.runs]  # none of what diverged
+    return list(map(min, steps_to(result, elbo), taken))
 
 
 def mean_of(values: Sequence[float], comparisons: int = 1) -> Difference:

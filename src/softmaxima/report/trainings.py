@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Protocol, TypeVar
 
 from softmaxima.experiments.differences import LEVEL
-from softmaxima.experiments.wording import listed
+from softmaxima.experiments.wording import listed, rows
 from softmaxima.report.columns import Column, page_table
 from softmaxima.report.figures import Figure
 from softmaxima.report.page import figure, sentences
@@ -60,8 +60,8 @@ def first_look(settings: Settings, seeds: int, few_steps: str) -> list[str]:
     found = [f"Partial: interrupted after {seeds} of {settings.seeds} seeds."] if seeds < settings.seeds else []
     if settings.quick:
         found.append(
-            f"Made with --quick: {settings.steps} steps, {settings.seeds} seeds. It is a first look: {few_steps}, and few seeds "
-            "show only enormous differences."
+            f"Made with --quick: {rows(settings.steps, 'step')}, {rows(settings.seeds, 'seed')}. It is a first look: {few_steps}, "
+            "and few seeds show only enormous differences."
         )
     return found
 
