@@ -9,18 +9,20 @@
 #include <algorithm>
 #include <cmath>
 
+#include "exponential.h"
 #include "near_zero.h"
-#include "rows.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
 
 enum { NORMAL, GUMBEL, LOGISTIC, LAPLACE, UNIFORM, EXPONENTIAL };
 
-constexpr double LOWEST = -40;  // of log e^L
-constexpr int64_t SEEN = 54;    // scores whose places matter to double precision, where half the noise is below its median
-constexpr int64_t FEW = 64;     // kinks of uniform noise between which wide panels will do
-constexpr int HALVINGS = 8;     // by which the lowest node is found
+constexpr double LOWEST = -40;     // of log e^L
+constexpr int64_t SEEN = 54;       // scores whose places matter to double precision, where half the noise is below its median
+constexpr int64_t FEW = 64;        // kinks of uniform noise between which wide panels will do
+constexpr int STEPS = 192;         // of the trapezoid rule,
+constexpr int64_t MODERATE = 512;  // and the scores up to which fewer will do, where e^L is less steep
+constexpr int HALVINGS = 8;        // by which the lowest node is found
 
 // x and w of the rule of Gauss and Legendre on [0, 1].
 template <int order>
@@ -54,7 +56,7 @@ struct Gauss {
 // log F and f/F of each noise, of w and v, or of u and z.
 
 struct LogisticNoise {
-    static constexpr int steps = 192;
+    static constexpr int few = 192;
     static constexpr double lowest = LOWEST;
 
     [[gnu::always_inline]] static inline void at(double w, double v, double& level, double& rate) {
@@ -93,7 +95,7 @@ struct UniformNoise {
 };
 
 struct NormalNoise {
-    static constexpr int steps = 128;
+    static constexpr int few = 128;
     static constexpr double lowest = -8.9;
 
     // Mills' ratio (1 − Φ(s))/φ(s) is this polynomial in (s − 4)/(s + 4), divided by 1 + s, within 3e−16 of itself.
@@ -172,8 +174,9 @@ inline double itself(double z) { return z; }
 
 template <class Noise, class Place, class Visit>
 void visit_steps(const double* scores, const Noisy& row, double high, const Place& place, const Visit& visit) {
-    const double low = lowest_node<Noise>(scores, row, Noise::lowest, high, place), step = (high - low) / Noise::steps;
-    for (int k = 0; k < Noise::steps; ++k) visit(scores, row.count, place(low + (k + 0.5) * step), step);
+    const int steps = row.count <= MODERATE ? Noise::few : STEPS;
+    const double low = lowest_node<Noise>(scores, row, Noise::lowest, high, place), step = (high - low) / steps;
+    for (int k = 0; k < steps; ++k) visit(scores, row.count, place(low + (k + 0.5) * step), step);
 }
 
 template <class Visit>
@@ -284,6 +287,14 @@ void with_noise(double noise, const Body& body) {
     }
 }
 
+// In double, and what the roundings of equal terms would add up to.
+double sum_of(const double* terms, int64_t count) {
+    double sum = 0, lost = 0;
+#pragma omp simd reduction(+ : sum, lost)
+    for (int64_t k = 0; k < count; ++k) add_exactly(terms[k], sum, lost);
+    return sum + lost;
+}
+
 enum class Found { memory_ran_out, wrong, nothing, scores };
 
 template <class T>
@@ -309,17 +320,12 @@ Found find_scores(const Row<T>& row, Scratch<compute_t<T>>& scratch, Noisy& nois
         x[i] = u;
     }
     if (*row.theta == UNIFORM) std::sort(index, index + noisy.count, [=](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
-    double mass = 0;
     for (int64_t k = 0; k < noisy.count; ++k) {
         noisy.u[k] = x[index[k]];
         noisy.sums[k] = 0;
     }
-#pragma omp simd reduction(+ : mass)
-    for (int64_t k = 0; k < noisy.count; ++k) {
-        noisy.w[k] = exp(noisy.u[k]);
-        mass += noisy.w[k];
-    }
-    noisy.mass = mass;
+    for (int64_t k = 0; k < noisy.count; ++k) noisy.w[k] = exp(noisy.u[k]);
+    noisy.mass = sum_of(noisy.w, noisy.count);
     return noisy.count > 0 ? Found::scores : Found::nothing;
 }
 
@@ -340,8 +346,7 @@ bool probabilities(const Row<T>& row, Scratch<compute_t<T>>& scratch) {
     if (*row.theta != GUMBEL) {
         with_noise(*row.theta, [&](auto noise) { integrate<decltype(noise)>(noisy); });
         p = noisy.sums;
-        total = 0;
-        for (int64_t k = 0; k < noisy.count; ++k) total += p[k];
+        total = sum_of(p, noisy.count);
     }
     fill(row, 0);
     for (int64_t k = 0; k < noisy.count; ++k) narrow(p[k] / total, row.out[noisy.index[k]]);

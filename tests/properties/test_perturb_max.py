@@ -195,6 +195,50 @@ def test_what_is_no_noise_is_refused_before_work(noise: Any, message: str):
         sm.PerturbMax(noise)
 
 
+@pytest.mark.parametrize(
+    "noise", [("student_t", 3.0), torch.distributions.Cauchy(0.0, 1.0), torch.distributions.HalfNormal(1.0)], ids=str
+)
+def test_noises_whose_tails_go_on_have_no_loss_here(noise: Any):
+    for call in (
+        lambda: sm.perturb_max_loss(torch.zeros(2, 3), torch.tensor([0, 1]), noise=noise),
+        lambda: sm.PerturbMaxLoss(noise),
+    ):
+        with pytest.raises(ValueError, match=r"perturb_max_loss: noise must be one of 'normal', .*take surrogate_loss"):
+            call()
+
+
+def test_what_a_rule_is_too_coarse_for_is_refused():
+    one = lambda value: torch.tensor(value, dtype=torch.float64)
+    parts = torch.distributions.Normal(one([0.0, 20.0]), one([1.0, 0.01]))
+    mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(one([0.9, 0.1])), parts)
+    for noise in (torch.distributions.Gamma(one(0.1), one(1.0)), mixture):
+        with pytest.raises(ValueError, match=r"perturb_max: the probabilities of .* add up to 1 with an error of"):
+            sm.perturb_max(one([1.0, 0.25, 0.2, 0.1]), noise=noise)
+
+
+@pytest.mark.parametrize(("noise", "n", "below"), [("normal", 10_000, 8.0), ("normal", 100_000, 5.0), ("gumbel", 100_000, 20.0)])
+def test_a_score_above_very_many_equal_ones_has_its_digits(noise: str, n: int, below: float):
+    """p₀ = ∫ f(z) F(z + d)^{n−1} dz by panels, and p are as many equal terms of it as there are."""
+    x = torch.full((n,), -below, dtype=torch.float64)
+    x[0] = 0.0
+    p = sm.perturb_max(x, noise=noise)
+    z, w = np.polynomial.legendre.leggauss(20)
+    edges = np.arange(-10.0, 60.0, 0.02)
+    places = (edges[:-1, None] + 0.01 * (1 + z)).ravel()
+    law = EXACT[noise]
+    exact = (np.tile(0.01 * w, len(edges) - 1) * law.pdf(places) * np.exp((n - 1) * law.logcdf(places + below))).sum()
+    assert float(p[0]) == pytest.approx(exact, abs=3e-13)
+    assert math.fsum(p.tolist()) == pytest.approx(1.0, abs=1e-13)
+
+
+@pytest.mark.parametrize("noise", NAMES)
+def test_the_loss_compiles_to_one_graph(noise: str):
+    torch._dynamo.reset()
+    x, labels = normal(2, 4), torch.tensor([1, 3])
+    compiled = torch.compile(lambda x: sm.perturb_max_loss(x, labels, noise=noise), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), sm.perturb_max_loss(x, labels, noise=noise))
+
+
 def test_the_noise_is_given_by_name():
     with pytest.raises(TypeError, match=r"dim must be an int, got 'gumbel'; pass the noise by name: noise='gumbel'"):
         sm.perturb_max(torch.zeros(2, 3), "gumbel")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array
 from softmaxima.losses._classification import Loss, LossModule, register
 from softmaxima.losses.fenchel_young import evaluation, fenchel_young, reference
-from softmaxima.maps.perturb_max import PERTURB_MAX, NoiseLike, is_noise, with_mean
+from softmaxima.maps.perturb_max import PERTURB_MAX, NoiseLike, is_noise, with_loss
 
 
 def perturb_max_loss(
@@ -31,7 +31,7 @@ def perturb_max_loss(
     this is KL(y ‖ softmax(x/σ)) times σ. With uniform noise it is exactly zero once x_t exceeds every other score by σ.
 
     Args:
-        noise, scale: as for `perturb_max`; the noise must have a mean, which ("student_t", ν) has for ν above 1.
+        noise, scale: as for `perturb_max`; one of the six noises with a name of one word, or their distributions.
         The others and errors: as for `fenchel_young_loss`.
 
     Cost for labels: that of `perturb_max` twice. For rows of target probabilities, or with smoothing, some twenty times
@@ -43,7 +43,7 @@ def perturb_max_loss(
     tensor([0.0503, 0.5642])
     """
     if is_noise(noise):
-        with_mean(noise)
+        with_loss(noise)
     params = {"noise": noise, "scale": scale}
     return fenchel_young(
         "perturb_max_loss", PERTURB_MAX, params, input, target, weight, ignore_index, reduction, label_smoothing, temperature
@@ -65,7 +65,7 @@ class PerturbMaxLoss(LossModule):
     ) -> None:
         name = type(self).__name__
         held = {p.name: p.held(name, v) for p, v in zip(PERTURB_MAX.params, (noise, scale), strict=True)}
-        with_mean(noise)
+        with_loss(noise)
         super().__init__(weight, **held, **options)
 
 

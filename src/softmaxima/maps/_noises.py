@@ -28,6 +28,7 @@ from softmaxima.core.tracing import is_concrete
 
 LOWEST = -40.0  # of log e^L
 LEAST = 1e-17  # of 1 − e^L
+STEPS, MODERATE = 192, 512  # of the trapezoid rule, and the scores up to which fewer will do, where e^L is less steep
 SEEN = 54  # scores whose places matter to double precision, where half the noise is below its median
 COARSE = 64  # steps in which the ends of the nodes are found
 BLOCK = 1 << 18  # numbers at a time
@@ -45,7 +46,7 @@ class Noise:
     at(t): (log F(t), (f/F)(t)), elementwise.
     rule(u): nodes and weights [m, ..., 1] for scores u [..., n] with maximum 0, −∞ where masked, and the place [..., 1] below which
         there are none, as e^L is 0 there.
-    mean: E ε, None where there is none.
+    mean: E ε, None where no loss needs it.
     width: that of the support of ε: a score so far below another has no probability.
     unit: how much wider it is than that of its name.
     """
@@ -76,11 +77,12 @@ def level(noise: Noise, z: Tensor, u: Tensor) -> Tensor:
     return torch.cat([at_nodes(noise, z[block], u)[0] for block in in_blocks(z, u)])
 
 
-@functools.cache
-def gauss(order: int) -> tuple[list[float], list[float]]:
-    """(x, w) of the rule of Gauss and Legendre on [0, 1]."""
+def _gauss(order: int) -> tuple[list[float], list[float]]:
     x, w = np.polynomial.legendre.leggauss(order)
     return ((1 + x) / 2).tolist(), (w / 2).tolist()
+
+
+GAUSS = {order: _gauss(order) for order in (6, 12, 14, 16, 48)}  # (x, w) of the rules of Gauss and Legendre on [0, 1]
 
 
 def nodes_like(values: list[float], u: Tensor) -> Tensor:
@@ -108,9 +110,10 @@ def spaced(low: float, high: float, u: Tensor, curve: Callable[[Tensor], Tensor]
 # The rules -----------------------------------------------------------------------------------------------------------------------
 
 
-def trapezoid(at: Callable[..., Any], count: int, low: float, high: Callable[[int], float], u: Tensor) -> Rule:
+def trapezoid(at: Callable[..., Any], few: int, low: float, high: Callable[[int], float], u: Tensor) -> Rule:
     """Equal steps, for noises that are analytic; `high(n)` has 1 − F ≤ 1e−17/n."""
     u = u.detach()
+    count = few if u.shape[-1] <= MODERATE else STEPS
     first, last = ends(at, u, spaced(low, high(max(1, u.shape[-1])), u))
     step = (last - first) / count
     nodes = first + step * (nodes_like(list(range(count)), u) + 0.5)
@@ -119,7 +122,7 @@ def trapezoid(at: Callable[..., Any], count: int, low: float, high: Callable[[in
 
 def above_the_scores(share: float, u: Tensor) -> Rule:
     """Of F = 1 − share e^{−t} for t > 0: v = e^{−z} up to that of the largest score, or to where Π (1 − share v w) ≤ e^{−45}."""
-    x, w = (nodes_like(values, u) for values in gauss(48))
+    x, w = (nodes_like(values, u) for values in GAUSS[48])
     mass = u.detach().exp().sum(-1, keepdim=True)
     bound = torch.minimum((-largest(u)).exp(), 45.0 / share / mass.clamp_min(1e-300))
     return -(bound * x).log(), (w / x).expand(-1, *u.shape[:-1], 1), -bound.log()
@@ -143,7 +146,7 @@ def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
         count = max(1, int((width.detach() > 0).sum(-1).max()))
         places = width.detach().topk(min(count, width.shape[-1]), -1).indices
         start, width = start.gather(-1, places), width.gather(-1, places)
-    x, w = (torch.tensor(values, dtype=edges.dtype, device=edges.device) for values in gauss(order))
+    x, w = (torch.tensor(values, dtype=edges.dtype, device=edges.device) for values in GAUSS[order])
     z = (start.unsqueeze(-1) + width.unsqueeze(-1) * x).flatten(-2)
     weights = (width.unsqueeze(-1) * w).flatten(-2)
     return z.movedim(-1, 0).unsqueeze(-1), weights.movedim(-1, 0).unsqueeze(-1)
@@ -324,7 +327,7 @@ def student_t(order: float) -> Noise:
     near = [-quantile(-math.exp(k)) for k in (0, 1, 2, 3)]
     width = min(1.0, root)
     rule = functools.partial(of_tails, at, -quantile(LOWEST), far[-1], width, (*near, 0.0, *far), True, ())
-    return Noise("student_t", at, rule, 0.0 if order > 1 else None)
+    return Noise("student_t", at, rule, None)
 
 
 def _degree(order: float) -> int:
@@ -340,7 +343,7 @@ def _log_g(y: float, order: float) -> float:
         for k in range(1, 40):
             powers.append(sum(((order - 1) * i - (k - i)) * sinc[i] * powers[k - i] for i in range(1, k + 1)) / k)
         return math.log(math.fsum(s * y**k / (2 * k + order) for k, s in enumerate(powers)))
-    x, w = gauss(200)
+    x, w = _gauss(200)
     return math.log(math.fsum(b * (a * _sinc(phi * a)) ** (order - 1) for a, b in zip(x, w, strict=True)))
 
 
@@ -411,13 +414,8 @@ def of_distribution(noise: Distribution) -> Noise:
     high = top if top < math.inf else _bisect(number, 1 - 2.0**-53)
     width = max((quantiles[3] - quantiles[1]) / 2, 1e-300)
     kinks = tuple(sorted({v for v in (bottom, top, quantiles[2]) if math.isfinite(v)}))
-    try:
-        mean = float(noise.mean)
-        mean = mean if math.isfinite(mean) else None
-    except NotImplementedError:
-        mean = None
     points = tuple(t for t in (*lows, *quantiles[1:], *highs) if math.isfinite(t))
-    return Noise(repr(noise), at, functools.partial(of_tails, at, low, high, width, points, False, kinks), mean, top - bottom)
+    return Noise(repr(noise), at, functools.partial(of_tails, at, low, high, width, points, False, kinks), None, top - bottom)
 
 
 def _inside(bottom: float, top: float) -> float:

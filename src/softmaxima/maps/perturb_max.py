@@ -31,12 +31,12 @@ from softmaxima.core.tracing import is_concrete, is_recorded, operation, sizes
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._noises import (
+    GAUSS,
     LARGEST_ORDER,
     LEAST_ORDER,
     NAMED,
     Noise,
     at_nodes,
-    gauss,
     in_blocks,
     known_family,
     of_distribution,
@@ -46,6 +46,9 @@ from softmaxima.maps._noises import (
 NoiseLike = str | tuple[str, float] | Distribution
 
 _KNOWN: WeakKeyDictionary[Distribution, Noise] = WeakKeyDictionary()
+
+
+ERROR = 1e-6  # of the sum of the probabilities, beyond which the rule is not fine enough for a distribution
 
 
 def find_noise(noise: NoiseLike) -> Noise:
@@ -165,7 +168,7 @@ def literal_parts(u: Tensor, noise: NoiseLike, found: Noise) -> tuple[Any, Any, 
             kinks = kinks[kinks.cumsum(0) - count * kinks <= 45]
             edges = torch.cat((edges, 1 - 0.5 ** torch.arange(20, dtype=u.dtype), kinks + 1)).clamp(low, high)
     edges = edges.unique()
-    x, w = (torch.tensor(values, dtype=u.dtype) for values in gauss(12))
+    x, w = (torch.tensor(values, dtype=u.dtype) for values in GAUSS[12])
     width = edges.diff()[:, None]
     return cdf, density, (edges[:-1, None] + width * x).flatten(), (width * w).flatten()
 
@@ -192,8 +195,17 @@ def forward(z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
     if 0 in sizes(z):
         return z
     u, nothing = relative(z, scale)
-    p = probabilities(find_noise(noise), u)
-    return (p / total(p) + nothing).to(z.dtype)
+    found = find_noise(noise)
+    p = probabilities(found, u)
+    mass = total(p)
+    if found.name not in NAMED and is_concrete(mass):
+        error = float(torch.where((u > -math.inf).any(-1, keepdim=True), mass.detach() - 1, 0.0).abs().max())
+        if error > ERROR:
+            raise ValueError(
+                f"perturb_max: the probabilities of {noise!r} add up to 1 with an error of {error:.1g}, more than {ERROR:g}, as "
+                "where its density is infinite, or much narrower in one place than its quartiles are apart; take a smoother noise"
+            )
+    return (p / mass + nothing).to(z.dtype)
 
 
 def probabilities(noise: Noise, u: Tensor) -> Tensor:
@@ -292,13 +304,13 @@ def scale_gradient(p: Tensor, z: Tensor, noise: NoiseLike, scale: float | Tensor
 # The conjugate Ω*(x) = E max(x + σε) = σ E max(u + ε), and Ω(y) = σ sup_u ⟨u, y⟩ − E max(u + ε).
 
 
-def with_mean(noise: NoiseLike) -> Noise:
-    """The noise, which must have a mean: max(x + σε) has none otherwise."""
+def with_loss(noise: NoiseLike) -> Noise:
+    """The noise, which must be one of those whose tails end by the last node: E max(x + ε) is a sum over all of them."""
     found = find_noise(noise)
-    if found.mean is None:
+    if found.name not in NAMED:
         raise ValueError(
-            f"perturb_max: its loss needs noise with a mean, got {noise!r}, whose E max(x + ε) is infinite; take ν above 1, or "
-            "surrogate_loss, which has the same gradient"
+            f"perturb_max_loss: noise must be one of {', '.join(map(repr, NAMED))}, got {noise!r}; take surrogate_loss for others, "
+            "which has the same gradient"
         )
     return found
 
@@ -312,7 +324,7 @@ def expected_maximum(noise: Noise, u: Tensor) -> Tensor:
 
 
 def conjugate(z: Tensor, p: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
-    found = with_mean(noise)
+    found = with_loss(noise)
     if 0 in sizes(z):
         return z.sum(-1)
     with torch.no_grad():
@@ -328,7 +340,7 @@ FARTHEST = 2.0  # that one of them goes, in units of the noise
 
 def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
     """σ ⟨u, y⟩ with the u of p(u) = y and E max(u + ε) = 0, which is its slope; over the classes with y > 0."""
-    found = with_mean(noise)
+    found = with_loss(noise)
     if 0 in sizes(y):
         return y.sum(-1)
     wide = y.double()
@@ -471,18 +483,22 @@ def perturb_max(
 
     Gumbel noise gives softmax. The order of the scores is kept, and a constant added to them changes nothing. Uniform noise gives
     exactly zero to scores σ or more below the largest one; the others give every score a probability, which may be too small
-    for the dtype: of normal noise it is 0 some 38σ below the largest score.
+    for the dtype.
 
-    Float64 p and ∂p/∂x are within 1e-13 of the integral for all of these noises, others are that, rounded. Of a distribution they
-    are as exact as its `cdf` in float64: within 1e-15 for Weibull, half-normal and log-normal noise, within 1e-9 for Gamma noise of
-    shape 2.5, whose density is not smooth at 0. Where it has kinks or jumps but at the ends of its support and its median, the
-    error is not bounded. All is computed in float64.
+    Float64 p and ∂p/∂x are within 1e-13 of the integral for all of these noises, others are that, rounded. That is an absolute
+    error: in the tails p loses digits, of normal noise from 10σ below the largest score on. Of a distribution the error is that of
+    its `cdf` and of a rule for densities that are smooth but for the ends of their support and their median, about as much as the
+    probabilities lack of 1 before they are divided by their sum: 1e-14 for half-normal noise, 1e-9 for Weibull noise of shape 1.5,
+    7e-13 for Gamma noise of shape 2.5 and 2e-4 for that of 0.5. What lacks more than 1e-6 is refused, where values can be read. A
+    distribution is looked at once: its parameters must not change. All is computed in float64.
+
+    With Laplace noise second derivatives are not those of the integral at a row whose largest scores are all equal.
 
     Its loss is `perturb_max_loss`. Raises as `softmax`, and ValueError for a noise without a CDF, a discrete one and one of several
-    numbers. torch.compile, torch.export and other recorders take the named noises. Cost: O(n·m) on a grid of m values that all
-    scores share, a block of it in memory at a time: m = 48 for exponential noise, 128 for normal, 192 for logistic noise, 48 to
-    some 800 for Laplace noise and some thousand for others; for uniform noise 6 or 12 for each score that can be the largest. The
-    gradient costs the same again.
+    numbers. torch.compile, torch.export and other recorders take the noises that have a name of one word. Cost: O(n·m) on a grid of
+    m values that all scores share, a block of it in memory at a time: m = 48 for exponential noise, 128 to 192 for normal and
+    logistic noise, 48 to some 800 for Laplace noise and some thousand for others; for uniform noise 6 or 12 for each score that can
+    be the largest, which are all of them where they are nearly equal. The gradient costs the same again.
     Source: Berthet et al. (2020), arXiv:2002.08676.
 
     >>> import numpy as np, softmaxima as sm
