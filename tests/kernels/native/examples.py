@@ -24,7 +24,7 @@ def number(value: float) -> str:
 
 def points(map: Map) -> Iterator[str]:
     """{θ, the most that Σp is}, where p are no logarithms."""
-    for values in itertools.product(*(parameter.examples for parameter in map.params)):
+    for values in itertools.product(*(parameter.examples + parameter.others for parameter in map.params)):
         params = dict(zip(map.complete({}), values, strict=True))
         mass = math.inf if map.properties.logarithmic else float(map.properties.largest_mass(MANY, **params))
         theta = map.kernel.theta(*values)
