@@ -212,7 +212,7 @@ def test_what_a_rule_is_too_coarse_for_is_refused():
     parts = torch.distributions.Normal(one([0.0, 20.0]), one([1.0, 0.01]))
     mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(one([0.9, 0.1])), parts)
     for noise in (torch.distributions.Gamma(one(0.1), one(1.0)), mixture):
-        with pytest.raises(ValueError, match=r"perturb_max: the probabilities of .* add up to 1 with an error of"):
+        with pytest.raises(ValueError, match=r"(?s)perturb_max: the probabilities of .* add up to 1 with an error of"):
             sm.perturb_max(one([1.0, 0.25, 0.2, 0.1]), noise=noise)
 
 

@@ -139,11 +139,29 @@ def test_scores_that_tell_nothing_give_every_class_the_same():
     result = calibrated(Scores("t", "y", tuple(NAMES), x, mixed), Settings(), command="c")
     infinite = sum(map(math.isinf, result.temperatures))
     assert math.isinf(result.calibration.temperature)
-    assert (result.headline, result.code) == ("Give every class the same probability", "")
+    assert (result.headline, result.code) == ("Look first whether the columns and the labels are in one order", "")
     assert infinite
     assert f"∞ in {infinite} of 5: more rows would tell better." in result.reservations[-1]
     for said in (*result.reservations, result.reason, *settings_in_words(result).values()):
         assert not re.search(r"\binf\b", said)
+
+
+@pytest.mark.parametrize("wrong", [None, "permuted", "swapped"])
+def test_scores_that_are_not_those_of_the_classes_are_no_advice(wrong: str | None):
+    """A temperature makes the log loss of shuffled labels and swapped columns less too."""
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        labels = random.integers(0, 3, 300)
+        x = random.standard_normal((300, 3))
+        x[np.arange(300), labels] += 1.5
+        x, labels = (
+            6 * (x[:, [1, 0, 2]] if wrong == "swapped" else x),
+            random.permutation(labels) if wrong == "permuted" else labels,
+        )
+        result = calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(), command="c")
+        assert result.headline.startswith("Divide" if wrong is None else "Look first")
+        assert bool(result.code) == (wrong is None)
+        assert result.crossed == ((("ant", "bee"),) if wrong == "swapped" else ())
 
 
 def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):

@@ -97,10 +97,19 @@ def test_a_frozen_classifier_may_know_classes_that_no_row_has():
     assert found.predict_proba(HARD).shape == (600, 3)
 
 
+def test_scores_of_three_pairs_are_not_those_of_three_classes():
+    model = SVC(decision_function_shape="ovo")
+    with pytest.raises(ValueError, match="one a class, got 3, one a pair of classes; set decision_function_shape='ovr'"):
+        TemperatureCalibrator(model).fit(X, y)
+    both = TemperatureCalibrator(SVC()).fit(X, y)
+    assert both.score(X, y) > 0.95
+
+
 def test_a_decision_function_without_a_column_a_class_is_told():
     model = SVC(decision_function_shape="ovo").fit(*make_classification(90, n_informative=4, n_classes=4, random_state=0))
     with pytest.raises(
-        ValueError, match="decision_function must have 4 columns, one a class, got 6; set it to one against the rest"
+        ValueError,
+        match="decision_function must have 4 columns, one a class, got 6, one a pair of classes",
     ):
         TemperatureCalibrator(FrozenEstimator(model)).fit(*make_classification(90, n_informative=4, n_classes=4, random_state=0))
 

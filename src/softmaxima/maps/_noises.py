@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from softmaxima.core.tracing import is_concrete
+from softmaxima.core.tracing import is_concrete, sizes
 
 LOWEST = -40.0  # of log e^L
 LEAST = 1e-17  # of 1 − e^L
@@ -68,8 +68,8 @@ def at_nodes(noise: Noise, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 def in_blocks(z: Tensor, u: Tensor) -> list[slice]:
     """Nodes of which there is room for as many times n numbers at once."""
-    size = max(1, BLOCK // max(1, u.numel()))
-    return [slice(i, i + size) for i in range(0, z.shape[0], size)]
+    size = max(1, BLOCK // max(1, math.prod(sizes(u))))
+    return [slice(i, i + size) for i in range(0, sizes(z)[0], size)]
 
 
 def level(noise: Noise, z: Tensor, u: Tensor) -> Tensor:
@@ -82,19 +82,20 @@ def _gauss(order: int) -> tuple[list[float], list[float]]:
     return ((1 + x) / 2).tolist(), (w / 2).tolist()
 
 
-GAUSS = {order: _gauss(order) for order in (6, 12, 14, 16, 48)}  # (x, w) of the rules of Gauss and Legendre on [0, 1]
+# (x, w) of the rules of Gauss and Legendre on [0, 1], as tensors, for recorders take no new ones.
+GAUSS = {order: [torch.tensor(each, dtype=torch.float64, device="cpu") for each in _gauss(order)] for order in (6, 12, 14, 16, 48)}
 
 
-def nodes_like(values: list[float], u: Tensor) -> Tensor:
+def nodes_like(values: Tensor, u: Tensor) -> Tensor:
     """[m, 1, …, 1], m numbers to go with u [..., n]."""
-    return torch.tensor(values, dtype=u.dtype, device=u.device).reshape(-1, *[1] * u.ndim)
+    return values.to(u.device, u.dtype).reshape(-1, *[1] * u.ndim)
 
 
 def ends(noise_at: Callable[..., Any], u: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Of increasing places [k, …, 1] the last with L ≤ −40 and the first with 1 − e^L ≤ 1e−17, or the outer ones [1, …, 1]."""
     noise = Noise("", noise_at, lambda u: (u, u, u), None)
     steps = level(noise, places.expand(-1, *u.shape[:-1], 1), u)
-    last = places.shape[0] - 1
+    last = sizes(places)[0] - 1
     low = ((steps <= LOWEST).sum(0, keepdim=True) - 1).clamp(0, last)
     high = (steps < -LEAST).sum(0, keepdim=True).clamp(0, last)
     flat = places.flatten()
@@ -113,10 +114,10 @@ def spaced(low: float, high: float, u: Tensor, curve: Callable[[Tensor], Tensor]
 def trapezoid(at: Callable[..., Any], few: int, low: float, high: Callable[[int], float], u: Tensor) -> Rule:
     """Equal steps, for noises that are analytic; `high(n)` has 1 − F ≤ 1e−17/n."""
     u = u.detach()
-    count = few if u.shape[-1] <= MODERATE else STEPS
-    first, last = ends(at, u, spaced(low, high(max(1, u.shape[-1])), u))
+    count = few if sizes(u)[-1] <= MODERATE else STEPS
+    first, last = ends(at, u, spaced(low, high(max(1, sizes(u)[-1])), u))
     step = (last - first) / count
-    nodes = first + step * (nodes_like(list(range(count)), u) + 0.5)
+    nodes = first + step * (nodes_like(torch.arange(count, device=u.device), u) + 0.5)
     return nodes, step.expand(count, *step.shape[1:]), first.squeeze(0)
 
 
@@ -136,7 +137,7 @@ def largest(u: Tensor) -> Tensor:
 
 def highest(u: Tensor, count: int) -> Tensor:
     """The `count` highest scores, the highest first."""
-    return u.topk(min(count, u.shape[-1]), -1).values
+    return u.topk(min(count, sizes(u)[-1]), -1).values
 
 
 def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
@@ -144,9 +145,9 @@ def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
     start, width = edges[..., :-1], edges.diff(dim=-1)
     if is_concrete(edges):
         count = max(1, int((width.detach() > 0).sum(-1).max()))
-        places = width.detach().topk(min(count, width.shape[-1]), -1).indices
+        places = width.detach().topk(min(count, sizes(width)[-1]), -1).indices
         start, width = start.gather(-1, places), width.gather(-1, places)
-    x, w = (torch.tensor(values, dtype=edges.dtype, device=edges.device) for values in GAUSS[order])
+    x, w = (values.to(edges.device, edges.dtype) for values in GAUSS[order])
     z = (start.unsqueeze(-1) + width.unsqueeze(-1) * x).flatten(-2)
     weights = (width.unsqueeze(-1) * w).flatten(-2)
     return z.movedim(-1, 0).unsqueeze(-1), weights.movedim(-1, 0).unsqueeze(-1)
@@ -155,15 +156,15 @@ def panels(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
 def between_kinks(u: Tensor) -> Rule:
     """Uniform noise on [0, 1]: panels between the kinks u + 1, below 1 by s where −log e^L ≥ H(s) = Σ (s − d)₊, d = −u."""
     fixed = u.detach()
-    count = u.shape[-1]
+    count = sizes(u)[-1]
     if is_concrete(u):
         count = int((fixed > -1).sum(-1).max())
     kinks = highest(u, max(1, count))
     depths = -highest(fixed, max(1, count)).clamp_min(-1.0)  # of masks and what is below 1 it is the end that there is
-    k = torch.arange(1, depths.shape[-1] + 1, dtype=u.dtype, device=u.device)
+    k = torch.arange(1, sizes(depths)[-1] + 1, dtype=u.dtype, device=u.device)
     sums = depths.cumsum(-1)
     heights = k * depths - sums  # H at each kink
-    few = depths.shape[-1] <= 64
+    few = sizes(depths)[-1] <= 64
     levels = torch.arange(8.0, 41.0, 8.0) if few else torch.arange(0.5, 40.5, 0.5)
     levels = levels.to(u.dtype).to(u.device).expand(*u.shape[:-1], -1)
     active = (heights.unsqueeze(-2) <= levels.unsqueeze(-1)).sum(-1).clamp_min(1) - 1
@@ -191,7 +192,7 @@ def graded(scores: Tensor, low: Tensor, high: Tensor, width: float, kind: float,
     if is_concrete(total):
         count = max(1, min(512, math.ceil(float(total.detach().max()))))
     t = total * (torch.arange(1, count, dtype=total.dtype, device=total.device) / count)
-    half = (before.unsqueeze(-2) < t.unsqueeze(-1)).sum(-1).clamp_max(steps.shape[-1] - 1)
+    half = (before.unsqueeze(-2) < t.unsqueeze(-1)).sum(-1).clamp_max(sizes(steps)[-1] - 1)
     left = before.gather(-1, half) - t  # to the end of the half
     way = torch.where(half % 2 == 0, left, steps.gather(-1, half) - left)
     distance = kind * width * (way / kind).expm1()

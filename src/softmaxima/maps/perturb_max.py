@@ -109,7 +109,7 @@ def reference(x: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
     u = u - row_maximum(u)
     if 0 in sizes(u):
         return u
-    return torch.stack([_literal(row, noise) for row in u.reshape(-1, u.shape[-1])]).reshape(u.shape)
+    return torch.stack([_literal(row, noise) for row in u.reshape(-1, sizes(u)[-1])]).reshape(u.shape)
 
 
 def _literal(u: Tensor, noise: NoiseLike) -> Tensor:
@@ -168,7 +168,7 @@ def literal_parts(u: Tensor, noise: NoiseLike, found: Noise) -> tuple[Any, Any, 
             kinks = kinks[kinks.cumsum(0) - count * kinks <= 45]
             edges = torch.cat((edges, 1 - 0.5 ** torch.arange(20, dtype=u.dtype), kinks + 1)).clamp(low, high)
     edges = edges.unique()
-    x, w = (torch.tensor(values, dtype=u.dtype) for values in GAUSS[12])
+    x, w = GAUSS[12]
     width = edges.diff()[:, None]
     return cdf, density, (edges[:-1, None] + width * x).flatten(), (width * w).flatten()
 
@@ -184,7 +184,7 @@ def relative(z: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
 
 def halved_sum(terms: Tensor) -> Tensor:
     """Σ over the first axis, in the same order for every place: equal scores get equal probabilities."""
-    while (count := terms.shape[0]) > 1:
+    while (count := sizes(terms)[0]) > 1:
         half = count // 2
         sums = terms[:half] + terms[half : 2 * half]
         terms = sums if count % 2 == 0 else torch.cat((sums, terms[2 * half :]))
@@ -268,7 +268,7 @@ class Mixture(Form):
 
     def matrix(self, tau: float | Tensor) -> Tensor:
         if 0 in sizes(self.u):
-            return self.u.new_zeros((*self.u.shape, self.u.shape[-1])).to(self.p.dtype)
+            return self.u.new_zeros((*self.u.shape, sizes(self.u)[-1])).to(self.p.dtype)
         whole = moments(self.noise, self.u)[1]
         scale = self.scale.unsqueeze(-1) if isinstance(self.scale, Tensor) else self.scale
         return over((whole / scale + self.nothing.unsqueeze(-1)).to(self.p.dtype), tau)
@@ -276,7 +276,7 @@ class Mixture(Form):
 
 def moments(noise: Noise, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(p [..., n], ∂p/∂u [..., n, n], E max(u + ε) [..., 1])."""
-    n = u.shape[-1]
+    n = sizes(u)[-1]
     nodes, weights, value = noise.rule(u)
     p, products = torch.zeros_like(u), u.new_zeros((*u.shape, n))
     for block in in_blocks(nodes, u):
