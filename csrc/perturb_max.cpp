@@ -235,11 +235,12 @@ void visit_panels(const double* edges, int64_t count, const Noisy& row, const Vi
 template <class Visit>
 void visit_nodes(UniformNoise, const Noisy& row, const Visit& visit) {
     const bool few = row.count <= FEW;
-    const double first = few ? 8.0 : 0.5, step = few ? 8.0 : 0.5;
+    const int levels = few ? 5 : 80;
     double* edges = row.places;
     int64_t count = 0, below = 1;
     double sum = -row.u[0], bottom = 0;
-    for (double level = first; level <= -LOWEST; level += step) {
+    for (int k = 1; k <= levels; ++k) {
+        const double level = -LOWEST * k / levels;
         for (; below < row.count && double(below) * -row.u[below] - sum <= level; ++below) sum -= row.u[below];
         bottom = 1 - (level + sum) / double(below);
         if (bottom <= 0) break;
