@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from softmaxima.cli import pieces, studies
 from softmaxima.cli.terminal import check_named, check_writable, fail, names
-
-if TYPE_CHECKING:
-    pass
 
 
 def compare_estimators(

@@ -284,13 +284,12 @@ def crossed_classes(scores: Scores) -> tuple[tuple[str, str], ...]:
 
     By Welch's t, of all pairs together with a false alarm in a thousand where scores tell nothing.
     """
-    x, labels = scores.x, scores.labels
-    known = [c for c in range(len(scores.classes)) if (labels == c).sum() >= LEAST_ROWS]
-    pairs = list(combinations(known, 2))
+    of_class = [scores.x[scores.labels == c] for c in range(len(scores.classes))]
+    pairs = list(combinations([c for c, x in enumerate(of_class) if len(x) >= LEAST_ROWS], 2))
     bound = ndtri(FALSE_ALARM / max(1, len(pairs)))
     found = []
     for first, second in pairs:
-        own, others = ((x[labels == c, first] - x[labels == c, second]) for c in (first, second))
+        own, others = (of_class[c][:, first] - of_class[c][:, second] for c in (first, second))
         error = math.sqrt(own.var(ddof=1) / len(own) + others.var(ddof=1) / len(others))
         if own.mean() - others.mean() < bound * error:
             found.append((scores.classes[first], scores.classes[second]))

@@ -27,7 +27,7 @@ class Candidate:
 
 
 EXPERIMENT = "compare-estimators"
-RELAXED, STRAIGHT, SCORE, CONTROL = "relaxed draws", "one-hot draws, a relaxed gradient", "unbiased", "unbiased"
+RELAXED, STRAIGHT, SCORE = "relaxed draws", "one-hot draws, a relaxed gradient", "unbiased"
 SOFTMAX = Candidate("softmax", "softmax", "no draws", 1)  # f(softmax(x)), which is no estimate of E f(D)
 UNBIASED = Candidate("REINFORCE", "reinforce_leave_one_out", SCORE, 4)  # at whose weights all gradients are measured
 CANDIDATES = (
@@ -41,8 +41,8 @@ CANDIDATES = (
     Candidate("straight-through", "straight_through", STRAIGHT, 4),
     Candidate("ReinMax", "reinmax", STRAIGHT, 4),
     UNBIASED,
-    Candidate("REBAR", "rebar", CONTROL, 2, {"temperature": 0.5}),
-    Candidate("RELAX", "relax", CONTROL, 2),
+    Candidate("REBAR", "rebar", SCORE, 2, {"temperature": 0.5}),
+    Candidate("RELAX", "relax", SCORE, 2),
 )
 # Estimators of `sm.expectation` that are not compared, and why.
 LEFT_OUT = {

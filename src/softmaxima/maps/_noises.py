@@ -59,10 +59,10 @@ class Noise:
     unit: float = 1.0
 
 
-def at_nodes(noise: Noise, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def at_nodes(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(L(z) [m, ..., 1], (f/F)(z − u) [m, ..., n]); a masked score does not count."""
     masked = u == -math.inf
-    log_f, rate = noise.at(z - u.masked_fill(masked, 0.0))
+    log_f, rate = at(z - u.masked_fill(masked, 0.0))
     return log_f.masked_fill(masked, 0.0).sum(-1, keepdim=True), rate.masked_fill(masked, 0.0)
 
 
@@ -72,9 +72,9 @@ def in_blocks(z: Tensor, u: Tensor) -> list[slice]:
     return [slice(i, i + size) for i in range(0, sizes(z)[0], size)]
 
 
-def level(noise: Noise, z: Tensor, u: Tensor) -> Tensor:
+def level(at: Callable[..., Any], z: Tensor, u: Tensor) -> Tensor:
     """L(z) [m, ..., 1]."""
-    return torch.cat([at_nodes(noise, z[block], u)[0] for block in in_blocks(z, u)])
+    return torch.cat([at_nodes(at, z[block], u)[0] for block in in_blocks(z, u)])
 
 
 def _gauss(order: int) -> tuple[list[float], list[float]]:
@@ -91,10 +91,9 @@ def nodes_like(values: Tensor, u: Tensor) -> Tensor:
     return values.to(u.device, u.dtype).reshape(-1, *[1] * u.ndim)
 
 
-def ends(noise_at: Callable[..., Any], u: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def ends(at: Callable[..., Any], u: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Of increasing places [k, …, 1] the last with L ≤ −40 and the first with 1 − e^L ≤ 1e−17, or the outer ones [1, …, 1]."""
-    noise = Noise("", noise_at, lambda u: (u, u, u), None)
-    steps = level(noise, places.expand(-1, *u.shape[:-1], 1), u)
+    steps = level(at, places.expand(-1, *u.shape[:-1], 1), u)
     last = sizes(places)[0] - 1
     low = ((steps <= LOWEST).sum(0, keepdim=True) - 1).clamp(0, last)
     high = (steps < -LEAST).sum(0, keepdim=True).clamp(0, last)
@@ -439,7 +438,7 @@ def _bisect(cdf: Callable[[float], float], level: float) -> float:
     return high
 
 
-NAMED = {
+NAMED = {  # in the order of csrc/perturb_max.cpp
     "normal": Noise("normal", normal, functools.partial(trapezoid, normal, 128, -8.9, lambda n: 8.6 + 0.26 * math.log(n)), 0.0),
     "gumbel": Noise("gumbel", gumbel, functools.partial(trapezoid, gumbel, 192, -3.7, lambda n: 39.5 + math.log(n)), EULER),
     "logistic": Noise("logistic", logistic, functools.partial(trapezoid, logistic, 192, LOWEST, lambda n: 39.5 + math.log(n)), 0.0),

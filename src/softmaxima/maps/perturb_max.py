@@ -94,13 +94,10 @@ def is_noise(noise: Any) -> bool:
     return True
 
 
-IN_KERNELS = ("normal", "gumbel", "logistic", "laplace", "uniform", "exponential")  # by their numbers in csrc/perturb_max.cpp
-
-
 def theta(noise: NoiseLike, scale: float | Tensor) -> tuple[float, float | Tensor] | None:
     """(the number of the noise, σ); None for one that kernels do not know."""
     found = find_noise(noise)
-    return (float(IN_KERNELS.index(found.name)), scale * found.unit) if found.name in IN_KERNELS else None
+    return (float(list(NAMED).index(found.name)), scale * found.unit) if found.name in NAMED else None
 
 
 def reference(x: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
@@ -213,7 +210,7 @@ def probabilities(noise: Noise, u: Tensor) -> Tensor:
     nodes, weights, _ = noise.rule(u)
     p = torch.zeros_like(u)
     for block in in_blocks(nodes, u):
-        level, rate = at_nodes(noise, nodes[block], u)
+        level, rate = at_nodes(noise.at, nodes[block], u)
         p = p + halved_sum(weights[block] * level.exp() * rate)
     return p
 
@@ -261,7 +258,7 @@ class Mixture(Form):
         nodes, weights, _ = self.noise.rule(self.u)
         v = torch.zeros_like(gaps + self.u)
         for block in in_blocks(nodes, self.u):
-            level, rate = at_nodes(self.noise, nodes[block], self.u)
+            level, rate = at_nodes(self.noise.at, nodes[block], self.u)
             moved = rate.sum(-1, keepdim=True) * gaps - (rate * gaps).sum(-1, keepdim=True)
             v = v + halved_sum(weights[block] * level.exp() * rate * moved)
         return narrowed((v / self.scale + self.nothing).masked_fill(empty, 0.0), g.dtype)
@@ -280,7 +277,7 @@ def moments(noise: Noise, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     nodes, weights, value = noise.rule(u)
     p, products = torch.zeros_like(u), u.new_zeros((*u.shape, n))
     for block in in_blocks(nodes, u):
-        level, rate = at_nodes(noise, nodes[block], u)
+        level, rate = at_nodes(noise.at, nodes[block], u)
         shares = weights[block] * level.exp() * rate
         p = p + halved_sum(shares)
         products = products - torch.einsum("k...i,k...j->...ij", shares, rate)
@@ -319,7 +316,7 @@ def expected_maximum(noise: Noise, u: Tensor) -> Tensor:
     """E max(u + ε) = b + ∫_b^∞ (1 − e^L) dz [..., 1], e^L being 0 below b; of a score alone E ε."""
     nodes, weights, value = noise.rule(u)
     for block in in_blocks(nodes, u):
-        value = value - (weights[block] * torch.expm1(at_nodes(noise, nodes[block], u)[0])).sum(0)
+        value = value - (weights[block] * torch.expm1(at_nodes(noise.at, nodes[block], u)[0])).sum(0)
     return torch.where((u > -math.inf).sum(-1, keepdim=True) <= 1, noise.mean, value)  # type: ignore[arg-type]
 
 
@@ -347,14 +344,12 @@ def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
     with torch.no_grad():
         fixed = wide.detach()
         allowed = fixed > 0
-        alone = allowed.sum(-1, keepdim=True) <= 1
-        labels = is_concrete(fixed) and bool(alone.all())
+        labels = is_concrete(fixed) and bool((allowed.sum(-1) <= 1).all())
         if labels:
             u = torch.zeros_like(fixed).masked_fill(~allowed, -math.inf)
         else:
             u = _scores_of(fixed, noise) if is_recorded(fixed) and isinstance(noise, str) else scores_of(fixed, noise)
-        mean = torch.full_like(fixed[..., :1], found.mean)  # type: ignore[arg-type]
-        slope = u - (mean if labels else torch.where(alone, mean, expected_maximum(found, u)))
+        slope = u - (found.mean if labels else expected_maximum(found, u))  # type: ignore[operator]
         least = slope.amax(-1, keepdim=True) - found.width if found.width < math.inf else torch.zeros_like(slope[..., :1])
         slope = torch.where(allowed, slope, least)
         value = (slope * fixed).sum(-1, keepdim=True)
