@@ -1,7 +1,9 @@
-// p_i = P[argmax_j (z_j + σε_j) = i] of independent ε with CDF F, z = x/τ, θ = (noise, σ); and its derivative. With u = (z − max z)/σ,
+// p_i = P[argmax_j (z_j + σε_j) = i] of independent ε with CDF F, z = x/τ, θ = (noise, σ, what else is added to all scores); its
+// derivative, and its loss of labels E max(z + σε) − σ E ε − z_t. With u = (z − max z)/σ,
 //
 //   p_i = ∫ a_i e^L dz,   L(z) = Σ_j log F(z − u_j),   a_i(z) = (f/F)(z − u_i)
 //   στ ∂⟨g, p⟩/∂x_i = ∫ a_i (Σ_j a_j γ_i − Σ_j a_j γ_j) e^L dz,   γ = g − g_k, k the largest score
+//   E max(u + ε) = b + ∫_b^∞ (1 − e^L) dz, e^L being 0 below b
 //
 // by the nodes of maps/_noises.py, which says why they are enough. F of Gumbel, logistic, exponential and Laplace noise depends on
 // y = e^{−t} = w_j v, with w_j = e^{u_j} once a row and v = e^{−z} once a node.
@@ -9,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "exponential.h"
+#include "loss.h"
 #include "near_zero.h"
 
 namespace SOFTMAXIMA_ISA {
@@ -57,7 +59,7 @@ struct Gauss {
 
 struct LogisticNoise {
     static constexpr int few = 192;
-    static constexpr double lowest = LOWEST;
+    static constexpr double lowest = LOWEST, mean = 0;
 
     [[gnu::always_inline]] static inline void at(double w, double v, double& level, double& rate) {
         const double y = w * v, sum = 1 + y, inverse = 1 / sum;
@@ -67,6 +69,8 @@ struct LogisticNoise {
 };
 
 struct ExponentialNoise {
+    static constexpr double mean = 1;
+
     [[gnu::always_inline]] static inline void at(double w, double v, double& level, double& rate) {
         const double y = w * v, rest = 1 - y, inverse = 1 / rest;
         level = log_of_normal(rest) - (y - (1 - rest)) * inverse;
@@ -75,6 +79,8 @@ struct ExponentialNoise {
 };
 
 struct LaplaceNoise {
+    static constexpr double mean = 0;
+
     [[gnu::always_inline]] static inline void at(double w, double v, double& level, double& rate) {
         const double y = w * v, half = 0.5 * y;
         const bool above = y < 1;
@@ -85,6 +91,8 @@ struct LaplaceNoise {
 };
 
 struct UniformNoise {
+    static constexpr double mean = 0.5;
+
     [[gnu::always_inline]] static inline void at(double u, double z, double& level, double& rate) {
         const double t = z - u;
         const bool inside = t < 1;
@@ -96,7 +104,7 @@ struct UniformNoise {
 
 struct NormalNoise {
     static constexpr int few = 128;
-    static constexpr double lowest = -8.9;
+    static constexpr double lowest = -8.9, mean = 0;
 
     // Mills' ratio (1 − Φ(s))/φ(s) is this polynomial in (s − 4)/(s + 4), divided by 1 + s, within 3e−16 of itself.
     [[gnu::always_inline]] static inline double mills(double s) {
@@ -138,6 +146,7 @@ struct Noisy {
     double* upstream;  // γ
     double* places;    // count + SPARE numbers to work with
     double mass;       // Σ w
+    double top;        // the largest x
 
     static constexpr int64_t SPARE = 128;
 };
@@ -170,42 +179,44 @@ inline double share_at(double z) { return exp(-z); }
 
 inline double itself(double z) { return z; }
 
-// visit(scores, count, place, weight) for each node.
+// visit(scores, count, place, weight) for each node. Where e^L is 0 below.
 
 template <class Noise, class Place, class Visit>
-void visit_steps(const double* scores, const Noisy& row, double high, const Place& place, const Visit& visit) {
+double visit_steps(const double* scores, const Noisy& row, double high, const Place& place, const Visit& visit) {
     const int steps = row.count <= MODERATE ? Noise::few : STEPS;
     const double low = lowest_node<Noise>(scores, row, Noise::lowest, high, place), step = (high - low) / steps;
     for (int k = 0; k < steps; ++k) visit(scores, row.count, place(low + (k + 0.5) * step), step);
+    return low;
 }
 
 template <class Visit>
-void visit_nodes(LogisticNoise, const Noisy& row, const Visit& visit) {
-    visit_steps<LogisticNoise>(row.w, row, log(row.mass) + 39.2, share_at, visit);  // where 1 − e^L ≤ Σ w v = 1e−17
+double visit_nodes(LogisticNoise, const Noisy& row, const Visit& visit) {
+    return visit_steps<LogisticNoise>(row.w, row, log(row.mass) + 39.2, share_at, visit);  // where 1 − e^L ≤ Σ w v = 1e−17
 }
 
 template <class Visit>
-void visit_nodes(NormalNoise, const Noisy& row, const Visit& visit) {
-    visit_steps<NormalNoise>(row.u, row, 8.6 + 0.26 * log(double(row.count)), itself, visit);
+double visit_nodes(NormalNoise, const Noisy& row, const Visit& visit) {
+    return visit_steps<NormalNoise>(row.u, row, 8.6 + 0.26 * log(double(row.count)), itself, visit);
 }
 
 // Above all scores, of F = 1 − share y there: dz = −dv/v.
 template <class Visit>
-void visit_above(double share, const Noisy& row, const Visit& visit) {
+double visit_above(double share, const Noisy& row, const Visit& visit) {
     const auto& gauss = Gauss<48>::rule();
     const double bound = std::min(1.0, 45.0 / (share * row.mass));
     for (int k = 0; k < 48; ++k) visit(row.w, row.count, bound * gauss.x[k], gauss.w[k] / gauss.x[k]);
+    return -log(bound);
 }
 
 template <class Visit>
-void visit_nodes(ExponentialNoise, const Noisy& row, const Visit& visit) {
-    visit_above(1.0, row, visit);
+double visit_nodes(ExponentialNoise, const Noisy& row, const Visit& visit) {
+    return visit_above(1.0, row, visit);
 }
 
 template <class Visit>
-void visit_nodes(LaplaceNoise, const Noisy& row, const Visit& visit) {
-    visit_above(0.5, row, visit);
-    if (scan<LaplaceNoise>(row.w, row.count, 1.0, row.rates) < LOWEST) return;
+double visit_nodes(LaplaceNoise, const Noisy& row, const Visit& visit) {
+    const double above = visit_above(0.5, row, visit);
+    if (scan<LaplaceNoise>(row.w, row.count, 1.0, row.rates) < LOWEST) return above;
     const double first = lowest_node<LaplaceNoise>(row.w, row, LOWEST, 0.0, share_at);
     const int64_t seen = minimum(SEEN, row.count);
     std::partial_sort_copy(row.u, row.u + row.count, row.places, row.places + seen, [](double a, double b) { return a > b; });
@@ -217,6 +228,7 @@ void visit_nodes(LaplaceNoise, const Noisy& row, const Visit& visit) {
         for (int panel = 0; panel < panels; ++panel)
             for (int i = 0; i < 14; ++i) visit(row.w, row.count, share_at(bottom + width * (panel + gauss.x[i])), width * gauss.w[i]);
     }
+    return first;
 }
 
 template <int order, class Visit>
@@ -233,7 +245,7 @@ void visit_panels(const double* edges, int64_t count, const Noisy& row, const Vi
 
 // u descend, and are above −1. 1 − s is where −L ≥ H(s) = Σ (s − d)₊, d = −u, is of some level.
 template <class Visit>
-void visit_nodes(UniformNoise, const Noisy& row, const Visit& visit) {
+double visit_nodes(UniformNoise, const Noisy& row, const Visit& visit) {
     const bool few = row.count <= FEW;
     const int levels = few ? 5 : 80;
     double* edges = row.places;
@@ -251,15 +263,19 @@ void visit_nodes(UniformNoise, const Noisy& row, const Visit& visit) {
     for (int64_t j = 0; j < row.count && row.u[j] + 1 > bottom; ++j) edges[count++] = row.u[j] + 1;
     std::sort(edges, edges + count, [](double a, double b) { return a > b; });
     few ? visit_panels<12>(edges, count, row, visit) : visit_panels<6>(edges, count, row, visit);
+    return bottom;
 }
 
-// p, but for its sum.
+// p, but for its sum, in `sums`; E max(u + ε).
 template <class Noise>
-void integrate(const Noisy& row) {
-    visit_nodes(Noise(), row, [&](const double* scores, int64_t count, double place, double weight) {
-        const double share = weight * exp(scan<Noise>(scores, count, place, row.rates));
+double integrate(const Noisy& row) {
+    double below_one = 0;
+    const double bottom = visit_nodes(Noise(), row, [&](const double* scores, int64_t count, double place, double weight) {
+        const double level = exp(scan<Noise>(scores, count, place, row.rates)), share = weight * level;
+        below_one += weight * (1 - level);
         for (int64_t j = 0; j < count; ++j) row.sums[j] += share * row.rates[j];
     });
+    return row.count > 1 ? bottom + below_one : Noise::mean;
 }
 
 template <class Noise>
@@ -288,6 +304,15 @@ void with_noise(double noise, const Body& body) {
     }
 }
 
+constexpr double EULER = 0.57721566490153286;
+
+double mean_of(double noise) {
+    if (noise == GUMBEL) return EULER;
+    double mean = 0;
+    with_noise(noise, [&](auto noise) { mean = decltype(noise)::mean; });
+    return mean;
+}
+
 // In double, and what the roundings of equal terms would add up to.
 double sum_of(const double* terms, int64_t count) {
     double sum = 0, lost = 0;
@@ -309,10 +334,10 @@ Found find_scores(const Row<T>& row, Scratch<compute_t<T>>& scratch, Noisy& nois
     double* memory = scratch.gaps.at_least(6 * n + Noisy::SPARE);
     int64_t* index = reinterpret_cast<int64_t*>(scratch.origins.at_least(n));  // of as many bytes
     if (!memory || !index) return Found::memory_ran_out;
-    noisy = {0, index, memory, memory + n, memory + 2 * n, memory + 3 * n, memory + 4 * n, memory + 5 * n, 0};
+    noisy = {0, index, memory, memory + n, memory + 2 * n, memory + 3 * n, memory + 4 * n, memory + 5 * n, 0, 0};
     double* x = noisy.places;
     for (int64_t i = 0; i < n; i += BLOCK) row.wide(i, minimum(BLOCK, n - i), scratch, x + i);
-    const double top = highest(x, n), scale = scale_of(row);
+    const double top = noisy.top = highest(x, n), scale = scale_of(row);
     if (top == -NOTHING || any_nan(x, n)) return Found::wrong;
     const double least = *row.theta == UNIFORM ? -1.0 : NOTHING;
     for (int64_t i = 0; i < n; ++i) {
@@ -336,21 +361,70 @@ bool fill(const Row<T>& row, double value) {
     return true;
 }
 
+// Σ_i p_i and E max(u + ε) of p in `sums`.
+struct Total {
+    double mass, expected;
+};
+
+Total sum_up(const Noisy& row, double noise) {
+    if (noise == GUMBEL) {
+        std::copy_n(row.w, row.count, row.sums);
+        return {row.mass, log(row.mass) + EULER};
+    }
+    double expected = 0;
+    with_noise(noise, [&](auto noise) { expected = integrate<decltype(noise)>(row); });
+    return {sum_of(row.sums, row.count), expected};
+}
+
 template <class T>
 bool probabilities(const Row<T>& row, Scratch<compute_t<T>>& scratch) {
     Noisy noisy;
     const Found found = find_scores(row, scratch, noisy);
     if (found == Found::memory_ran_out) return false;
     if (found != Found::scores) return fill(row, found == Found::wrong ? std::numeric_limits<double>::quiet_NaN() : 0.0);
-    const double* p = noisy.w;
-    double total = noisy.mass;
-    if (*row.theta != GUMBEL) {
-        with_noise(*row.theta, [&](auto noise) { integrate<decltype(noise)>(noisy); });
-        p = noisy.sums;
-        total = sum_of(p, noisy.count);
-    }
+    const double mass = sum_up(noisy, *row.theta).mass;
     fill(row, 0);
-    for (int64_t k = 0; k < noisy.count; ++k) narrow(p[k] / total, row.out[noisy.index[k]]);
+    for (int64_t k = 0; k < noisy.count; ++k) narrow(noisy.sums[k] / mass, row.out[noisy.index[k]]);
+    return true;
+}
+
+// w (V(x) − σ E ε − x_t + z V(x)²), and its gradient w ((1 + 2 z V(x)) p − y), which may take the place of x.
+template <class T>
+bool loss_of_label(const SoftmaximaLoss* call, const Row<T>& row, Scratch<compute_t<T>>& scratch) {
+    constexpr double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+    const int64_t label = call->labels[row.index];
+    double& value = call->values[row.index] = 0;
+    if (label < 0) return !row.out || fill(row, 0);
+    Noisy noisy;
+    const Found found = find_scores(row, scratch, noisy);
+    if (found == Found::memory_ran_out) return false;
+    const double weight = call->class_weight ? call->class_weight[label] : 1.0, score = row.score(label);
+    if (found != Found::scores) {
+        value = found == Found::wrong ? nan : infinity;
+        if (weight == 0) value = 0;
+        return !row.out || fill(row, found == Found::wrong ? nan * weight : 0.0);
+    }
+    const Total total = sum_up(noisy, *row.theta);
+    const double scale = row.theta[1], start = row.theta[2], own = scale * mean_of(*row.theta);
+    const double above = scale * total.expected - own, distance = noisy.top - score;
+    double each = above + distance, slope = 1;
+    if (each < 0 && each >= -0x1p-40 * (1 + std::fabs(above) + distance)) each = 0;  // rounding alone
+    if (call->square != 0) {
+        const double whole = noisy.top + above + own + start;
+        each += call->square * whole * whole;
+        slope += 2 * call->square * whole;
+    }
+    value = weight == 0 ? 0.0 : score == NOTHING ? infinity : weight * each;
+    if (!row.out) return true;
+    const double factor = weight * call->scale;
+    double p = 0;
+    fill(row, 0);
+    for (int64_t k = 0; k < noisy.count; ++k) {
+        const double share = noisy.sums[k] / total.mass;
+        p = noisy.index[k] == label ? share : p;
+        narrow(factor * slope * share, row.out[noisy.index[k]]);
+    }
+    if (score > NOTHING) narrow(factor * (slope * p - 1), row.out[label]);
     return true;
 }
 
@@ -399,6 +473,14 @@ int perturb_max(const SoftmaximaForward* call) {
     });
 }
 
+int perturb_max_loss(const SoftmaximaLoss* call) {
+    return with_dtype(call->rows.dtype, [=](auto type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        return for_each_whole_row<T>(call->rows, nullptr, 0, call->out, NANOSECONDS,
+                                     [=](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) { return loss_of_label(call, row, scratch); });
+    });
+}
+
 int perturb_max_backward(const SoftmaximaBackward* call) {
     return with_dtype(call->rows.dtype, [=](auto type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -415,3 +497,4 @@ int perturb_max_backward(const SoftmaximaBackward* call) {
 
 SOFTMAXIMA_KERNEL(perturb_max, Forward)
 SOFTMAXIMA_KERNEL(perturb_max_backward, Backward)
+SOFTMAXIMA_KERNEL(perturb_max_loss, Loss)

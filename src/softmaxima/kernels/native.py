@@ -76,6 +76,7 @@ class Kernel:
     """What evaluates a map on each device, and what it takes.
 
     forward, backward, loss: functions of the library (`softmaxima_…` there); `loss`, of the map's Fenchel–Young loss, may be None.
+    labels_only: whether that takes no targets but labels.
     theta: θ, the numbers that they take, from the map's parameters in their order; of a parameter that may be a tensor a tensor.
         None for parameters that they do not know.
     library: a library of its own, built of csrc/dispatch.cpp and its kernels; without it they are in the package's.
@@ -85,6 +86,7 @@ class Kernel:
     forward: str
     backward: str
     loss: str | None = None
+    labels_only: bool = False
     theta: Callable[..., Theta | None] = lambda *params: params
     library: Path | None = None
     triton: str | None = None

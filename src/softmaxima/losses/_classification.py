@@ -271,6 +271,8 @@ def _of_labels(
         return None
     if type(label_smoothing) is not float or not 0 <= label_smoothing <= 1 or type(temperature) is not float or temperature != 1.0:
         return None
+    if label_smoothing and kernel.labels_only:
+        return None
     theta = kernel.theta(*numbers) if numbers else ()
     if theta is None:
         return None
@@ -296,6 +298,8 @@ def losses_of(batch: Batch, map: Map, params: Iterable[Any] = (), fenchel: bool 
     """The losses whose gradient is the map less the target, by its kernel."""
     kernel = map.kernel
     if kernel is None or not has_kernel(batch.rows.device.type, kernel.key, "loss"):
+        return None
+    if kernel.labels_only and (batch.soft is not None or batch.smoothing > 0):
         return None
     if (theta := kernel.theta(*params)) is None:
         return None

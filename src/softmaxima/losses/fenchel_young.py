@@ -80,10 +80,12 @@ def regularised_map(name: str, map: AnyMap) -> Map:
 
 
 def reference(z: Tensor, y: Tensor, map: AnyMap, **params: Any) -> Tensor:
-    """⟨p, z⟩ − Ω(p) + Ω(y) − ⟨y, z⟩; by the envelope theorem its gradient is that at fixed p."""
+    """Ω*(z) + Ω(y) − ⟨y, z⟩, where Ω*(z) is ⟨p, z⟩ − Ω(p) unless the map has it; by the envelope theorem its slope is p."""
     found, values = with_params("fenchel_young_loss", map, params)
     omega: Any = found.regulariser
     p = found.reference(z.detach(), **values)
+    if found.conjugate is not None:
+        return found.conjugate(z, p, **values) + omega(y, **values) - (y * z).sum(-1)
     return ((p - y) * z).sum(-1) - omega(p, **values) + omega(y, **values)
 
 

@@ -48,7 +48,8 @@ class Noise:
         there are none, as e^L is 0 there.
     mean: E ε, None where no loss needs it.
     width: that of the support of ε: a score so far below another has no probability.
-    unit: how much wider it is than that of its name.
+    unit, start: how much wider it is than that of its name, and what is added to it, the same for all scores: at, rule and mean are
+        without that.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Noise:
     mean: float | None
     width: float = math.inf
     unit: float = 1.0
+    start: float = 0.0
 
 
 def at_nodes(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,9 +79,17 @@ def level(at: Callable[..., Any], z: Tensor, u: Tensor) -> Tensor:
     return torch.cat([at_nodes(at, z[block], u)[0] for block in in_blocks(z, u)])
 
 
+@functools.cache
 def _gauss(order: int) -> tuple[list[float], list[float]]:
-    x, w = np.polynomial.legendre.leggauss(order)
-    return ((1 + x) / 2).tolist(), (w / 2).tolist()
+    """(x, w) by Newton's method on Legendre's polynomial: numpy's weights have the error 1e−12."""
+    root = np.cos(np.pi * (np.arange(order) + 0.75) / (order + 0.5))
+    for _ in range(8):
+        last, value = np.ones(order), root
+        for i in range(2, order + 1):
+            last, value = value, ((2 * i - 1) * root * value - (i - 1) * last) / i
+        slope = order * (root * value - last) / (root * root - 1)
+        root = root - value / slope
+    return ((1 - root) / 2).tolist(), (1 / ((1 - root * root) * slope * slope)).tolist()
 
 
 # (x, w) of the rules of Gauss and Legendre on [0, 1], as tensors, for recorders take no new ones.
@@ -374,7 +384,7 @@ def known_family(noise: Any) -> Noise | None:
 
 
 def moved(noise: Noise, start: float, width: float) -> Noise:
-    """start + width ε; what is the same for all scores counts in the mean alone."""
+    """start + width ε."""
 
     def at(t: Tensor) -> tuple[Tensor, Tensor]:
         log_f, rate = noise.at(t / width)
@@ -384,7 +394,8 @@ def moved(noise: Noise, start: float, width: float) -> Noise:
         nodes, weights, bottom = noise.rule(u / width)
         return nodes * width, weights * width, bottom * width
 
-    return Noise(noise.name, at, rule, None if noise.mean is None else start + width * noise.mean, width * noise.width, width)
+    mean = None if noise.mean is None else width * noise.mean
+    return Noise(noise.name, at, rule, mean, width * noise.width, width, start)
 
 
 def of_distribution(noise: Distribution) -> Noise:

@@ -94,19 +94,21 @@ def is_noise(noise: Any) -> bool:
     return True
 
 
-def theta(noise: NoiseLike, scale: float | Tensor) -> tuple[float, float | Tensor] | None:
-    """(the number of the noise, σ); None for one that kernels do not know."""
+def theta(noise: NoiseLike, scale: float | Tensor) -> tuple[float, float | Tensor, float | Tensor] | None:
+    """(the number of the noise, σ, what is added to all scores); None for one that kernels do not know."""
     found = find_noise(noise)
-    return (float(list(NAMED).index(found.name)), scale * found.unit) if found.name in NAMED else None
+    return (float(list(NAMED).index(found.name)), scale * found.unit, scale * found.start) if found.name in NAMED else None
 
 
 def reference(x: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
     """∫ f(z − u_i) Π_{j≠i} F(z − u_j) dz of each row, by many narrow panels."""
-    u = x.double() / scale
+    found = find_noise(noise)
+    named = found.name if found.name in NAMED else noise
+    u = x.double() / scale / found.unit
     u = u - row_maximum(u)
     if 0 in sizes(u):
         return u
-    return torch.stack([_literal(row, noise) for row in u.reshape(-1, sizes(u)[-1])]).reshape(u.shape)
+    return torch.stack([_literal(row, named) for row in u.reshape(-1, sizes(u)[-1])]).reshape(u.shape)
 
 
 def _literal(u: Tensor, noise: NoiseLike) -> Tensor:
@@ -327,7 +329,7 @@ def conjugate(z: Tensor, p: Tensor, noise: NoiseLike, scale: float | Tensor) -> 
     with torch.no_grad():
         u, nothing = relative(z.detach(), scale)
         top = row_maximum(z.detach()) / scale
-        value = expected_maximum(found, u) + top.masked_fill(nothing.isnan(), 0.0) + nothing
+        value = expected_maximum(found, u) + found.start + top.masked_fill(nothing.isnan(), 0.0) + nothing
     return (scale * with_slope(value, without_mask(z) / scale, p)).squeeze(-1)
 
 
@@ -349,7 +351,7 @@ def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
             u = torch.zeros_like(fixed).masked_fill(~allowed, -math.inf)
         else:
             u = _scores_of(fixed, noise) if is_recorded(fixed) and isinstance(noise, str) else scores_of(fixed, noise)
-        slope = u - (found.mean if labels else expected_maximum(found, u))  # type: ignore[operator]
+        slope = u - found.start - (found.mean if labels else expected_maximum(found, u))  # type: ignore[operator]
         least = slope.amax(-1, keepdim=True) - found.width if found.width < math.inf else torch.zeros_like(slope[..., :1])
         slope = torch.where(allowed, slope, least)
         value = (slope * fixed).sum(-1, keepdim=True)
@@ -450,7 +452,7 @@ PERTURB_MAX = register(
         properties=Properties(sparse=True, additive_regulariser=False),
         cost=Cost(reads=2),
         uses_scores=True,
-        kernel=Kernel("perturb_max", "perturb_max_backward", theta=theta),
+        kernel=Kernel("perturb_max", "perturb_max_backward", "perturb_max_loss", labels_only=True, theta=theta),
         formula="P[argmax_j (x_j + σ ε_j) = i]",
         source="Berthet et al. (2020), arXiv:2002.08676",
     )
