@@ -187,3 +187,10 @@ def test_wrong_use_raises_and_says_what_to_do(function: Any):
         function(q, 0.1, dim=2)
     with pytest.raises(TypeError, match=r"where must be boolean"):
         function(q, 0.1, where=torch.ones(2, 3))
+
+
+def test_a_module_that_says_the_scale_gives_its_dtype():
+    q = torch.tensor([1, 2, 5], dtype=torch.uint8)
+    scale = sm.Positive(0.5, dtype=torch.float64)
+    for function in (sm.quantized_logsumexp, sm.quantized_softmax):
+        torch.testing.assert_close(function(q, scale), function(q, scale()))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
 
@@ -405,6 +405,34 @@ def test_the_penalty_of_priors_fades_with_rows():
         return float((free(x) - held(x)).abs().max())
 
     assert distance(50) < distance(1) / 10
+
+
+def is_attained(x: np.ndarray, labels: np.ndarray, with_bias: bool) -> bool:
+    """Whether factors and biases of least log loss are finite: none put every row's class before all, and some row's strictly."""
+    rows, n = x.shape
+    features = x - x.mean(-1, keepdims=True)
+    features = np.stack((features, np.ones_like(features)), -1) if with_bias else features[..., None]  # of z_c = ⟨θ_c, features_c⟩
+    moves = np.einsum("rck,cd->rcdk", features, np.eye(n)).reshape(rows, n, -1)
+    moves = moves[np.arange(rows), labels][:, None] - moves
+    moves = moves[np.arange(n) != labels[:, None]]
+    return linprog(-moves.sum(0), A_ub=-moves, b_ub=np.zeros(len(moves)), bounds=(-1, 1)).fun > -1e-9
+
+
+@pytest.mark.parametrize("method", ["per_class", "vector"])
+@pytest.mark.parametrize("seed", range(60))
+def test_it_finds_an_optimum_exactly_where_there_is_one(method: str, seed: int):
+    rng = np.random.default_rng(seed)
+    n, rows = int(rng.integers(2, 5)), int(rng.integers(4, 20))
+    x = rng.integers(-2, 3, (rows, n)).astype(float) if seed % 2 else rng.standard_normal((rows, n))
+    labels = rng.integers(0, n, rows)
+    x[labels == 0, 0] += 4 * (seed % 3)  # and sometimes a class is told without fault
+    options: dict[str, Any] = {} if method == "per_class" else {"penalty": 0.0}
+    try:
+        calibrate_scaling(x, labels, method, **options)
+        found = True
+    except InputError:
+        found = False
+    assert found == is_attained(x, labels, method == "vector")
 
 
 def test_a_class_without_rows_has_no_best_bias():

@@ -97,7 +97,7 @@ def test_probabilities_give_the_same(run: Run):
     assert one["calibration"]["temperature"] == pytest.approx(other["calibration"]["temperature"], rel=1e-10)
     assert "--probabilities takes them as such" in run("calibrate", "p.csv", "--out=c")[1]
     pl.read_csv("p.csv").with_columns(pl.col(NAMES).round(2)).write_csv("r.csv")
-    assert "below 0.005 counted as that" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
+    assert "of 0 counted as 0.005 or less" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
 
 
 @pytest.mark.parametrize("method", ["per-class", "vector", "matrix"])

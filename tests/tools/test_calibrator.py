@@ -23,6 +23,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
 from conftest import exhaustively
@@ -154,6 +155,18 @@ def test_a_classifier_without_fault_is_told_and_still_calibrated():
     assert 0.9 < found.predict_proba(X[two]).max(-1).mean() < 1
 
 
+def test_a_tree_keeps_its_order_of_classes_wherever_it_has_zeros():
+    leaves = np.repeat(np.arange(12), 10)
+    features, classes = np.r_[leaves, [20] * 30][:, None], np.r_[leaves % 3, [0] * 9, [1] * 12, [2] * 9]
+    tree = DecisionTreeClassifier(random_state=0).fit(features, classes)
+    noisy = np.where(np.arange(len(leaves)) % 7, leaves % 3, (leaves + 1) % 3)
+    model = TemperatureCalibrator(FrozenEstimator(tree)).fit(leaves[:, None], noisy)
+    assert model.floor_ == 0.5
+    p, tempered = tree.predict_proba([[0], [20]]), model.predict_proba([[0], [20]])
+    np.testing.assert_array_equal(tempered.argsort(-1, kind="stable"), p.argsort(-1, kind="stable"))
+    np.testing.assert_allclose(np.log(tempered[1, 1] / tempered[1, 0]) * model.temperature_, np.log(0.4 / 0.3))
+
+
 def test_rare_classes_make_fewer_folds():
     kept = np.concatenate((np.arange(100), np.arange(100, 103)))
     assert len(TemperatureCalibrator().fit(X[kept], y[kept]).classes_) == 3
@@ -169,7 +182,7 @@ def test_rare_classes_make_fewer_folds():
         ({"cv": 1}, "cv must be at least 2 folds"),
         ({"penalty": -1}, "penalty must be a finite number of at least 0, got -1"),
         ({"penalty": 5.0}, "penalty is for biases and matrices, and method 'temperature' has none; leave it out"),
-        ({"estimator": StandardScaler()}, "estimator must be a classifier"),
+        *(({"estimator": wrong}, "estimator must be a classifier") for wrong in (StandardScaler(), GaussianNB, 5)),
     ],
 )
 def test_wrong_arguments_are_one_sentence(options: dict[str, Any], told: str):

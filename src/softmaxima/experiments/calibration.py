@@ -215,8 +215,8 @@ def _logarithms(name: str, p: np.ndarray) -> tuple[np.ndarray, list[str]]:
     if not bool(p.any(-1).all()):
         raise InputError(f"{name}: a row has probabilities of 0 alone; leave such rows out")
     floor = floor_of(p)
-    raised = int((p < floor).sum())
-    note = f"{rows(raised, 'number')} below {floor:.2g} counted as that, or the log loss may be infinite"
+    raised = int((p == 0).sum())
+    note = f"{rows(raised, 'number')} of 0 counted as {floor:.2g} or less, or the log loss may be infinite"
     return logarithms(p, floor), [note] if raised else []
 
 

@@ -48,8 +48,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         estimator_: the classifier, which has learnt from all rows.
         calibration_: what `calibrate_scaling` found, with `before` and `after` on the rows that were held out.
         temperature_: τ, with method "temperature".
-        floor_: what a probability of 0 counts as: half the least positive one of the rows that were held out first, or 2⁻⁵² where
-            none was 0.
+        floor_: what a probability of 0 counts as, but no more than others of its row: half the least positive one of the rows that
+            were held out first, or 2⁻⁵² where none was 0.
         note_: what was done where no numbers are best, or "".
         n_features_in_, feature_names_in_: those of the classifier, where it has them.
 
@@ -147,7 +147,8 @@ class TemperatureCalibrator(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
                 f"cv must be at least 2 folds or a splitter, got {self.cv!r}; give an estimator that has learnt as FrozenEstimator"
             )
         base = self._base()
-        if not is_classifier(base) or not (hasattr(base, "decision_function") or hasattr(base, "predict_proba")):
+        scored = hasattr(base, "decision_function") or hasattr(base, "predict_proba")
+        if isinstance(base, type) or not scored or not is_classifier(base):
             raise ValueError(f"estimator must be a classifier with decision_function or predict_proba, got {base!r}; pass one")
 
     def _held_out(

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,15 +144,15 @@ def _check(name: str, q: Any, scale: Any, zero_point: Any, dim: int, temperature
     codes = as_tensor(name, "q", q)
     if codes.dtype not in (torch.int8, torch.uint8):
         raise TypeError(f"{name}: q must be int8 or uint8, got {codes.dtype}; call logsumexp or softmax for scores of other dtypes")
+    dim, q_rows, tau, mask = rows_last(name, codes, dim, temperature, where)
+    codes = codes if codes.ndim else codes.reshape(1)
+    given, scale = scale, check_per_row(name, "scale", scale, codes, dim, lambda s: (s > 0) & (s < math.inf), "positive and finite")
     dtype = torch.get_default_dtype() if isinstance(q, Tensor) else torch.float64
-    if isinstance(scale, (Tensor, np.ndarray)) and as_number(scale) is None:
-        dtype = as_tensor(name, "scale", scale).dtype
+    if isinstance(scale, Tensor) and as_number(given) is None:
+        dtype = scale.dtype
         if dtype not in COMPUTE_DTYPE:
             raise TypeError(f"{name}: scale must be float64, float32, bfloat16 or float16, got {dtype}; call scale.float()")
-    dim, q, tau, mask = rows_last(name, codes, dim, temperature, where)
-    codes = codes if codes.ndim else codes.reshape(1)
-    scale = check_per_row(name, "scale", scale, codes, dim, lambda s: (s > 0) & (s < math.inf), "positive and finite")
     zero_point = check_per_row(name, "zero_point", zero_point, codes, dim, lambda z: abs(z) < math.inf, "finite")
     scale, zero_point = moved_last(scale, dim), moved_last(zero_point, dim)
     scale, zero_point, tau = (v.double() if isinstance(v, Tensor) else v for v in (scale, zero_point, tau))
-    return _Codes(q, scale / tau, zero_point, mask, dtype), dim
+    return _Codes(q_rows, scale / tau, zero_point, mask, dtype), dim

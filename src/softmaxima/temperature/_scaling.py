@@ -27,6 +27,7 @@ OFF_DIAGONAL = 0.1  # deviation of the prior of W beside its diagonal, over 1/τ
 SURE = 1 - 1e-8  # of every row: more than a finite optimum makes of a free diagonal
 STIFFEST = 1e100  # k that holds a number at 0
 NOISE = 1e-13  # of a mean log loss, below which a step is taken as it is
+STILL, ENDLESS = 1e-4, 0.3  # moves of scores by the last step; and by a step where e^{−s} falls without end, which is of 1 in s
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,18 @@ def best_scaling(name: str, rows: Rows, method: Method, penalty: float | None) -
         if not rows.smoothing and sure > (0.5 if objective.is_free else SURE):
             raise NoOptimumError(  # c z with c → ∞ has a log loss of 0
                 "separable",
-                f"{name}: such scores tell every row's class, so that the log loss falls without end as they grow; give rows "
-                "on which the model errs, or `label_smoothing`",
+                f"{name}: such scores tell every row's class, so that the log loss falls "
+                f"{'without end' if objective.is_free else 'further than numbers reach'} as they grow; give rows on which the "
+                f"model errs, {'or' if objective.is_free else 'more `penalty` or'} `label_smoothing`",
             )
         gradient, step = objective.step(theta, p)
-        if float(gradient.abs().max()) <= 1e-12 and float(step.abs().max()) <= 1e-3 * (1 + float(theta.abs().max())):
-            factors, bias = objective.parts(theta)
-            return factors / unit, bias, number
+        if float(gradient.abs().max()) <= 1e-12:
+            move = float(centred(objective.scores(step), rows.allowed)[rows.shares > 0].abs().max())
+            if move <= STILL:
+                factors, bias = objective.parts(theta)
+                return factors / unit, bias, number
+            if move > ENDLESS:
+                break
         slope = float(torch.dot(gradient, step))
         length, before = 1.0, value
         value, p = objective.loss(theta + step)
@@ -163,8 +169,8 @@ def best_scaling(name: str, rows: Rows, method: Method, penalty: float | None) -
         theta = theta + length * step
     raise NoOptimumError(
         "unreached",
-        f"{name}: {STEPS} steps did not reach a least log loss at finite numbers, as where a class has no rows or can be told "
-        "without fault; give more rows, `penalty` or `label_smoothing`",
+        f"{name}: there is no least log loss at numbers that {STEPS} steps reach, as where a class has no rows or can be told "
+        "without fault; give more rows, more `penalty` or `label_smoothing`",
     )
 
 

@@ -225,7 +225,7 @@ def calibrate_scaling(
     order of the classes in a row; with n classes the last needs many times n² rows, or a penalty (ODIR, of Kull et al.).
 
     As Σ x̃ = 0, other numbers fit alike. Taken are the least: two classes have equal factors, biases sum to 0, and where no penalty
-    holds a matrix, its rows and columns do.
+    holds a matrix, its rows and columns do. What a penalty far smaller than the slope of the log loss decides has few digits.
 
     Args:
         logits, labels, where, sample_weight, label_smoothing: as of `calibrate_temperature`; a class left out counts as x̃ = 0 for
@@ -316,5 +316,6 @@ def floor_of(p: np.ndarray) -> float:
 
 
 def logarithms(p: np.ndarray, floor: float) -> np.ndarray:
-    """log p, where what is below the floor counts as that."""
-    return np.log(np.maximum(p, floor))
+    """log p [rows, classes], where 0 counts as the floor, and as no more than what else is in its row."""
+    least = np.where(p > 0, p, floor).min(-1, keepdims=True)
+    return np.log(np.where(p > 0, p, np.minimum(least, floor)))
