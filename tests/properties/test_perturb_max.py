@@ -207,6 +207,45 @@ def test_noises_whose_tails_go_on_have_no_loss_here(noise: Any):
             call()
 
 
+@pytest.mark.parametrize(
+    ("noise", "law"),
+    [
+        *((name, EXACT[name]) for name in NAMES),
+        (torch.distributions.Normal(0.5, 2.0), scipy.stats.norm(0.5, 2.0)),
+        (torch.distributions.Uniform(-1.0, 3.0), scipy.stats.uniform(-1.0, 4.0)),
+    ],
+    ids=lambda v: "" if hasattr(v, "ppf") else str(v),
+)
+def test_the_loss_of_labels_is_the_expected_maximum_less_what_a_score_alone_has(noise: Any, law: Any):
+    """E max(x + ε) = ∫ 1 − Π F over what is above 0, less ∫ Π F over what is below; both ways to the loss."""
+    x = normal(3, 5)
+    x[0, 1:] = x[0, 0]
+    labels = torch.tensor([0, 2, 4])
+    smallest, largest = float(x.min()) + law.ppf(1e-14), float(x.max()) + law.ppf(1 - 1e-14)
+    edges = np.unique(np.concatenate([np.linspace(smallest, largest, 400), *(x.flatten() + end for end in (*law.support(), 0.0))]))
+    edges = np.concatenate(([smallest], np.clip(edges[np.isfinite(edges)], smallest, largest), [0.0]))
+    edges.sort()
+    points, weights = np.polynomial.legendre.leggauss(12)
+    half = np.diff(edges)[:, None] / 2
+    z, w = ((edges[1:] + edges[:-1])[:, None] / 2 + half * points).ravel(), (half * weights).ravel()
+    below = law.cdf(z - x.numpy()[..., None]).prod(1)
+    expected = (w * np.where(z > 0, 1 - below, -below)).sum(-1)
+    losses = torch.as_tensor(expected - law.mean()) - x.gather(-1, labels[:, None])[:, 0]
+    torch.testing.assert_close(sm.perturb_max_loss(x, labels, noise=noise, reduction="none"), losses, rtol=0, atol=1e-11)
+    shares = torch.nn.functional.one_hot(labels, 5).double()
+    torch.testing.assert_close(sm.perturb_max_loss(x, shares, noise=noise, reduction="none"), losses, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("noise", NAMES)
+@pytest.mark.parametrize("n", [2, 30, 2000])
+def test_targets_of_any_length_have_their_scores(noise: str, n: int):
+    """The loss is 0 at perturb_max(x) of probable and very improbable classes."""
+    x = normal(1, n) * torch.linspace(0.1, 3.0, n)
+    y = sm.perturb_max(x, noise=noise)
+    assert float(sm.perturb_max_loss(x, y, noise=noise)) == pytest.approx(0.0, abs=1e-12)
+    assert float(sm.perturb_max_loss(x + 0.1 * normal(1, n, seed=1), y, noise=noise)) > 0
+
+
 def test_what_a_rule_is_too_coarse_for_is_refused():
     one = lambda value: torch.tensor(value, dtype=torch.float64)
     parts = torch.distributions.Normal(one([0.0, 20.0]), one([1.0, 0.01]))

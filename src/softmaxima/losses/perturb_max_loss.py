@@ -34,8 +34,9 @@ def perturb_max_loss(
         noise, scale: as for `perturb_max`; one of the six noises with a name of one word, or their distributions.
         The others and errors: as for `fenchel_young_loss`.
 
-    Cost for labels: that of `perturb_max` twice. For rows of target probabilities, or with smoothing, some twenty times
-    O(n²·m + n³), and as much memory as n² numbers a row: they are for some hundred classes.
+    Cost for labels: that of `perturb_max`. For rows of target probabilities, or with smoothing, some ten steps of Newton's method,
+    each of a `perturb_max` and some ten products with its m·n rates, in memory for those of a few rows. Targets that require grad
+    take n² numbers a row: they are for some hundred classes.
     Source: Berthet et al. (2020), arXiv:2002.08676.
 
     >>> import torch, softmaxima as sm

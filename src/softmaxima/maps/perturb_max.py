@@ -380,27 +380,92 @@ def _inverse(matrix: Tensor, p: Tensor, allowed: Tensor) -> Tensor:
     return (inverse / root.unsqueeze(-1) / root.unsqueeze(-2)).masked_fill(outside, 0.0)
 
 
+HELD = 1 << 17  # scores at once, each with some hundred rates
+PRODUCTS, SMALLER = 100, 1e-9  # products with J of one step at most, and by how much they make its error smaller
+
+
+class Curvature:
+    """J = ∂p/∂u = Σ_k c_k (A_k diag(a_k) − a_k a_kᵀ) at all nodes k, without the row and the column of the largest score.
+
+    Without these it is the matrix of a weighted graph of which one place is held: positive definite, and close to its diagonal.
+    """
+
+    def __init__(self, noise: Noise, u: Tensor) -> None:
+        nodes, weights, value = noise.rule(u)
+        top = u.argmax(-1, keepdim=True)
+        p, full, own = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(u)
+        shares, rates = [], []
+        for block in in_blocks(nodes, u):
+            level, rate = at_nodes(noise.at, nodes[block], u)
+            share = weights[block] * level.exp()
+            p = p + halved_sum(share * rate)
+            value = value - (weights[block] * torch.expm1(level)).sum(0)
+            all_rates = rate.sum(-1, keepdim=True)
+            rate = rate.scatter(-1, top.expand(len(rate), *top.shape), 0.0)
+            full = full + (share * all_rates * rate).sum(0)
+            own = own + (share * rate * (all_rates - rate)).sum(0)
+            shares.append(share)
+            rates.append(rate)
+        self.p, self.expected, self.full = p, value, full
+        self.share, self.rate = (
+            torch.cat(shares).movedim(0, 1),
+            torch.cat(rates).movedim(0, 1),
+        )  # [rows, nodes, 1], [rows, nodes, n]
+        self.counts = own > 0
+        self.own = torch.where(self.counts, own, 1.0)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        along = self.share * (self.rate @ v.unsqueeze(-1))
+        return torch.where(self.counts, self.full * v - (along.mT @ self.rate).squeeze(-2), 0.0)
+
+    def solve(self, target: Tensor) -> Tensor:
+        """v with J v = target [rows, n], 0 at the largest score, by conjugate gradients with the diagonal for a preconditioner."""
+        rest = torch.where(self.counts, target, 0.0)
+        v = torch.zeros_like(rest)
+        direction = towards = rest / self.own
+        product = (rest * towards).sum(-1, keepdim=True)
+        enough = SMALLER**2 * product
+        for _ in range(PRODUCTS):
+            image = self @ direction
+            bend = (direction * image).sum(-1, keepdim=True)
+            going = (product > enough) & (bend > 0)
+            if not bool(going.any()):
+                break
+            length = torch.where(going, product / torch.where(going, bend, 1.0), 0.0)
+            v, rest = v + length * direction, rest - length * image
+            towards = rest / self.own
+            before, product = product, (rest * towards).sum(-1, keepdim=True)
+            direction = towards + product / torch.where(before > 0, before, 1.0) * direction
+        return v + rest / self.own  # of the smallest p a step of Jacobi's has all digits
+
+
 def scores_of(y: Tensor, noise: NoiseLike) -> Tensor:
     """u with p(u) = y and maximum 0, by Newton's method on ⟨u, y⟩ − E max(u + ε), which is concave."""
-    found, allowed = find_noise(noise), y > 0
+    found, rows = find_noise(noise), y.reshape(-1, sizes(y)[-1])
+    some_rows = rows.split(max(1, HELD // sizes(y)[-1]))
+    return torch.cat([_scores_of_rows(some, found) for some in some_rows]).reshape(y.shape)
+
+
+def _scores_of_rows(y: Tensor, noise: Noise) -> Tensor:
+    allowed = y > 0
     u = torch.zeros_like(y).masked_fill(~allowed, -math.inf)
-    length = torch.ones_like(y[..., :1])
-    state, move = None, torch.zeros_like(y)
+    length = torch.ones_like(y[:, :1])
+    value, move = None, torch.zeros_like(y)
     for _ in range(STEPS):
         ahead = _relative(u + length * move, allowed)
-        p, matrix, expected = moments(found, ahead)
-        value = (without_mask(ahead) * y).sum(-1, keepdim=True) - expected
-        if state is not None:  # a step that lost is a quarter as long
-            better = value >= state[2] - 1e-14 * (1 + state[2].abs())
+        here = Curvature(noise, ahead)
+        reached = (without_mask(ahead) * y).sum(-1, keepdim=True) - here.expected
+        if value is not None:  # a step that lost is a quarter as long
+            better = reached >= value - 1e-14 * (1 + value.abs())
             length = torch.where(better, 1.0, length / 4)
-            p, value = (torch.where(better, new, old) for new, old in ((p, state[0]), (value, state[2])))
-            matrix = torch.where(better.unsqueeze(-1), matrix, state[1])
-            ahead = torch.where(better, ahead, u)
-        u, state = ahead, (p, matrix, value)
-        move = (_inverse(matrix, p, allowed) @ (y - p).unsqueeze(-1)).squeeze(-1)
-        if is_concrete(y) and bool(((y - p).abs() <= 1e-7 * y + 1e-15).all()):  # the last step leaves the square of that
-            return _relative(u + move, allowed)
-        move = move * (FARTHEST / move.abs().amax(-1, keepdim=True).clamp_min(FARTHEST))
+            if not bool(better.all()):
+                ahead, reached = torch.where(better, ahead, u), torch.where(better, reached, value)
+                here = Curvature(noise, ahead)
+        u, p, value = ahead, here.p, reached
+        whole = here.solve(y - p)
+        if bool(((y - p).abs() <= 1e-7 * y + 1e-15).all()):  # the last step leaves the square of that
+            return _relative(u + whole, allowed)
+        move = whole * (FARTHEST / whole.abs().amax(-1, keepdim=True).clamp_min(FARTHEST))
     return u
 
 
