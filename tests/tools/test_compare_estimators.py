@@ -8,6 +8,7 @@ import json
 import math
 import operator
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -385,6 +386,12 @@ def test_the_best_is_taken_and_what_cannot_be_told_from_it_is_named() -> None:
     verdict = said(levels, {}, {}).verdicts[0]
     assert verdict.headline in ("Take ReinMax", "Take REBAR")
     assert verdict.reason.endswith(f"of all pairs: {'REBAR' if 'ReinMax' in verdict.headline else 'ReinMax'}.")
+
+
+def test_what_could_have_been_shown_is_told_where_nothing_looks_better() -> None:
+    verdict = said({"softmax": -20.0, "REINFORCE": -22.0, "ReinMax": -22.0, PIXELS: -26.0}, {}, {}).verdicts[0]
+    assert verdict.headline == "Stay with softmax"
+    assert re.search(r"Yet for half of the estimators only a gain above 0\.\d+ nats would have shown\.", verdict.reason)
 
 
 def test_the_report_has_every_estimator(study: Study) -> None:
