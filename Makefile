@@ -39,6 +39,7 @@ $(INSTALLED)-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.
 	@touch $@
 
 compare: $(INSTALLED)-report
+	$(if $(findstring --resume,$(ARGS)),,rm -rf build/compare)
 	$(BIN)/softmaxima compare --out build/compare $(ARGS)
 
 bench: $(INSTALLED)-test

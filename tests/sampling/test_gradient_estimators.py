@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import product
 from typing import Any
 
@@ -147,6 +148,24 @@ def test_the_sum_over_all_classes_is_exact(exact: int):
     (gradient,) = torch.autograd.grad(value, x)
     atol = 1e-12 if exact == 6 else 0.2
     torch.testing.assert_close(gradient, problem.gradient(), atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name, each in ESTIMATORS.items() if not each.relaxed and name != "relax"])
+def test_no_option_draws_from_another_distribution(name: str):
+    """`expectation` says E f(D), D from softmax(x), whatever else is asked."""
+    x = torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+    drawn = lambda **options: expectation(x, lambda d: d @ torch.arange(3.0).double(), name, samples=50, generator=0, **options)
+    for option in ({"temperature": 5.0}, {"conditionals": 3}, {"map": "sparsemax"}, {"draw": False}):
+        with contextlib.suppress(TypeError):  # what is no option
+            assert drawn(**option) == drawn()
+
+
+def test_a_control_that_is_infinite_where_nothing_is_allowed_leaves_the_value():
+    x = torch.zeros(2, 3, requires_grad=True)
+    some = torch.tensor([[True] * 3, [False] * 3])
+    value = relax(x, lambda draws: draws.sum(-1), lambda z: z.logsumexp(-1), where=some, generator=0)
+    assert value.tolist() == [1.0, 0.0]
+    assert torch.autograd.grad(value.sum(), x)[0].isfinite().all()
 
 
 def test_masks_of_an_expectation():

@@ -58,6 +58,20 @@ def test_an_offset_changes_no_draw(offset: float, dtype: torch.dtype):
     assert drawn.bincount(minlength=4).min() > 400
 
 
+@pytest.mark.parametrize("tau", [1.0, torch.tensor(1.0), 0.7])
+def test_an_offset_changes_no_digit(tau: Any):
+    """Of values and of what is told of draws, where the offset takes no digit of the scores."""
+    x = torch.tensor([0.0, 1.0, 2.0, -1.0], dtype=torch.float64)
+    functions = {
+        **ONE_HOT,
+        "relaxed_top_k": lambda x, **options: relaxed_top_k(x, 2, tau, **options),
+        "soft": lambda x, **options: gumbel_softmax(x, tau, **options),
+        "gumbel_top_k": lambda x, **options: gumbel_top_k(x, 3, temperature=tau, **options).log_prob,
+    }
+    for name, function in functions.items():
+        assert torch.equal(function(x, samples=20, generator=0), function(x + 1e15, samples=20, generator=0)), name
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 def test_indices_are_drawn_from_the_softmax(seed: int, precision: torch.dtype):

@@ -111,10 +111,13 @@ def test_both_modes_have_one_derivative(name: str):
 
 
 def test_draws_compile_to_one_graph():
-    compiled = torch.compile(lambda x: (gumbel_max(x), gumbel_softmax(x, 0.5, True)), fullgraph=True, backend="aot_eager")
+    def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        best = perturbed_argmax(x, lambda scores: scores.amax(-1), samples=2)
+        return gumbel_max(x), gumbel_softmax(x, 0.5, True), best
+
     x = scores()
-    index, p = compiled(x)
-    assert index.shape == (3,)
+    index, p, best = torch.compile(draws, fullgraph=True, backend="aot_eager")(x)
+    assert index.shape == best.shape == (3,)
     assert (p.sum(-1) == 1).all()
     p[:, 0].sum().backward()
     assert x.grad is not None

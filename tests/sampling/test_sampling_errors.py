@@ -96,6 +96,14 @@ def test_values_of_another_shape_are_refused(f: Callable[[torch.Tensor], Any]):
 def test_decisions_and_controls_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="solver must give decisions of shape"):
         s.perturbed_argmax(X, lambda x: x.sum(), samples=3)
+    for ragged in (lambda x: torch.zeros(1 + int(x.argmax())), lambda x: [[1], [1, 2]]):
+        with pytest.raises(ValueError, match="solver must give decisions of one shape"):
+            s.perturbed_argmax(X, ragged, samples=9, vectorized=False, generator=0)
+    with pytest.raises(TypeError, match="solver must give real decisions"):
+        s.perturbed_argmax(X, lambda x: x + 1j, samples=3)
+    x = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ValueError, match="second_moment: value must be computed of x"):
+        s.second_moment(x.square().sum(), torch.zeros(2, requires_grad=True))
     with pytest.raises(ValueError, match="control must give values of the shape that f gives"):
         s.relax(X, F, lambda z: z.sum((1, 2)))
     with pytest.raises(ValueError, match="f must give a value for each row"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from softmaxima.core.numbers import SMALLEST_TEMPERATURE
 from softmaxima.maps import REGISTRY
 from softmaxima.sampling import (
     expectation,
@@ -47,6 +48,17 @@ def test_values_and_gradients_are_finite(name: str, precision: torch.dtype, tau:
     (gradient,) = torch.autograd.grad((p[:20] * weights).sum(), x)
     assert gradient.isfinite().all()
     assert not gradient[torch.tensor(SCORES) == -INF].any()
+
+
+@pytest.mark.parametrize("name", [*(name for name in FUNCTIONS if name != "reinmax"), "gumbel_top_k"])
+def test_gradients_by_a_temperature_are_finite(name: str):
+    """As small as they come: where 1/τ² is infinite, what has no weight has no gradient."""
+    functions = {**FUNCTIONS, "gumbel_top_k": lambda x, tau, **options: gumbel_top_k(x, 3, temperature=tau, **options).log_prob}
+    for value in (SMALLEST_TEMPERATURE, 1e-300, 1e-155, *TEMPERATURES, 1e300):
+        tau = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        found = functions[name](torch.tensor(SCORES, dtype=torch.float64), tau, samples=5, generator=0)
+        weights = torch.arange(1.0, found.shape[-1] + 1, dtype=torch.float64)
+        assert torch.autograd.grad((found * weights).sum(), tau)[0].isfinite(), value
 
 
 @pytest.mark.parametrize("name", list(REGISTRY))

@@ -32,6 +32,7 @@ from softmaxima.cli.compare import show
 from softmaxima.cli.terminal import about
 from softmaxima.core import writing
 from softmaxima.core.numbers import InputError
+from softmaxima.experiments.resumption import as_text
 from softmaxima.kernels import interface
 
 # Python as a shell starts it, with Ctrl-C heeded even where the tests run in the background.
@@ -270,13 +271,13 @@ def test_the_output_tells_the_facts_the_table_the_choice_and_the_files(run: Run,
 
 
 def test_the_same_seed_prints_the_same_table_up_to_the_time(run: Run, table: str, tmp_path: Path) -> None:
-    def lines() -> list[list[str]]:
-        _, out, _ = run("compare", table, f"--out={tmp_path / 'out'}", *FAST)
+    def lines(out: str) -> list[list[str]]:
+        _, out, _ = run("compare", table, f"--out={tmp_path / out}", *FAST)
         return [line.split()[:-1] for line in out.splitlines() if "±" in line]
 
-    first = lines()
+    first = lines("one")
     assert len(first) >= 2
-    assert lines() == first
+    assert lines("other") == first
 
 
 def test_quick_says_what_it_leaves_out(run: Run, tmp_path: Path) -> None:
@@ -434,6 +435,25 @@ def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
     code, out, _ = run(*options, "--resume")
     assert (code, len(json.loads((tmp_path / "results.json").read_text())["folds"])) == (0, 10)
     assert f"{done} of 10 done before" in out
+
+
+@pytest.mark.parametrize("command", ["compare", "compare-attention", "compare-heads", "compare-estimators"])
+def test_what_a_directory_holds_is_not_overwritten(command: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    for content, words in (
+        (
+            as_text({"experiment": command, "partial": True}),
+            f"{command} that was interrupted; go on with --resume, or choose",
+        ),
+        (as_text({"experiment": command, "partial": False}), f"{command} that is done; show it with --resume, or choose"),
+        (as_text({"experiment": "other", "partial": False}), "softmaxima other that is done; choose another --out"),
+        ("[]", "holds a results.json of something else; choose another --out"),
+    ):
+        path.write_text(content)
+        code, out, err = run(command, f"--out={tmp_path}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+        assert [file.read_text() for file in tmp_path.iterdir()] == [content]
 
 
 def test_what_goes_on_by_another_metric_names_the_command_that_makes_the_same(

@@ -505,15 +505,15 @@ def run(*arguments: str) -> int:
 def test_a_text_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "squares.txt"
     path.write_bytes(NUMBERS)
-    options = ("--text", str(path), "--task=text", "--maps=sparsemax", "--steps=2", "--seeds=2", f"--out={tmp_path / 'out'}")
-    assert run(*options) == 0
+    options = ("--text", str(path), "--task=text", "--maps=sparsemax", "--steps=2", "--seeds=2")
+    assert run(*options, f"--out={tmp_path / 'out'}") == 0
     shown = capsys.readouterr().out
     assert "squares.txt" in shown
     assert all(name in shown for name in ("softmax", "sparsemax", BASELINE, "Nothing to choose", "report.html"))
     assert all(len(line) <= 80 for line in shown.split("\nwritten")[0].splitlines()[3:])
-    assert run(*options, "--json", "--quick") == 0
+    assert run(*options, "--json", "--quick", f"--out={tmp_path / 'quick'}") == 0
     assert json.loads(capsys.readouterr().out)["settings"]["quick"] is True
-    assert "It is a first look" in (tmp_path / "out" / "report.html").read_text()
+    assert "It is a first look" in (tmp_path / "quick" / "report.html").read_text()
 
 
 def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(

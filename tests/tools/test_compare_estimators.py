@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
+import operator
+import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -177,6 +181,14 @@ def test_what_a_known_gradient_is_worth(bias: float, of_batches: float, of_draws
     assert found["bias"] == pytest.approx(bias / scale, abs=0.1)
 
 
+def test_a_bias_relative_to_nothing_is_infinite_and_what_was_not_measured_is_blank() -> None:
+    around_0 = torch.tensor([[1.0], [-1.0]])
+    assert worth(lambda number, draws: torch.tensor([float(draws)]), around_0)["bias"] == math.inf
+    finding = said({"softmax": -29.0, "REINFORCE": -20.0, PIXELS: -26.0}, {"softmax": math.inf}, {})
+    cells = {column.short: column.cell(finding.of("softmax")) for column in columns(finding)}
+    assert (cells["SNR"], cells["of draws"]) == ("∞", "")
+
+
 # The experiment -------------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +275,35 @@ def test_another_comparison_is_not_gone_on_with(
         read_trainings(tmp_path / "results.json", [task(entries)], settings)
 
 
+def leaves(part: Any, place: tuple = ()) -> Iterator[tuple]:
+    """Where each value of a record is, parts that hold others too."""
+    inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    for key, value in inner:
+        yield (*place, key)
+        yield from leaves(value, (*place, key))
+
+
+def test_a_record_that_is_not_as_it_was_written_is_refused(study: Study, tmp_path: Path) -> None:
+    """Whatever is removed, cut, or another number or kind."""
+    given = [task()]
+    path, written = tmp_path / "results.json", FILES["results.json"](study)
+    path.write_text(written, encoding="utf-8")
+    assert read_trainings(path, given, TINY)
+    path.write_text(json.dumps(json.loads(written)), encoding="utf-8")
+    assert read_trainings(path, given, TINY)  # in other lines, the same
+    places = random.Random(0).sample(list(leaves(json.loads(written))), 60)
+    for place, other in zip(places, itertools.cycle(("removed", "lots", -1, 50.0, None, []))):
+        record = json.loads(written)
+        holder = functools.reduce(operator.getitem, place[:-1], record)
+        if other == "removed" or holder[place[-1]] == other:
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = other
+        path.write_text(json.dumps(record), encoding="utf-8")
+        with pytest.raises(InputError, match=r"--resume: .* (is not as it was written|cannot be read|is of softmaxima)"):
+            read_trainings(path, given, TINY)
+
+
 # What it says ---------------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +388,12 @@ def test_the_best_is_taken_and_what_cannot_be_told_from_it_is_named() -> None:
     assert verdict.reason.endswith(f"of all pairs: {'REBAR' if 'ReinMax' in verdict.headline else 'ReinMax'}.")
 
 
+def test_what_could_have_been_shown_is_told_where_nothing_looks_better() -> None:
+    verdict = said({"softmax": -20.0, "REINFORCE": -22.0, "ReinMax": -22.0, PIXELS: -26.0}, {}, {}).verdicts[0]
+    assert verdict.headline == "Stay with softmax"
+    assert re.search(r"Yet for half of the estimators only a gain above 0\.\d+ nats would have shown\.", verdict.reason)
+
+
 def test_the_report_has_every_estimator(study: Study) -> None:
     (finding,) = study.findings
     shown, text = page(study), f"{markdown(study)} {explanations(study)}"
@@ -399,7 +446,7 @@ def test_what_is_done_when_it_is_interrupted_is_kept_and_gone_on_with(
     assert all(name in out for name in ("1 of 2 done before", "softmax", "REINFORCE", PIXELS, "report.html"))
     record = json.loads((tmp_path / "results.json").read_text())
     assert (record["partial"], {len(result["runs"]) for result in record["tasks"][0]["results"]}) == (False, {2})
-    assert run(*options, "--json")[1].startswith("{")
+    assert run(*options, "--resume", "--json")[1].startswith("{")
 
 
 def test_mnist_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Command) -> None:

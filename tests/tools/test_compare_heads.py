@@ -675,15 +675,14 @@ def help_text(tmp_path: Path) -> str:
 
 def test_a_text_is_compared(help_text: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    options = ("--text", help_text, "--task=text", "--heads=sparsemax", "--steps=2", "--seeds=2", f"--out={tmp_path / 'out'}")
-    options = (*options, "--vocabulary=150")
-    assert run(*options) == 0
+    options = ("--text", help_text, "--task=text", "--heads=sparsemax", "--steps=2", "--seeds=2", "--vocabulary=150")
+    assert run(*options, f"--out={tmp_path / 'out'}") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("help.txt", "softmax", "sparsemax", BASELINE, "report.html", "151 classes"))
     assert all(len(line) <= 80 for line in shown.split("\nwritten")[0].splitlines()[2:])
-    assert run(*options, "--json", "--quick") == 0
+    assert run(*options, "--json", "--quick", f"--out={tmp_path / 'quick'}") == 0
     assert json.loads(capsys.readouterr().out)["settings"]["quick"] is True
-    assert "It is a first look" in (tmp_path / "out" / "report.html").read_text()
+    assert "It is a first look" in (tmp_path / "quick" / "report.html").read_text()
 
 
 def test_mnist_that_is_not_installed_is_left_out_or_refused(

@@ -904,9 +904,9 @@ def test_the_command_says_what_it_did_and_imputes(tmp_path: Path, capsys: pytest
         .select("id", *flowers().columns)
     )
     frame.write_csv(tmp_path / "t.csv", separator=";", null_value="?")
-    options = ["--missing=impute", "--folds=2", "--repeats=1", "--epochs=1", "--maps=softmax", f"--out={tmp_path / 'out'}"]
+    options = ["--missing=impute", "--folds=2", "--repeats=1", "--epochs=1", "--maps=softmax"]
     with contextlib.suppress(SystemExit):
-        main(["compare", str(tmp_path / "t.csv"), *options])
+        main(["compare", str(tmp_path / "t.csv"), f"--out={tmp_path / 'out'}", *options])
     out, err = capsys.readouterr()
     assert err == ""
     expected = (
@@ -919,5 +919,5 @@ def test_the_command_says_what_it_did_and_imputes(tmp_path: Path, capsys: pytest
     notes = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["table"]["notes"]
     assert notes == list(expected)
     with contextlib.suppress(SystemExit):
-        main(["compare", str(tmp_path / "t.csv"), "--without=id,petals", *options])
+        main(["compare", str(tmp_path / "t.csv"), f"--out={tmp_path / 'other'}", "--without=id,petals", *options])
     assert "\nleft out as --without says: 'id', 'petals'\n" in capsys.readouterr().out

@@ -74,7 +74,7 @@ def compare(
     seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
     resume: Annotated[
-        bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
+        bool, Parameter(help="Go on with what was interrupted in the directory --out, or show what is done there.", negative=())
     ] = False,
     save: Annotated[
         Path | None,
@@ -101,7 +101,7 @@ def compare(
     from softmaxima.integrations.pairs import choose, pairs
 
     if not resume:
-        pieces.check_not_interrupted(out, EXPERIMENT)
+        pieces.check_free(out, EXPERIMENT)
     if save is not None:
         try:
             check_format(save)

@@ -47,7 +47,7 @@ def compare_attention(
         "softmaxima-compare-attention"
     ),
     resume: Annotated[
-        bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
+        bool, Parameter(help="Go on with what was interrupted in the directory --out, or show what is done there.", negative=())
     ] = False,
     json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
     quick: Annotated[bool, Parameter(help="A first look: two seeds and few steps.", negative=())] = False,
@@ -68,7 +68,7 @@ def compare_attention(
     from softmaxima.experiments.texts import read_text
 
     if not resume:
-        pieces.check_not_interrupted(out, EXPERIMENT)
+        pieces.check_free(out, EXPERIMENT)
     check_names(names(maps))
     usual_seeds, usual_steps = (QUICK_SEEDS, QUICK_STEPS) if quick else (SEEDS, STEPS)
     settings = Settings(usual_seeds if seeds is None else seeds, usual_steps if steps is None else steps, seed, quick)

@@ -27,7 +27,7 @@ def compare_estimators(
         "softmaxima-compare-estimators"
     ),
     resume: Annotated[
-        bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
+        bool, Parameter(help="Go on with what was interrupted in the directory --out, or show what is done there.", negative=())
     ] = False,
     json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
     quick: Annotated[bool, Parameter(help="A first look: two seeds and few steps.", negative=())] = False,
@@ -53,7 +53,7 @@ def compare_estimators(
     )
 
     if not resume:
-        pieces.check_not_interrupted(out, EXPERIMENT)
+        pieces.check_free(out, EXPERIMENT)
     plan, asked = planned(names(estimators)), TASKS if data == "all" else (data,)
     left_out = missing(asked)
     if left_out.keys() >= set(asked):

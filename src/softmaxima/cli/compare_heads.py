@@ -34,7 +34,7 @@ def compare_heads(
         "softmaxima-compare-heads"
     ),
     resume: Annotated[
-        bool, Parameter(help="Go on with what an interrupted comparison left in the directory --out.", negative=())
+        bool, Parameter(help="Go on with what was interrupted in the directory --out, or show what is done there.", negative=())
     ] = False,
     json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
     quick: Annotated[bool, Parameter(help="A first look: few seeds, and few steps.", negative=())] = False,
@@ -65,7 +65,7 @@ def compare_heads(
     from softmaxima.experiments.texts import read_text
 
     if not resume:
-        pieces.check_not_interrupted(out, EXPERIMENT)
+        pieces.check_free(out, EXPERIMENT)
     plan = planned(task, names(heads))
     left_out = missing(tuple(plan))
     if left_out.keys() >= plan.keys():

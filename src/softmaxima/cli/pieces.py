@@ -87,13 +87,16 @@ def command_given() -> str:
     return shlex.join(["softmaxima", *(part for part in sys.argv[1:] if part.partition("=")[0] != "--resume")])
 
 
-def check_not_interrupted(out: Path, experiment: str) -> None:
-    """End the command where a directory holds the pieces of an experiment that was interrupted, which would be lost."""
-    from softmaxima.experiments.resumption import interrupted
+def check_free(out: Path, experiment: str) -> None:
+    """End the command where a directory holds what was found before, done or interrupted, which would be lost."""
+    from softmaxima.experiments.resumption import kept
 
-    if (found := interrupted(out / NUMBERS)) is not None:
-        advice = "go on with --resume, or choose another --out" if found == experiment else "choose another --out"
-        fail(f"--out: {out} holds a softmaxima {found} that was interrupted; {advice}")
+    if (before := kept(out / NUMBERS)) is None:
+        return
+    found, partial = before
+    resumed = ("go on with --resume, or " if partial else "show it with --resume, or ") if found == experiment else ""
+    holds = f"softmaxima {found} that {'was interrupted' if partial else 'is done'}" if found else f"{NUMBERS} of something else"
+    fail(f"--out: {out} holds a {holds}; {resumed}choose another --out")
 
 
 def run(

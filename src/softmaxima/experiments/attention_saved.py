@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import torch
 
 from softmaxima import __version__
 from softmaxima.core.writing import finite
+from softmaxima.experiments import resumption
 from softmaxima.experiments.attention import COST, Finding, Head, Result, Run, Study, Trained, compared
 from softmaxima.experiments.attention_plan import EXPERIMENT, LEFT_OUT, Settings, Variant
 from softmaxima.experiments.attention_tasks import Task
@@ -97,7 +97,7 @@ def _run(run: Run, rows: bool) -> dict[str, Any]:
 
 def as_text(study: Study) -> str:
     """The JSON as it is written."""
-    return json.dumps(as_json(study), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return resumption.as_text(as_json(study))
 
 
 def as_csv(study: Study) -> str:

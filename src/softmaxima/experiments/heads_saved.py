@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.experiments import studies_saved
+from softmaxima.experiments import resumption, studies_saved
 from softmaxima.experiments.heads import Finding, Result, Study
 from softmaxima.experiments.heads_plan import EXPERIMENT, SAMPLES, SCALE, Settings
 from softmaxima.experiments.heads_tasks import Task
@@ -73,7 +72,7 @@ def _result(finding: Finding, result: Result, rows: bool) -> dict[str, Any]:
 
 def as_text(study: Study) -> str:
     """The JSON as it is written."""
-    return json.dumps(as_json(study), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return resumption.as_text(as_json(study))
 
 
 def as_csv(study: Study) -> str:

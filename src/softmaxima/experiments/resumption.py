@@ -1,7 +1,8 @@
-"""What an interrupted comparison left in its JSON, to go on from there."""
+"""What a comparison leaves in its JSON, to go on from there."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,25 +15,42 @@ T = TypeVar("T")
 ELSEWHERE = "begin anew in another --out, without --resume"
 
 
-def interrupted(path: Path) -> str | None:
-    """Which experiment's record a JSON holds, where it was interrupted."""
+def as_text(record: Mapping[str, Any]) -> str:
+    """A record as it is written, with a checksum of all else, so that what was damaged or edited is known when it is read."""
+    written = {**record, "checksum": checksum(record)}
+    return json.dumps(written, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def checksum(record: Mapping[str, Any]) -> str:
+    """Of a record in its order, which is the same before it is written and after it is read."""
+    return hashlib.sha256(json.dumps(record, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def kept(path: Path) -> tuple[str, bool] | None:
+    """Which experiment's record a file holds, "" of something else, and whether it was interrupted; None where nothing is read."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return record["experiment"] if record["partial"] is True else None
-    except (OSError, ValueError, KeyError, TypeError):
+        content = path.read_bytes()
+    except OSError:
         return None
+    try:
+        record = json.loads(content)
+        return record["experiment"], record["partial"]
+    except (ValueError, KeyError, TypeError):
+        return "", False
 
 
 def read_record(path: Path, experiment: str, taken: Callable[[Any], T]) -> T:
     """What is taken of the record that such an experiment left in a JSON.
 
     Raises:
-        InputError: where there is none, or it is not what it should be.
+        InputError: where there is none, or it is not what was written.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if (other := record["experiment"]) != experiment:
             raise InputError(f"--resume: {path} is of softmaxima {other}, not of softmaxima {experiment}; {ELSEWHERE}")
+        if record.pop("checksum", None) != checksum(record):
+            raise InputError(f"--resume: {path} is not as it was written, for its checksum is another; {ELSEWHERE}")
         return taken(record)
     except FileNotFoundError:
         raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None

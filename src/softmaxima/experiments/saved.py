@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from softmaxima import __version__
 from softmaxima.core.writing import finite
+from softmaxima.experiments import resumption
 from softmaxima.experiments.compare import BASELINE, BATCH, LEARNING_RATE, RATES, Comparison, Settings, compared
 from softmaxima.experiments.measures import BINS, EPS, METRICS, Bin, ClassCounts, Fold
 from softmaxima.experiments.resumption import changed, check_same, read_record
@@ -70,7 +70,7 @@ def _of_pair(pair: Pair | None) -> dict[str, Any]:
 
 def as_text(comparison: Comparison) -> str:
     """The JSON as it is written."""
-    return json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return resumption.as_text(as_json(comparison))
 
 
 def as_csv(comparison: Comparison) -> str:

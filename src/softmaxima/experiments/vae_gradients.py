@@ -7,7 +7,8 @@ With g a step's gradient, of a batch drawn from the training rows and of the est
 Every batch has two gradients of independent draws, so that their difference shows the draws' part of the variance, and a gradient
 of REINFORCE of very many draws, to which the difference is taken batch by batch. Squares of norms of means of n batches have their
 variance over batches taken off, |E v|² = |v̄|² − tr s²/n, so that they are unbiased. Chance may make them negative where E v is
-nearly 0: then an SNR is 0, and a bias the negative root of −|E v|², so that of no bias it is as often negative as positive.
+nearly 0: then an SNR is 0, and a bias the negative root of −|E v|², so that of no bias it is as often negative as positive; and a
+bias is infinite where |E ĝ|² comes out so.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def worth(gradient: Gradient, reference: Tensor) -> dict[str, float]:
     of_draws = float((pairs[0] - pairs[1]).square().sum(-1).mean()) / 2
     of_batches = spread(mean) - of_draws / 2
     signal = square_of_mean(mean)
-    size = math.sqrt(max(signal, 0.0))
+    size, unbiased = math.sqrt(max(signal, 0.0)), square_of_mean(reference.double())
     return {
         "snr": ratio(size, of_draws + of_batches),
         "snr of draws": ratio(size, of_draws),
-        "bias": signed_root(square_of_mean(mean - reference) / square_of_mean(reference.double())),
+        "bias": signed_root(square_of_mean(mean - reference) / unbiased) if unbiased > 0 else math.inf,
     }
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from softmaxima.experiments import studies_saved
+from softmaxima.experiments import resumption, studies_saved
 from softmaxima.experiments.attention_plan import Settings
 from softmaxima.experiments.studies import Trained
 from softmaxima.experiments.studies_saved import GAINS
@@ -68,7 +67,7 @@ def _result(finding: Finding, result: Result, rows: bool) -> dict[str, Any]:
 
 def as_text(study: Study) -> str:
     """The JSON as it is written."""
-    return json.dumps(as_json(study), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return resumption.as_text(as_json(study))
 
 
 def as_csv(study: Study) -> str:

@@ -128,9 +128,8 @@ def stay(softmax: Named, others: int, metric: Metric, words: Words, seen: Sight 
     if not others:
         return f"It is the only {words.one} that was trained; its {metric.words} is {value_of(softmax, metric)}."
     shown = f"be better than softmax in {metric.words} {words.place}, where that of softmax is {value_of(softmax, metric)}"
-    return f"{none_of(others, words)} shown to {shown}{elsewhere}." + (
-        f" What looks better in {metric.words} may be chance: {seen.told}." if seen else ""
-    )
+    limit = f" What looks better in {metric.words} may be chance:" if seen and seen.looks else " Yet"
+    return f"{none_of(others, words)} shown to {shown}{elsewhere}.{f'{limit} {seen.told}.' if seen else ''}"
 
 
 def none_of(others: int, words: Words) -> str:
@@ -158,6 +157,7 @@ class Sight:
     gain: float
     possible: float
     told: str  # in words
+    looks: bool  # whether any looks better
 
     @property
     def is_blind(self) -> bool:
@@ -165,9 +165,9 @@ class Sight:
 
 
 def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: Words) -> Sight | None:
-    """What gains over a value could be seen; None where none looks better, or nothing is known of it."""
+    """What gains over a value could be seen; None where nothing is known of it."""
     reaches = [gain.reach for gain in gains.values() if math.isfinite(gain.reach) and not gain.same]
-    if not reaches or not any(gain.mean > 0 for gain in gains.values()):
+    if not reaches:
         return None
     reach, possible = median(reaches), metric.possible(value)
     size, most = (f"{metric.show_gain(gain).lstrip('+')}{metric.gain_unit}" for gain in (reach, possible))
@@ -175,7 +175,8 @@ def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: 
     half = f"for half of the {len(reaches)} {words.many}{differ} " if differ else f"for half of the {words.many} "
     half = (f"for the one{differ} " if differ else "") if len(reaches) == 1 else half
     told = f"{half}the largest gain that is possible, {most}, would not have shown"
-    return Sight(reach, possible, told if reach > possible else f"{half}only a gain above {size} would have shown")
+    told = told if reach > possible else f"{half}only a gain above {size} would have shown"
+    return Sight(reach, possible, told, any(gain.mean > 0 for gain in gains.values()))
 
 
 def interval(gain: Difference, metric: Metric) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from softmaxima.experiments.gradient_estimators import TEMPERATURES, Measured
+from softmaxima.experiments.gradient_estimators import PLAN, TEMPERATURES, Measured
 from softmaxima.report.markdown import table
 
 if TYPE_CHECKING:
@@ -16,18 +16,21 @@ COLOURS = {"gumbel_softmax": "#0072B2", "straight_through_gumbel": "#E69F00", "r
 CAPTION = (
     "E f(D) of D one-hot from softmax(x) over 6 classes, whose gradient g is known. Of 20 000 estimates, each of four evaluations "
     "of f: bias |E ĝ − g|/|g|, with the largest deviation of an entry in standard errors, and variance E|ĝ − E ĝ|²/|g|². "
-    "What REBAR, which has none, shows for a bias is the error of the mean."
+    "What REBAR, which has none, shows for a bias is the error of the mean. A temperature that is not told is 1; that of RELAX has "
+    "learned with its control."
 )
 PICTURE = "![Bias and variance of each estimator against its temperature](sampling.png)"
 
 
 def markdown_table(rows: Sequence[Measured]) -> str:
     """A line an estimator, those without a bias first, the least variance first."""
-    lines = [
-        [f"`{row.name}`", "no" if row.unbiased else "yes", f"{row.bias:.3f}", f"{row.deviation:.1f}", f"{row.variance:.3f}"]
-        for row in sorted(rows, key=lambda row: (not row.unbiased, row.variance))
-    ]
-    return table(["estimator", "biased", "bias", "in standard errors", "variance"], lines)
+    lines = []
+    for row in sorted(rows, key=lambda row: (not row.unbiased, row.variance)):
+        options, samples = PLAN[row.name]
+        asked = ", ".join(f"{name}={value!r}" for name, value in {**options, "samples": samples}.items())
+        biased = "no" if row.unbiased else "yes"
+        lines.append([f"`{row.name}`", f"`{asked}`", biased, f"{row.bias:.3f}", f"{row.deviation:.1f}", f"{row.variance:.3f}"])
+    return table(["estimator", "options", "biased", "bias", "in standard errors", "variance"], lines, left=(0, 1))
 
 
 def picture(found: Mapping[str, Sequence[Measured]], rows: Sequence[Measured]) -> go.Figure:

@@ -95,8 +95,10 @@ def _controlled(drawing: Drawing, f: Function, control: Control, u: Tensor) -> T
     z = z.detach()
     nearness = (z - z.amax(-1, keepdim=True)).exp().masked_fill(z == -torch.inf, 0.0)  # r, 1 at the class that is drawn
     moved = over_rows((nearness * slope * moving(drawing.log_p)).sum(-1), values)
+    nothing = over_rows(one_hot.any(-1).double(), values) == 0  # allowed: there log p does not move, and c may be −∞
+    apart = (values.detach() - predicted).masked_fill(nothing, 0.0)
     # log_prob and moved are 0: the value is that of f, and neither c's parameters nor those of f have a gradient through c.
-    return (values + (values.detach() - predicted) * log_prob + moved).mean(0).to(drawing.rows.dtype)
+    return (values + apart * log_prob + moved).mean(0).to(drawing.rows.dtype)
 
 
 def rebar(
@@ -160,8 +162,8 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
 
     Returns a scalar, to be differentiated by what the control variate learns, and by that alone: take `torch.autograd.grad(…,
     parameters)`, with retain_graph=True where `value.backward()` follows. It is the sum over rows of squared gradients of one
-    estimate each, in x's dtype, or float32 for a narrower one. Raises TypeError for anything but tensors with a gradient. Cost: a
-    second derivative.
+    estimate each, in x's dtype, or float32 for a narrower one. Raises TypeError for anything but tensors with a gradient, and
+    ValueError for another x. Cost: a second derivative.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
@@ -174,7 +176,11 @@ def second_moment(value: Tensor, x: Tensor) -> Tensor:
         if not isinstance(v, Tensor) or not v.requires_grad:
             got = "one without" if isinstance(v, Tensor) else type(v).__name__
             raise TypeError(f"second_moment: {what} must be a tensor with a gradient, got {got}; {repair} an x that requires grad")
-    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True, allow_unused=True)
+    if slope is None:
+        raise ValueError(
+            "second_moment: value must be computed of x, got an x that it does not depend on; give the x of rebar or relax"
+        )
     return slope.double().square().sum().to(torch.promote_types(value.dtype, torch.float32))
 
 

@@ -49,11 +49,19 @@ ESTIMATORS = {
         relaxed_sample, "arXiv:2007.01919", smooth=True, draws=True, relaxed=True, options={"map": "sparsemax"}
     ),
     "straight_through_gumbel": Estimator(gumbel_softmax, "arXiv:1611.01144", smooth=True, draws=True, options={"hard": True}),
-    "straight_through": Estimator(straight_through, "arXiv:1308.3432", smooth=True, draws=True),
+    "straight_through": Estimator(
+        straight_through,
+        "arXiv:1308.3432",
+        smooth=True,
+        draws=True,
+        options={"temperature": 1.0, "map": "softmax", "draw": True},  # others draw from another distribution
+    ),
     "reinmax": Estimator(reinmax, "arXiv:2304.08612", smooth=True, draws=True),
     "rao_blackwell_gumbel": Estimator(rao_blackwell_gumbel, "arXiv:2010.04838", smooth=True, draws=True),
     "reinforce": Estimator(reinforce, "Williams (1992)", unbiased=True, options={"baseline": "none"}),
-    "reinforce_leave_one_out": Estimator(reinforce, "Kool et al. (2019)", unbiased=True, options={"baseline": "leave_one_out"}),
+    "reinforce_leave_one_out": Estimator(
+        reinforce, "Kool, van Hoof and Welling (2019)", unbiased=True, options={"baseline": "leave_one_out"}
+    ),
     "sum_and_sample": Estimator(sum_and_sample, "arXiv:1810.04777", unbiased=True, each_row=True),
     "rebar": Estimator(rebar, "arXiv:1703.07370", unbiased=True, smooth=True, relaxed=True),
     "relax": Estimator(relax, "arXiv:1711.00123", unbiased=True),
@@ -79,7 +87,8 @@ def expectation(
         estimator: "gumbel_softmax", "gumbel_sparsemax" (whose draws are relaxed, and f of them with a bias),
             "straight_through_gumbel", "straight_through", "reinmax", "rao_blackwell_gumbel" (f of one-hot draws, differentiable
             there; a biased gradient), "reinforce", "reinforce_leave_one_out", "sum_and_sample", "rebar" or "relax" (unbiased).
-        options: others of the function of that name, such as temperature=0.5, exact=4, or control=, which "relax" needs.
+        options: others of the function of that name, such as temperature=0.5, exact=4, or control=, which "relax" needs; none moves
+            which classes are drawn, which are always from softmax(x).
 
     Returns:
         The value (…), in x's dtype: its `backward()` gives x, and what f depends on, the gradient of the estimator.
@@ -111,7 +120,8 @@ def expectation(
             raise TypeError(f"{both[0]} is {chosen.options[both[0]]!r} of this name")
         known.bind(*(x,) if chosen.draws else (x, f), **shared, **chosen.options, **options)
     except TypeError as error:
-        own = [option for option in list(known.parameters)[1:] if option not in ("f", *shared, *chosen.options)]
+        taken = ("f", "params", *shared, *chosen.options)
+        own = [option for option in list(known.parameters)[1:] if option not in taken]
         raise TypeError(f"{name}: {error}; estimator={estimator!r} has the options {', '.join([*own, *shared])}") from None
     asked = {**shared, **chosen.options, **options}
     rows = drawn_rows(name, x, f, dim, where, count)

@@ -54,8 +54,9 @@ def gumbel_max(
 
     A class whose probability is below 2⁻⁵³ relative to the others' may never be drawn: noise is drawn in float64, and ends at 37.4.
     Under `torch.func.vmap` say randomness="different", and randomness="same" in `jacfwd`. torch.compile makes one graph of it where
-    `generator` is None, with torch's own noise. Cost: a uniform number and two logarithms a score, 8 bytes each.
-    Source: Gumbel (1954); Maddison, Tarlow and Minka (2014), arXiv:1411.0030.
+    `generator` is None, with torch's own noise, of float32 by its usual backend, where the 2⁻⁵³ above is some 1e-7. Cost: a uniform
+    number and two logarithms a score, 8 bytes each. Source: Gumbel (1954); Maddison, Tarlow and
+    Minka (2014), arXiv:1411.0030.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([0.5, 0.3, 0.2]).log()

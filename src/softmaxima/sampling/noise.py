@@ -5,7 +5,8 @@ r"""Noise: uniform and Gumbel numbers in float64, and Gumbel noise of which the 
 U is drawn in float64 whatever the scores are, one number after the other: of one generator the numbers are the same with every
 number of threads. A U of 0 counts as 2⁻⁵⁴, so that E is in [5.6e-17, 36.8] and G in [−3.61, 37.43]: neither is ever infinite, and
 what is left of the tails has a probability of 2⁻⁵³. (torch's float32 numbers have 24 bits: with them no class is drawn right whose
-probability is below 1e-7. Its exponential_ has 31 bits on a CPU with MKL, all of one sequence of 2³¹ numbers.)
+probability is below 1e-7. Its exponential_ has 31 bits on a CPU with MKL, all of one sequence of 2³¹ numbers.) torch.compile makes
+numbers of float32 of `torch.rand` in float64 with its backend Inductor, unless told to fall back to eager's.
 """
 
 from __future__ import annotations

@@ -49,9 +49,10 @@ def perturbed_argmax(
         noise: "normal", "gumbel" or "logistic". With standard Gumbel noise and ε = 1 the one-hot argmax gives softmax(x).
         scale: ε > 0, a number or a tensor that broadcasts against x with size 1 along `dim`, which may require grad.
         samples: how many, at least 1; the solver is called on all at once.
-        baseline: b above: "leave_one_out", the mean of the other samples, or "none", 0, which has most variance.
+        baseline: b above: "leave_one_out", the mean of the other samples, or "none", 0, which has less variance where decisions
+            are around 0 and the samples few.
         antithetic: whether to draw pairs of the quantiles u and 1 − u (Z and −Z), of which "leave_one_out" needs 2: it takes the
-            mean of the other pairs.
+            mean of the other pairs. That lowers the variance of the value, and mostly raises that of the gradient.
         dim: the axis, or axes, of one problem.
         vectorized: False calls the solver for one problem (*problem) at a time.
         numpy: give the solver NumPy arrays though x is a tensor. What it gives back may be either.
@@ -62,10 +63,11 @@ def perturbed_argmax(
         Its derivatives, of any order, are unbiased.
 
     Raises:
-        TypeError, ValueError or IndexError, before any work; ValueError too for decisions of another shape.
+        TypeError, ValueError or IndexError, before any work; TypeError and ValueError too for decisions that are no
+        real numbers of that shape.
 
     A score of −∞ stays −∞ for the solver, and its gradient is 0. Cost: `samples` decisions; noise in float64. Source: Berthet,
-    Blondel, Teboul, Cuturi, Vert and Bach (2020), arXiv:2002.08676, with the baselines of Kool et al. (2019).
+    Blondel, Teboul, Cuturi, Vert and Bach (2020), arXiv:2002.08676, with the baseline of `score_function`.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
@@ -103,7 +105,7 @@ def perturbed_argmax(
         noisy = z_rows + wide * z
     y = _decide(name, solver, noisy, len(axes), at_once, as_arrays or not isinstance(x, Tensor))
     problem = tuple(range(-len(axes), 0))
-    n = math.prod(sizes(z_rows)[a] for a in problem)
+    n = math.prod(sizes(z_rows)[-len(axes) :])
     moving = without_mask(z_rows)
     apart = moving.detach() - moving  # 0: u − x is εZ whatever x rounds of it
     same = wide.detach() if isinstance(wide, Tensor) else wide
@@ -148,14 +150,24 @@ def _decide(name: str, solver: Any, noisy: Tensor, rank: int, at_once: bool, arr
         with torch.no_grad():
             found = solver(scores.numpy(force=True) if arrays else scores)
         if isinstance(found, (list, tuple, float, int)):
-            found = np.asarray(found)
-        return as_tensor(name, "what the solver gives", found).detach().to(noisy.device, torch.float64)
+            try:
+                found = np.asarray(found)
+            except ValueError:
+                raise ValueError(f"{name}: solver must give decisions of one shape, got a list of several; pad them") from None
+        decided = as_tensor(name, "what the solver gives", found).detach()
+        if decided.is_complex():
+            raise TypeError(f"{name}: solver must give real decisions, got {decided.dtype}; give real and imaginary parts apart")
+        return decided.to(noisy.device, torch.float64)
 
     if at_once:
         y = call(noisy)
     else:
         flat = noisy.reshape(-1, *problem)
-        y = torch.stack([call(one) for one in flat])
+        parts = [call(one) for one in flat]
+        if other := {sizes(part) for part in parts} - {sizes(parts[0])}:
+            shapes = f"{sizes(parts[0])} and {min(other)}"
+            raise ValueError(f"{name}: solver must give decisions of one shape for every problem, got {shapes}; pad them")
+        y = torch.stack(parts)
         y = y.reshape(count, *batch, *sizes(y)[1:])
     if sizes(y)[: 1 + len(batch)] != (count, *batch):
         raise ValueError(

@@ -16,7 +16,7 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import row_maximum, without_mask
-from softmaxima.core.temperature import anchored, is_one
+from softmaxima.core.temperature import quotient
 from softmaxima.core.tracing import is_recording, sizes
 from softmaxima.sampling.noise import gumbel, uniform
 
@@ -48,8 +48,8 @@ class Rows:
         return self.relative + gumbel(self.uniform(generator))
 
     def tempered(self) -> Rows:
-        """Rows of x/τ, up to a constant of each."""
-        return self if is_one(self.tau) else replace(self, x=anchored(self.x, self.tau, None)[1], tau=1.0)
+        """Rows of x/τ less the largest of each, so that none has the digits of an offset."""
+        return replace(self, x=over_temperature(self.relative, self.tau), tau=1.0)
 
     def expanded(self, v: Tensor) -> Tensor:
         """[..., k] for each draw [draws…, ..., k]."""
@@ -81,6 +81,16 @@ def map_params(name: str, map: Map, params: dict[str, Any], rows: Rows) -> dict[
     """The map's parameters, those of rows with the axis last."""
     values = check_params(map, map.complete(params), rows.x.movedim(-1, rows.dim), rows.dim, name)
     return {p.name: moved_last(value, rows.dim) for p, value in zip(map.params, values, strict=True)}
+
+
+def over_temperature(x: Tensor, tau: float | Tensor) -> Tensor:
+    """x/τ, −∞ where x is. What is given no derivative has none by τ either, though x/τ² alone may be infinite."""
+    if not isinstance(tau, Tensor):
+        return quotient(x, tau)
+    tau = tau.to(x.dtype)
+    moved = (tau.detach().log() - tau.log()).exp()  # 1, with the derivatives of 1/τ times τ, each a product one factor at a time
+    z = x / tau.detach()
+    return (without_mask(z) * moved).masked_fill(z == -math.inf, -math.inf)
 
 
 def index_of(y: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ def score_function(log_prob: Tensor, values: Tensor, *, baseline: str | float | 
         TypeError or ValueError, before any work, for anything else.
 
     Unbiased, and so are derivatives of it of any order. Cost: a few reads of both. Sources: Williams (1992); the leave-one-out
-    baseline of Kool, van Hoof and Welling (2019) and Salimans and Knowles (2014), arXiv:1401.1022; the form of Foerster et al.
-    (2018), arXiv:1802.05098.
+    baseline of Kool, van Hoof and Welling (2019), "Buy 4 REINFORCE samples, get a baseline for free!", and of Salimans and Knowles
+    (2014), arXiv:1401.1022; the form of Foerster et al. (2018), arXiv:1802.05098.
 
     >>> import torch, softmaxima as sm
     >>> x = torch.zeros(2, requires_grad=True)

@@ -17,13 +17,13 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, like_input
 from softmaxima.core.numbers import check_count, check_flag, check_int
 from softmaxima.core.randomness import Randomness
-from softmaxima.core.temperature import anchored
+from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import sizes
 from softmaxima.lse.cumulative import logcumsumexp
 from softmaxima.lse.logsumexp import logsumexp
 from softmaxima.maps.softmax import SOFTMAX
 from softmaxima.sampling.gumbel import check_drawable
-from softmaxima.sampling.rows import Rows, as_rows, largest, straight
+from softmaxima.sampling.rows import Rows, as_rows, largest, over_temperature, straight
 
 
 class OrderedDraw(NamedTuple):
@@ -117,7 +117,8 @@ def relaxed_top_k(
 
     Returns:
         Numbers of at least 0 of x's shape, dtype and array kind, whose sum is k, or less where fewer are allowed; as τ → 0 ones at
-        the k largest. At a finite τ an entry may exceed 1 a little.
+        the k largest. At a finite τ an entry may exceed 1, up to nearly k: log(1 − p) takes some lead/τ from the largest, lead that
+        over the second, and may leave it the largest.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, as `gumbel_max`.
@@ -148,7 +149,7 @@ def relaxed_top_k(
 
 def _lowered(a: Tensor, p: Tensor, tau: float | Tensor) -> Tensor:
     """a + log(1 − p), p = softmax(a/τ)."""
-    z = anchored(a, tau, None)[1]
+    z = over_temperature(a - row_maximum(a), tau)
     first = largest(a)
     total, rest = (logsumexp(v, keepdim=True) for v in (z, z.masked_fill(first, -math.inf)))
     # A row of nothing: −∞ less −∞.
