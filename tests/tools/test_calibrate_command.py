@@ -59,7 +59,9 @@ def test_it_tells_the_temperature_and_writes_a_page(run: Run):
     code, said, wrong = run("calibrate", "s.csv", "--target", "y")
     assert (code, wrong) == (0, "")
     tau = calibrate_temperature(*logits()).temperature
-    assert f"Divide the scores by τ = {tau:.4g}. On held-out rows the log loss falls by" in " ".join(said.split())
+    assert f"Divide the scores by τ = {tau:.4g}. On held-out rows the log loss with calibration is better by" in " ".join(
+        said.split()
+    )
     assert f"probabilities = sm.softmax(scores, temperature={tau:.6g})" in said
     assert said.endswith("written: softmaxima-calibrate/results.json, softmaxima-calibrate/report.html\n")
     found = found_in()
@@ -162,6 +164,21 @@ def test_scores_that_are_not_those_of_the_classes_are_no_advice(wrong: str | Non
         assert result.headline.startswith("Divide" if wrong is None else "Look first")
         assert bool(result.code) == (wrong is None)
         assert result.crossed == ((("ant", "bee"),) if wrong == "swapped" else ())
+
+
+def test_every_difference_is_told_with_its_direction():
+    random = np.random.default_rng(0)
+    rare = (random.random(200) < 0.1).astype(np.int64)
+    told = random.integers(0, 3, 200)
+    noise, sure = random.standard_normal((200, 2)), 9 * np.eye(3)[np.where(random.random(200) < 0.3, 0, told)]
+    for x, labels in ((noise, rare), (10 * noise, rare), (sure, told), logits(), logits(temperature=1.0)):
+        result = calibrated(Scores("t", "y", tuple(NAMES[: x.shape[-1]]), x, labels), Settings(), command="c")
+        said = re.findall(r"(better|worse) by ([+−]?)[0-9]", result.reason)
+        gains = [result.changed] if result.informed.better else [result.informed, result.changed]
+        assert len(said) == len(gains)
+        for (way, sign), gain in zip(said, gains, strict=True):
+            assert (way == "worse") == gain.worse
+            assert bool(sign) == (not gain.better and not gain.worse)
 
 
 def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):

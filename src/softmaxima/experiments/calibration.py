@@ -39,7 +39,7 @@ from softmaxima.experiments.measures import METRICS, Metric
 from softmaxima.experiments.reading import NUMBERED
 from softmaxima.experiments.suspicions import Doubt
 from softmaxima.experiments.tables import read_table
-from softmaxima.experiments.verdicts import interval
+from softmaxima.experiments.verdicts import by_how_much
 from softmaxima.experiments.wording import listed, named, rows, sentence
 from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
 from softmaxima.temperature.reliability import Reliability, RowMeasures
@@ -127,14 +127,12 @@ class Calibrated:
 
     @property
     def reason(self) -> str:
-        metric, gain = CLAIMED[0], self.changed
-        told = interval(gain, metric)
-        if gain.better:
-            words = f"On held-out rows the log loss falls by {told}: from {self.before.log_loss:.3f} to {self.after.log_loss:.3f}."
-        elif gain.worse:
-            words = f"On held-out rows calibration makes the log loss worse by {told}."
+        gain, told = self.changed, by_how_much(self.changed, CLAIMED[0])
+        if gain.better or gain.worse:
+            change = f"from {self.before.log_loss:.3f} to {self.after.log_loss:.3f}"
+            words = f"On held-out rows the log loss with calibration is {told}: {change}."
         else:
-            words = f"On held-out rows the log loss with calibration cannot be told from that without: better by {told}."
+            words = f"On held-out rows the log loss with calibration cannot be told from that without: {told}."
         return " ".join((*self._doubts(), words))
 
     def _doubts(self) -> list[str]:
@@ -143,8 +141,8 @@ class Calibrated:
             for first, second in self.crossed
         ]
         if not self.informed.better:
-            told = interval(self.informed, CLAIMED[0])
-            found.append(f"Calibrated, the scores are not shown to tell more than how frequent each class is: better by {told}.")
+            told = by_how_much(self.informed, CLAIMED[0])
+            found.append(f"Calibrated, the scores are not shown to tell more than how frequent each class is: {told}.")
         return found
 
     @property

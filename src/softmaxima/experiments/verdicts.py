@@ -178,6 +178,11 @@ def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: 
     return Sight(reach, possible, told if reach > possible else f"{half}only a gain above {size} would have shown")
 
 
+def by_how_much(gain: Difference, metric: Metric) -> str:
+    """`interval` with its direction, of what is no ratio."""
+    return f"{'worse' if gain.worse else 'better'} by {interval(gain, metric)}"
+
+
 def interval(gain: Difference, metric: Metric) -> str:
     """How much better it is, or worse where it is that, with the ends of the interval; with signs, + for better, where neither."""
     ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
