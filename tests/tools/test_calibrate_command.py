@@ -17,8 +17,9 @@ import torch
 from conftest import Run
 from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.calibration import Scores, Settings, calibrated, read_scores
+from softmaxima.experiments.calibration import Settings, calibrated
 from softmaxima.experiments.calibration_peers import beside_others
+from softmaxima.experiments.calibration_scores import Scores, read_scores
 from softmaxima.report.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
 from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
@@ -192,12 +193,71 @@ def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):
     assert found_in()["table"]["classes"][-1] == ["dog", 0]
 
 
+def with_classes(names: list[str], rows: int = 60) -> pl.DataFrame:
+    random = np.random.default_rng(0)
+    columns = dict(zip(names, random.standard_normal((len(names), rows)), strict=True))
+    return pl.DataFrame(columns | {"kind": [names[i % len(names)] for i in range(rows)]})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["0", "1"], ["0", "1", "2"], ["-1", "1"], ["1", "3", "5"], ["0.0", "1.0"], ["EU", "NA"], ["none", "1", "2"], ["a,b", "?"]],
+    ids=" ".join,
+)
+def test_classes_may_have_any_name(names: list[str], tmp_path: Path):
+    frame = with_classes(names)
+    for suffix, write in (("csv", pl.DataFrame.write_csv), ("parquet", pl.DataFrame.write_parquet)):
+        for order in (frame.columns, ["kind", *names]):
+            write(frame.select(order), path := tmp_path / f"t.{suffix}")
+            found = read_scores(path, "kind")
+            assert sorted(found.classes) == sorted(names)
+            np.testing.assert_array_equal(found.x, frame.select(found.classes).to_numpy())
+            assert [found.classes[label] for label in found.labels] == frame["kind"].to_list()
+    with_points = frame.with_columns(pl.col("kind").replace({"0": "0.0", "1": "1.0"}))
+    with_points.write_csv(tmp_path / "t.csv")
+    np.testing.assert_array_equal(read_scores(tmp_path / "t.csv").labels, np.arange(60) % len(names))
+
+
+ODD: list[dict[str, Any]] = [
+    {"bee": -pl.col("ant")},
+    {"bee": pl.lit(0.0)},
+    {"bee": pl.lit(None)},
+    {"bee": pl.lit("1.10")},
+    {"bee": pl.Series([f"{i},5" for i in range(60)])},
+    {"bee": pl.lit("5 %")},
+    {"bee": pl.lit("x")},
+    {"kind": pl.Series(["ant", "bee", "none"] * 20)},
+    {"kind": pl.Series(["ant", "bee", "NA"] * 20)},
+    {"kind": pl.lit("ant")},
+    {"id": pl.int_range(60)},
+]
+
+
+@pytest.mark.parametrize("change", ODD, ids=range(len(ODD)))
+def test_only_options_that_there_are_are_advised(change: dict[str, Any], tmp_path: Path):
+    frame = with_classes(["ant", "bee"]).with_columns(**change)
+    for suffix, write in (("csv", pl.DataFrame.write_csv), ("parquet", pl.DataFrame.write_parquet)):
+        write(frame, path := tmp_path / f"t.{suffix}")
+        try:
+            said = " ".join(read_scores(path, "kind").notes)
+        except InputError as error:
+            said = str(error)
+        assert set(re.findall(r"--([a-z-]+)", said)) <= inspect.signature(calibrate).parameters.keys()
+        assert not re.search("no use|only what another", said)
+
+
 def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
     x, labels = logits()
     np.savez(tmp_path / "s.npz", X=x, y=labels)
     found = read_scores(tmp_path / "s.npz")
     np.testing.assert_array_equal(found.x, x)
     np.testing.assert_array_equal(found.labels, labels)
+    np.savez(tmp_path / "s.npz", X=x[labels != 1], y=labels[labels != 1])
+    with pytest.raises(InputError, match=r"3 columns without names .* name in --absent what classes no row has"):
+        read_scores(tmp_path / "s.npz")
+    found = read_scores(tmp_path / "s.npz", absent=["1"])
+    assert found.classes == ("0", "1", "2")
+    np.testing.assert_array_equal(found.labels, labels[labels != 1])
 
 
 @pytest.mark.parametrize(
@@ -210,6 +270,8 @@ def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
         ({}, ["--target=z"], "there is no column 'z'"),
         ({}, ["--absent=z"], "--absent: there is no column 'z'"),
         ({}, ["--absent="], "--absent: no name is given"),
+        ({}, ["--absent=cat"], "--absent: there are rows of 'cat'"),
+        ({"ant": None}, [], "scores are missing in 'ant' (400 rows); fill them in, or leave those rows out"),
         ({}, ["--without=ant"], "has classes without a column of scores: 'ant'"),
         ({}, ["--probabilities"], "--probabilities takes numbers between 0 and 1"),
         ({}, ["--folds=1000"], "1000 folds, each held out once, need 2000 rows, got 400; add rows, or take fewer --folds"),

@@ -19,11 +19,10 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,15 +32,13 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from softmaxima.bench.machine import installed
 from softmaxima.core.numbers import InputError, check_count
 from softmaxima.core.writing import finite
+from softmaxima.experiments.calibration_scores import Scores
 from softmaxima.experiments.differences import Difference, interval_of, means_of_batches, of_mean
-from softmaxima.experiments.encoding import Encoder, digest
+from softmaxima.experiments.encoding import digest
 from softmaxima.experiments.measures import METRICS, Metric
-from softmaxima.experiments.reading import NUMBERED
-from softmaxima.experiments.suspicions import Doubt
-from softmaxima.experiments.tables import read_table
 from softmaxima.experiments.verdicts import by_how_much
-from softmaxima.experiments.wording import listed, named, rows, sentence
-from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
+from softmaxima.experiments.wording import listed, sentence
+from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty
 from softmaxima.temperature.reliability import Reliability, RowMeasures
 
 EXPERIMENT = "calibrate"
@@ -51,22 +48,6 @@ CLAIMED: tuple[Metric, ...] = tuple(
 LEAST_ROWS = 10  # of a class that is looked at for swapped columns
 FALSE_ALARM = 1e-3
 LEAST_FACTOR = 1.1  # of τ, that folds may differ by before that is worth a word
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """A score of each class for rows whose class is known."""
-
-    name: str
-    target: str
-    classes: tuple[str, ...]
-    x: np.ndarray  # [rows, classes] float64
-    labels: np.ndarray  # [rows] int64
-    notes: tuple[str, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -164,58 +145,6 @@ class Calibrated:
         if told:
             found.append(f"The temperatures of the folds are {listed(told)}: more rows would tell better.")
         return tuple(found)
-
-
-def read_scores(
-    path: Path, target: str | None = None, without: Sequence[str] = (), absent: Sequence[str] = (), probabilities: bool = False
-) -> Scores:
-    """The scores in a table whose columns have the names of the classes in its target; those in `absent` have no rows.
-
-    Raises:
-        InputError: where columns and classes do not fit together, or a probability is none.
-    """
-    table = read_table(path, target, without)
-    read = cast(Encoder, table.encoder).columns  # of a table that is read
-    if texts := [column.name for column in read if column.kind != "number"]:
-        raise InputError(
-            f"{path.name}: scores are numbers, and {named(map(repr, texts))} are none; leave columns out with --without"
-        )
-    columns, classes = [column.name for column in read], list(table.classes)
-    if all(NUMBERED.fullmatch(name) for name in columns) and len(columns) == len(classes):
-        columns = classes  # an array's, in the order of the classes
-    if missing := [name for name in classes if name not in columns]:
-        raise InputError(
-            f"{path.name}: the target {table.target!r} has classes without a column of scores: {named(map(repr, missing))}; the "
-            f"columns are {named(map(repr, columns))}"
-        )
-    if unknown := [name for name in absent if name not in columns]:
-        raise InputError(f"--absent: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, columns))}")
-    if stray := [name for name in columns if name not in {*classes, *absent}]:
-        raise InputError(
-            f"{path.name}: columns {named(map(repr, stray))} have the name of no class in {table.target!r}; leave them out with "
-            "--without, or name them in --absent where they are classes that no row has"
-        )
-    places = np.array([columns.index(name) for name in classes])
-    x, notes = table.features, [note for note in table.notes if not isinstance(note, Doubt)]
-    if probabilities:
-        x, told = _logarithms(path.name, x)
-        notes += told
-    elif bool((x >= 0).all()) and bool((np.abs(x.sum(-1) - 1) < 0.01).all()):
-        notes.append("the scores of each row sum to 1, as probabilities do; --probabilities takes them as such")
-    return Scores(path.name, table.target, tuple(columns), x, places[table.labels], tuple(notes))
-
-
-def _logarithms(name: str, p: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """log p, and what was raised."""
-    if not bool(((p >= 0) & (p <= 1)).all()):
-        wrong = p[(p < 0) | (p > 1)][0]
-        raise InputError(f"{name}: --probabilities takes numbers between 0 and 1, got {wrong:g}; leave it out for logits")
-    if not bool(p.any(-1).all()):
-        raise InputError(f"{name}: a row has probabilities of 0 alone; leave such rows out")
-    floor = floor_of(p)
-    raised = int((p < floor).sum())
-    note = f"{rows(raised, 'number')} below {floor:.2g} counted as that, or the log loss may be infinite"
-    return logarithms(p, floor), [note] if raised else []
 
 
 def check_options(settings: Settings) -> None:
