@@ -20,6 +20,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.experiments.calibration import Settings, calibrated
 from softmaxima.experiments.calibration_peers import beside_others
 from softmaxima.experiments.calibration_scores import Scores, read_scores
+from softmaxima.experiments.measures import METRICS
 from softmaxima.report.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
 from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
@@ -167,6 +168,51 @@ def test_scores_that_are_not_those_of_the_classes_are_no_advice(wrong: str | Non
         assert result.crossed == ((("ant", "bee"),) if wrong == "swapped" else ())
 
 
+def sure(rows: int, margin: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Calibrated scores, by which nearly every row is of its likeliest class."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, len(NAMES)))
+    x[np.arange(rows), random.integers(0, len(NAMES), rows)] += margin
+    return x, np.argmax(x + random.gumbel(size=x.shape), -1)
+
+
+def test_calibrated_scores_are_not_divided_because_no_row_shows_what_an_error_costs():
+    def is_better(x: np.ndarray, labels: np.ndarray) -> bool:
+        return calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(), command="c").changed.better
+
+    tables = [sure(rows, margin, seed) for rows, margin in ((60, 5.0), (150, 6.0)) for seed in range(10)]
+    assert sum(is_better(*table) for table in tables) <= 1  # 6 by the spread of the rows alone
+    assert is_better(*logits(temperature=0.4))
+
+
+def test_gains_are_means_over_rows_whatever_the_folds():
+    for rows in (11, 60):
+        x, labels = logits(rows)
+        for folds in (2, 5):
+            result = calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(folds=folds), command="c")
+            for name, gain in result.gains.items():
+                attribute = METRICS[name].attribute
+                change = getattr(result.before, attribute) - getattr(result.after, attribute)
+                assert gain.mean == pytest.approx(change, rel=1e-9)
+                assert gain.low < gain.mean < gain.high
+
+
+@pytest.mark.parametrize("size", [1e7, 1e100, 1e200, 1e308])
+def test_scores_of_no_classifier_are_one_line_and_masks_are_none(size: float):
+    x, labels = logits(60)
+    for is_own in (True, False):
+        for sign in (1, -1):
+            odd = x.copy()
+            odd[0, (labels[0] + (not is_own)) % 3] = sign * size
+            given = Scores("t", "y", tuple(NAMES), odd, labels)
+            if size > 1e100 or is_own != (sign > 0):
+                with pytest.raises(InputError, match=r"in row 1 the score of its class .* as of no classifier"):
+                    calibrated(given, Settings(), command="c")
+            else:
+                shown = calibrated(given, Settings(), command="c")
+                assert max(len(column.cell(line)) for line in lines(shown) for column in columns(shown)) < 40
+
+
 def test_every_difference_is_told_with_its_direction():
     random = np.random.default_rng(0)
     rare = (random.random(200) < 0.1).astype(np.int64)
@@ -263,6 +309,8 @@ def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "options", "told"),
     [
+        ({}, ["--seed=-1"], "--seed must be an int from 0 to 4294967295, got -1"),
+        ({}, ["--seed=4294967296"], "--seed must be an int from 0 to 4294967295, got 4294967296"),
         ({}, ["--folds=1"], "--folds must be an int of at least 2, got 1"),
         ({}, ["--penalty=0.1"], "--penalty is for biases and matrices, and method 'temperature' has none; leave it out"),
         ({}, ["--method=vector", "--penalty=-1"], "--penalty must be a finite number of at least 0"),

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, variance
 
 import numpy as np
+from scipy.stats import beta
 from scipy.stats import t as student
 
 from softmaxima.experiments.measures import Metric
@@ -90,13 +91,19 @@ def interval_of(
     return Difference(mean, max(mean - reach, -most), min(mean + reach, most), reach, same)
 
 
-def unseen(rows: float, comparisons: int) -> float:
-    """The largest share of rows that may differ where none of so many did, one of so many that are compared.
+def unseen(rows: float, comparisons: int, seen: int = 0) -> float:
+    """The largest share of rows that may differ where so many have been `seen` to, one of so many that are compared.
 
     >>> round(300 * unseen(300, 1), 2)
     2.98
     """
-    return -math.expm1(math.log(LEVEL / max(1, comparisons)) / rows)
+    return float(beta.isf(LEVEL / max(1, comparisons), seen + 1, rows - seen)) if seen < rows else 1.0
+
+
+def widened(found: Difference, mean: float, metric: Metric) -> Difference:
+    """Its interval, so far that it holds another mean that is as possible."""
+    low, high = max(min(found.low, mean), -metric.most_gain), min(max(found.high, mean), metric.most_gain)
+    return replace(found, low=low, high=high, reach=max(found.reach, found.mean - mean))
 
 
 def share_interval(hits: float, rows: float, z: float = 1.96) -> tuple[float, float]:

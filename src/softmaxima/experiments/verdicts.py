@@ -201,8 +201,8 @@ def decimals(gain: Difference, metric: Metric) -> int:
     """As many as the metric has, and of what is better or worse as many as show that its interval leaves out 0."""
     if not (gain.better or gain.worse) or not math.isfinite(gain.low + gain.high):
         return metric.decimals
-    near = metric.in_unit(gain.low if gain.better else gain.high)
-    mean, half = abs(metric.in_unit(gain.mean)), metric.scale * (gain.high - gain.mean)
+    end = gain.low if gain.better else gain.high
+    near, mean, half = metric.in_unit(end), abs(metric.in_unit(gain.mean)), metric.scale * abs(gain.mean - end)
 
     def leaves_out_0(digits: int) -> bool:
         return round(near, digits) != 0 and (metric.by_ratio or round(mean, digits) > round(half, digits))
