@@ -99,8 +99,14 @@ def test_probabilities_give_the_same(run: Run):
     assert "sm.softmax(np.log(probabilities), temperature=" in said
     one, other = found_in("a"), found_in("b")
     assert one["calibration"]["temperature"] == pytest.approx(other["calibration"]["temperature"], rel=1e-10)
-    assert "--probabilities takes them as such" in run("calibrate", "p.csv", "--out=c")[1]
     pl.read_csv("p.csv").with_columns(pl.col(NAMES).round(2)).write_csv("r.csv")
+    pl.read_csv("r.csv").with_columns(pl.col(NAMES) * 100).write_csv("c.csv")
+    as_such = "take them as such with --probabilities"
+    for name, told in (("p", as_such), ("r", as_such), ("c", "divide them by 100, and give --probabilities")):
+        said = " ".join(run("calibrate", f"{name}.csv", "--out=c")[1].split())
+        assert "Look first whether the scores are probabilities. " in said
+        assert told in said
+        assert "temperature=" not in said
     assert "below 0.005 counted as that" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
 
 
@@ -181,7 +187,7 @@ def test_calibrated_scores_are_not_divided_because_no_row_shows_what_an_error_co
         return calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(), command="c").changed.better
 
     tables = [sure(rows, margin, seed) for rows, margin in ((60, 5.0), (150, 6.0)) for seed in range(10)]
-    assert sum(is_better(*table) for table in tables) <= 1  # 6 by the spread of the rows alone
+    assert sum(is_better(*table) for table in tables) <= 1  # 7 by the spread of the rows alone
     assert is_better(*logits(temperature=0.4))
 
 
@@ -290,6 +296,17 @@ def test_only_options_that_there_are_are_advised(change: dict[str, Any], tmp_pat
             said = str(error)
         assert set(re.findall(r"--([a-z-]+)", said)) <= inspect.signature(calibrate).parameters.keys()
         assert not re.search("no use|only what another", said)
+
+
+def test_rows_that_occur_again_are_told(tmp_path: Path):
+    frame = with_classes(["ant", "bee"])
+    for given, told in (
+        (frame, ()),
+        (pl.concat([frame, frame]), ("60 of 120 rows have the scores and the class of an earlier one",)),
+    ):
+        given.write_csv(tmp_path / "t.csv")
+        notes = read_scores(tmp_path / "t.csv").notes
+        assert [note.startswith(words) for note, words in zip(notes, told, strict=True)] == [True] * len(told)
 
 
 def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):

@@ -96,12 +96,14 @@ class Calibrated:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether what a calibration gains may come of scores that are not those of the classes."""
-        return bool(self.crossed) or (self.changed.better and not self.informed.better)
+        """Whether what a calibration gains may come of scores that are no logits, or not those of the classes."""
+        return bool(self.scores.sum or self.crossed) or (self.changed.better and not self.informed.better)
 
     @property
     def headline(self) -> str:
         """What to do, in a sentence without its stop."""
+        if self.scores.sum:
+            return "Look first whether the scores are probabilities"
         if self.is_doubtful:
             return "Look first whether the columns and the labels are in one order"
         if not self.changed.better:
@@ -129,6 +131,9 @@ class Calibrated:
             f"In rows of {first!r} and of {second!r} the scores of these two classes tell them apart the wrong way round."
             for first, second in self.crossed
         ]
+        if self.scores.sum:
+            repair = "take them as such with" if self.scores.sum == 1 else "divide them by 100, and give"
+            found.append(f"The scores of each row sum to {self.scores.sum}, as probabilities do; {repair} --probabilities.")
         if not self.informed.better:
             told = by_how_much(self.informed, CLAIMED[0])
             found.append(f"Calibrated, the scores are not shown to tell more than how frequent each class is: {told}.")

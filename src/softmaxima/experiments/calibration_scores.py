@@ -15,6 +15,7 @@ import polars as pl
 from softmaxima.core.numbers import InputError
 from softmaxima.experiments.encoding import Encoder, in_order, without_point
 from softmaxima.experiments.reading import NUMBERED, read_frame
+from softmaxima.experiments.suspicions import COPIED_SHARE
 from softmaxima.experiments.tables import check_classes, check_target, names_given, refuse_infinite, target_rows
 from softmaxima.experiments.values import Known
 from softmaxima.experiments.wording import named, rows
@@ -35,6 +36,14 @@ class Scores:
     @property
     def rows(self) -> int:
         return len(self.labels)
+
+    @property
+    def sum(self) -> int | None:
+        """1 or 100 where each row sums to that as probabilities do, in two digits too; None of other scores."""
+        if bool((self.x < 0).any()):
+            return None
+        most = min(0.005 * len(self.classes) + 1e-3, 0.1)
+        return next((sum for sum in (1, 100) if bool((np.abs(self.x.sum(-1) / sum - 1) <= most).all())), None)
 
 
 def read_scores(
@@ -61,11 +70,14 @@ def _scores(path: Path, target: str | None, without: Sequence[str], absent: Sequ
     _refuse_what_is_no_number(given)
     columns, places = _classes_of(given.columns, encoder.classes, absent, chosen)
     x, labels = given.cast(pl.Float64).to_numpy(), places[encoder.labels(frame)]
+    if (again := len(x) - len(np.unique(np.column_stack((x, labels)), axis=0))) > COPIED_SHARE * len(x):
+        notes.append(
+            f"{again} of {len(x)} rows have the scores and the class of an earlier one; leave out those that are copies, for "
+            "each row counts as independent"
+        )
     if probabilities:
         x, told = _logarithms(x)
         notes += told
-    elif bool((x >= 0).all()) and bool((np.abs(x.sum(-1) - 1) < 0.01).all()):
-        notes.append("the scores of each row sum to 1, as probabilities do; --probabilities takes them as such")
     return Scores(path.name, chosen, columns, x, labels, tuple(notes))
 
 

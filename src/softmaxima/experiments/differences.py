@@ -13,7 +13,8 @@ the share that does may be as large as the upper end of Clopper and Pearson's in
 about 3/n for a single pair. What is a mean over rows of numbers that are at most m apart (accuracy: 1, Brier score: 2, log loss:
 13.8) can then be u m better or worse, which is the interval; both ends follow from the one statement about u, so that a is not
 halved. Macro F1 and the calibration error are no means over rows, a few of which can be all of a rare class, so that u does not
-bound their difference: nothing is claimed, and the interval is all that they can differ by.
+bound their difference: nothing is claimed, and the interval is all that they can differ by. Where rows that are seen are few, but
+some, the same bound of their share says which other means are as possible, and an interval may be `widened` to hold them.
 """
 
 from __future__ import annotations
