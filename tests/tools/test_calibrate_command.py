@@ -17,8 +17,10 @@ import torch
 from conftest import Run
 from softmaxima.cli.calibrate import calibrate
 from softmaxima.core.numbers import InputError
-from softmaxima.experiments.calibration import Scores, Settings, calibrated, read_scores
+from softmaxima.experiments.calibration import Settings, calibrated
 from softmaxima.experiments.calibration_peers import beside_others
+from softmaxima.experiments.calibration_scores import Scores, read_scores
+from softmaxima.experiments.measures import METRICS
 from softmaxima.report.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
 from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
@@ -59,7 +61,9 @@ def test_it_tells_the_temperature_and_writes_a_page(run: Run):
     code, said, wrong = run("calibrate", "s.csv", "--target", "y")
     assert (code, wrong) == (0, "")
     tau = calibrate_temperature(*logits()).temperature
-    assert f"Divide the scores by τ = {tau:.4g}. On held-out rows the log loss falls by" in " ".join(said.split())
+    assert f"Divide the scores by τ = {tau:.4g}. On held-out rows the log loss with calibration is better by" in " ".join(
+        said.split()
+    )
     assert f"probabilities = sm.softmax(scores, temperature={tau:.6g})" in said
     assert said.endswith("written: softmaxima-calibrate/results.json, softmaxima-calibrate/report.html\n")
     found = found_in()
@@ -95,8 +99,14 @@ def test_probabilities_give_the_same(run: Run):
     assert "sm.softmax(np.log(probabilities), temperature=" in said
     one, other = found_in("a"), found_in("b")
     assert one["calibration"]["temperature"] == pytest.approx(other["calibration"]["temperature"], rel=1e-10)
-    assert "--probabilities takes them as such" in run("calibrate", "p.csv", "--out=c")[1]
     pl.read_csv("p.csv").with_columns(pl.col(NAMES).round(2)).write_csv("r.csv")
+    pl.read_csv("r.csv").with_columns(pl.col(NAMES) * 100).write_csv("c.csv")
+    as_such = "take them as such with --probabilities"
+    for name, told in (("p", as_such), ("r", as_such), ("c", "divide them by 100, and give --probabilities")):
+        said = " ".join(run("calibrate", f"{name}.csv", "--out=c")[1].split())
+        assert "Look first whether the scores are probabilities. " in said
+        assert told in said
+        assert "temperature=" not in said
     assert "of 0 counted as 0.005 or less" in run("calibrate", "r.csv", "--probabilities", "--out=d")[1]
 
 
@@ -164,6 +174,66 @@ def test_scores_that_are_not_those_of_the_classes_are_no_advice(wrong: str | Non
         assert result.crossed == ((("ant", "bee"),) if wrong == "swapped" else ())
 
 
+def sure(rows: int, margin: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Calibrated scores, by which nearly every row is of its likeliest class."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, len(NAMES)))
+    x[np.arange(rows), random.integers(0, len(NAMES), rows)] += margin
+    return x, np.argmax(x + random.gumbel(size=x.shape), -1)
+
+
+def test_calibrated_scores_are_not_divided_because_no_row_shows_what_an_error_costs():
+    def is_better(x: np.ndarray, labels: np.ndarray) -> bool:
+        return calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(), command="c").changed.better
+
+    tables = [sure(rows, margin, seed) for rows, margin in ((60, 5.0), (150, 6.0)) for seed in range(10)]
+    assert sum(is_better(*table) for table in tables) <= 1  # 7 by the spread of the rows alone
+    assert is_better(*logits(temperature=0.4))
+
+
+def test_gains_are_means_over_rows_whatever_the_folds():
+    for rows in (11, 60):
+        x, labels = logits(rows)
+        for folds in (2, 5):
+            result = calibrated(Scores("t", "y", tuple(NAMES), x, labels), Settings(folds=folds), command="c")
+            for name, gain in result.gains.items():
+                attribute = METRICS[name].attribute
+                change = getattr(result.before, attribute) - getattr(result.after, attribute)
+                assert gain.mean == pytest.approx(change, rel=1e-9)
+                assert gain.low < gain.mean < gain.high
+
+
+@pytest.mark.parametrize("size", [1e7, 1e100, 1e200, 1e308])
+def test_scores_of_no_classifier_are_one_line_and_masks_are_none(size: float):
+    x, labels = logits(60)
+    for is_own in (True, False):
+        for sign in (1, -1):
+            odd = x.copy()
+            odd[0, (labels[0] + (not is_own)) % 3] = sign * size
+            given = Scores("t", "y", tuple(NAMES), odd, labels)
+            if size > 1e100 or is_own != (sign > 0):
+                with pytest.raises(InputError, match=r"in row 1 the score of its class .* as of no classifier"):
+                    calibrated(given, Settings(), command="c")
+            else:
+                shown = calibrated(given, Settings(), command="c")
+                assert max(len(column.cell(line)) for line in lines(shown) for column in columns(shown)) < 40
+
+
+def test_every_difference_is_told_with_its_direction():
+    random = np.random.default_rng(0)
+    rare = (random.random(200) < 0.1).astype(np.int64)
+    told = random.integers(0, 3, 200)
+    noise, sure = random.standard_normal((200, 2)), 9 * np.eye(3)[np.where(random.random(200) < 0.3, 0, told)]
+    for x, labels in ((noise, rare), (10 * noise, rare), (sure, told), logits(), logits(temperature=1.0)):
+        result = calibrated(Scores("t", "y", tuple(NAMES[: x.shape[-1]]), x, labels), Settings(), command="c")
+        said = re.findall(r"(better|worse) by ([+−]?)[0-9]", result.reason)
+        gains = [result.changed] if result.informed.better else [result.informed, result.changed]
+        assert len(said) == len(gains)
+        for (way, sign), gain in zip(said, gains, strict=True):
+            assert (way == "worse") == gain.worse
+            assert bool(sign) == (not gain.better and not gain.worse)
+
+
 def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):
     scores(id=range(400), dog=np.full(400, -9.0)).select("id", *NAMES, "dog", "y").write_csv("m.csv")
     code, _, wrong = run("calibrate", "m.csv")
@@ -175,17 +245,89 @@ def test_columns_may_be_left_out_and_classes_be_without_rows(run: Run):
     assert found_in()["table"]["classes"][-1] == ["dog", 0]
 
 
+def with_classes(names: list[str], rows: int = 60) -> pl.DataFrame:
+    random = np.random.default_rng(0)
+    columns = dict(zip(names, random.standard_normal((len(names), rows)), strict=True))
+    return pl.DataFrame(columns | {"kind": [names[i % len(names)] for i in range(rows)]})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["0", "1"], ["0", "1", "2"], ["-1", "1"], ["1", "3", "5"], ["0.0", "1.0"], ["EU", "NA"], ["none", "1", "2"], ["a,b", "?"]],
+    ids=" ".join,
+)
+def test_classes_may_have_any_name(names: list[str], tmp_path: Path):
+    frame = with_classes(names)
+    for suffix, write in (("csv", pl.DataFrame.write_csv), ("parquet", pl.DataFrame.write_parquet)):
+        for order in (frame.columns, ["kind", *names]):
+            write(frame.select(order), path := tmp_path / f"t.{suffix}")
+            found = read_scores(path, "kind")
+            assert sorted(found.classes) == sorted(names)
+            np.testing.assert_array_equal(found.x, frame.select(found.classes).to_numpy())
+            assert [found.classes[label] for label in found.labels] == frame["kind"].to_list()
+    with_points = frame.with_columns(pl.col("kind").replace({"0": "0.0", "1": "1.0"}))
+    with_points.write_csv(tmp_path / "t.csv")
+    np.testing.assert_array_equal(read_scores(tmp_path / "t.csv").labels, np.arange(60) % len(names))
+
+
+ODD: list[dict[str, Any]] = [
+    {"bee": -pl.col("ant")},
+    {"bee": pl.lit(0.0)},
+    {"bee": pl.lit(None)},
+    {"bee": pl.lit("1.10")},
+    {"bee": pl.Series([f"{i},5" for i in range(60)])},
+    {"bee": pl.lit("5 %")},
+    {"bee": pl.lit("x")},
+    {"kind": pl.Series(["ant", "bee", "none"] * 20)},
+    {"kind": pl.Series(["ant", "bee", "NA"] * 20)},
+    {"kind": pl.lit("ant")},
+    {"id": pl.int_range(60)},
+]
+
+
+@pytest.mark.parametrize("change", ODD, ids=range(len(ODD)))
+def test_only_options_that_there_are_are_advised(change: dict[str, Any], tmp_path: Path):
+    frame = with_classes(["ant", "bee"]).with_columns(**change)
+    for suffix, write in (("csv", pl.DataFrame.write_csv), ("parquet", pl.DataFrame.write_parquet)):
+        write(frame, path := tmp_path / f"t.{suffix}")
+        try:
+            said = " ".join(read_scores(path, "kind").notes)
+        except InputError as error:
+            said = str(error)
+        assert set(re.findall(r"--([a-z-]+)", said)) <= inspect.signature(calibrate).parameters.keys()
+        assert not re.search("no use|only what another", said)
+
+
+def test_rows_that_occur_again_are_told(tmp_path: Path):
+    frame = with_classes(["ant", "bee"])
+    for given, told in (
+        (frame, ()),
+        (pl.concat([frame, frame]), ("60 of 120 rows have the scores and the class of an earlier one",)),
+    ):
+        given.write_csv(tmp_path / "t.csv")
+        notes = read_scores(tmp_path / "t.csv").notes
+        assert [note.startswith(words) for note, words in zip(notes, told, strict=True)] == [True] * len(told)
+
+
 def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
     x, labels = logits()
     np.savez(tmp_path / "s.npz", X=x, y=labels)
     found = read_scores(tmp_path / "s.npz")
     np.testing.assert_array_equal(found.x, x)
     np.testing.assert_array_equal(found.labels, labels)
+    np.savez(tmp_path / "s.npz", X=x[labels != 1], y=labels[labels != 1])
+    with pytest.raises(InputError, match=r"3 columns without names .* name in --absent what classes no row has"):
+        read_scores(tmp_path / "s.npz")
+    found = read_scores(tmp_path / "s.npz", absent=["1"])
+    assert found.classes == ("0", "1", "2")
+    np.testing.assert_array_equal(found.labels, labels[labels != 1])
 
 
 @pytest.mark.parametrize(
     ("change", "options", "told"),
     [
+        ({}, ["--seed=-1"], "--seed must be an int from 0 to 4294967295, got -1"),
+        ({}, ["--seed=4294967296"], "--seed must be an int from 0 to 4294967295, got 4294967296"),
         ({}, ["--folds=1"], "--folds must be an int of at least 2, got 1"),
         ({}, ["--penalty=0.1"], "--penalty is for biases and matrices, and method 'temperature' has none; leave it out"),
         ({}, ["--method=vector", "--penalty=-1"], "--penalty must be a finite number of at least 0"),
@@ -193,6 +335,8 @@ def test_an_array_has_its_columns_in_the_order_of_the_classes(tmp_path: Path):
         ({}, ["--target=z"], "there is no column 'z'"),
         ({}, ["--absent=z"], "--absent: there is no column 'z'"),
         ({}, ["--absent="], "--absent: no name is given"),
+        ({}, ["--absent=cat"], "--absent: there are rows of 'cat'"),
+        ({"ant": None}, [], "scores are missing in 'ant' (400 rows); fill them in, or leave those rows out"),
         ({}, ["--without=ant"], "has classes without a column of scores: 'ant'"),
         ({}, ["--probabilities"], "--probabilities takes numbers between 0 and 1"),
         ({}, ["--folds=1000"], "1000 folds, each held out once, need 2000 rows, got 400; add rows, or take fewer --folds"),

@@ -200,6 +200,7 @@ LINES = [
     (",0,1,2,3\n" + COUNTED, 30),  # as pandas writes columns that have no names
     ("01/02/2020;1,5;a\n02/02/2020;1,7;b\n03/02/2020;2,5;a\n02/02/2020;1,6;b\n", 4),
     ("day;size;kind\n01/02/2020;1,5;a\n02/02/2020;1,7;b\n", 2),
+    ("3,5,y\n" + "".join(f"{i % 4},{i % 7},{i % 2 * 2 + 3}\n" for i in range(30)), 30),  # the classes of y
     ("name,?,kind\n1,2,a\n2,3,b\n3,4,b\n", 3),
 ]
 

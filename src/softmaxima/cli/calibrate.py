@@ -21,7 +21,8 @@ from softmaxima.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from softmaxima.experiments.calibration import Calibrated, Scores
+    from softmaxima.experiments.calibration import Calibrated
+    from softmaxima.experiments.calibration_scores import Scores
 
 
 def calibrate(
@@ -66,7 +67,8 @@ def calibrate(
     check_named("--without", without, "to take all columns")
     check_named("--absent", absent, "where every class has rows")
     check_file(table, " of the kinds that softmaxima compare --help names")
-    from softmaxima.experiments.calibration import Settings, calibrated, check_options, check_rows, read_scores
+    from softmaxima.experiments.calibration import Settings, calibrated, check_options, check_rows
+    from softmaxima.experiments.calibration_scores import read_scores
     from softmaxima.report.calibration import FILES
     from softmaxima.report.columns import write_files
 

@@ -3,9 +3,11 @@
 The rows are cut into folds. Each fold in turn is held out: what calibrates it was fitted to the others, so that every row is held
 out once, and what is measured of all rows together is that of rows that nothing was fitted to. What is given out is fitted to all.
 
-A difference is the mean over rows of what each gains, in the order of a draw. Its interval is that of the means of up to 16 batches
-of them, each row counting as independent of the others, for log loss and Brier score together. The calibration error is no mean
-over rows, and few rows bias it upwards: nothing is claimed of it.
+A difference is the mean over rows of what each gains, with Student's interval, each row counting as independent of the others, for
+log loss and Brier score together. Where few rows are called a wrong class those that are right may all gain alike, and the interval
+would be none. So it is widened to hold the mean for the largest share of errors that so few leave possible, by Clopper and Pearson:
+each error more takes a row that is right, by the chance that it is not, and gives it the likeliest other class. The calibration
+error is no mean over rows, and few rows bias it upwards: nothing is claimed of it.
 
 A temperature makes the log loss of any scores less, of shuffled ones too. So what is calibrated must tell more than how frequent
 each class is, and the score of no class may stand in another's column.
@@ -19,54 +21,39 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from sklearn.model_selection import KFold, StratifiedKFold
+from torch import Tensor
 
 from softmaxima.bench.machine import installed
-from softmaxima.core.numbers import InputError, check_count
+from softmaxima.core.numbers import InputError, check_count, check_int
 from softmaxima.core.writing import finite
-from softmaxima.experiments.differences import Difference, interval_of, means_of_batches, of_mean
-from softmaxima.experiments.encoding import Encoder, digest
+from softmaxima.experiments.calibration_scores import Scores
+from softmaxima.experiments.differences import Difference, Spread, interval_of, unseen, widened
+from softmaxima.experiments.encoding import digest
 from softmaxima.experiments.measures import METRICS, Metric
-from softmaxima.experiments.reading import NUMBERED
-from softmaxima.experiments.suspicions import Doubt
-from softmaxima.experiments.tables import read_table
-from softmaxima.experiments.verdicts import interval
-from softmaxima.experiments.wording import listed, named, rows, sentence
-from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty, floor_of, logarithms
+from softmaxima.experiments.verdicts import Words, by_how_much, sight
+from softmaxima.experiments.wording import listed, sentence
+from softmaxima.temperature.calibration import METHODS, Calibration, calibrate_safely, check_penalty
 from softmaxima.temperature.reliability import Reliability, RowMeasures
 
 EXPERIMENT = "calibrate"
 CLAIMED: tuple[Metric, ...] = tuple(
     replace(METRICS[name], most_gain=most) for name, most in (("log-loss", math.inf), ("brier", 2.0))
 )
+WORDS = Words("calibration", "calibrations", "on held-out rows", "over rows")
+MOST_NATS = 1e6  # that a row may cost, where its class has a score of less than another
+MOST_SCORE = 1e100  # by which its class may be above others, as where those are masked; its square is a number
 LEAST_ROWS = 10  # of a class that is looked at for swapped columns
 FALSE_ALARM = 1e-3
 LEAST_FACTOR = 1.1  # of τ, that folds may differ by before that is worth a word
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """A score of each class for rows whose class is known."""
-
-    name: str
-    target: str
-    classes: tuple[str, ...]
-    x: np.ndarray  # [rows, classes] float64
-    labels: np.ndarray  # [rows] int64
-    notes: tuple[str, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -109,12 +96,14 @@ class Calibrated:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether what a calibration gains may come of scores that are not those of the classes."""
-        return bool(self.crossed) or (self.changed.better and not self.informed.better)
+        """Whether what a calibration gains may come of scores that are no logits, or not those of the classes."""
+        return bool(self.scores.sum or self.crossed) or (self.changed.better and not self.informed.better)
 
     @property
     def headline(self) -> str:
         """What to do, in a sentence without its stop."""
+        if self.scores.sum:
+            return "Look first whether the scores are probabilities"
         if self.is_doubtful:
             return "Look first whether the columns and the labels are in one order"
         if not self.changed.better:
@@ -127,14 +116,14 @@ class Calibrated:
 
     @property
     def reason(self) -> str:
-        metric, gain = CLAIMED[0], self.changed
-        told = interval(gain, metric)
-        if gain.better:
-            words = f"On held-out rows the log loss falls by {told}: from {self.before.log_loss:.3f} to {self.after.log_loss:.3f}."
-        elif gain.worse:
-            words = f"On held-out rows calibration makes the log loss worse by {told}."
+        gain, told = self.changed, by_how_much(self.changed, CLAIMED[0])
+        if gain.better or gain.worse:
+            change = f"from {self.before.log_loss:.3f} to {self.after.log_loss:.3f}"
+            words = f"On held-out rows the log loss with calibration is {told}: {change}."
         else:
-            words = f"On held-out rows the log loss with calibration cannot be told from that without: better by {told}."
+            seen = sight(self.before.log_loss, {"": gain}, CLAIMED[0], WORDS)
+            least = f"; {seen.told}" if seen else ""
+            words = f"On held-out rows the log loss with calibration cannot be told from that without: {told}{least}."
         return " ".join((*self._doubts(), words))
 
     def _doubts(self) -> list[str]:
@@ -142,9 +131,12 @@ class Calibrated:
             f"In rows of {first!r} and of {second!r} the scores of these two classes tell them apart the wrong way round."
             for first, second in self.crossed
         ]
+        if self.scores.sum:
+            repair = "take them as such with" if self.scores.sum == 1 else "divide them by 100, and give"
+            found.append(f"The scores of each row sum to {self.scores.sum}, as probabilities do; {repair} --probabilities.")
         if not self.informed.better:
-            told = interval(self.informed, CLAIMED[0])
-            found.append(f"Calibrated, the scores are not shown to tell more than how frequent each class is: better by {told}.")
+            told = by_how_much(self.informed, CLAIMED[0])
+            found.append(f"Calibrated, the scores are not shown to tell more than how frequent each class is: {told}.")
         return found
 
     @property
@@ -168,61 +160,10 @@ class Calibrated:
         return tuple(found)
 
 
-def read_scores(
-    path: Path, target: str | None = None, without: Sequence[str] = (), absent: Sequence[str] = (), probabilities: bool = False
-) -> Scores:
-    """The scores in a table whose columns have the names of the classes in its target; those in `absent` have no rows.
-
-    Raises:
-        InputError: where columns and classes do not fit together, or a probability is none.
-    """
-    table = read_table(path, target, without)
-    read = cast(Encoder, table.encoder).columns  # of a table that is read
-    if texts := [column.name for column in read if column.kind != "number"]:
-        raise InputError(
-            f"{path.name}: scores are numbers, and {named(map(repr, texts))} are none; leave columns out with --without"
-        )
-    columns, classes = [column.name for column in read], list(table.classes)
-    if all(NUMBERED.fullmatch(name) for name in columns) and len(columns) == len(classes):
-        columns = classes  # an array's, in the order of the classes
-    if missing := [name for name in classes if name not in columns]:
-        raise InputError(
-            f"{path.name}: the target {table.target!r} has classes without a column of scores: {named(map(repr, missing))}; the "
-            f"columns are {named(map(repr, columns))}"
-        )
-    if unknown := [name for name in absent if name not in columns]:
-        raise InputError(f"--absent: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, columns))}")
-    if stray := [name for name in columns if name not in {*classes, *absent}]:
-        raise InputError(
-            f"{path.name}: columns {named(map(repr, stray))} have the name of no class in {table.target!r}; leave them out with "
-            "--without, or name them in --absent where they are classes that no row has"
-        )
-    places = np.array([columns.index(name) for name in classes])
-    x, notes = table.features, [note for note in table.notes if not isinstance(note, Doubt)]
-    if probabilities:
-        x, told = _logarithms(path.name, x)
-        notes += told
-    elif bool((x >= 0).all()) and bool((np.abs(x.sum(-1) - 1) < 0.01).all()):
-        notes.append("the scores of each row sum to 1, as probabilities do; --probabilities takes them as such")
-    return Scores(path.name, table.target, tuple(columns), x, places[table.labels], tuple(notes))
-
-
-def _logarithms(name: str, p: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """log p, and what was raised."""
-    if not bool(((p >= 0) & (p <= 1)).all()):
-        wrong = p[(p < 0) | (p > 1)][0]
-        raise InputError(f"{name}: --probabilities takes numbers between 0 and 1, got {wrong:g}; leave it out for logits")
-    if not bool(p.any(-1).all()):
-        raise InputError(f"{name}: a row has probabilities of 0 alone; leave such rows out")
-    floor = floor_of(p)
-    raised = int((p == 0).sum())
-    note = f"{rows(raised, 'number')} of 0 counted as {floor:.2g} or less, or the log loss may be infinite"
-    return logarithms(p, floor), [note] if raised else []
-
-
 def check_options(settings: Settings) -> None:
     """Raise `InputError` for what no table can be used with, before it is read."""
     check_count(EXPERIMENT, "folds", settings.folds, 2)
+    check_int(EXPERIMENT, "seed", settings.seed, lambda seed: 0 <= seed < 2**32, "an int from 0 to 4294967295")
     check_penalty(EXPERIMENT, settings.method, settings.penalty)
 
 
@@ -232,6 +173,14 @@ def check_rows(scores: Scores, settings: Settings) -> None:
         raise InputError(
             f"{scores.name}: {settings.folds} folds, each held out once, need {2 * settings.folds} rows, got {scores.rows}; "
             "add rows, or take fewer --folds"
+        )
+    over = scores.x - np.take_along_axis(scores.x, scores.labels[:, None], -1)
+    if bool((far := (over > MOST_NATS) | (over < -MOST_SCORE)).any()):
+        row, column = np.argwhere(far)[0]
+        own, other = (repr(scores.classes[c]) for c in (scores.labels[row], column))
+        raise InputError(
+            f"{scores.name}: in row {row + 1} the score of its class {own} is that of {other} {-over[row, column]:+.3g}, as of no "
+            "classifier; repair it, or leave the row out"
         )
     if bool((scores.x == scores.x[:, :1]).all()):
         raise InputError(f"{scores.name}: the scores of each row are equal, which no calibration changes; give other columns")
@@ -253,13 +202,20 @@ def calibrated(
         counts = labels[learning].bincount(minlength=x.shape[-1]).double() + 1
         frequencies[held_out] = (counts / counts.sum()).log()
         advanced(1)
-    before, after, without = (RowMeasures.of_log(log_p, labels) for log_p in (x.log_softmax(-1), found, frequencies))
-    order = torch.from_numpy(np.random.default_rng(settings.seed).permutation(scores.rows))
+    of_each = x.log_softmax(-1), found, frequencies
+    before, after, without = (RowMeasures.of_log(log_p, labels) for log_p in of_each)
+    # what each row would be of the likeliest class that is not its own
+    before_wrong, after_wrong, without_wrong = (RowMeasures.of_log(log_p, _likeliest_other(found, labels)) for log_p in of_each)
 
-    def gain(metric: Metric, other: RowMeasures) -> Difference:
-        gained = (getattr(other, metric.attribute) - getattr(after, metric.attribute))[order]
-        batches = means_of_batches(gained.numpy())
-        return interval_of(batches, [of_mean(batches)], metric, len(CLAIMED), scores.rows, not bool(gained.any()))
+    def gain(metric: Metric, other: RowMeasures, other_wrong: RowMeasures) -> Difference:
+        gained, wrong = (
+            getattr(one, metric.attribute) - getattr(calibrated, metric.attribute)
+            for one, calibrated in ((other, after), (other_wrong, after_wrong))
+        )
+        spread = Spread(float(gained.var()) / scores.rows, scores.rows - 1)
+        same = not bool(gained.any())
+        difference = interval_of(gained.tolist(), [spread], metric, len(CLAIMED), scores.rows, same)
+        return widened(difference, difference.mean + _by_errors_to_come(after, wrong - gained), metric)
 
     calibration, note = calibrate_safely(x, labels, settings.method, penalty=settings.penalty)
     return Calibrated(
@@ -267,8 +223,8 @@ def calibrated(
         settings,
         before.reliability(),
         after.reliability(),
-        {metric.name: gain(metric, before) for metric in CLAIMED},
-        gain(CLAIMED[0], without),
+        {metric.name: gain(metric, before, before_wrong) for metric in CLAIMED},
+        gain(CLAIMED[0], without, without_wrong),
         crossed_classes(scores),
         calibration,
         note,
@@ -277,6 +233,24 @@ def calibrated(
         datetime.date.today().isoformat(),
         shlex.join(["softmaxima", *sys.argv[1:]]) if command is None else command,
     )
+
+
+def _likeliest_other(log_p: Tensor, labels: Tensor) -> Tensor:
+    """[rows] the most probable class of each row besides its own."""
+    return log_p.scatter(-1, labels[:, None], -math.inf).argmax(-1)
+
+
+def _by_errors_to_come(measures: RowMeasures, change: Tensor) -> float:
+    """How far the mean lies from that of the rows with as many errors as may be, at the level of one end of an interval.
+
+    `change` [rows] is by what the gain of each would change, were it of the likeliest class that is not its own.
+    """
+    right, count = measures.hits, len(measures.hits)
+    errors = count - int(right.sum())
+    weight = right * (1 - measures.confidence)
+    if not bool(weight.any()):
+        return 0.0
+    return (unseen(count, 2 * len(CLAIMED), errors) - errors / count) * float((weight * change).sum() / weight.sum())
 
 
 def crossed_classes(scores: Scores) -> tuple[tuple[str, str], ...]:

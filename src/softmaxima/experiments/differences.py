@@ -13,18 +13,20 @@ the share that does may be as large as the upper end of Clopper and Pearson's in
 about 3/n for a single pair. What is a mean over rows of numbers that are at most m apart (accuracy: 1, Brier score: 2, log loss:
 13.8) can then be u m better or worse, which is the interval; both ends follow from the one statement about u, so that a is not
 halved. Macro F1 and the calibration error are no means over rows, a few of which can be all of a rare class, so that u does not
-bound their difference: nothing is claimed, and the interval is all that they can differ by.
+bound their difference: nothing is claimed, and the interval is all that they can differ by. Where rows that are seen are few, but
+some, the same bound of their share says which other means are as possible, and an interval may be `widened` to hold them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, variance
 
 import numpy as np
+from scipy.stats import beta
 from scipy.stats import t as student
 
 from softmaxima.experiments.measures import Metric
@@ -90,13 +92,19 @@ def interval_of(
     return Difference(mean, max(mean - reach, -most), min(mean + reach, most), reach, same)
 
 
-def unseen(rows: float, comparisons: int) -> float:
-    """The largest share of rows that may differ where none of so many did, one of so many that are compared.
+def unseen(rows: float, comparisons: int, seen: int = 0) -> float:
+    """The largest share of rows that may differ where so many have been `seen` to, one of so many that are compared.
 
     >>> round(300 * unseen(300, 1), 2)
     2.98
     """
-    return -math.expm1(math.log(LEVEL / max(1, comparisons)) / rows)
+    return float(beta.isf(LEVEL / max(1, comparisons), seen + 1, rows - seen)) if seen < rows else 1.0
+
+
+def widened(found: Difference, mean: float, metric: Metric) -> Difference:
+    """Its interval, so far that it holds another mean that is as possible."""
+    low, high = max(min(found.low, mean), -metric.most_gain), min(max(found.high, mean), metric.most_gain)
+    return replace(found, low=low, high=high, reach=max(found.reach, found.mean - mean))
 
 
 def share_interval(hits: float, rows: float, z: float = 1.96) -> tuple[float, float]:

@@ -83,7 +83,7 @@ class Encoder:
                 "with --without"
             )
         columns = tuple(_column(series, written.get(series.name), units.get(series.name)) for series in frame.drop(target))
-        return cls(target, _classes(frame[target]), columns, tuple(words))
+        return cls(target, in_order(frame[target]), columns, tuple(words))
 
     def matrix(self, frame: pl.DataFrame, numbers: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """[rows, features] float64, NaN where a number is missing; a category that is not known has no indicator.
@@ -103,8 +103,8 @@ class Encoder:
 
     def labels(self, frame: pl.DataFrame) -> np.ndarray:
         """[rows] int64, the indices of the classes, -1 for one that is not known; 1.0 is the class 1."""
-        classes = _without_point(pl.Series(self.classes, dtype=pl.String)).to_list()
-        return _indices(_without_point(_class_names(frame[self.target])), tuple(classes)).astype(np.int64)
+        classes = without_point(pl.Series(self.classes, dtype=pl.String)).to_list()
+        return _indices(without_point(_class_names(frame[self.target])), tuple(classes)).astype(np.int64)
 
     def unknown(self, frame: pl.DataFrame) -> tuple[str, ...]:
         """A line for each column with categories that were not learnt from."""
@@ -172,15 +172,15 @@ def _indices(texts: pl.Series, known: tuple[str | None, ...]) -> np.ndarray:
     return np.where(texts.is_null().to_numpy(), missing, found.fill_null(-1).to_numpy())
 
 
-def _classes(series: pl.Series) -> tuple[str, ...]:
-    """Numbers in their order, texts in that of the alphabet, as they are written where 1 or 1.0 comes first."""
+def in_order(series: pl.Series) -> tuple[str, ...]:
+    """The classes: numbers in their order, texts in that of the alphabet, as they are written where 1 or 1.0 comes first."""
     order = series.drop_nulls().unique().sort()
     names = _class_names(order).to_list()
     if kind_of(order.dtype) == "category":
         numbers = [as_float(name) for name in names]
         names = sorted(names) if None in numbers else [name for _, name in sorted(zip(numbers, names, strict=True))]
     found = pl.Series(names, dtype=pl.String)
-    return tuple(found.filter(_without_point(found).is_first_distinct()))
+    return tuple(found.filter(without_point(found).is_first_distinct()))
 
 
 def _class_names(series: pl.Series) -> pl.Series:
@@ -193,7 +193,7 @@ def _class_names(series: pl.Series) -> pl.Series:
     return series.cast(pl.String)
 
 
-def _without_point(names: pl.Series) -> pl.Series:
+def without_point(names: pl.Series) -> pl.Series:
     """1 for 1.0."""
     return names.str.replace(r"^([+-]?[0-9]+)\.0$", "${1}")
 

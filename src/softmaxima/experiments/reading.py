@@ -306,7 +306,8 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
     """Whether a first line names the columns, by how its cells fit what is below.
 
     A text over numbers is a name, and so is one that a column of few texts does not have; a number in about the range of those
-    below is a value, and so is a text that occurs again.
+    below is a value, and so is a text that occurs again. Numbers are names where they count the columns, and all cells are
+    where each text of a column is one of the others.
     """
     numbers = [(number, cell) for number, cell in enumerate(first) if NUMBER_LIKE.fullmatch(cell)]
     start = numbers[0][0] if numbers else 0
@@ -315,7 +316,10 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
     votes = [_vote(cell, column) for cell, column in zip(first, below[:FIRST_ROWS], strict=True)]
     names = [cell for cell, vote in zip(first, votes, strict=True) if vote in ("name", "new")]
     values = [cell for cell, vote in zip(first, votes, strict=True) if vote == "value"]
-    if counted or (not values and "name" not in votes and (names or not numbers)):
+    cells = set(map(_as_class, first))
+    told_apart = [_told(column) for column, vote in zip(below[:FIRST_ROWS], votes, strict=True) if vote in ("name", "new")]
+    classed = len(cells) == len(first) and any(cells.issuperset(map(_as_class, texts)) for texts in told_apart)
+    if counted or (values and classed) or (not values and "name" not in votes and (names or not numbers)):
         notes.append(f"the first line is taken as names: {named(map(repr, filter(None, first)), 3)}")
         return True
     if not names and not values:
@@ -331,9 +335,20 @@ def _is_header(first: Sequence[str], below: pl.DataFrame, notes: list[str]) -> b
     return bool(names)
 
 
+def _told(below: pl.Series) -> list[str]:
+    """The texts of a column that stand for no missing value."""
+    return [text for given in below.drop_nulls() if not is_missing(text := given.strip())]
+
+
+def _as_class(text: str) -> str | float:
+    """1 for 1.0."""
+    number = as_float(text)
+    return text if number is None else number
+
+
 def _vote(cell: str, below: pl.Series) -> str | None:
     """What a cell of the first line is by its column: a name, a value, a new text, or None where that cannot be told."""
-    others = [other.strip() for other in below.drop_nulls() if not is_missing(other.strip())]
+    others = _told(below)
     if not others or is_missing(cell):
         return None
     if sum(NUMBER_LIKE.fullmatch(other) is not None for other in others) >= 0.9 * len(others):

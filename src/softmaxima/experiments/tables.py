@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -71,8 +71,8 @@ def read_table(
     if path is None:
         pixels, digits = map(np.asarray, load_digits(return_X_y=True))
         return _table("digits", of_arrays(pixels, digits, "digit"), target, without, missing, categories, watched=False)
-    texts, left_out = ([name for given in option for name in (given, *_listed(given))] for option in (categories, without))
-    known = Known(dict.fromkeys(texts, KnownColumn(True, None)), missing_words, target=target, left_out=left_out)
+    texts = dict.fromkeys(names_given(categories), KnownColumn(True, None))
+    known = Known(texts, missing_words, target=target, left_out=names_given(without))
     try:
         return _table(path.name, read_frame(path, known), target, without, missing, categories, missing_words)
     except InputError as error:
@@ -89,12 +89,45 @@ def _table(
     words: Sequence[str] = (),
     watched: bool = True,
 ) -> Table:
+    declared = _columns(reading.frame, "--categories", categories)
+    reading = replace(reading, frame=reading.frame.with_columns(pl.col(declared).cast(pl.String)))
+    frame, chosen, numbers, notes = target_rows(reading, target, without)
+    if empty := [column.name for column in frame if frame.height and column.null_count() == frame.height]:
+        notes.append(f"left out, having no values: {named(map(repr, empty))}")
+        frame = frame.drop(empty)
+    if frame.width < 2 or not frame.height:
+        raise InputError(f"needs rows and features, got {frame.height} rows and {frame.width - 1} features; add some")
+    refuse_infinite(frame)
+    notes += _missing(frame, reading.words, missing)
+    found = {word.lower() for texts in reading.words.values() for word in texts}
+    if absent := [word for word in words if word.lower() not in found]:
+        notes.append(f"--missing-words: nowhere in the table is {named(map(repr, absent))}")
+    check_target(frame[chosen])
+    strays = _strays(frame.drop(chosen, *declared, strict=False), numbers)
+    _refuse_many_texts(frame.drop(chosen), strays)
+    encoder = Encoder.fit(frame, chosen, reading.written, reading.units, words)
+    check_classes(encoder)
+    labels = encoder.labels(frame)
+    if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
+        notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
+    for kind in ("numbers", "dates"):
+        if found := [f"{column!r} ({text})" for column, (others, text) in strays.items() if others == kind]:
+            notes.append(f"taken for texts, though most are {kind}: {named(found)}; if those stand for nothing, leave them empty")
+    notes += _doubtful([*frame.drop(chosen), pl.Series(chosen, encoder.classes)])
+    if watched:
+        notes += suspicions(encoder.columns, [column.values(frame[column.name]) for column in encoder.columns], labels)
+    by_default = target is None and reading.target is None
+    y = frame[chosen]
+    numeric = y.dtype.is_numeric() or (y.dtype == pl.String and is_quantity(y))
+    return Table(name, chosen, by_default, encoder.matrix(frame), labels, encoder.classes, numeric, tuple(notes), encoder)
+
+
+def target_rows(reading: Reading, target: str | None, without: Sequence[str]) -> tuple[pl.DataFrame, str, np.ndarray, list[str]]:
+    """The rows that have a target, the column of which it is, their numbers in the file, and what was done."""
     if reading.untrainable is not None:
         raise InputError(reading.untrainable)
     notes = list(reading.notes)
-    declared = _columns(reading.frame, "--categories", categories)
-    frame = reading.frame.with_columns(pl.col(declared).cast(pl.String))
-    frame = frame.drop(_columns(frame, "--without", without))
+    frame = reading.frame.drop(_columns(reading.frame, "--without", without))
     if frame.width < 2:
         raise InputError(
             f"needs features and a target, got {rows(frame.width, 'column')}: {named(map(repr, frame.columns)) or 'none'}"
@@ -111,38 +144,27 @@ def _table(
         notes.append(f"left out, having no {chosen!r}: {rows(untold)}{_words(reading.words, chosen)}")
         told = frame[chosen].is_not_null()
         frame, numbers = frame.filter(told), numbers[told.to_numpy()]
-    if empty := [column.name for column in frame if frame.height and column.null_count() == frame.height]:
-        notes.append(f"left out, having no values: {named(map(repr, empty))}")
-        frame = frame.drop(empty)
-    if frame.width < 2 or not frame.height:
-        raise InputError(f"needs rows and features, got {frame.height} rows and {frame.width - 1} features; add some")
-    _refuse_infinite(frame)
-    notes += _missing(frame, reading.words, missing)
-    found = {word.lower() for texts in reading.words.values() for word in texts}
-    if absent := [word for word in words if word.lower() not in found]:
-        notes.append(f"--missing-words: nowhere in the table is {named(map(repr, absent))}")
-    y = frame[chosen]
+    return frame, chosen, numbers, notes
+
+
+def check_target(y: pl.Series) -> None:
+    """Raise `InputError` for a column that can be no target."""
     if kind_of(y.dtype) is None:
-        raise InputError(f"the target {chosen!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
-    strays = _strays(frame.drop(chosen, *declared, strict=False), numbers)
-    _refuse_many_texts(frame.drop(chosen), strays)
-    encoder = Encoder.fit(frame, chosen, reading.written, reading.units, words)
+        raise InputError(f"the target {y.name!r} is of a type that cannot be used ({y.dtype}); make it ints or text")
+
+
+def check_classes(encoder: Encoder) -> None:
+    """Raise `InputError` where there is nothing to tell apart."""
     if len(encoder.classes) < 2:
         raise InputError(
-            f"the target {chosen!r} has the single class {named(map(repr, encoder.classes))}; choose another column with --target"
+            f"the target {encoder.target!r} has the single class {named(map(repr, encoder.classes))}; choose another column with "
+            "--target"
         )
-    labels = encoder.labels(frame)
-    if encoded := [f"{column.name!r} ({column.width})" for column in encoder.columns if column.kind == "category"]:
-        notes.append(f"one-hot encoded, with so many indicator columns: {named(encoded)}")
-    for kind in ("numbers", "dates"):
-        if found := [f"{column!r} ({text})" for column, (others, text) in strays.items() if others == kind]:
-            notes.append(f"taken for texts, though most are {kind}: {named(found)}; if those stand for nothing, leave them empty")
-    notes += _doubtful([*frame.drop(chosen), pl.Series(chosen, encoder.classes)])
-    if watched:
-        notes += suspicions(encoder.columns, [column.values(frame[column.name]) for column in encoder.columns], labels)
-    by_default = target is None and reading.target is None
-    numeric = y.dtype.is_numeric() or (y.dtype == pl.String and is_quantity(y))
-    return Table(name, chosen, by_default, encoder.matrix(frame), labels, encoder.classes, numeric, tuple(notes), encoder)
+
+
+def names_given(given: Sequence[str]) -> list[str]:
+    """Texts, and the names in them where they are several, separated by commas."""
+    return [name for text in given for name in (text, *_listed(text))]
 
 
 def _strays(frame: pl.DataFrame, numbers: np.ndarray) -> dict[str, tuple[str, str]]:
@@ -224,7 +246,7 @@ def _words(words: Mapping[str, Sequence[str]], column: str) -> str:
     return f", written {named(map(repr, words[column]))}" if column in words else ""
 
 
-def _refuse_infinite(frame: pl.DataFrame) -> None:
+def refuse_infinite(frame: pl.DataFrame) -> None:
     infinite = {column.name: int(column.is_infinite().sum()) for column in frame if column.dtype.is_float()}
     if found := [f"{name!r} ({rows(count)})" for name, count in infinite.items() if count]:
         raise InputError(f"infinite values in {named(found)}; repair those rows, or leave columns out with --without")

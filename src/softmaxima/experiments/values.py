@@ -77,6 +77,7 @@ class Known:
     names: Sequence[str] = ()  # of columns that there must be
     target: str | None = None  # the name of one that there may be; without it and `names`, the last that is not left out
     left_out: Collection[str] = ()
+    has_codes: bool = True  # numbers may stand for categories
 
     def of(self, name: str) -> KnownColumn:
         """What is known of a column."""
@@ -113,7 +114,7 @@ def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool
         if column.dtype != pl.String:
             continue
         is_open = is_text and not known.of(name).is_text
-        read = _stripped(column, is_open, known, padded, words)
+        read = _stripped(column, is_open, known, frame.columns if name == target else (), padded, words)
         texts = column.str.strip_chars().set(read.is_null(), None)
         columns[name] = texts if name == target else read
         if name != target and is_open:
@@ -134,13 +135,14 @@ def values_of(frame: pl.DataFrame, is_text: bool, known: Known, semicolons: bool
         if found:
             ordered = (f"{name!r} ({found[name]})" for name in columns if name in found)
             may_be_codes = found is dates or units or any(_code(texts) for name, texts in strings.items() if name in found)
-            codes = "; --categories takes columns of codes as texts" if may_be_codes else ""
+            codes = "; --categories takes columns of codes as texts" if known.has_codes and may_be_codes else ""
             notes.append(f"read as {what}: {named(ordered)}{codes}")
     notes += _of_units(strings, columns, units, known)
     if paired := [name for name, texts in strings.items() if columns[name].dtype == pl.String and _are_pairs(texts)]:
         examples = named(f"{name!r} ({strings[name].drop_nulls()[0]!r})" for name in paired)
         notes.append(f"taken for texts, being pairs of years: {examples}; if they are months, write them as 2008-09-01")
-    if coded := {name: text for name, texts in plain.items() if name not in numbers and (text := _code(texts))}:
+    coded = {name: text for name, texts in plain.items() if name not in numbers and (text := _code(texts))}
+    if coded and known.has_codes:
         examples = named(f"{name!r} ({text!r} is {_shortest(float(text))})" for name, text in coded.items())
         notes.append(f"read as numbers, though they may be codes: {examples}; --categories takes columns of codes as texts")
     if padded:
@@ -161,14 +163,17 @@ def maybe_missing(texts: pl.Series) -> list[str]:
     return texts.filter(texts.str.to_lowercase().is_in(MAYBE_MISSING)).unique().sort().to_list()
 
 
-def _stripped(column: pl.Series, written: bool, known: Known, padded: list[str], words: dict[str, list[str]]) -> pl.Series:
-    """Without blanks around, null where a word for that stands, and numbers if all are plainly written."""
+def _stripped(
+    column: pl.Series, written: bool, known: Known, names: Sequence[str], padded: list[str], words: dict[str, list[str]]
+) -> pl.Series:
+    """Without blanks around, null where a word for that stands and is none of the names, and numbers if all are plainly written."""
     bare = column.str.strip_chars().replace("", None)
     every = bare.drop_nulls().unique()
     asked = every.filter(every.str.to_lowercase().is_in([word.lower() for word in known.words])).sort().to_list()
     if written and not asked and (number := _plain(column)) is not None:
         return number
     texts = every if not written else _not_plain(bare)
+    texts = texts.filter(~texts.is_in(names))
     kept = known.of(column.name).kept
     found = texts.filter(texts.str.to_lowercase().is_in(MISSING)).to_list() if kept is not None else []
     found = sorted({*asked, *found}.difference(kept or ()))

@@ -179,6 +179,11 @@ def sight(value: float, gains: Mapping[str, Difference], metric: Metric, words: 
     return Sight(reach, possible, told, any(gain.mean > 0 for gain in gains.values()))
 
 
+def by_how_much(gain: Difference, metric: Metric) -> str:
+    """`interval` with its direction, of what is no ratio."""
+    return f"{'worse' if gain.worse else 'better'} by {interval(gain, metric)}"
+
+
 def interval(gain: Difference, metric: Metric) -> str:
     """How much better it is, or worse where it is that, with the ends of the interval; with signs, + for better, where neither."""
     ends = (gain.high, gain.low) if gain.worse else (gain.low, gain.high)
@@ -197,8 +202,8 @@ def decimals(gain: Difference, metric: Metric) -> int:
     """As many as the metric has, and of what is better or worse as many as show that its interval leaves out 0."""
     if not (gain.better or gain.worse) or not math.isfinite(gain.low + gain.high):
         return metric.decimals
-    near = metric.in_unit(gain.low if gain.better else gain.high)
-    mean, half = abs(metric.in_unit(gain.mean)), metric.scale * (gain.high - gain.mean)
+    end = gain.low if gain.better else gain.high
+    near, mean, half = metric.in_unit(end), abs(metric.in_unit(gain.mean)), metric.scale * abs(gain.mean - end)
 
     def leaves_out_0(digits: int) -> bool:
         return round(near, digits) != 0 and (metric.by_ratio or round(mean, digits) > round(half, digits))

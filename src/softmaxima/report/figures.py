@@ -92,12 +92,11 @@ def gain_cell(gain: Difference, metric: Metric) -> str:
     mean, low, high = (metric.show_gain(end, digits) for end in (gain.mean, gain.low, gain.high))
     if not math.isfinite(gain.low):
         return f"{mean} ± ∞"
-    if metric.by_ratio:
-        return f"{mean} ({low} to {high}){_mark(gain)}"
     if is_cut(gain, metric):
         low, high = (f"{metric.in_unit(end) + 0.0:+.3g}".replace("-", "−") for end in (gain.low, gain.high))
-        return f"{mean} ({low} to {high}){_mark(gain)}"
-    return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{digits}f}{_mark(gain)}"
+    elif not metric.by_ratio and math.isclose(gain.high - gain.mean, gain.mean - gain.low, rel_tol=1e-6):
+        return f"{mean} ± {metric.scale * (gain.high - gain.mean):.{digits}f}{_mark(gain)}"
+    return f"{mean} ({low} to {high}){_mark(gain)}"
 
 
 def same_in_words(metric: Metric) -> str:

@@ -1,0 +1,136 @@
+"""Scores of rows whose class is known, from a table with a column for each class that has its name, or stands in its place.
+
+Whatever cannot be calibrated raises `InputError` here, with one line that says what was wrong, what arrived and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from softmaxima.core.numbers import InputError
+from softmaxima.experiments.encoding import Encoder, in_order, without_point
+from softmaxima.experiments.reading import NUMBERED, read_frame
+from softmaxima.experiments.suspicions import COPIED_SHARE
+from softmaxima.experiments.tables import check_classes, check_target, names_given, refuse_infinite, target_rows
+from softmaxima.experiments.values import Known
+from softmaxima.experiments.wording import named, rows
+from softmaxima.temperature.calibration import floor_of, logarithms
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """A score of each class for rows whose class is known."""
+
+    name: str
+    target: str
+    classes: tuple[str, ...]
+    x: np.ndarray  # [rows, classes] float64
+    labels: np.ndarray  # [rows] int64
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+    @property
+    def sum(self) -> int | None:
+        """1 or 100 where each row sums to that as probabilities do, in two digits too; None of other scores."""
+        if bool((self.x < 0).any()):
+            return None
+        most = min(0.005 * len(self.classes) + 1e-3, 0.1)
+        return next((sum for sum in (1, 100) if bool((np.abs(self.x.sum(-1) / sum - 1) <= most).all())), None)
+
+
+def read_scores(
+    path: Path, target: str | None = None, without: Sequence[str] = (), absent: Sequence[str] = (), probabilities: bool = False
+) -> Scores:
+    """The scores in a table whose columns have the names of the classes in its target; those in `absent` have no rows.
+
+    Raises:
+        InputError: where columns and classes do not fit together, or a number is no score.
+    """
+    try:
+        return _scores(path, target, without, absent, probabilities)
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from None
+
+
+def _scores(path: Path, target: str | None, without: Sequence[str], absent: Sequence[str], probabilities: bool) -> Scores:
+    reading = read_frame(path, Known(target=target, left_out=names_given(without), has_codes=False))
+    frame, chosen, _, notes = target_rows(reading, target, without)
+    check_target(frame[chosen])
+    encoder = Encoder.fit(frame, chosen, reading.written, reading.units)
+    check_classes(encoder)
+    given = frame.drop(chosen)
+    _refuse_what_is_no_number(given)
+    columns, places = _classes_of(given.columns, encoder.classes, absent, chosen)
+    x, labels = given.cast(pl.Float64).to_numpy(), places[encoder.labels(frame)]
+    if (again := len(x) - len(np.unique(np.column_stack((x, labels)), axis=0))) > COPIED_SHARE * len(x):
+        notes.append(
+            f"{again} of {len(x)} rows have the scores and the class of an earlier one; leave out those that are copies, for "
+            "each row counts as independent"
+        )
+    if probabilities:
+        x, told = _logarithms(x)
+        notes += told
+    return Scores(path.name, chosen, columns, x, labels, tuple(notes))
+
+
+def _refuse_what_is_no_number(given: pl.DataFrame) -> None:
+    """Raise `InputError` for missing and infinite numbers, texts and dates."""
+    if missing := [f"{column.name!r} ({rows(count)})" for column in given if (count := column.null_count())]:
+        raise InputError(f"scores are missing in {named(missing)}; fill them in, or leave those rows out")
+    if texts := [column.name for column in given if not column.dtype.is_numeric()]:
+        raise InputError(f"scores are numbers, and {named(map(repr, texts))} are none; leave columns out with --without")
+    refuse_infinite(given)
+
+
+def _classes_of(
+    given: Sequence[str], classes: Sequence[str], absent: Sequence[str], target: str
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The class of each column, and the place of the column of each class that has rows.
+
+    Columns that have numbers alone, as those of an array, are those of all classes in their order.
+    """
+    columns = tuple(given)
+    if all(NUMBERED.fullmatch(name) for name in given):
+        columns = in_order(pl.Series([*classes, *absent], dtype=pl.String))
+        if len(columns) != len(given):
+            raise InputError(
+                f"{rows(len(given), 'column')} without names are taken for all classes in their order, and {target!r} has "
+                f"{named(map(repr, classes))}; name in --absent what classes no row has, or give each column the name of its class"
+            )
+    names, own, idle = (without_point(pl.Series(each, dtype=pl.String)).to_list() for each in (columns, classes, absent))
+    if unknown := [name for name in idle if name not in names]:
+        raise InputError(f"--absent: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, columns))}")
+    if present := [name for name in idle if name in own]:
+        raise InputError(f"--absent: there are rows of {named(map(repr, present))}; name only classes that no row has")
+    if missing := [name for name in own if name not in names]:
+        raise InputError(
+            f"the target {target!r} has classes without a column of scores: {named(map(repr, missing))}; the columns are "
+            f"{named(map(repr, columns))}"
+        )
+    if stray := [column for column, name in zip(columns, names, strict=True) if name not in {*own, *idle}]:
+        raise InputError(
+            f"columns {named(map(repr, stray))} have the name of no class in {target!r}; leave them out with --without, or name "
+            "them in --absent where they are classes that no row has"
+        )
+    return columns, np.array([names.index(name) for name in own])
+
+
+def _logarithms(p: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """log p, and what was raised."""
+    if not bool(((p >= 0) & (p <= 1)).all()):
+        wrong = p[(p < 0) | (p > 1)][0]
+        raise InputError(f"--probabilities takes numbers between 0 and 1, got {wrong:g}; leave it out for logits")
+    if not bool(p.any(-1).all()):
+        raise InputError("a row has probabilities of 0 alone; leave such rows out")
+    floor = floor_of(p)
+    raised = int((p == 0).sum())
+    note = f"{rows(raised, 'number')} of 0 counted as {floor:.2g} or less, or the log loss may be infinite"
+    return logarithms(p, floor), [note] if raised else []
