@@ -398,7 +398,9 @@ class Draw:
 
 
 MAPS = [name for name, map in REGISTRY.items() if map.kernel is not None]
-LOSSES = [name for name in MAPS if REGISTRY[name].kernel.loss is not None]  # type: ignore[union-attr]
+KERNELS = {name: REGISTRY[name].kernel for name in MAPS}
+# Of labels alone is the loss of perturb_max, which test_perturb_max.py has.
+LOSSES = [name for name, kernel in KERNELS.items() if kernel.loss is not None and not kernel.labels_only]  # type: ignore[union-attr]
 HARDER: dict[str, tuple[dict[str, Any], ...]] = {
     "budget_sparsemax": ({"budget": 0.0}, {"budget": 0.3}, {"budget": 17.0}, {"budget": 700.5}, {"budget": 1e300}),
     "elastic_softmax": ({"beta": -INF}, {"beta": 7.5}),

@@ -74,7 +74,7 @@ def compare(
     seed: Annotated[int, Parameter(help="Of folds, weights and batches; the same seed gives the same table, times aside.")] = 0,
     out: Annotated[Path, Parameter(help="Directory for report.html, results.json and results.csv.")] = Path("softmaxima-compare"),
     resume: Annotated[
-        bool, Parameter(help="Go on with what was interrupted in the directory --out, or show what is done there.", negative=())
+        bool, Parameter(help="Go on with what was interrupted in --out, or show what is done there.", negative=())
     ] = False,
     save: Annotated[
         Path | None,

@@ -34,7 +34,7 @@ def compare_heads(
         "softmaxima-compare-heads"
     ),
     resume: Annotated[
-        bool, Parameter(help="Go on with what was interrupted in the directory --out, or show what is done there.", negative=())
+        bool, Parameter(help="Go on with what was interrupted in --out, or show what is done there.", negative=())
     ] = False,
     json: Annotated[bool, Parameter(help="Print the numbers as JSON in place of the tables.", negative=())] = False,
     quick: Annotated[bool, Parameter(help="A first look: few seeds, and few steps.", negative=())] = False,

@@ -27,7 +27,7 @@ from softmaxima.core.jacobian import Form, narrowed
 from softmaxima.core.numbers import as_number
 from softmaxima.core.rows import row_maximum, total, without_mask
 from softmaxima.core.temperature import over
-from softmaxima.core.tracing import is_concrete, is_recorded, operation, sizes
+from softmaxima.core.tracing import is_concrete, operation, sizes
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps._noises import (
@@ -327,8 +327,9 @@ def conjugate(z: Tensor, p: Tensor, noise: NoiseLike, scale: float | Tensor) -> 
     if 0 in sizes(z):
         return z.sum(-1)
     with torch.no_grad():
-        u, nothing = relative(z.detach(), scale)
-        top = row_maximum(z.detach()) / scale
+        fixed = scale.detach() if isinstance(scale, Tensor) else scale  # or forward mode would count it twice
+        u, nothing = relative(z.detach(), fixed)
+        top = row_maximum(z.detach()) / fixed
         value = expected_maximum(found, u) + found.start + top.masked_fill(nothing.isnan(), 0.0) + nothing
     return (scale * with_slope(value, without_mask(z) / scale, p)).squeeze(-1)
 
@@ -347,10 +348,7 @@ def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
         fixed = wide.detach()
         allowed = fixed > 0
         labels = is_concrete(fixed) and bool((allowed.sum(-1) <= 1).all())
-        if labels:
-            u = torch.zeros_like(fixed).masked_fill(~allowed, -math.inf)
-        else:
-            u = _scores_of(fixed, noise) if is_recorded(fixed) and isinstance(noise, str) else scores_of(fixed, noise)
+        u = torch.zeros_like(fixed).masked_fill(~allowed, -math.inf) if labels else found.unit * scores_of(fixed, found.name)
         slope = u - found.start - (found.mean if labels else expected_maximum(found, u))  # type: ignore[operator]
         least = slope.amax(-1, keepdim=True) - found.width if found.width < math.inf else torch.zeros_like(slope[..., :1])
         slope = torch.where(allowed, slope, least)
@@ -407,10 +405,7 @@ class Curvature:
             shares.append(share)
             rates.append(rate)
         self.p, self.expected, self.full = p, value, full
-        self.share, self.rate = (
-            torch.cat(shares).movedim(0, 1),
-            torch.cat(rates).movedim(0, 1),
-        )  # [rows, nodes, 1], [rows, nodes, n]
+        self.share, self.rate = (torch.cat(each).movedim(0, 1) for each in (shares, rates))  # [rows, nodes, 1 and n]
         self.counts = own > 0
         self.own = torch.where(self.counts, own, 1.0)
 
@@ -439,11 +434,18 @@ class Curvature:
         return v + rest / self.own  # of the smallest p a step of Jacobi's has all digits
 
 
-def scores_of(y: Tensor, noise: NoiseLike) -> Tensor:
-    """u with p(u) = y and maximum 0, by Newton's method on ⟨u, y⟩ − E max(u + ε), which is concave."""
-    found, rows = find_noise(noise), y.reshape(-1, sizes(y)[-1])
+def scores_of(y: Tensor, name: str) -> Tensor:
+    """u with p(u) = y and maximum 0, by Newton's method on ⟨u, y⟩ − E max(u + ε), which is concave; y may sum to 1 by its dtype."""
+    if is_concrete(y):
+        return _scores_now(y, name)
+    with torch.autograd.forward_ad._set_fwd_grad_enabled(False):  # of a constant
+        return _scores_of(y, name)
+
+
+def _scores_now(y: Tensor, name: str) -> Tensor:
+    rows = (y / total(y)).reshape(-1, sizes(y)[-1])
     some_rows = rows.split(max(1, HELD // sizes(y)[-1]))
-    return torch.cat([_scores_of_rows(some, found) for some in some_rows]).reshape(y.shape)
+    return torch.cat([_scores_of_rows(some, NAMED[name]) for some in some_rows]).reshape(y.shape)
 
 
 def _scores_of_rows(y: Tensor, noise: Noise) -> Tensor:
@@ -470,19 +472,19 @@ def _scores_of_rows(y: Tensor, noise: Noise) -> Tensor:
 
 
 @operation("perturb_max_scores")
-def _scores_of(y: Tensor, noise: str) -> Tensor:
+def _scores_of(y: Tensor, name: str) -> Tensor:
     """The same where values cannot be read."""
-    return scores_of(y, noise)
+    return _scores_now(y, name)
 
 
 @_scores_of.register_fake
-def _(y: Tensor, noise: str) -> Tensor:
+def _(y: Tensor, name: str) -> Tensor:
     return y.new_empty(y.shape)
 
 
 @_scores_of.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], y: Tensor, noise: str) -> tuple[Tensor, int]:
-    return _scores_of(y.movedim(in_dims[0], 0), noise), 0
+def _(info: Any, in_dims: tuple[Any, ...], y: Tensor, name: str) -> tuple[Tensor, int]:
+    return _scores_of(y.movedim(in_dims[0], 0), name), 0
 
 
 PERTURB_MAX = register(
