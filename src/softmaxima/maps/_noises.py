@@ -82,7 +82,7 @@ def level(at: Callable[..., Any], z: Tensor, u: Tensor) -> Tensor:
 @functools.cache
 def _gauss(order: int) -> tuple[list[float], list[float]]:
     """(x, w) by Newton's method on Legendre's polynomial: numpy's weights have the error 1e−12."""
-    root = np.cos(np.pi * (np.arange(order) + 0.75) / (order + 0.5))
+    root = slope = np.cos(np.pi * (np.arange(order) + 0.75) / (order + 0.5))
     for _ in range(8):
         last, value = np.ones(order), root
         for i in range(2, order + 1):
