@@ -52,7 +52,7 @@ struct SoftmaximaMargin {
 struct SoftmaximaLoss {
     SoftmaximaRows rows;
     const int64_t* labels;       // [outer, inner]; negative for a row that is left out: or
-    const void* soft;            // probabilities [outer, n, inner]
+    const void* soft;            // probabilities [outer, n, inner], not of perturb_max_loss
     const double* class_weight;  // [n]
     double smoothing;
     double scale;             // a factor of out

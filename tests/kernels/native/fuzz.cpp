@@ -319,7 +319,8 @@ void call_any_loss(const std::string& name, Problem& problem, const Run& run) {
     problem.tau = 1;
     problem.choose_theta(name);
     const double smoothing = choose({0.0, 0.1}), scale = choose({1.0, 0.25});
-    const bool hard = chance(0.6), with_gradient = chance(0.7), weighted = chance(0.5), fenchel = chance(0.7);
+    const bool hard = chance(0.6) || name == "perturb_max_loss";  // which takes labels alone
+    const bool with_gradient = chance(0.7), weighted = chance(0.5), fenchel = chance(0.7);
     std::vector<int64_t> labels(size_t(hard ? problem.rows_count() : 0));
     for (int64_t& each : labels) each = below(problem.n + 1) - 1;
     Bytes soft(size_t(hard ? 0 : problem.scores() * SIZE[problem.dtype]));
