@@ -273,20 +273,19 @@ class Mixture(Form):
         return over((whole / scale + self.nothing.unsqueeze(-1)).to(self.p.dtype), tau)
 
 
-def moments(noise: Noise, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(p [..., n], ∂p/∂u [..., n, n], E max(u + ε) [..., 1])."""
+def moments(noise: Noise, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(p [..., n], ∂p/∂u [..., n, n])."""
     n = sizes(u)[-1]
-    nodes, weights, value = noise.rule(u)
+    nodes, weights, _ = noise.rule(u)
     p, products = torch.zeros_like(u), u.new_zeros((*u.shape, n))
     for block in in_blocks(nodes, u):
         level, rate = at_nodes(noise.at, nodes[block], u)
         shares = weights[block] * level.exp() * rate
         p = p + halved_sum(shares)
         products = products - torch.einsum("k...i,k...j->...ij", shares, rate)
-        value = value - (weights[block] * torch.expm1(level)).sum(0)
     own = torch.eye(n, dtype=torch.bool, device=u.device)
     products = products.masked_fill(own, 0.0)
-    return p, torch.where(own, -products.sum(-1, keepdim=True), products), value
+    return p, torch.where(own, -products.sum(-1, keepdim=True), products)
 
 
 def sensitivity(p: Tensor, z: Tensor, noise: NoiseLike, scale: float | Tensor) -> Mixture:
@@ -354,7 +353,7 @@ def regulariser(y: Tensor, noise: NoiseLike, scale: float | Tensor) -> Tensor:
         slope = torch.where(allowed, slope, least)
         value = (slope * fixed).sum(-1, keepdim=True)
     if not labels and y.requires_grad:  # Ω″ is J⁻¹
-        p, matrix, _ = moments(found, u)
+        p, matrix = moments(found, u)
         inverse = _inverse(matrix, p, allowed)
         slope = slope + (inverse @ (wide - fixed).unsqueeze(-1)).squeeze(-1)
     return (scale * with_slope(value, wide, slope)).squeeze(-1).to(y.dtype)
