@@ -265,3 +265,11 @@ def test_dtypes_strides_and_parameters_per_row(dtype: torch.dtype):
         torch.testing.assert_close(
             p[i].double(), expected, atol=max(TOLERANCE[dtype], 3e-6), rtol=2**-8 if dtype.itemsize == 2 else 1e-5
         )
+
+
+@pytest.mark.parametrize(("name", "params"), MAPS, ids=str)
+def test_a_row_is_the_same_beside_whatever_rows(name: str, params: dict[str, Any], dtype: torch.dtype):
+    """Rows that share a program end at different steps, and the one that ends first goes no further."""
+    map, x = REGISTRY[name], normal(32, 250, seed=3).to(dtype) * torch.logspace(-2, 1, 32).to(dtype).unsqueeze(-1)
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(map(x[order], **params), map(x, **params)[order])

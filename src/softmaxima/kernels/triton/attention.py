@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from softmaxima.kernels.attention import Options, contiguous_rows, new_results
@@ -17,6 +16,7 @@ from softmaxima.kernels.triton import online_attention, threshold_attention
 from softmaxima.kernels.triton.attention_backward import Slopes, pull_keys, pull_queries
 from softmaxima.kernels.triton.attention_blocks import AttentionFunctions, Matrices, Problem, describe, matrices, numbers, width
 from softmaxima.kernels.triton.library import module_of, on_device
+from softmaxima.kernels.triton.rows import ceiling
 
 LARGEST_SIZE = 256  # of a query or a value: a block of wider ones does not stay on chip
 
@@ -64,14 +64,14 @@ def forward(
     state = torch.empty(shapes[0], dtype=torch.float32, device=q.device)
     marks = torch.zeros(shapes[1], dtype=torch.int8, device=q.device)
     blocks = _blocks(FORWARD if attention.online else SHARED, q, v)
-    rows = triton.cdiv(problem.queries, blocks.queries)
+    rows = ceiling(problem.queries, blocks.queries)
     programs = (q.shape[:-2].numel() * rows,)
     given = (problem, matrices(out, q.shape[:-2], out.shape[-2:]))
     with on_device(q):
         if attention.online:
             online_attention.attend[programs](*given, sums if lse else None, state if keeps else None, **_sizes(blocks, q, v))
         else:
-            lists = torch.empty((*programs, 2, triton.cdiv(problem.keys, blocks.keys)), dtype=torch.int32, device=q.device)
+            lists = torch.empty((*programs, 2, ceiling(problem.keys, blocks.keys)), dtype=torch.int32, device=q.device)
             marked = (state, lists, marks) if keeps else (None, lists, None)
             threshold_attention.attend[programs](*given, *marked, **_sizes(blocks, q, v))
     return out, sums, (state, marks)
@@ -116,10 +116,10 @@ def backward(
     of_queries = slopes if attention.online else _listed(slopes, marks.mT)
     of_keys = slopes if attention.online else _listed(slopes, marks)
     with on_device(q):
-        pull_queries[(batch.numel() * triton.cdiv(problem.queries, blocks.queries),)](
+        pull_queries[(batch.numel() * ceiling(problem.queries, blocks.queries),)](
             problem, of_queries, matrices(dq, batch, q.shape[-2:]), **_sizes(blocks, q, v)
         )
-        pull_keys[(shared.numel() * triton.cdiv(problem.keys, blocks.keys),)](
+        pull_keys[(shared.numel() * ceiling(problem.keys, blocks.keys),)](
             problem, of_keys, Matrices(dk, *dk.stride()), Matrices(dv, *dv.stride()), **_sizes(blocks, q, v)
         )
     return dq, _summed(dk, k, q, options.groups), _summed(dv, v, q, options.groups)

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.kernels.attention import Options, contiguous_rows
-from softmaxima.kernels.triton.rows import INFINITY
+from softmaxima.kernels.triton.rows import INFINITY, next_power_of_2
 
 FARTHEST = 2**31 - 1  # places that an int32 counts
 
@@ -179,7 +179,7 @@ def _together(sinks: Sequence[float | Tensor], like: Tensor) -> Tensor:
 
 def width(size: int) -> int:
     """Columns of a block that holds rows of this size."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, next_power_of_2(size))
 
 
 # What a program reads -------------------------------------------------------------------------------------------------------

@@ -77,10 +77,12 @@ def root(z, beta, level, u, below_one):
     """p = u^{1/β}, 0 where u is not positive; u of the maximum may be too small for a number."""
     outside = u <= 0.0
     u = tl.where(outside, 1.0, u)
-    logarithm = tl.log(u) + tl.where(u > 0.5, divide(below_one - (u - 1.0), u), 0.0)
+    logarithm = tl.log(u) + tl.where(u > 0.5, (below_one - (u - 1.0)) / u, 0.0)
     is_plain = (beta == 0.0) | (z == 0.0)
-    of_beta = tl.where(beta == 0.0, 1.0, beta).to(z.dtype)
-    p = exp(tl.where(is_plain, minus(z, level), divide(logarithm, of_beta)))
+    inverse = 1.0 / tl.where(beta == 0.0, 1.0, beta)
+    high = inverse.to(z.dtype)
+    low = (inverse - high.to(tl.float64)).to(z.dtype)
+    p = exp(tl.where(is_plain, minus(z, level), logarithm * low + logarithm * high))
     return tl.where((outside & (z < 0.0)) | (z == -INFINITY), 0.0, p)
 
 
@@ -102,7 +104,7 @@ def sums(z, beta, level):
     u, below_one = power(z, beta, level)
     p = root(z, beta, level, u, below_one)
     largest = tl.exp(-beta * level).to(z.dtype)
-    w = tl.where(z == 0.0, p, divide(p * largest, tl.where(u <= 0.0, 1.0, u)))
+    w = tl.where(z == 0.0, p, p * largest / tl.where(u <= 0.0, 1.0, u))
     return row_sum(p).to(tl.float64), row_sum(w).to(tl.float64)
 
 

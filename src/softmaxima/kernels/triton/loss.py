@@ -26,14 +26,17 @@ from softmaxima.kernels.triton.rows import (
     everywhere,
     gap,
     merge_parts,
+    narrowed,
+    next_power_of_2,
     part_of,
     read_number,
     read_scores,
     read_theta,
     row_sum,
     tile,
-    warps,
 )
+
+ACCOUNTED = 4  # numbers of 4 bytes for each element, where a target says something of all
 
 
 class Target(NamedTuple):
@@ -83,14 +86,15 @@ def read_label(target, row):
 
 
 @triton.jit
-def shares(rows, target, label, row, column, inside):
-    """y [R, B] in double."""
-    if target.soft is None:
-        y = (column == label).to(tl.float64)
-    else:
-        y = tl.load(target.soft + row * rows.n + column, mask=inside, other=0.0).to(tl.float64)
+def shares(rows, target, label, row, column, inside, dtype: tl.constexpr):
+    """y [R, B]."""
     share = double(target.smoothing)
-    return tl.where(inside, y * (1.0 - share) + share / rows.n, 0.0)
+    other = (share / rows.n).to(dtype)
+    if target.soft is None:
+        y = tl.where(column == label, (1.0 - share + share / rows.n).to(dtype), other)
+    else:
+        y = tl.load(target.soft + row * rows.n + column, mask=inside, other=0.0).to(dtype) * (1.0 - share).to(dtype) + other
+    return tl.where(inside, y, 0.0)
 
 
 @triton.jit
@@ -112,7 +116,7 @@ def shannon(y, theta):
 @triton.jit
 def account(rows, target, formula, x, maximum, label, row, column, inside, theta):
     """The account of a block. Sums that no load is part of would lie whole in every thread: of a label `value_of` says them."""
-    y = shares(rows, target, label, row, column, inside)
+    y = shares(rows, target, label, row, column, inside, tl.float64)
     factor = factors(rows, target, column)
     u = y if formula.FENCHEL else y * factor
     possible = x != -INFINITY
@@ -185,17 +189,18 @@ def of_label(value, label, n):
 
 @triton.jit
 def store_gradient(rows, target, results, formula, p, x, label, row, column, inside, mass, weight):
-    y = shares(rows, target, label, row, column, inside)
-    u = y if formula.FENCHEL else y * factors(rows, target, column)
+    y = shares(rows, target, label, row, column, inside, p.dtype)
+    u = y if formula.FENCHEL else y * factors(rows, target, column).to(p.dtype)
     factor = weight * read_number(results.scale, results.scales, tl.zeros((1, 1), tl.int64))
-    gradient = factor * (mass * p.to(tl.float64) - tl.where(x == -INFINITY, 0.0, u))
+    gradient = narrowed(factor, None, False, p.dtype).to(p.dtype) * (mass.to(p.dtype) * p - tl.where(x == -INFINITY, 0.0, u))
     gradient = tl.where(label < 0, 0.0, gradient)
-    tl.store(results.out + row * rows.n + column, gradient.to(p.dtype).to(results.out.dtype.element_ty), mask=inside)
+    tl.store(results.out + row * rows.n + column, gradient.to(results.out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def whole_losses(
-    rows, target, results, count, formula, BEGIN: tl.constexpr, FINISH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    rows, target, results, count, formula, BEGIN: tl.constexpr, FINISH: tl.constexpr, IS_LABEL: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     row, is_row, column, inside = tile(rows, count, ROWS, WIDTH)
     scores = read_scores(rows, row, column, inside)
@@ -203,7 +208,10 @@ def whole_losses(
     label = read_label(target, row)
     one = tl.full((1, 1), 1.0, rows.COMPUTE)
     a, b, c, d = BEGIN(scores, one, one, column, theta, one, False)
-    sums = account(rows, target, formula, scores, a, label, row, column, inside, theta)
+    if IS_LABEL:
+        sums = account_label(rows, target, formula, a, label, row, theta)
+    else:
+        sums = account(rows, target, formula, scores, a, label, row, column, inside, theta)
     value, mass, weight = value_of(rows, target, formula, sums, formula.conjugate(a, b, c, d, theta), label, a, theta)
     tl.store(results.losses + row, of_label(value, label, rows.n), mask=is_row)
     if results.out is not None:
@@ -278,16 +286,15 @@ class Loss:
 def launch(loss: Loss, rows: Rows, target: Target, results: Results, fenchel: bool) -> None:
     """Fills `losses` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     f, formula = loss.map, loss.formula(fenchel)
-    if rows.fits:
-        programs, height = rows.tiles()
-        whole_losses[(programs,)](
-            rows.scores, target, results, rows.count, formula, BEGIN=f.begin, FINISH=f.finish, ROWS=height, WIDTH=rows.width,
-            num_warps=warps(height * rows.width),
-        )  # fmt: skip
-        return
     is_label_alone = target.labels is not None and target.smoothing == bits(0.0)
+    if rows.fit(1 if is_label_alone else ACCOUNTED):
+        programs, tile = rows.tiles(f.each)
+        whole_losses[programs](
+            rows.scores, target, results, rows.count, formula, BEGIN=f.begin, FINISH=f.finish, IS_LABEL=is_label_alone, **tile
+        )
+        return
     for taken, group in f.accumulated(rows, None, None):
-        accounts, merged = None, triton.next_power_of_2(group.parts)
+        accounts, merged = None, next_power_of_2(group.parts)
         if not is_label_alone:
             sums = torch.empty((6, taken, group.programs), dtype=torch.float64, device=rows.like.device)
             accounts = group._replace(partial=sums, parts=group.programs)
@@ -297,7 +304,7 @@ def launch(loss: Loss, rows: Rows, target: Target, results: Results, fenchel: bo
         finishing = group if results.out is not None else group._replace(programs=1)
         finish_losses[(taken * finishing.programs,)](
             rows.scores, target, results, finishing, accounts, formula, MERGE=f.merge, FINISH=f.finish, MERGED=merged,
-            PARTS=triton.next_power_of_2(group.programs), **rows.block,
+            PARTS=next_power_of_2(group.programs), **rows.block,
         )  # fmt: skip
 
 

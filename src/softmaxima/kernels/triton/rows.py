@@ -25,9 +25,10 @@ from torch import Tensor
 
 from softmaxima.kernels.native import Layout, Theta, in_memory, mask_blocks, one_stride
 
-ON_CHIP = 1 << 15  # the longest row in registers, in elements of 4 bytes
+ON_CHIP = 1 << 15  # numbers of 4 bytes of a row that stay in registers
 PART = 1 << 13  # elements of a long row that a program holds
-TILE = 1 << 11  # elements of short rows that a program holds
+TILE = 1 << 10  # elements of short rows that a program holds
+EACH, EACH_OF_STEPS = 16, 32  # of these a thread; more where steps add up a row again and again, and few warps wait for each other
 CACHED = 1 << 25  # bytes of rows that the second level of cache keeps until they are read again
 TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 INFINITY = tl.constexpr(float("inf"))
@@ -433,24 +434,24 @@ class Rows:
     @property
     def width(self) -> int:
         """Of a row on chip."""
-        return triton.next_power_of_2(self.n)
+        return next_power_of_2(self.n)
 
-    @property
-    def fits(self) -> bool:
-        """Whether a row stays on chip."""
-        return self.width * self.compute.itemsize <= 4 * ON_CHIP
+    def fit(self, arrays: int) -> bool:
+        """Whether so many numbers for each element of a row stay on chip."""
+        return arrays * self.width * self.compute.itemsize <= 4 * ON_CHIP
 
-    def tiles(self) -> tuple[int, int]:
-        """(programs, rows of each) where rows fit."""
-        height = max(1, min(TILE // self.width, triton.next_power_of_2(self.count)))
-        return triton.cdiv(self.count, height), height
+    def tiles(self, each: int = EACH) -> tuple[tuple[int], dict[str, int]]:
+        """(programs, what each holds) where rows fit."""
+        width, count = self.width, self.count
+        height = max(1, min(TILE // width, next_power_of_2(count)))
+        return (ceiling(count, height),), {"ROWS": height, "WIDTH": width, "num_warps": warps(height * width, each)}
 
-    def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, Group]]:
-        """(how many rows, with accumulators for each part) for long rows that are read twice, as many at a time as stay in the
-        second level of cache.
+    def shared(self, arrays: int = 1, dtype: torch.dtype | None = None) -> Iterator[tuple[int, Group]]:
+        """(how many rows, with accumulators for each part) for long rows of which so many numbers an element are read twice, as
+        many rows at a time as stay in the second level of cache.
         """
-        height = max(1, min(self.count, CACHED // (self.n * self.like.itemsize)))
-        parts = triton.cdiv(self.n, PART)
+        height = max(1, min(self.count, CACHED // (arrays * self.n * self.like.itemsize)))
+        parts = ceiling(self.n, PART)
         for first in range(0, self.count, height):
             taken = min(height, self.count - first)
             yield taken, Group(self.like.new_empty((4, taken, parts), dtype=dtype or self.compute), parts, first, parts)
@@ -508,6 +509,11 @@ class RowFunctions:
     each_out: bool = True
     is_derivative: bool = False
     wide: bool = False  # whether the accumulators are double
+    each: int = EACH  # elements a thread has of a row on chip
+
+    def arrays(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> int:
+        """How many numbers are read for each element."""
+        return (rows.scores.x is not None) + (p is not None and self.each_p) + (g is not None and self.each_g)
 
     def inputs(self, p: Tensor | None, g: Tensor | None) -> Inputs:
         return Inputs(p, g, tl.constexpr(self.each_p), tl.constexpr(self.each_g))
@@ -517,7 +523,7 @@ class RowFunctions:
 
     def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
         """(how many, with their accumulators) of long rows, a group at a time."""
-        for taken, group in rows.shared(torch.float64 if self.wide else None):
+        for taken, group in rows.shared(self.arrays(rows, p, g), torch.float64 if self.wide else None):
             begin_parts[(taken * group.programs,)](rows.scores, self.inputs(p, g), group, BEGIN=self.begin, **rows.block)
             yield taken, group
 
@@ -525,18 +531,15 @@ class RowFunctions:
 def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
     """Fills the contiguous `out`, [..., n] or [..., 2]."""
     inputs, outputs = f.inputs(p, g), f.outputs(out)
-    if rows.fits:
-        programs, height = rows.tiles()
-        whole_rows[(programs,)](
-            rows.scores, inputs, outputs, rows.count, BEGIN=f.begin, FINISH=f.finish, ROWS=height, WIDTH=rows.width,
-            num_warps=warps(height * rows.width),
-        )  # fmt: skip
+    if rows.fit(f.arrays(rows, p, g)):
+        programs, tile = rows.tiles(f.each)
+        whole_rows[programs](rows.scores, inputs, outputs, rows.count, BEGIN=f.begin, FINISH=f.finish, **tile)
         return out
     for taken, group in f.accumulated(rows, p, g):
         finishing = group if f.each_out else group._replace(programs=1)
         finish_parts[(taken * finishing.programs,)](
             rows.scores, inputs, outputs, finishing, MERGE=f.merge, FINISH=f.finish,
-            PARTS=triton.next_power_of_2(group.parts), **rows.block,
+            PARTS=next_power_of_2(group.parts), **rows.block,
         )  # fmt: skip
     return out
 
@@ -544,13 +547,23 @@ def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out:
 def scale(x: Tensor, factors: Tensor) -> Tensor:
     """x [..., n], contiguous, times one factor or one a row, in place."""
     n = x.numel() if factors.ndim == 0 else x.shape[-1]
-    width = min(PART, triton.next_power_of_2(n))
-    parts = triton.cdiv(n, width)
+    width = min(PART, next_power_of_2(n))
+    parts = ceiling(n, width)
     programs = parts * max(1, factors.numel())
     scale_parts[(programs,)](x, in_memory(factors), int(factors.ndim > 0), n, parts, WIDTH=width, num_warps=warps(width))
     return x
 
 
-def warps(elements: int) -> int:
-    """Of a program that holds so many elements: 8 to 32 a thread."""
-    return max(1, min(32, triton.next_power_of_2(elements) // 512))
+def warps(elements: int, each: int = EACH) -> int:
+    """Of a program that holds so many elements, so many a thread, or more where these are too few."""
+    return max(1, min(32, next_power_of_2(elements) // (32 * each)))
+
+
+def next_power_of_2(n: int) -> int:
+    """Triton's takes microseconds."""
+    return 1 << (n - 1).bit_length()
+
+
+def ceiling(n: int, size: int) -> int:
+    """n/size, rounded up."""
+    return -(-n // size)

@@ -26,14 +26,17 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.kernels.triton.rows import (
+    EACH_OF_STEPS,
     INFINITY,
     Group,
     RowFunctions,
     Rows,
     begin_parts,
+    ceiling,
     exp,
     gap,
     inverse,
+    next_power_of_2,
     over,
     read_number,
     read_parts,
@@ -319,14 +322,15 @@ class Selection(RowFunctions):
 
     merge: Any = first
     finish: Any = finish
+    each: int = EACH_OF_STEPS
     goal: Goal
 
     def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
         digits = KEY_BITS[rows.like.dtype] // DIGIT.value
         for taken, group in rows.shared():
             begin_parts[(taken * group.programs,)](rows.scores, self.inputs(p, g), group, BEGIN=begin_maximum, **rows.block)
-            length = triton.cdiv(group.parts, SPANS)
-            spans = triton.cdiv(group.parts, length)
+            length = ceiling(group.parts, SPANS)
+            spans = ceiling(group.parts, length)
             partial = group.partial
             search = Search(
                 sums=partial.new_empty((digits, LEVELS.value, taken, spans), dtype=torch.float64),
@@ -337,7 +341,7 @@ class Selection(RowFunctions):
                 length=length,
             )
             solved = partial.new_empty((4, taken, 1), dtype=torch.float64)
-            merging = {"PARTS": triton.next_power_of_2(group.parts), "SPANS": triton.next_power_of_2(spans)}
+            merging = {"PARTS": next_power_of_2(group.parts), "SPANS": next_power_of_2(spans)}
             found = (rows.scores, group, search)
             common = {"goal": self.goal, **merging, **rows.block}
             for digit in range(digits):

@@ -30,12 +30,14 @@ import triton.language as tl
 from torch import Tensor
 
 from softmaxima.kernels.triton.rows import (
+    EACH_OF_STEPS,
     INFINITY,
     Group,
     RowFunctions,
     Rows,
     begin_parts,
     gap,
+    next_power_of_2,
     over,
     part_of,
     pulled,
@@ -106,11 +108,14 @@ def bracketed(level, low, high, most, least, mass, slope, beta, step, method):
     most, low = tl.where(mass >= 1.0, mass, most), tl.where(mass >= 1.0, level, low)
     least, high = tl.where(mass <= 1.0, mass, least), tl.where(mass <= 1.0, level, high)
     newton = method.step(level, mass, slope, beta)
-    rise = tl.log(tl.where(most < INFINITY, most, 1.0))  # of an end that is not known yet 0, which makes the secant's the other
-    fall = tl.log(tl.where(least > 0.0, least, 1.0))
-    secant = low + (high - low) * (rise / tl.where(rise > fall, rise - fall, 1.0))
     middle = (low + high) * 0.5
-    inside = tl.where((secant > low) & (secant < high), secant, middle)
+    inside = middle
+    if method.edges is not None:
+        if tl.max(beta) > 1.0:  # else Newton's steps leave the bracket by a rounding at most
+            rise = tl.log(tl.where(most < INFINITY, most, 1.0))  # of an end not known yet 0, which makes the secant's the other
+            fall = tl.log(tl.where(least > 0.0, least, 1.0))
+            secant = low + (high - low) * (rise / tl.where(rise > fall, rise - fall, 1.0))
+            inside = tl.where((secant > low) & (secant < high), secant, middle)
     inside = tl.where((newton >= low) & (newton <= high) & ((beta <= 1.0) | (newton != level)), newton, inside)
     halves = (beta > 1.0) & ((step % 3 == 2) | (step >= NEWTON_STEPS))
     return tl.where(halves, middle, inside), low, high, most, least
@@ -122,13 +127,15 @@ def solve(z, beta, lowest, highest, method):
     low, high, level = lowest, highest, lowest
     mass, slope = method.sums(z, beta, level)
     most, least = tl.full(mass.shape, INFINITY, tl.float64), tl.zeros_like(mass)
-    moving = tl.max(tl.where(is_settled(mass, slope, level, high, beta, z), 0, 1))
+    moves = ~is_settled(mass, slope, level, high, beta, z)
     step = 0
-    while (moving > 0) & (step < STEPS):
+    while (tl.max(moves.to(tl.int32)) > 0) & (step < STEPS):
         before = level
-        level, low, high, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, method)
+        level, under, above, most, least = bracketed(level, low, high, most, least, mass, slope, beta, step, method)
+        level = tl.where(moves, level, before)  # so that a row is the same beside whatever rows
+        low, high = tl.where(moves, under, low), tl.where(moves, above, high)
         mass, slope = method.sums(z, beta, level)
-        moving = tl.max(tl.where(is_settled(mass, slope, level, before, beta, z), 0, 1))
+        moves = moves & ~is_settled(mass, slope, level, before, beta, z)
         step += 1
     return level, low, high, mass
 
@@ -321,6 +328,7 @@ class Threshold(RowFunctions):
     """What a map with a threshold does with its rows."""
 
     merge: Any = first
+    each: int = EACH_OF_STEPS
     method: Method
 
     def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
@@ -330,7 +338,7 @@ class Threshold(RowFunctions):
             counts = partial.new_empty(programs, dtype=torch.int32)
             gathered = partial.new_empty((taken, rows.n))
             solved = partial.new_empty((4, taken, 1))
-            merging = {"PARTS": triton.next_power_of_2(group.parts)}
+            merging = {"PARTS": next_power_of_2(group.parts)}
             count_candidates[(programs,)](rows.scores, group, counts, BETA=self.method.beta, **rows.block, **merging)
             gather_candidates[(programs,)](rows.scores, group, counts, gathered, BETA=self.method.beta, **rows.block, **merging)
             solve_gathered[(taken,)](
