@@ -4,6 +4,7 @@ maps         the tables of the maps and of their parameters, from what each stat
 compare      trains as `softmaxima compare` does; docs/maps.png, docs/compare.json and its table       make readme
 confirmation how often what compare recommends is confirmed by other data; two tables, in 20 minutes      make confirmation
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
+gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
@@ -181,6 +182,15 @@ def bench_blocks() -> Blocks:
     return {"bench": f"{table}\n\n{picture}\n\n{note}", "speed": f"{sums}\n\n*`make bench`, {made_with}.*"}
 
 
+def gpu_blocks() -> Blocks:
+    """The tables of the last benchmarks of a GPU."""
+    benchmark = read(ROOT / "benchmarks" / "gpu.json")
+    rows, made_with = bench_report.markdown_of_rows(benchmark), bench_report.made_with(benchmark)
+    targets = "\n".join(f"- {target.title}: {target.outcome(benchmark)}." for target in bench_report.TARGETS)
+    attention = attention_report.markdown(read_attention(ROOT / "benchmarks" / "attention-gpu.json"))
+    return {"bench-gpu": f"{rows}\n\n{targets}\n\n*{made_with}.*", "bench-attention-gpu": attention}
+
+
 def attention_blocks() -> Blocks:
     """Draw the times of the last benchmark of attention, and give its tables."""
     benchmark = read_attention(ROOT / "benchmarks" / "attention-cpu.json")
@@ -333,6 +343,7 @@ COMMANDS = {
     "compare": compare_blocks,
     "confirmation": confirmation_blocks,
     "bench": bench_blocks,
+    "gpu": gpu_blocks,
     "attention": attention_blocks,
     "heads": heads_blocks,
     "compare-attention": compare_attention_blocks,

@@ -41,7 +41,7 @@ def rows_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "shared":
         monkeypatch.setattr(rows, "ON_CHIP", 32)
         monkeypatch.setattr(rows, "PART", 16)
-        monkeypatch.setattr(rows, "CACHED", 512)
+        monkeypatch.setattr(rows, "GROUP", 512)
         monkeypatch.setattr(threshold, "GATHERED", 8)
 
 

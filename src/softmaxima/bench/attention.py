@@ -228,9 +228,9 @@ def _measure(case: Case, dtype: torch.dtype, device: str, seconds: float) -> Res
     others, reasons = _others(case, dtype, device)
     calls |= {name: [functools.partial(_run, attend, given, case)] for name, attend in others.items()}
     found = measure(clock_of(device), calls, seconds)
-    reasons |= {name: found.times[name].called if name in found.times else found.failed[name] for name in others}
+    reasons |= {name: found.times[name].seconds if name in found.times else found.failed[name] for name in others}
     quotient = found.quotients.get(TORCH)
-    times = {name: None if timing is None else timing.called for name, timing in ((n, found.times.get(n)) for n in (OURS, TORCH))}
+    times = {name: found.times[name].seconds if name in found.times else None for name in (OURS, TORCH)}
     return Result(
         case,
         times[OURS],

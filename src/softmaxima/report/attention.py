@@ -55,7 +55,8 @@ def memory(benchmark: Benchmark) -> str:
 def made_with(benchmark: Benchmark) -> str:
     """Date, commit, machine and versions."""
     commit = [] if benchmark.commit is None else [f"commit {benchmark.commit}"]
-    facts = [benchmark.date, *commit, str(benchmark.machine["processor"])]
+    device = [str(benchmark.machine["device"])] if "device" in benchmark.machine else []
+    facts = [benchmark.date, *commit, *device, str(benchmark.machine["processor"])]
     return ", ".join([*facts, f"{benchmark.machine['threads']} threads", benchmark.dtype, f"torch {benchmark.versions['torch']}"])
 
 

@@ -201,18 +201,18 @@ class Target:
 
     def outcome(self, benchmark: Benchmark) -> str:
         """Whether it is reached, in words."""
-        figures = {
-            row: figure
+        figures = [
+            (figure, row)
             for row in benchmark.rows
             if (not self.names or row.name in self.names)
             and (not self.large or (row.n >= LONG and row.bytes >= LARGE))
             and (figure := self.figure(benchmark, row)) is not None
-        }
+        ]
         if not figures:
             return "not measured"
-        lowest = min(figures, key=lambda row: figures[row])
-        below = sum(figure < self.least for figure in figures.values())
-        which = f"lowest {figures[lowest]:.3g}, {where(lowest)}"
+        least, lowest = min(figures, key=lambda pair: pair[0])
+        below = sum(figure < self.least for figure, _ in figures)
+        which = f"lowest {least:.3g}, {where(lowest)}"
         return f"reached on {len(figures)} rows, {which}" if not below else f"not on {below} of {len(figures)} rows, {which}"
 
 
@@ -297,6 +297,17 @@ def _cell(row: Row, label: str | None, scores: int) -> str:
         quotient = row.quotient(label)
         return ratio(row, label) if quotient is None else with_interval(quotient) + UNRELIABLY * row.is_unreliable
     return _untimed(row) if row.timing is None else f"{number(1e9 * row.timing.seconds / scores, digits=2)} ns a score"
+
+
+def markdown_of_rows(benchmark: Benchmark) -> str:
+    """Every row that was timed, a table a shape and dtype."""
+    tables = []
+    for ground in benchmark.grounds:
+        shown = columns(benchmark, ground)
+        timed = [row for row in benchmark.rows if row.timing is not None and benchmark.ground(row) == ground]
+        if timed:
+            tables.append(table([column.heading for column in shown], [[column.cell(row) for column in shown] for row in timed]))
+    return "\n\n".join(tables)
 
 
 def beside_others(quiet: Benchmark, busy: Benchmark) -> str:

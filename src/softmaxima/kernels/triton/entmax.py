@@ -138,7 +138,7 @@ def finish(x, p, g, column, theta, tau, TEMPERED: tl.constexpr, a, b, c, d):
     return finish_rows(x, order(theta), tau, TEMPERED, a, b, c, probability)
 
 
-FORWARD = Threshold(begin=begin, finish=finish, method=Method(order, bracket, sums, step, probability, edges))
+FORWARD = Threshold(begin=begin, finish=finish, beside=3, method=Method(order, bracket, sums, step, probability, edges))
 
 
 @triton.jit

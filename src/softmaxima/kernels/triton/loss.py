@@ -36,7 +36,7 @@ from softmaxima.kernels.triton.rows import (
     tile,
 )
 
-ACCOUNTED = 4  # numbers of 4 bytes for each element, where a target says something of all
+ACCOUNTED = 3  # numbers that a thread holds for each element, where a target says something of all
 
 
 class Target(NamedTuple):
@@ -287,7 +287,7 @@ def launch(loss: Loss, rows: Rows, target: Target, results: Results, fenchel: bo
     """Fills `losses` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     f, formula = loss.map, loss.formula(fenchel)
     is_label_alone = target.labels is not None and target.smoothing == bits(0.0)
-    if rows.fit(1 if is_label_alone else ACCOUNTED):
+    if rows.fit(f.numbers(rows, None, None) + (0 if is_label_alone else ACCOUNTED)):
         programs, tile = rows.tiles(f.each)
         whole_losses[programs](
             rows.scores, target, results, rows.count, formula, BEGIN=f.begin, FINISH=f.finish, IS_LABEL=is_label_alone, **tile

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from softmaxima.kernels.native import Layout, Theta, in_memory, mask_blocks, one_stride
 
-ON_CHIP = 1 << 15  # numbers of 4 bytes of a row that stay in registers
+ON_CHIP = 1 << 15  # numbers of 4 bytes for a row that stay in registers
 PART = 1 << 13  # elements of a long row that a program holds
 TILE = 1 << 10  # elements of short rows that a program holds
 EACH, EACH_OF_STEPS = 16, 32  # of these a thread; more where steps add up a row again and again, and few warps wait for each other
-CACHED = 1 << 25  # bytes of rows that the second level of cache keeps until they are read again
+GROUP = 1 << 28  # bytes of long rows that are worked on at a time: what is held beside them is no more, and launches are few
 TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 INFINITY = tl.constexpr(float("inf"))
 LARGEST_FLOAT64 = tl.constexpr(torch.finfo(torch.float64).max)
@@ -436,9 +436,9 @@ class Rows:
         """Of a row on chip."""
         return next_power_of_2(self.n)
 
-    def fit(self, arrays: int) -> bool:
+    def fit(self, numbers: int) -> bool:
         """Whether so many numbers for each element of a row stay on chip."""
-        return arrays * self.width * self.compute.itemsize <= 4 * ON_CHIP
+        return numbers * self.width * self.compute.itemsize <= 4 * ON_CHIP
 
     def tiles(self, each: int = EACH) -> tuple[tuple[int], dict[str, int]]:
         """(programs, what each holds) where rows fit."""
@@ -446,11 +446,9 @@ class Rows:
         height = max(1, min(TILE // width, next_power_of_2(count)))
         return (ceiling(count, height),), {"ROWS": height, "WIDTH": width, "num_warps": warps(height * width, each)}
 
-    def shared(self, arrays: int = 1, dtype: torch.dtype | None = None) -> Iterator[tuple[int, Group]]:
-        """(how many rows, with accumulators for each part) for long rows of which so many numbers an element are read twice, as
-        many rows at a time as stay in the second level of cache.
-        """
-        height = max(1, min(self.count, CACHED // (arrays * self.n * self.like.itemsize)))
+    def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, Group]]:
+        """(how many rows, with accumulators for each part) of long rows, a group at a time."""
+        height = max(1, min(self.count, GROUP // (self.n * self.like.itemsize)))
         parts = ceiling(self.n, PART)
         for first in range(0, self.count, height):
             taken = min(height, self.count - first)
@@ -510,10 +508,11 @@ class RowFunctions:
     is_derivative: bool = False
     wide: bool = False  # whether the accumulators are double
     each: int = EACH  # elements a thread has of a row on chip
+    beside: int = 0  # numbers that it holds for each beside those that it reads
 
-    def arrays(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> int:
-        """How many numbers are read for each element."""
-        return (rows.scores.x is not None) + (p is not None and self.each_p) + (g is not None and self.each_g)
+    def numbers(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> int:
+        """How many a thread holds for each element."""
+        return (rows.scores.x is not None) + (p is not None and self.each_p) + (g is not None and self.each_g) + self.beside
 
     def inputs(self, p: Tensor | None, g: Tensor | None) -> Inputs:
         return Inputs(p, g, tl.constexpr(self.each_p), tl.constexpr(self.each_g))
@@ -523,7 +522,7 @@ class RowFunctions:
 
     def accumulated(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> Iterator[tuple[int, Group]]:
         """(how many, with their accumulators) of long rows, a group at a time."""
-        for taken, group in rows.shared(self.arrays(rows, p, g), torch.float64 if self.wide else None):
+        for taken, group in rows.shared(torch.float64 if self.wide else None):
             begin_parts[(taken * group.programs,)](rows.scores, self.inputs(p, g), group, BEGIN=self.begin, **rows.block)
             yield taken, group
 
@@ -531,7 +530,7 @@ class RowFunctions:
 def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
     """Fills the contiguous `out`, [..., n] or [..., 2]."""
     inputs, outputs = f.inputs(p, g), f.outputs(out)
-    if rows.fit(f.arrays(rows, p, g)):
+    if rows.fit(f.numbers(rows, p, g)):
         programs, tile = rows.tiles(f.each)
         whole_rows[programs](rows.scores, inputs, outputs, rows.count, BEGIN=f.begin, FINISH=f.finish, **tile)
         return out
