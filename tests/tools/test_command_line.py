@@ -414,13 +414,15 @@ def test_each_fold_is_written_before_the_next_is_trained(
     ("number", "code"), [exhaustively(signal.SIGINT, 130), exhaustively(signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_what_is_done_when_compare_is_interrupted_is_kept_and_gone_on_with(
-    number: int, code: int, tmp_path: Path, run: Run
+    number: int, code: int, table: str, tmp_path: Path, run: Run
 ) -> None:
-    options = ["compare", "--maps=softmax,sparsemax", "--epochs=60", f"--out={tmp_path}"]
+    tmp_path = tmp_path / "out"
+    options = ["compare", table, "--maps=softmax,sparsemax", "--epochs=200", f"--out={tmp_path}"]
     process = subprocess.Popen(
         [sys.executable, "-c", *SOFTMAXIMA, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     while not (tmp_path / "results.json").exists():
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)

@@ -124,11 +124,16 @@ def elastic_softmax(
 
 
 class ElasticSoftmax(MapModule):
-    """`elastic_softmax` as a module; give `nn.Parameter` as β or temperature to learn them.
+    """`elastic_softmax` as a module; give `nn.Parameter` as β to learn it, and `sm.Temperature` or a schedule as temperature.
+
+    For attention with 8 heads, each with a β and a τ of its own:
 
     >>> import torch, softmaxima as sm
-    >>> sm.ElasticSoftmax(torch.nn.Parameter(torch.zeros(8, 1, 1)))
-    ElasticSoftmax(dim=-1, temperature=1.0, beta=Parameter(8, 1, 1))
+    >>> per_head = (8, 1, 1)
+    >>> beta, tau = torch.nn.Parameter(torch.zeros(per_head)), sm.Temperature(1.0, shape=per_head)
+    >>> elastic = sm.ElasticSoftmax(beta, temperature=tau)
+    >>> elastic(torch.randn(2, 8, 5, 7)).shape, [name for name, _ in elastic.named_parameters()]
+    (torch.Size([2, 8, 5, 7]), ['beta', 'temperature.rho'])
     """
 
     def __init__(self, beta: float | Tensor = 0.0, dim: int = -1, *, temperature: float | Tensor = 1.0) -> None:
