@@ -152,6 +152,7 @@ def test_losses_and_their_gradients(kind: str, n: int, monkeypatch: pytest.Monke
         (labels, {"label_smoothing": 0.2, "weight": weight}),
         (soft, {"weight": weight}),
         (soft, {}),
+        (labels, {"weight": 1e-39 * weight}),  # below the normal numbers of float32
     ):
         for reduction in ("mean", "none"):
             rows = x.clone().requires_grad_()

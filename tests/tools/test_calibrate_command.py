@@ -21,6 +21,7 @@ from softmaxima.experiments.calibration import Settings, calibrated
 from softmaxima.experiments.calibration_peers import beside_others
 from softmaxima.experiments.calibration_scores import Scores, read_scores
 from softmaxima.experiments.measures import METRICS
+from softmaxima.experiments.resumption import as_text
 from softmaxima.report.calibration import BESIDE_OTHERS, columns, lines, page, reliability_figure, settings_in_words
 from softmaxima.temperature.calibration import METHODS, calibrate_temperature
 
@@ -351,6 +352,31 @@ def test_what_is_wrong_is_one_line(run: Run, change: dict[str, Any], options: li
     assert (code, said) == (2, "")
     assert told in wrong
     assert wrong.count("\n") == 1
+
+
+def test_a_table_without_rows_says_so(run: Run):
+    Path("none.csv").write_text("a,b,y\n")
+    code, out, err = run("calibrate", "none.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no row has a value of the target 'y'; check that the table has rows" in err
+
+
+def test_truth_values_have_the_columns_that_python_names(tmp_path: Path):
+    x, labels = logits()
+    pl.DataFrame({"False": x[:, 0], "True": x[:, 1], "y": labels == 1}).write_parquet(tmp_path / "b.parquet")
+    found = read_scores(tmp_path / "b.parquet")
+    np.testing.assert_array_equal(found.labels, labels == 1)
+
+
+def test_it_replaces_its_own_results_and_nobody_elses(run: Run):
+    assert run("calibrate", "s.csv", "--target=y", "--out=out")[0] == 0
+    assert run("calibrate", "p.csv", "--target=y", "--probabilities", "--out=out")[0] == 0
+    assert found_in("out")["table"]["name"] == "p.csv"
+    before = as_text({"experiment": "compare", "partial": False})
+    Path("out", "results.json").write_text(before)
+    code, _, err = run("calibrate", "s.csv", "--target=y", "--out=out")
+    assert (code, "holds a softmaxima compare that is done; choose another --out" in err) == (2, True)
+    assert Path("out", "results.json").read_text() == before
 
 
 def test_a_file_that_is_not_there_is_told(run: Run):

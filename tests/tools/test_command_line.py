@@ -449,7 +449,9 @@ def test_what_a_directory_holds_is_not_overwritten(command: str, run: Run, tmp_p
         ),
         (as_text({"experiment": command, "partial": False}), f"{command} that is done; show it with --resume, or choose"),
         (as_text({"experiment": "other", "partial": False}), "softmaxima other that is done; choose another --out"),
+        (as_text({"experiment": "calibrate"}), "softmaxima calibrate that is done; choose another --out"),
         ("[]", "holds a results.json of something else; choose another --out"),
+        ("[" * 200_000, "holds a results.json of something else; choose another --out"),
     ):
         path.write_text(content)
         code, out, err = run(command, f"--out={tmp_path}")

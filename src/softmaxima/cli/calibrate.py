@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
+from softmaxima.cli import pieces
 from softmaxima.cli.terminal import (
     Output,
     check_file,
@@ -67,7 +68,7 @@ def calibrate(
     check_named("--without", without, "to take all columns")
     check_named("--absent", absent, "where every class has rows")
     check_file(table, " of the kinds that softmaxima compare --help names")
-    from softmaxima.experiments.calibration import Settings, calibrated, check_options, check_rows
+    from softmaxima.experiments.calibration import EXPERIMENT, Settings, calibrated, check_options, check_rows
     from softmaxima.experiments.calibration_scores import read_scores
     from softmaxima.report.calibration import FILES
     from softmaxima.report.columns import write_files
@@ -76,6 +77,7 @@ def calibrate(
     check_options(settings)
     scores = read_scores(table, target, without or (), names(absent), probabilities)
     check_rows(scores, settings)
+    pieces.check_free(out, EXPERIMENT, resumes=False)
     check_writable("--out", out, is_directory=True)
     if not json:
         introduce(scores)

@@ -87,11 +87,14 @@ def command_given() -> str:
     return shlex.join(["softmaxima", *(part for part in sys.argv[1:] if part.partition("=")[0] != "--resume")])
 
 
-def check_free(out: Path, experiment: str) -> None:
-    """End the command where a directory holds what was found before, done or interrupted, which would be lost."""
+def check_free(out: Path, experiment: str, resumes: bool = True) -> None:
+    """End the command where a directory holds what was found before, done or interrupted, which would be lost.
+
+    resumes: whether the experiment goes on from what it has found; one that does not finds it again.
+    """
     from softmaxima.experiments.resumption import kept
 
-    if (before := kept(out / NUMBERS)) is None:
+    if (before := kept(out / NUMBERS)) is None or (not resumes and before == (experiment, False)):
         return
     found, partial = before
     resumed = ("go on with --resume, or " if partial else "show it with --resume, or ") if found == experiment else ""

@@ -106,6 +106,8 @@ def _classes_of(
                 f"{named(map(repr, classes))}; name in --absent what classes no row has, or give each column the name of its class"
             )
     names, own, idle = (without_point(pl.Series(each, dtype=pl.String)).to_list() for each in (columns, classes, absent))
+    if {*own, *idle} <= {"true", "false"}:  # as tables write what Python calls True and False
+        names = [name.lower() if name.lower() in ("true", "false") else name for name in names]
     if unknown := [name for name in idle if name not in names]:
         raise InputError(f"--absent: there is no column {named(map(repr, unknown))}; choose among: {named(map(repr, columns))}")
     if present := [name for name in idle if name in own]:

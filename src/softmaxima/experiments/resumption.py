@@ -27,15 +27,13 @@ def checksum(record: Mapping[str, Any]) -> str:
 
 
 def kept(path: Path) -> tuple[str, bool] | None:
-    """Which experiment's record a file holds, "" of something else, and whether it was interrupted; None where nothing is read."""
+    """Which experiment's record a file holds, "" of something else, and whether it was interrupted; None where there is no file."""
     try:
-        content = path.read_bytes()
-    except OSError:
+        record = json.loads(path.read_bytes())
+        return record["experiment"], record.get("partial", False)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        record = json.loads(content)
-        return record["experiment"], record["partial"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "", False
 
 
@@ -56,7 +54,7 @@ def read_record(path: Path, experiment: str, taken: Callable[[Any], T]) -> T:
         raise InputError(f"--resume: there is no {path} to go on from; leave --resume out to begin") from None
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise InputError(f"--resume: {path} cannot be read ({type(error).__name__}: {error}); {ELSEWHERE}") from None
 
 

@@ -155,6 +155,8 @@ def check_target(y: pl.Series) -> None:
 
 def check_classes(encoder: Encoder) -> None:
     """Raise `InputError` where there is nothing to tell apart."""
+    if not encoder.classes:
+        raise InputError(f"no row has a value of the target {encoder.target!r}; check that the table has rows, and this column")
     if len(encoder.classes) < 2:
         raise InputError(
             f"the target {encoder.target!r} has the single class {named(map(repr, encoder.classes))}; choose another column with "

@@ -36,7 +36,8 @@ def perturb_max_loss(
 
     Cost for labels: that of `perturb_max`. For rows of target probabilities, or with smoothing, some ten steps of Newton's method,
     each of a `perturb_max` and some ten products with its m·n rates, in memory for those of a few rows. Targets that require grad
-    take n² numbers a row: they are for some hundred classes.
+    take n² numbers a row: they are for some hundred classes. As the probabilities, the loss is right within some 1e-13 in absolute
+    terms, times σ: one that is smaller has no digits.
     Source: Berthet et al. (2020), arXiv:2002.08676.
 
     >>> import torch, softmaxima as sm

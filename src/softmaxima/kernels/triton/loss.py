@@ -189,10 +189,13 @@ def of_label(value, label, n):
 
 @triton.jit
 def store_gradient(rows, target, results, formula, p, x, label, row, column, inside, mass, weight):
-    y = shares(rows, target, label, row, column, inside, p.dtype)
-    u = y if formula.FENCHEL else y * factors(rows, target, column).to(p.dtype)
+    y = tl.where(x == -INFINITY, 0.0, shares(rows, target, label, row, column, inside, p.dtype))
     factor = weight * read_number(results.scale, results.scales, tl.zeros((1, 1), tl.int64))
-    gradient = narrowed(factor, None, False, p.dtype).to(p.dtype) * (mass.to(p.dtype) * p - tl.where(x == -INFINITY, 0.0, u))
+    if formula.FENCHEL or target.weights is None:
+        gradient = narrowed(factor, None, False, p.dtype).to(p.dtype) * (mass.to(p.dtype) * p - y)
+    else:  # the weights of classes may be beyond float32, and their products with the factor are not
+        of_class = narrowed(factor * factors(rows, target, column), None, False, p.dtype).to(p.dtype)
+        gradient = narrowed(factor * mass, None, False, p.dtype).to(p.dtype) * p - y * of_class
     gradient = tl.where(label < 0, 0.0, gradient)
     tl.store(results.out + row * rows.n + column, gradient.to(results.out.dtype.element_ty), mask=inside)
 
