@@ -1,0 +1,1 @@
+"""Maps, losses and sums over scores that are shared among processes, on torch.distributed."""
