@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from softmaxima import attn as attn
+    from softmaxima import distributed as distributed
     from softmaxima import heads as heads
     from softmaxima import losses as losses
     from softmaxima import lse as lse
@@ -78,6 +79,7 @@ else:
             rao_blackwell_gumbel rebar reinforce reinmax relax relaxed_sample relaxed_top_k score_function second_moment
             straight_through sum_and_sample
         """,
+        "distributed": "",
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -1,70 +1,103 @@
-"""Every map over scores that are shared among ranks along the axis of classes, by the map's own name."""
+"""Every map over scores that are shared among ranks along the axis of classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, like_input, moved_last, rows_last
+from softmaxima.core.arguments import as_scores, moved_last, rows_last
+from softmaxima.core.blocks import Part
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
+from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.distributed.ranks import Group, ranks_of
 from softmaxima.distributed.rows import Shared
 
 
 def shared_map(
-    map: AnyMap, shard: Tensor, group: Group = None, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, **params: Any
+    map: AnyMap, shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None, **params: Any
 ) -> Tensor:
-    """A map of whole rows x/τ, of which every rank of the group has the scores `shard`, in the order of ranks.
+    """A map of whole rows x/τ, of which every rank of a group has the scores `shard`, in the order of ranks.
+
+    `sm.distributed.sparsemax(shard, …)` is `shared_map("sparsemax", shard, …)`, and so for every map that has `blocks`.
 
     Args:
-        map: a registered name, the function of a map or a `Map`, which must have `blocks`.
-        shard: this rank's scores. All but `dim` is the same on every rank; along `dim` each may have any number, and none.
+        map: a registered name, the function of a map or a `Map`.
+        shard: this rank's scores, of any dtype. All axes but `dim` are the same on every rank; along `dim` each may have any number
+            of scores, and none.
         group: a process group, a mesh of one axis, or None for all ranks.
-        dim, temperature, where, params: as of the map. Temperature and parameters are the same on every rank; a tensor that requires
-            grad gets the gradient of whole rows on each.
+        dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
+            on every rank; each gets the gradient of whole rows by one that requires grad.
 
     Returns:
-        The probabilities of this rank's scores.
+        The probabilities of this rank's scores, in their dtype: those of whole rows in float64, rounded.
 
-    Cost: each pass over the scores is one all-gather of the map's state, a few numbers a row; the gradient is one more.
+    Raises:
+        RanksError on every rank: where rows, dtypes or maps differ among them, one has refused its arguments, one has NaN, or does
+        not answer within the group's timeout; each names the ranks. There is no second derivative.
+
+    Cost: one all-gather of the map's state for each of its passes, of 3 numbers a row for softmax, of up to 64 candidates a row for
+    a map with a threshold (where a rank has more in a row, one more all-gather of all of them), of k for top-k. The gradient is one
+    more, of 2 to 4 numbers a row, and one where temperature or a parameter is learnt. All in float64.
     """
     found = find_map(map, "distributed")
     name = f"distributed.{found.name}"
     if found.blocks is None:
         raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
     ranks = ranks_of(name, group)
-    x = as_scores(name, shard)
-    dim, rows, tau, mask = rows_last(name, x, dim, temperature, where)
-    values = check_params(found, found.complete(params), x, dim, name)
-    values = [moved_last(value, dim) for value in values]
-    agreement = ranks.agree(name, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, axis=dim)
-    p = _Shared.apply(rows, tau, found, ranks, agreement, mask, *values)
-    return p.movedim(-1, dim)
+    with ranks.telling(name):
+        x = as_scores(name, shard)
+        axis, rows, tau, mask = rows_last(name, x, dim, temperature, where)
+        values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
+    agreement = ranks.agree(name, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis)
+
+    def share(x: Tensor, tau: Any, values: Sequence[Any]) -> Shared:
+        wide = [value.detach().double() if isinstance(value, Tensor) else value for value in (tau, *values)]
+        whole = InParts(found, wide[0], dict(zip((p.name for p in found.params), wide[1:], strict=True)))
+        z = x.double() if mask is None else x.double().masked_fill(~mask, -torch.inf)
+        return Shared(name, ranks, agreement, whole, Part(z, wide[0], agreement.first(ranks.rank)))
+
+    return _SharedMap.apply(share, found, rows, tau, *values).movedim(-1, axis)
 
 
-class _Shared(torch.autograd.Function):
+class _SharedMap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tau: Any, map: Map, ranks: Any, agreement: Any, mask: Tensor | None, *values: Any) -> Tensor:
-        wide = lambda v: v.detach().double() if isinstance(v, Tensor) else v
-        params = {parameter.name: wide(value) for parameter, value in zip(map.params, values, strict=True)}
-        rows = InParts(map, wide(tau), params)
-        part = rows.part(x.detach(), agreement.first(ranks.rank), mask)
-        shared = Shared(f"distributed.{map.name}", ranks, agreement, rows, part)
-        state = shared.state()
-        p = rows.wide(part, state)
-        ctx.shared, ctx.dtypes = shared, [v.dtype if isinstance(v, Tensor) else None for v in (tau, *values)]
-        ctx.save_for_backward(*state)
-        return p.to(x.dtype)
+    def forward(ctx: Any, share: Any, map: Map, x: Tensor, tau: Any, *values: Any) -> Tensor:
+        shared = share(x.detach(), tau, values)
+        state, _ = shared.state()
+        p = shared.rows.wide(shared.part, state)
+        ctx.share, ctx.map, ctx.width = share, map, len(state)
+        given = [x, tau, *values]
+        ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
+        ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
+        return narrowed(p, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        shared, state = ctx.shared, ctx.saved_tensors
-        with torch.no_grad():
-            sums = shared.sums(g, state)
-            v, learned = shared.rows.pull(shared.part, g, state, sums)
-        return v, None, None, None, None, None, *(None for _ in shared.rows.params)
+        name = f"distributed.{ctx.map.name}"
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")
+        state, tensors = ctx.saved_tensors[: ctx.width], iter(ctx.saved_tensors[ctx.width :])
+        x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
+        shared = ctx.share(x, tau, values)
+        sums, _ = shared.sums(g.double(), state)
+        v, learned = shared.rows.pull(shared.part, g.double(), state, sums)
+        return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
+
+
+def _of_all(shared: Shared, values: Sequence[Any], needed: Sequence[bool], learned: dict[str, Tensor]) -> list[Tensor | None]:
+    """The gradients by temperature and parameters, from what each rank's scores add to them."""
+    names = ["temperature", *(parameter.name for parameter in shared.rows.map.params)]
+    chosen = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
+    if not chosen:
+        return [None] * len(names)
+    every = shared.told([learned[name] for name in chosen])
+    totals = {name: torch.stack([each[i] for each in every]).sum(0) for i, name in enumerate(chosen)}
+    return [
+        totals[name].sum_to_size(value.shape).to(value.dtype) if name in totals else None
+        for name, value in zip(names, values, strict=True)
+    ]

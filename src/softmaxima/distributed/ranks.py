@@ -1,14 +1,16 @@
 """The ranks that share rows, and what they tell each other.
 
 Each rank has some scores of the same rows, in the order of ranks. A collective with tensors of unequal sizes ends the process in
-gloo and never ends in NCCL, so the ranks first agree on what they have, through the store by which they met: once for each kind of
-call, as is remembered. After that a call is one collective.
+gloo and never ends in NCCL, so before it the ranks agree on what they have, through the store by which they met, which is no
+collective. A rank that refuses its arguments says so there, and all of them raise.
 """
 
 from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
 
 
@@ -30,7 +33,7 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class Agreement:
-    """What is known of all ranks for a kind of call."""
+    """What is known of all ranks in a call."""
 
     widths: tuple[int, ...]  # scores of a row on each rank
 
@@ -50,7 +53,7 @@ class Ranks:
     group: dist.ProcessGroup
     rank: int = field(init=False)
     size: int = field(init=False)
-    known: dict[str, Agreement] = field(default_factory=dict)
+    step: int = 0  # of what they have told each other
 
     def __post_init__(self) -> None:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -62,22 +65,26 @@ class Ranks:
 
     # Agreement -------------------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def telling(self, name: str) -> Iterator[None]:
+        """What is raised within is told to the other ranks, which raise too."""
+        try:
+            yield
+        except (TypeError, ValueError, IndexError) as error:
+            self._exchange(name, {"problem": f"{type(error).__name__}: {error}"})
+            raise
+
     def agree(self, name: str, width: int, **same: Any) -> Agreement:
         """What all ranks have in this call, of which `same` must be the same on all. Raises RanksError on all where it is not."""
-        own = json.dumps({"call": name, **{key: str(value) for key, value in same.items()}, "width": width})
-        if own in self.known:
-            return self.known[own]
-        if self.size == 1:
-            found = [own]
-        else:
-            found = self._exchange(name, own)
-        told = [json.loads(each) for each in found]
+        told = self._exchange(name, {"call": name, **{key: str(value) for key, value in same.items()}, "width": width})
+        refused = [f"on rank {rank}: {each['problem']}" for rank, each in zip(self.names, told, strict=True) if "problem" in each]
+        if refused:
+            raise RanksError(f"{name}: refused {'; '.join(refused)}")
         for key in told[0]:
             if key != "width" and len({each.get(key) for each in told}) > 1:
                 each = ", ".join(f"{each.get(key)} on rank {rank}" for rank, each in zip(self.names, told, strict=True))
                 raise RanksError(f"{name}: {key} must be the same on all ranks, got {each}; give every rank the same rows")
-        self.known[own] = agreement = Agreement(tuple(each["width"] for each in told))
-        return agreement
+        return Agreement(tuple(each["width"] for each in told))
 
     @property
     def store(self) -> Store:
@@ -90,27 +97,37 @@ class Ranks:
     @property
     def device(self) -> torch.device:
         """Where its messages are."""
-        return self.group._device_types[0] if dist.get_backend(self.group) == "nccl" else torch.device("cpu")
+        return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
 
-    def _exchange(self, name: str, own: str) -> list[str]:
+    def _exchange(self, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
         """What each rank says at this step of the group's talk."""
-        store, step = self.store, len(self.known)
-        store.set(f"{step}/{self.rank}", own)
-        if silent := self._silent(f"{step}/", self.timeout):
+        if self.size == 1:
+            return [own]
+        store, self.step = self.store, self.step + 1
+        store.set(f"{self.step}/{self.rank}", json.dumps(own))
+        if silent := self._silent(f"{self.step}/", self.timeout):
             raise RanksError(
-                f"{name}: nothing came from {silent} within {self.timeout.total_seconds():g} s; every rank must make the same calls "
-                "in the same order"
+                f"{name}: nothing came from {silent} within {self.timeout.total_seconds():g} s; every rank must make the "
+                "same calls in the same order"
             )
-        return [store.get(f"{step}/{rank}").decode() for rank in range(self.size)]
+        # Who says something at this step has read what was said at the last.
+        store.delete_key(f"{self.step - 1}/{self.rank}")
+        return [json.loads(each) for each in store.multi_get([f"{self.step}/{rank}" for rank in range(self.size)])]
 
     def _silent(self, key: str, timeout: timedelta) -> str:
         """The ranks that have not said a thing in time, in words; "" where all have."""
         keys = [f"{key}{rank}" for rank in range(self.size)]
         try:
             self.store.wait(keys, timeout)
-        except RuntimeError:  # DistStoreError where the store itself is there
-            return ", ".join(f"rank {self.names[rank]}" for rank, each in enumerate(keys) if not self.store.check([each]))
+        except RuntimeError:  # of a store that is there, DistStoreError
+            return ", ".join(f"rank {self.names[rank]}" for rank, each in enumerate(keys) if not self._is_there(each))
         return ""
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            return self.store.check([key])
+        except RuntimeError:  # the store went with its rank, which is the first
+            return False
 
     # Messages --------------------------------------------------------------------------------------------------------------------
 
@@ -121,12 +138,18 @@ class Ranks:
         message = message.contiguous()
         every = message.new_empty((self.size, *message.shape))
         try:
-            dist.all_gather_into_tensor(every.view(-1), message.view(-1), self.group)
+            ALL_GATHER(every.view(-1), message.view(-1), self.group)
         except RuntimeError as error:
-            self.store.set(f"left/{self.rank}", "")
-            silent = self._silent("left/", PATIENCE) or "a rank"
-            raise RanksError(f"{name}: {silent} did not answer rank {self.names[self.rank]} within the group's timeout") from error
+            raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
         return list(every)
+
+    def _missing(self) -> str:
+        """The ranks that do not say that they have left a collective too."""
+        try:
+            self.store.set(f"left/{self.rank}", "")
+        except RuntimeError:
+            return f"rank {self.names[0]}, which has the store,"
+        return self._silent("left/", PATIENCE) or "a rank"
 
 
 _RANKS: weakref.WeakKeyDictionary[dist.ProcessGroup, Ranks] = weakref.WeakKeyDictionary()
@@ -138,9 +161,11 @@ def ranks_of(name: str, group: Group) -> Ranks:
         raise RuntimeError(f"{name}: there is no process group; call torch.distributed.init_process_group, and start with torchrun")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise ValueError(f"{name}: group must be a mesh of one axis, got {group.ndim}; pass mesh['name of the axis']")
+            raise ValueError(f"{name}: group must be a mesh of one axis, got {group.ndim} axes; pass mesh['name of the axis']")
         group = group.get_group()
     found = dist.group.WORLD if group is None else group
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"{name}: this rank, {dist.get_rank()}, is not in the group; call on its ranks alone")
     if not isinstance(found, dist.ProcessGroup):
         raise TypeError(f"{name}: group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
     if found not in _RANKS:

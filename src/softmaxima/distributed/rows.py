@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, check_dim, check_where
 from softmaxima.core.blocks import Part, State
-from softmaxima.core.contract import AnyMap, Map, find_map
-from softmaxima.core.parts import InParts, in_parts, merged
-from softmaxima.distributed.ranks import Agreement, Group, Ranks, ranks_of
+from softmaxima.core.parts import InParts, merged
+from softmaxima.distributed.ranks import Agreement, Ranks, RanksError
 
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
 
@@ -29,37 +26,58 @@ class Shared:
     rows: InParts
     part: Part
 
-    def gathered(self, own: State, identity: State) -> list[State]:
-        """The state of each rank, by one collective; by two where a state is wider than there is room for."""
-        varies = [values.shape[-1] == 0 for values in identity]
-        if not any(varies):
-            return [self.rows.unpack(each, identity) for each in self.ranks.gather(self.name, self.rows.pack(own, identity))]
-        needed = max(values.shape[-1] for values, varying in zip(own, varies, strict=True) if varying)
-        room = min(CANDIDATES, max(self.agreement.widths, default=0))
-        told = own if needed <= room else _cut(own, varies, room)
-        message = self.rows.pack(told, identity, room)
-        header = message.new_full((*message.shape[:-1], 1), float(needed))
-        every = self.ranks.gather(self.name, torch.cat((header, message), -1))
-        widest = max((int(each[..., 0].max()) for each in every if each.numel()), default=0)
-        if widest > room:
-            return [self.rows.unpack(each, identity) for each in self.ranks.gather(self.name, self.rows.pack(own, identity, widest))]
-        return [self.rows.unpack(each[..., 1:], identity) for each in every]
-
-    def state(self) -> State:
-        """That of whole rows, the same on every rank."""
+    def state(self, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
+        """(that of whole rows, the same on every rank; what each has `beside` [..., m], which the first message takes along)."""
         known: State | None = None
-        for _ in range(self.rows.passes):
-            every = self.gathered(self.rows.begin(self.part, known), self.rows.identity(self.part, known))
+        told: list[Tensor] = []
+        for number in range(self.rows.passes):
+            own, identity = self.rows.begin(self.part, known), self.rows.identity(self.part, known)
+            every, others = self._gathered(own, identity, beside if number == 0 else None)
+            told = told or others
+            self._check(every)
             known = merged(every, self.rows.merge, self.name)
-        return known  # type: ignore[return-value]
+        return known, told  # type: ignore[return-value]
 
-    def sums(self, g: Tensor, state: State) -> State:
-        """What the gradient of ⟨g, p⟩ needs of whole rows."""
+    def sums(self, g: Tensor, state: State, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
+        """(what the gradient of ⟨g, p⟩ needs of whole rows, what each rank has beside)."""
         own = self.rows.begin_pull(self.part, g, state)
+        every, others = self.told([*own, *([] if beside is None else [beside])]), []
+        if beside is not None:
+            others = [each[-1] for each in every]
+            every = [each[:-1] for each in every]
+        return merged((tuple(each) for each in every), self.rows.merge_pull, self.name), others
+
+    def told(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Tensors [..., m] of each rank, of the same shapes on all, in float64, by one collective."""
         widths = [values.shape[-1] for values in own]
         every = self.ranks.gather(self.name, torch.cat([values.double() for values in own], -1))
-        return merged((each.split(widths, -1) for each in every), self.rows.merge_pull, self.name)
+        return [list(each.split(widths, -1)) for each in every]
+
+    def _gathered(self, own: State, identity: State, beside: Tensor | None) -> tuple[list[State], list[Tensor]]:
+        """(the state of each rank, what it has beside), by one collective; by two where a state is wider than there is room for."""
+        varies = [values.shape[-1] == 0 for values in identity]
+        needed = max((values.shape[-1] for values, varying in zip(own, varies, strict=True) if varying), default=0)
+        room = min(CANDIDATES, max(self.agreement.widths))
+        cut = tuple(values[..., :room] if varying else values for values, varying in zip(own, varies, strict=True))
+        columns = [own[0].new_full((*own[0].shape[:-1], 1), float(needed))] if any(varies) else []
+        columns += [] if beside is None else [beside]
+        ahead = sum(column.shape[-1] for column in columns)
+        every = self.ranks.gather(self.name, torch.cat((*columns, self.rows.pack(cut, identity, room)), -1))
+        others = [] if beside is None else [each[..., ahead - beside.shape[-1] : ahead] for each in every]
+        states = [each[..., ahead:] for each in every]
+        widest = max((int(each[..., 0].max()) for each in every if each.numel()), default=0) if any(varies) else 0
+        if widest > room:
+            states = self.ranks.gather(self.name, self.rows.pack(own, identity, widest))
+        return [self.rows.unpack(each, identity) for each in states], others
+
+    def _check(self, states: Iterable[State]) -> None:
+        """Raise for scores that are no numbers, of which all ranks learn; on a GPU they make NaN of their rows, without waiting."""
+        if self.ranks.device.type == "cpu":
+            wrong = [rank for rank, state in zip(self.ranks.names, states, strict=True) if any(map(_has_nan, state))]
+            if wrong:
+                of = ", ".join(f"rank {rank}" for rank in wrong)
+                raise RanksError(f"{self.name}: there are NaN, or +∞ that have no probability, in the scores of {of}")
 
 
-def _cut(state: State, varies: list[bool], room: int) -> State:
-    return tuple(values[..., :room] if varying else values for values, varying in zip(state, varies, strict=True))
+def _has_nan(values: Any) -> bool:
+    return values.is_floating_point() and bool(values.isnan().any())

@@ -406,7 +406,7 @@ def prepare(
     targets = check_device(name, "target", as_tensor(name, "target", target), scores)
     hard_shape = shape[:class_axis] + shape[class_axis + 1 :]
     if targets.dtype.is_floating_point:
-        _check_soft(name, scores, targets, ignore_index)
+        check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
     elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
         repair = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
@@ -505,7 +505,7 @@ def _wide(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
-def _check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -> None:
+def check_soft(name: str, scores: Tensor, targets: Tensor, ignore_index: int) -> None:
     if sizes(targets) != sizes(scores):
         raise ValueError(
             f"{name}: target probabilities must have the scores' shape {tuple(scores.shape)}, got {tuple(targets.shape)}; "
@@ -664,7 +664,7 @@ class Loss:
             targets = (as_tensor(name, "target", y) for y in target) if soft else itertools.repeat(labels)
             for part, y in zip(rows.parts(parts), targets, strict=soft):
                 if soft:
-                    _check_soft(name, part.x, y, ignore_index)  # type: ignore[arg-type]
+                    check_soft(name, part.x, y, ignore_index)  # type: ignore[arg-type]
                 yield part, y, None if weights is None else weights[places(part)]  # type: ignore[misc]
 
         targets = own.targets(chunks)

@@ -1,0 +1,194 @@
+"""Every loss over scores that are shared among ranks along the axis of classes, with labels that count whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, moved_last
+from softmaxima.core.blocks import Part
+from softmaxima.core.jacobian import narrowed
+from softmaxima.core.numbers import TEMPERATURE
+from softmaxima.core.parts import merged
+from softmaxima.distributed.ranks import Group, RanksError, ranks_of
+from softmaxima.distributed.rows import Shared
+from softmaxima.losses import REGISTRY
+from softmaxima.losses._classification import Loss, check_class_weight, check_shared, check_soft, check_sums
+from softmaxima.losses._parts import LossInParts, Targets, bind, merge_targets
+
+
+def shared_loss(
+    loss: str | Loss | Callable[..., Tensor],
+    shard: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    group: Group = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    temperature: Any = 1.0,
+    **options: Any,
+) -> Tensor:
+    """A loss of whole rows, of whose classes every rank of a group has the scores `shard`, in the order of ranks.
+
+    `sm.distributed.cross_entropy(shard, target, …)` is `shared_loss("cross_entropy", shard, target, …)`, and so for every loss that
+    has a form in parts.
+
+    Args:
+        loss: a registered name, the function of a loss or a `Loss`.
+        shard: scores of this rank's classes [N, C, …] or [C]; each rank may have any number of classes, and none.
+        target: labels [N, …], which count the classes of all ranks, the same on every rank; or probabilities of own classes.
+        weight: of this rank's classes [C].
+        group: a process group, a mesh of one axis, or None for all ranks.
+        ignore_index, reduction, label_smoothing, temperature, options: as the loss has them, the same on every rank.
+
+    Returns:
+        The loss, the same to the last bit on every rank. Its gradient is that of this rank's scores.
+
+    Raises:
+        ValueError for a loss without a form in parts. RanksError on every rank: where rows, dtypes or options differ among them, a
+        label lies on no rank, one has refused its arguments, has NaN, or does not answer within the group's timeout; each names the
+        ranks. There is no second derivative, and none by temperature or options: divide the scores before.
+
+    Cost: one all-gather, of what the map takes and 8 numbers a row; one more for a loss of probabilities, as `soft_accuracy_loss`.
+    The gradient needs none.
+    """
+    found = _find(loss)
+    name = f"distributed.{found.name}"
+    ranks = ranks_of(name, group)
+    with ranks.telling(name):
+        given = _given(name, found, shard, target, weight, ignore_index, reduction, label_smoothing, temperature, options)
+        bound = bind(name, found.row_form, 0, given.is_soft, given.smoothing, given.ignore_index, given.tau, given.options)
+    agreement = ranks.agree(
+        name, given.x.shape[-1], rows=tuple(given.x.shape[:-1]), dtype=given.x.dtype, reduction=reduction,
+        label_smoothing=label_smoothing, target="probabilities" if given.is_soft else "labels",
+        ignore_index=ignore_index, weight="given" if weight is not None else "none",
+    )  # fmt: skip
+    own = replace(bound, n=agreement.whole)
+
+    def share(x: Tensor) -> Shared:
+        part = Part(x.double(), own.rows.tau, agreement.first(ranks.rank))
+        return Shared(name, ranks, agreement, own.rows, own.part(part, given.target))
+
+    return _SharedLoss.apply(share, own, given, given.x)
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """What the loss is taken of, classes last."""
+
+    x: Tensor
+    target: Tensor
+    weight: Tensor | None
+    ignore_index: int
+    reduction: str
+    smoothing: float
+    tau: Any
+    options: dict[str, Any]
+
+    @property
+    def is_soft(self) -> bool:
+        return self.target.is_floating_point()
+
+
+def _find(loss: Any) -> Loss:
+    named = [each for each in REGISTRY.values() if loss in (each.name, each, each.function, each.module)]
+    if isinstance(loss, Loss):
+        return loss
+    if not named:
+        raise ValueError(f"distributed: there is no loss {loss!r}; choose among {', '.join(REGISTRY)}")
+    return named[0]
+
+
+def _given(
+    name: str, loss: Loss, shard: Any, target: Any, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, tau: Any,
+    options: dict[str, Any],
+) -> _Given:  # fmt: skip
+    x = as_scores(name, shard)
+    if x.ndim == 0:
+        raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
+    axis = 0 if x.ndim == 1 else 1
+    ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, smoothing)
+    y = check_device(name, "target", as_tensor(name, "target", target), x)
+    rows = x.shape[:axis] + x.shape[axis + 1 :]
+    if y.is_floating_point():
+        check_soft(name, x, y, ignore_index)
+        y = y.movedim(axis, -1)
+    elif y.dtype == torch.bool or y.is_complex() or y.shape != rows:
+        raise ValueError(
+            f"{name}: target must hold class indices of shape {tuple(rows)}, or probabilities of shape {tuple(x.shape)}; "
+            f"got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    else:
+        y = y.long()
+    if weight is not None:
+        weight = check_device(name, "weight", check_class_weight(name, weight, x.shape[axis]), x)
+    tau = moved_last(check_per_row(name, "temperature", tau, x, axis, *TEMPERATURE), axis)
+    if isinstance(tau, Tensor) and tau.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}: temperature must not require grad here; divide the scores by it")
+    tau = tau.detach() if isinstance(tau, Tensor) else tau
+    return _Given(x.movedim(axis, -1), y, weight, ignore_index, reduction, smoothing, tau, loss.complete(options, name))
+
+
+class _SharedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Any, own: LossInParts, given: _Given, x: Tensor) -> Tensor:
+        shared: Shared = share(x.detach())
+        mine = own.begin(shared.part, given.target, given.weight)
+        state, every = shared.state(torch.cat(mine, -1))
+        targets = merged((Targets(*each.split(1, -1)) for each in every), merge_targets, own.name)
+        counted = _counted(own, given, shared, targets)
+        sums: tuple[Tensor, ...] = ()
+        if own.form.of_p is None:
+            value = own.value(state, targets)
+        else:
+            part_value, slopes = own.of_p(shared.part, given.target, given.weight, state)
+            sums, values = shared.sums(slopes, state, part_value)
+            value = torch.stack(values).sum(0).squeeze(-1)
+        scale = torch.ones((), dtype=torch.float64, device=x.device)
+        if given.reduction == "mean":
+            scale = 1 / (counted if given.is_soft or given.weight is None else targets.weight).sum()
+        ctx.share, ctx.own, ctx.given, ctx.width = share, own, given, len(state)
+        ctx.save_for_backward(x, scale, *targets, *state, *sums)
+        return narrowed(value if given.reduction == "none" else value.sum() * scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        own, given = ctx.own, ctx.given
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{own.name}: there is no second derivative; gather the scores, and take the loss of whole rows")
+        x, scale, *saved = ctx.saved_tensors
+        count = len(Targets._fields)
+        targets, rest = Targets(*saved[:count]), saved[count:]
+        state, sums = tuple(rest[: ctx.width]), tuple(rest[ctx.width :])
+        shared = ctx.share(x)
+        if own.form.of_p is None:
+            slope = own.gradient(shared.part, given.target, given.weight, state, targets)
+        else:
+            _, slopes = own.of_p(shared.part, given.target, given.weight, state)
+            slope = own.rows.pull(shared.part, slopes, state, sums)[0]
+        upstream = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
+        return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (upstream * scale)), x.dtype)
+
+
+def _counted(own: LossInParts, given: _Given, shared: Shared, targets: Targets) -> Tensor:
+    """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
+    if given.is_soft:
+        if own.form.fenchel and shared.ranks.device.type == "cpu":
+            check_sums(own.name, targets.mass.squeeze(-1))
+        return torch.ones_like(targets.weight)
+    counted = (given.target != given.ignore_index).unsqueeze(-1)
+    wrong = targets.labels != counted
+    if shared.ranks.device.type == "cpu" and bool(wrong.any()):
+        label, times = int(given.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
+        raise RanksError(
+            f"{own.name}: each target must be a label on one rank, got {label} in a row, found on {times}; ranks "
+            f"{', '.join(map(str, shared.ranks.names))} have {shared.agreement.whole} classes, "
+            f"{' + '.join(map(str, shared.agreement.widths))}, and every rank must have the same labels"
+        )
+    return counted

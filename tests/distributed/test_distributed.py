@@ -1,0 +1,324 @@
+"""Maps, losses and sums of scores on three ranks, beside one process that has all; what each call sends; and ranks that disagree."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import Processes
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import LossCase, cases, exhaustively
+from softmaxima.distributed import RanksError, ranks, rows
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY as MAPS
+
+WIDTHS = [(5, 0, 4), exhaustively((3, 3, 3)), exhaustively((0, 0, 9)), exhaustively((1, 2, 6))]
+SHARED = [name for name, map in MAPS.items() if map.blocks is not None]
+FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
+    yield processes
+    processes.close()
+
+
+def own_of(rank: int, widths: tuple[int, ...]) -> slice:
+    return slice(sum(widths[:rank]), sum(widths[: rank + 1]))
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def finite(p: Tensor) -> Tensor:
+    return torch.where(p.isfinite(), p, 0.0)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference, in shares of the largest number."""
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    assert torch.equal(a.isinf(), b.isinf())
+    return 0.0 if a.numel() == 0 else float((finite(a) - finite(b)).abs().max() / finite(b).abs().max().clamp_min(1.0))
+
+
+# Maps -------------------------------------------------------------------------------------------------------------------------
+
+
+def of_a_map(rank: int, name: str, widths: tuple[int, ...], dim: int) -> float:
+    """The largest deviation of probabilities and of gradients by scores, temperature and parameters, in units of 1e-13."""
+    shape, own, farthest = [4, 3], own_of(rank, widths), 0.0
+    shape.insert(dim if dim >= 0 else 2, sum(widths))
+    x, g, where = 3 * normal(*shape, seed=1), normal(*shape, seed=2), normal(*shape, seed=3) > -0.6
+    per_row = list(shape)
+    per_row[dim] = 1
+    cut = lambda values: values.movedim(dim, -1)[..., own].movedim(-1, dim)
+    where = where & (normal(*per_row, seed=4) > -1.5)  # some rows have nothing
+    for case in cases(MAPS[name]):
+        learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+        for tau, mask, params in ((1.0, None, {}), (normal(*per_row, seed=6).abs() + 0.5, where, {}), (0.7, None, learnt)):
+            numbers = [value for value in (tau, *params.values()) if isinstance(value, Tensor)]
+            results = []
+            for shared in (False, True):
+                scores = (cut(x) if shared else x).clone().requires_grad_()
+                wrt = [scores, *(value.requires_grad_() for value in numbers)]
+                given: Any = {**case.params, **params, "temperature": tau}
+                if mask is not None:
+                    given["where"] = cut(mask) if shared else mask
+                p = getattr(sm.distributed if shared else sm, name)(scores, dim, **given)
+                slopes = torch.autograd.grad((finite(p) * (cut(g) if shared else g)).sum(), wrt)
+                results.append([p.detach(), *slopes] if shared else [cut(p.detach()), cut(slopes[0]), *slopes[1:]])
+            farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+    return farthest / 1e-13
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", SHARED)
+def test_every_map_is_that_of_whole_rows(name: str, widths: tuple[int, ...], three: Processes) -> None:
+    assert max(three.run(of_a_map, name, widths, -1)) <= 1
+
+
+@pytest.mark.parametrize("name", ["softmax", exhaustively("entmax")])
+def test_any_axis(name: str, three: Processes) -> None:
+    assert max(three.run(of_a_map, name, (2, 3, 0), 0)) <= 1
+    assert max(three.run(of_a_map, name, (2, 0, 3), 1)) <= 1
+
+
+def of_a_dtype(rank: int, name: str) -> tuple[bool, list[Any]]:
+    """Whether probabilities of narrow scores are those of whole rows in double, rounded once; and those of all, as rank 0 sees them."""
+    x, own = 2 * normal(6, 40, seed=1, dtype=torch.bfloat16), own_of(rank, (13, 20, 7))
+    p = getattr(sm.distributed, name)(x[:, own])
+    whole = getattr(sm, name)(x.double())[:, own].to(torch.bfloat16)
+    return torch.equal(p, whole), [p.dtype, getattr(sm.distributed, name)(x[:, own]).equal(p)]
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15", "topk_softmax"])
+def test_narrow_scores_are_rounded_once_and_alike_again(name: str, three: Processes) -> None:
+    for exact, (own, again) in three.run(of_a_dtype, name):
+        assert exact
+        assert own is torch.bfloat16
+        assert again
+
+
+def of_many_candidates(rank: int) -> tuple[float, list[int]]:
+    """Rows of which more scores than one message has room for can be in the support, and what was sent."""
+    x, own, sent = 1e-3 * normal(3, 600, seed=1), own_of(rank, (300, 100, 200)), []
+    gather = ranks.ALL_GATHER
+    ranks.ALL_GATHER = lambda out, message, group: (sent.append(message.numel()), gather(out, message, group))
+    try:
+        far = apart(sm.distributed.sparsemax(x[:, own]), sm.sparsemax(x)[:, own])
+        far = max(far, apart(sm.distributed.sparsemax(40 * x[:, own]), sm.sparsemax(40 * x)[:, own]))
+    finally:
+        ranks.ALL_GATHER = gather
+    return far, sent
+
+
+def test_a_second_message_comes_where_a_support_is_wide_and_only_there(three: Processes) -> None:
+    for far, sent in three.run(of_many_candidates):
+        assert far <= 1e-13
+        assert sent == [3 * (rows.CANDIDATES + 1), 3 * 300, 3 * (rows.CANDIDATES + 1)]
+
+
+# Losses and sums --------------------------------------------------------------------------------------------------------------
+
+
+def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
+    """The largest deviation of values and gradients, in units of 1e-13."""
+    n, own, farthest = sum(widths), own_of(rank, widths), 0.0
+    labels, soft = torch.tensor([0, n - 1, -100, 3, 2]), normal(5, n, seed=1).softmax(-1)
+    weight = normal(n, seed=2).abs() + 0.1
+    for options in LOSSES[name].examples:
+        case = LossCase(LOSSES[name], options)
+        x = case.scores(5, n, seed=3)
+        adds_up = "map" not in options or MAPS[options["map"]].properties.additive_regulariser
+        calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
+        calls += [(labels, {"temperature": 0.5, "reduction": "sum"})]
+        calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1})] if adds_up else []
+        for target, more in calls:
+            results = []
+            for shared in (False, True):
+                scores = (x[:, own] if shared else x).clone().requires_grad_()
+                mine = {**more, "weight": weight[own]} if shared and "weight" in more else more
+                y = target[:, own] if shared and target.is_floating_point() else target
+                loss = getattr(sm.distributed if shared else sm, name)(scores, y, **mine, **options)
+                slope = torch.autograd.grad(loss.sum(), scores)[0]
+                results.append((loss.detach(), slope if shared else slope[:, own]))
+            farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+    return farthest / 1e-13
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", FORMED)
+def test_every_loss_is_that_of_whole_rows(name: str, widths: tuple[int, ...], three: Processes) -> None:
+    assert max(three.run(of_a_loss, name, widths)) <= 1
+
+
+def of_pictures(rank: int) -> tuple[float, float]:
+    """Classes on the second axis of three, and the loss itself, which is to be the same on all ranks."""
+    x, own = normal(2, 7, 4, seed=1), own_of(rank, (3, 0, 4))
+    target = torch.arange(8).view(2, 4) % 7
+    loss = sm.distributed.cross_entropy(x[:, own], target)
+    return float(loss), apart(loss, sm.cross_entropy(x, target))
+
+
+def test_classes_are_on_the_second_axis(three: Processes) -> None:
+    found = three.run(of_pictures)
+    assert len({loss for loss, _ in found}) == 1
+    assert max(far for _, far in found) <= 1e-15
+
+
+def of_a_sum(rank: int) -> float:
+    x, own = 5 * normal(4, 9, 3, seed=1), own_of(rank, (4, 0, 5))
+    tau, farthest = (normal(4, 1, 3, seed=2).abs() + 0.5).requires_grad_(), 0.0
+    for options in ({}, {"keepdim": True}, {"where": normal(4, 9, 3, seed=3) > 0.5}, {"temperature": tau}):
+        results = []
+        for shared in (False, True):
+            scores = (x[:, own] if shared else x).clone().requires_grad_()
+            mine = {**options, "where": options["where"][:, own]} if shared and "where" in options else options
+            value = (sm.distributed if shared else sm).logsumexp(scores, 1, **mine)
+            slopes = torch.autograd.grad(finite(value).square().sum(), [scores, *([tau] if "temperature" in options else [])])
+            results.append([value.detach(), slopes[0] if shared else slopes[0][:, own], *slopes[1:]])
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+    return farthest
+
+
+def test_logsumexp_is_that_of_whole_rows(three: Processes) -> None:
+    assert max(three.run(of_a_sum)) <= 1e-14
+
+
+# What is sent -----------------------------------------------------------------------------------------------------------------
+
+
+def of_messages(rank: int, name: str) -> tuple[list[int], list[int]]:
+    """(numbers sent by a forward pass, by a backward pass), of two rows."""
+    x, own, sent = normal(2, 12, seed=1), own_of(rank, (4, 4, 4)), []
+    gather = ranks.ALL_GATHER
+    ranks.ALL_GATHER = lambda out, message, group: (sent.append(message.numel()), gather(out, message, group))
+    try:
+        scores = x[:, own].clone().requires_grad_()
+        function = getattr(sm.distributed, name)
+        value = function(scores, torch.tensor([3, 11])) if name in FORMED else function(scores)
+        forward = list(sent)
+        value.sum().backward()
+    finally:
+        ranks.ALL_GATHER = gather
+    return forward, sent[len(forward) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("softmax", [6], [6]),
+        ("logsumexp", [6], []),
+        ("cross_entropy", [22], []),
+        ("sparsemax", [10], [8]),
+        ("sparsemax_loss", [26], []),
+        ("entmax_loss", [26], []),
+    ],
+)
+def test_a_call_is_one_message(name: str, forward: list[int], backward: list[int], three: Processes) -> None:
+    for found in three.run(of_messages, name):
+        assert found[0] == forward
+        assert len(found[1]) == len(backward)
+
+
+# Ranks that disagree ------------------------------------------------------------------------------------------------------------
+
+
+def told(rank: int, what: str) -> str:
+    """What a wrong call raises on this rank."""
+    x = normal(3, 4, seed=rank)
+    try:
+        if what == "rows":
+            sm.distributed.softmax(x[: 3 - (rank == 1)])
+        elif what == "dtypes":
+            sm.distributed.softmax(x.float() if rank == 2 else x)
+        elif what == "maps":
+            sm.distributed.shared_map("softmax" if rank else "sparsemax", x)
+        elif what == "one refuses":
+            sm.distributed.softmax(x, temperature=-1.0 if rank == 1 else 1.0)
+        elif what == "no class":
+            sm.distributed.cross_entropy(x, torch.tensor([0, 12, 3]))
+        elif what == "NaN":
+            sm.distributed.sparsemax(x if rank != 1 else x.fill_(math.nan))
+        elif what == "reduction":
+            sm.distributed.cross_entropy(x, torch.tensor([0, 1, 3]), reduction="sum" if rank else "mean")
+        elif what == "second derivative":
+            scores = x.requires_grad_()
+            (slope,) = torch.autograd.grad(sm.distributed.softmax(scores)[:, 0].sum(), scores, create_graph=True)
+            slope.sum().backward()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("rows", "rows must be the same on all ranks, got (3,) on rank 0, (2,) on rank 1, (3,) on rank 2"),
+        ("dtypes", "dtype must be the same on all ranks, got torch.float64 on rank 0, torch.float64 on rank 1, torch.float32"),
+        ("maps", "call must be the same on all ranks, got distributed.sparsemax on rank 0, distributed.softmax on rank 1"),
+        ("no class", "each target must be a label on one rank, got 12 in a row, found on 0; ranks 0, 1, 2 have 12 classes"),
+        ("NaN", "there are NaN, or +∞ that have no probability, in the scores of rank 1"),
+        ("reduction", "reduction must be the same on all ranks, got mean on rank 0, sum on rank 1, sum on rank 2"),
+        ("second derivative", "there is no second derivative; gather the scores, and take the map of whole rows"),
+    ],
+)
+def test_what_differs_is_told_on_every_rank(what: str, words: str, three: Processes) -> None:
+    for found in three.run(told, what):
+        assert words in found
+
+
+def test_a_rank_that_refuses_its_arguments_says_so_to_all(three: Processes) -> None:
+    first, second, third = three.run(told, "one refuses")
+    assert second.startswith("InputError: distributed.softmax: temperature must be positive")
+    expected = f"RanksError: distributed.softmax: refused on rank 1: {second}"
+    assert first == third == expected
+
+
+def leave(rank: int, how: str) -> str:
+    """One rank ends or hangs; what the others raise, and after how long."""
+    begun, x = time.monotonic(), normal(3, 4, seed=rank)
+    if rank == 1:
+        if how == "ends":
+            os._exit(3)
+        time.sleep(60)
+    try:
+        sm.distributed.softmax(x)
+    except RuntimeError as error:
+        return f"{type(error).__name__} {time.monotonic() - begun:.0f}: {error}"
+    return "nothing"
+
+
+def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:
+    processes = Processes(3, tmp_path / "store", seconds=4.0)
+    try:
+        for rank, (found, error) in enumerate(processes.outcomes(leave, "ends")):
+            if rank != 1:
+                assert error is None
+                assert "RanksError" in found
+                assert "rank 1" in found
+            else:
+                assert error == "gone"
+    finally:
+        processes.close()
+
+
+def test_without_a_group_it_says_how_to_make_one() -> None:
+    assert not dist.is_initialized()
+    with pytest.raises(RuntimeError, match=r"distributed.softmax: there is no process group; call torch.distributed.init_process"):
+        sm.distributed.softmax(torch.zeros(3))
+    with pytest.raises(AttributeError, match="no attribute 'softmox'"):
+        sm.distributed.softmox(torch.zeros(3))
+    assert RanksError.__mro__[1] is RuntimeError
