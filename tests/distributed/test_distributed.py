@@ -1,4 +1,4 @@
-"""Maps, losses and sums of scores on three ranks, beside one process that has all; what each call sends; and ranks that disagree."""
+"""Maps, losses and sums of scores on three ranks, beside one process with all of them; what calls send; and ranks that disagree."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_any_axis(name: str, three: Processes) -> None:
 
 
 def of_a_dtype(rank: int, name: str) -> tuple[bool, list[Any]]:
-    """Whether probabilities of narrow scores are those of whole rows in double, rounded once; and those of all, as rank 0 sees them."""
+    """(whether probabilities of narrow scores are those of whole rows in double, rounded once; their dtype, and if so again)."""
     x, own = 2 * normal(6, 40, seed=1, dtype=torch.bfloat16), own_of(rank, (13, 20, 7))
     p = getattr(sm.distributed, name)(x[:, own])
     whole = getattr(sm, name)(x.double())[:, own].to(torch.bfloat16)
@@ -181,12 +181,14 @@ def test_classes_are_on_the_second_axis(three: Processes) -> None:
 def of_a_sum(rank: int) -> float:
     x, own = 5 * normal(4, 9, 3, seed=1), own_of(rank, (4, 0, 5))
     tau, farthest = (normal(4, 1, 3, seed=2).abs() + 0.5).requires_grad_(), 0.0
-    for options in ({}, {"keepdim": True}, {"where": normal(4, 9, 3, seed=3) > 0.5}, {"temperature": tau}):
+    every: list[dict[str, Any]] = [{}, {"keepdim": True}, {"where": normal(4, 9, 3, seed=3) > 0.5}, {"temperature": tau}]
+    for options in every:
         results = []
         for shared in (False, True):
             scores = (x[:, own] if shared else x).clone().requires_grad_()
             mine = {**options, "where": options["where"][:, own]} if shared and "where" in options else options
-            value = (sm.distributed if shared else sm).logsumexp(scores, 1, **mine)
+            of: Any = sm.distributed if shared else sm
+            value = of.logsumexp(scores, 1, **mine)
             slopes = torch.autograd.grad(finite(value).square().sum(), [scores, *([tau] if "temperature" in options else [])])
             results.append([value.detach(), slopes[0] if shared else slopes[0][:, own], *slopes[1:]])
         farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +78,13 @@ def test_a_learnt_temperature_pairs_the_halves_of_digits():
 def test_a_student_learns_more_from_a_teacher_over_a_temperature_than_from_labels():
     found = example("distillation")["accuracies"](0, steps=150)
     assert found[4.0] > found[None]
+
+
+@pytest.mark.exhaustive
+def test_a_shared_layer_goes_on_from_its_checkpoint_on_fewer_ranks():
+    options = ["--classes=512", "--ranks=2", "--then=1", "--steps=6"]
+    out = subprocess.run(
+        [sys.executable, str(EXAMPLES / "sharded_classes.py"), *options], capture_output=True, text=True, check=True
+    ).stdout
+    first, middle, late, last = (float(loss) for loss in re.findall(r"([0-9.]+) at (?:first|last)", out))
+    assert first > middle > late > last

@@ -20,8 +20,8 @@ __all__ = ["RanksError", "logsumexp", "shared_loss", "shared_map"]
 
 
 def __getattr__(name: str) -> Any:
-    shared, of = (shared_map, MAPS) if name in MAPS else (shared_loss, LOSSES)
-    if name not in of:
+    shared: Any = shared_map if name in MAPS else shared_loss
+    if name not in MAPS and name not in LOSSES:
         raise AttributeError(f"module 'softmaxima.distributed' has no attribute {name!r}")
     function = functools.partial(shared, name)
     functools.update_wrapper(function, shared)

@@ -158,7 +158,8 @@ class _SharedLoss(torch.autograd.Function):
         return narrowed(value if given.reduction == "none" else value.sum() * scale, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (g,) = upstream
         own, given = ctx.own, ctx.given
         if torch.is_grad_enabled():
             raise RuntimeError(f"{own.name}: there is no second derivative; gather the scores, and take the loss of whole rows")
@@ -172,8 +173,8 @@ class _SharedLoss(torch.autograd.Function):
         else:
             _, slopes = own.of_p(shared.part, given.target, given.weight, state)
             slope = own.rows.pull(shared.part, slopes, state, sums)[0]
-        upstream = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
-        return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (upstream * scale)), x.dtype)
+        g = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
+        return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (g * scale)), x.dtype)
 
 
 def _counted(own: LossInParts, given: _Given, shared: Shared, targets: Targets) -> Tensor:

@@ -40,9 +40,10 @@ def shared_map(
         RanksError on every rank: where rows, dtypes or maps differ among them, one has refused its arguments, one has NaN, or does
         not answer within the group's timeout; each names the ranks. There is no second derivative.
 
-    Cost: one all-gather of the map's state for each of its passes, of 3 numbers a row for softmax, of up to 64 candidates a row for
-    a map with a threshold (where a rank has more in a row, one more all-gather of all of them), of k for top-k. The gradient is one
-    more, of 2 to 4 numbers a row, and one where temperature or a parameter is learnt. All in float64.
+    Cost: one all-gather of the map's state for each of its passes, which are ten for top-p and one for any other: of 3 numbers a row
+    for softmax, of up to 64 candidates a row for a map with a threshold (where a rank has more in a row, one more all-gather of all
+    of them), of k scores and places for top-k. The gradient is one more, of 2 to 7 numbers a row, and one where temperature or a
+    parameter is learnt. All in float64.
     """
     found = find_map(map, "distributed")
     name = f"distributed.{found.name}"
@@ -77,7 +78,8 @@ class _SharedMap(torch.autograd.Function):
         return narrowed(p, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (g,) = upstream
         name = f"distributed.{ctx.map.name}"
         if torch.is_grad_enabled():
             raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")

@@ -62,7 +62,8 @@ class _Sum(torch.autograd.Function):
         return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (g,) = upstream
         if torch.is_grad_enabled():
             raise RuntimeError(f"{NAME}: there is no second derivative; gather the scores, and take the sum of whole rows")
         *state, x = ctx.saved_tensors[:4]

@@ -1,0 +1,92 @@
+"""A last layer whose classes are shared among processes, and that goes on from a checkpoint on fewer of them.
+
+Each rank has the weights of its own classes, and scores these alone. `sm.distributed.cross_entropy` is the loss of whole rows by
+one message, and its gradient needs none. Hidden states are noisy copies of what belongs to their class, so that the layer has
+something to find. After half of the steps the layer is saved by torch.distributed.checkpoint, and fewer processes read it.
+
+    python examples/sharded_classes.py
+    python examples/sharded_classes.py --classes 20000 --ranks 2 --then 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import softmaxima as sm
+
+FEATURES, BATCH, RATE = 32, 64, 2.0
+
+
+def batch(step: int, classes: int) -> tuple[Tensor, Tensor]:
+    """(hidden states, labels), the same on every rank; of the frequent classes, so that few steps show something."""
+    generator = torch.Generator().manual_seed(step)
+    labels = torch.randint(min(classes, 256), (BATCH,), generator=generator) * (classes // min(classes, 256))
+    of_class = torch.stack([torch.randn(FEATURES, generator=torch.Generator().manual_seed(int(label))) for label in labels])
+    return of_class + 0.3 * torch.randn(BATCH, FEATURES, generator=generator), labels
+
+
+def train(weight: Tensor, mesh: DeviceMesh, steps: range, classes: int) -> list[float]:
+    """Losses; the weights of this rank's classes learn in place."""
+    losses = []
+    for step in steps:
+        hidden, labels = batch(step, classes)
+        loss = sm.distributed.cross_entropy(hidden @ weight.T, labels, group=mesh)
+        (slope,) = torch.autograd.grad(loss, weight)
+        with torch.no_grad():
+            weight -= RATE * slope
+        losses.append(loss.item())
+    return losses
+
+
+def work(rank: int, ranks: int, classes: int, steps: range, folder: str, store: str) -> None:
+    """What a process does: make the layer or read it, train, and save."""
+    warnings.filterwarnings("ignore", module="torch")  # its own, of checkpoints
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=ranks, timeout=datetime.timedelta(minutes=2))
+    mesh = init_device_mesh("cpu", (ranks,))
+    layer = torch.distributed.tensor.zeros(classes, FEATURES, device_mesh=mesh, placements=[Shard(0)])
+    if steps.start:
+        checkpoint.load({"weight": layer}, checkpoint_id=folder)
+    weight = layer.to_local().requires_grad_()
+    begun = time.perf_counter()
+    losses = train(weight, mesh, steps, classes)
+    seconds = (time.perf_counter() - begun) / len(steps)
+    saved = {"weight": DTensor.from_local(weight.detach(), mesh, [Shard(0)])}
+    checkpoint.save(saved, storage_writer=checkpoint.FileSystemWriter(folder, overwrite=True))
+    if rank == 0:
+        told = f"{losses[0]:.4f} at first, {losses[-1]:.4f} at last, {seconds:.2f} s a step"
+        print(f"{ranks} ranks, {len(weight)} of {classes} classes on the first: loss {told}", flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, default=1_000_000)
+    parser.add_argument("--ranks", type=int, default=4, help="processes of the first half")
+    parser.add_argument("--then", type=int, default=2, help="processes of the second half")
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        half = options.steps // 2
+        for ranks, steps in ((options.ranks, range(half)), (options.then, range(half, options.steps))):
+            store = Path(folder, f"store of {ranks} from {steps.start}")
+            given = (ranks, options.classes, steps, str(Path(folder, "checkpoint")), str(store))
+            multiprocessing.spawn(work, given, nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()
