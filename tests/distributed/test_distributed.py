@@ -199,6 +199,37 @@ def test_logsumexp_is_that_of_whole_rows(three: Processes) -> None:
     assert max(three.run(of_a_sum)) <= 1e-14
 
 
+def of_floats(rank: int, name: str) -> list[float]:
+    """By the kernels of the CPU: how far values and gradients are from the same numbers in double, in float32 epsilons."""
+    own, labels = own_of(rank, (200, 0, 100)), torch.tensor([0, 299, -100, 150, 42])
+    x = 3 * normal(5, 300, seed=1, dtype=torch.float32)
+    x[2] = math.nan  # of the row that is left out
+    x[1, 7] = -math.inf
+    x[3, 150] += 12.0  # p is nearly 1, but p − 1 has digits in double
+    weight, found = normal(300, seed=2).abs() + 0.1, []
+    for options in ({}, {"reduction": "none"}, {"weight": weight}, {"temperature": 0.5}):
+        results = []
+        for scores in (x.double(), x[:, own]):
+            scores, more = scores.clone().requires_grad_(), dict(options)
+            if scores.shape[-1] < 300 and "weight" in more:
+                more["weight"] = weight[own]
+            loss = getattr(sm.distributed if scores.dtype == torch.float32 else sm, name)(scores, labels, **more)
+            slope = torch.autograd.grad(loss.sum(), scores)[0]
+            results.append((loss.detach(), slope if scores.dtype == torch.float32 else slope[:, own]))
+        for theirs, ours in zip(*results, strict=True):
+            gap = (ours.double() - theirs).abs() / theirs.abs().clamp_min(1e-30)
+            found.append(float(gap.max()) / torch.finfo(torch.float32).eps if gap.numel() else 0.0)
+    p = sm.distributed.softmax(torch.where(x.isnan(), 0.0, x)[:, own])
+    theirs = sm.softmax(torch.where(x.isnan(), 0.0, x).double())[:, own]
+    return [*found, float(((p - theirs).abs() / theirs.clamp_min(1e-30)).max()) / 1.2e-7 if p.numel() else 0.0]
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "elastic_cross_entropy", "eps_cross_entropy", "sparsemax_loss"])
+def test_floats_are_as_right_as_by_one_process(name: str, three: Processes) -> None:
+    for found in three.run(of_floats, name):
+        assert max(found) <= 8, found
+
+
 # What is sent -----------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, moved_last
-from softmaxima.core.blocks import Part
+from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import merged
@@ -72,8 +73,10 @@ def shared_loss(
     own = replace(bound, n=agreement.whole)
 
     def share(x: Tensor) -> Shared:
-        part = Part(x.double(), own.rows.tau, agreement.first(ranks.rank))
-        return Shared(name, ranks, agreement, own.rows, own.part(part, given.target))
+        ignored = given.target == given.ignore_index
+        if not given.is_soft and (x.device.type != "cpu" or bool(ignored.any())):
+            x = x.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
+        return Shared(name, ranks, agreement, own.rows, x)
 
     return _SharedLoss.apply(share, own, given, given.x)
 
@@ -139,7 +142,8 @@ class _SharedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Any, own: LossInParts, given: _Given, x: Tensor) -> Tensor:
         shared: Shared = share(x.detach())
-        mine = own.begin(shared.part, given.target, given.weight)
+        of_labels = own.is_of_labels(given.target)
+        mine = _of_labels(own, given, shared)[0] if of_labels else own.begin(shared.part, given.target, given.weight)
         state, every = shared.state(torch.cat(mine, -1))
         targets = merged((Targets(*each.split(1, -1)) for each in every), merge_targets, own.name)
         counted = _counted(own, given, shared, targets)
@@ -168,13 +172,31 @@ class _SharedLoss(torch.autograd.Function):
         targets, rest = Targets(*saved[:count]), saved[count:]
         state, sums = tuple(rest[: ctx.width]), tuple(rest[ctx.width :])
         shared = ctx.share(x)
+        g = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
+        if own.form.of_p is None and own.is_of_labels(given.target) and shared.kernels is not None:
+            return None, None, None, _gradient_of_labels(own, given, shared, state, targets, g * scale)
         if own.form.of_p is None:
             slope = own.gradient(shared.part, given.target, given.weight, state, targets)
         else:
             _, slopes = own.of_p(shared.part, given.target, given.weight, state)
             slope = own.rows.pull(shared.part, slopes, state, sums)[0]
-        g = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
         return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (g * scale)), x.dtype)
+
+
+def _of_labels(own: LossInParts, given: _Given, shared: Shared) -> tuple[Targets, Tensor, Tensor]:
+    return own.begin_labels(shared.x, shared.agreement.first(shared.ranks.rank), given.target, given.weight)
+
+
+def _gradient_of_labels(own: LossInParts, given: _Given, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
+    """g ∂/∂x of each row's loss: p by the kernels, and p − 1 of the label, which they would round, in double."""
+    share = targets.weight if own.form.fenchel else targets.share
+    factor = torch.where(share == 0, 0.0, share * g)
+    slope = shared.times(state, factor)
+    mine, place, hit = _of_labels(own, given, shared)
+    top, rest = own.rows.blocks.conjugate(state, 1.0, **own.rows.params)  # type: ignore[misc]
+    log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) - rest)
+    at_label = torch.where(mine.top == -math.inf, 0.0, factor * log_p.expm1())  # a label that is masked has none
+    return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
 
 
 def _counted(own: LossInParts, given: _Given, shared: Shared, targets: Targets) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, moved_last, rows_last
-from softmaxima.core.blocks import Part
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
@@ -40,10 +39,10 @@ def shared_map(
         RanksError on every rank: where rows, dtypes or maps differ among them, one has refused its arguments, one has NaN, or does
         not answer within the group's timeout; each names the ranks. There is no second derivative.
 
-    Cost: one all-gather of the map's state for each of its passes, which are ten for top-p and one for any other: of 3 numbers a row
-    for softmax, of up to 64 candidates a row for a map with a threshold (where a rank has more in a row, one more all-gather of all
-    of them), of k scores and places for top-k. The gradient is one more, of 2 to 7 numbers a row, and one where temperature or a
-    parameter is learnt. All in float64.
+    Cost: one all-gather of the map's state for each of its passes, which are ten for top-p and one for any other: of 3 numbers a
+    row for softmax, of up to 64 candidates a row for a map with a threshold (where a rank has more in a row, one more all-gather of
+    all of them), of k scores and places for top-k. The gradient is one more, of 2 to 7 numbers a row, and one where temperature or
+    a parameter is learnt. All in float64.
     """
     found = find_map(map, "distributed")
     name = f"distributed.{found.name}"
@@ -59,8 +58,7 @@ def shared_map(
     def share(x: Tensor, tau: Any, values: Sequence[Any]) -> Shared:
         wide = [value.detach().double() if isinstance(value, Tensor) else value for value in (tau, *values)]
         whole = InParts(found, wide[0], dict(zip((p.name for p in found.params), wide[1:], strict=True)))
-        z = x.double() if mask is None else x.double().masked_fill(~mask, -torch.inf)
-        return Shared(name, ranks, agreement, whole, Part(z, wide[0], agreement.first(ranks.rank)))
+        return Shared(name, ranks, agreement, whole, x, mask)
 
     return _SharedMap.apply(share, found, rows, tau, *values).movedim(-1, axis)
 
@@ -70,12 +68,11 @@ class _SharedMap(torch.autograd.Function):
     def forward(ctx: Any, share: Any, map: Map, x: Tensor, tau: Any, *values: Any) -> Tensor:
         shared = share(x.detach(), tau, values)
         state, _ = shared.state()
-        p = shared.rows.wide(shared.part, state)
         ctx.share, ctx.map, ctx.width = share, map, len(state)
         given = [x, tau, *values]
         ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
         ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
-        return narrowed(p, x.dtype)
+        return shared.probabilities(state)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from softmaxima.core import monoid
 from softmaxima.core.arguments import as_scores, rows_last
-from softmaxima.core.blocks import Part
 from softmaxima.core.contract import find_map
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
@@ -45,8 +44,7 @@ def logsumexp(
 
     def share(x: Tensor, tau: Any) -> Shared:
         wide = tau.detach().double() if isinstance(tau, Tensor) else tau
-        z = x.double() if mask is None else x.double().masked_fill(~mask, -torch.inf)
-        return Shared(NAME, ranks, agreement, InParts(find_map("softmax"), wide, {}), Part(z, wide, agreement.first(ranks.rank)))
+        return Shared(NAME, ranks, agreement, InParts(find_map("softmax"), wide, {}), x, mask)
 
     value = _Sum.apply(share, rows, tau).movedim(-1, axis)
     return value if keepdim else value.squeeze(axis)
@@ -69,8 +67,10 @@ class _Sum(torch.autograd.Function):
         *state, x = ctx.saved_tensors[:4]
         tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
         shared = ctx.share(x, tau)
-        v = over(shared.rows.wide(shared.part, tuple(state)) * g.double(), shared.rows.tau)
         of_tau = None
+        if shared.kernels is not None:
+            return None, shared.times(tuple(state), g), None
+        v = over(shared.rows.wide(shared.part, tuple(state)) * g.double(), shared.rows.tau)
         if ctx.needs_input_grad[2]:
             own = -(without_mask(shared.part.z) * v).sum(-1, keepdim=True)
             of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)

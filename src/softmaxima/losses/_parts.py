@@ -105,6 +105,8 @@ class LossInParts:
 
     def begin(self, part: Part, target: Tensor, weight: Tensor | None = None) -> Targets:
         """The targets of a part; `weight` are the weights of its classes [n]."""
+        if self.is_of_labels(target):
+            return self.begin_labels(part.x, part.first, target, weight)[0]
         y, hit = self.target(part, target)
         part = self.part(part, target)
         s, silent = self.shares(part, target, weight), part.x == -math.inf
@@ -116,6 +118,33 @@ class LossInParts:
         sums = (s.masked_fill(silent, 0.0), s * gaps, s.masked_fill(~silent, 0.0), count, hit.double(), y)
         share, moment, masked, counted, labels, mass = (v.sum(-1, keepdim=True) for v in sums)
         return Targets(top, share, moment, masked, omega.unsqueeze(-1), counted, labels, mass)
+
+    def is_of_labels(self, target: Tensor) -> bool:
+        """Whether no class but that of its label has a share in a row."""
+        return not target.is_floating_point() and self.smoothing == 0
+
+    def begin_labels(
+        self, x: Tensor, first: int | Tensor, target: Tensor, weight: Tensor | None = None
+    ) -> tuple[Targets, Tensor, Tensor]:
+        """(the targets of scores of any dtype from the place `first` on, where in them the labels are [..., 1], which are there),
+        of which one score a row is read.
+        """
+        n = sizes(x)[-1]
+        place = target.unsqueeze(-1) - first
+        hit = (place >= 0) & (place < n) & ~self._ignored(target)
+        place = torch.where(hit, place, 0)
+        padded = x if n else torch.nn.functional.pad(x, (0, 1), value=-math.inf)
+        score = padded.gather(-1, place).double()
+        silent, none = score == -math.inf, torch.zeros_like(score)
+        count = hit.double() if weight is None or n == 0 else torch.where(hit, weight.double()[place], 0.0)
+        share = hit.double() if self.form.fenchel else count
+        regular = none
+        if self.form.fenchel:
+            omega: Any = self.rows.map.regulariser
+            regular = torch.where(hit, omega(torch.ones_like(score), **self.rows.params).unsqueeze(-1), 0.0)
+        top = torch.where(hit & ~silent, score, -math.inf)
+        spoken, masked = torch.where(silent, 0.0, share), torch.where(silent, share, 0.0)
+        return Targets(top, spoken, none, masked, regular, count, hit.double(), hit.double()), place, hit
 
     def regulariser(self, y: Tensor, hit: Tensor) -> Tensor:
         """What a part adds to Ω(y) [...]: Ω of a label where that is."""
