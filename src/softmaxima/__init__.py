@@ -79,14 +79,14 @@ else:
             rao_blackwell_gumbel rebar reinforce reinmax relax relaxed_sample relaxed_top_k score_function second_moment
             straight_through sum_and_sample
         """,
-        "distributed": "",
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
+    _APART = ("distributed",)  # rooms whose names are those of others, of which they are another form
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 
     def __getattr__(name: str) -> Any:
-        if name in _ROOMS:
+        if name in _ROOMS or name in _APART:
             return importlib.import_module(f"softmaxima.{name}")
         if name == "__all__":
             absent = {"REGISTRY"} if importlib.util.find_spec("sklearn") else {"REGISTRY", "Classifier", "TemperatureCalibrator"}
@@ -101,4 +101,4 @@ else:
         return found
 
     def __dir__() -> list[str]:
-        return [*globals(), *_ROOMS, *__getattr__("__all__")]
+        return [*globals(), *_ROOMS, *_APART, *__getattr__("__all__")]

@@ -46,6 +46,7 @@ STOREYS = (
     "core.envelope",
     "core.fused",
     *vars(softmaxima)["_ROOMS"],
+    *vars(softmaxima)["_APART"],
     "compat",
     "bench",
     "experiments",

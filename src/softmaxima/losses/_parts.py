@@ -82,12 +82,15 @@ class LossInParts:
                 )
             hit, y = torch.zeros_like(part.x, dtype=torch.bool), target.double()
         else:
-            if sizes(target) != sizes(part.x)[:-1]:
-                raise ValueError(f"{self.name}: labels must be one a row, {sizes(part.x)[:-1]}, got {sizes(target)}")
+            self._check_labels(part.x, target)
             hit = (places(part) == target.unsqueeze(-1)) & (target != self.ignore_index).unsqueeze(-1)
             y = hit.double()
         y = y if self.smoothing == 0 else y * (1 - self.smoothing) + self.smoothing / self.n
         return y.masked_fill(self._ignored(target), 0.0), hit
+
+    def _check_labels(self, x: Tensor, target: Tensor) -> None:
+        if sizes(target) != sizes(x)[:-1]:
+            raise ValueError(f"{self.name}: labels must be one a row, {sizes(x)[:-1]}, got {sizes(target)}")
 
     def _ignored(self, target: Tensor) -> Tensor:
         if target.is_floating_point():
@@ -129,6 +132,7 @@ class LossInParts:
         """(the targets of scores of any dtype from the place `first` on, where in them the labels are [..., 1], which are there),
         of which one score a row is read.
         """
+        self._check_labels(x, target)
         n = sizes(x)[-1]
         place = target.unsqueeze(-1) - first
         hit = (place >= 0) & (place < n) & ~self._ignored(target)
@@ -136,7 +140,9 @@ class LossInParts:
         padded = x if n else torch.nn.functional.pad(x, (0, 1), value=-math.inf)
         score = padded.gather(-1, place).double()
         silent, none = score == -math.inf, torch.zeros_like(score)
-        count = hit.double() if weight is None or n == 0 else torch.where(hit, weight.double()[place], 0.0)
+        count = (
+            hit.double() if weight is None or n == 0 else torch.where(hit, weight.double().expand(x.shape).gather(-1, place), 0.0)
+        )
         share = hit.double() if self.form.fenchel else count
         regular = none
         if self.form.fenchel:
