@@ -279,6 +279,8 @@ def told(rank: int, what: str) -> str:
             sm.distributed.softmax(x.float() if rank == 2 else x)
         elif what == "maps":
             sm.distributed.shared_map("softmax" if rank else "sparsemax", x)
+        elif what == "parameters":
+            sm.distributed.entmax(x, alpha=1.5 if rank else 1.3)
         elif what == "one refuses":
             sm.distributed.softmax(x, temperature=-1.0 if rank == 1 else 1.0)
         elif what == "no class":
@@ -302,6 +304,7 @@ def told(rank: int, what: str) -> str:
         ("rows", "rows must be the same on all ranks, got (3,) on rank 0, (2,) on rank 1, (3,) on rank 2"),
         ("dtypes", "dtype must be the same on all ranks, got torch.float64 on rank 0, torch.float64 on rank 1, torch.float32"),
         ("maps", "call must be the same on all ranks, got distributed.sparsemax on rank 0, distributed.softmax on rank 1"),
+        ("parameters", "alpha must be the same on all ranks, got 1.3 on rank 0, 1.5 on rank 1, 1.5 on rank 2"),
         ("no class", "each target must be a label on one rank, got 12 in a row, found on 0; ranks 0, 1, 2 have 12 classes"),
         ("NaN", "there are NaN, or +∞ that have no probability, in the scores of rank 1"),
         ("reduction", "reduction must be the same on all ranks, got mean on rank 0, sum on rank 1, sum on rank 2"),

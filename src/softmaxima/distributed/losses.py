@@ -68,7 +68,7 @@ def shared_loss(
     agreement = ranks.agree(
         name, given.x.shape[-1], rows=tuple(given.x.shape[:-1]), dtype=given.x.dtype, reduction=reduction,
         label_smoothing=label_smoothing, target="probabilities" if given.is_soft else "labels",
-        ignore_index=ignore_index, weight="given" if weight is not None else "none",
+        ignore_index=ignore_index, weight="given" if weight is not None else "none", temperature=given.tau, **given.options,
     )  # fmt: skip
     own = replace(bound, n=agreement.whole)
 

@@ -53,7 +53,8 @@ def shared_map(
         x = as_scores(name, shard)
         axis, rows, tau, mask = rows_last(name, x, dim, temperature, where)
         values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
-    agreement = ranks.agree(name, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis)
+    named = {parameter.name: value for parameter, value in zip(found.params, values, strict=True)}
+    agreement = ranks.agree(name, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau, **named)
 
     def share(x: Tensor, tau: Any, values: Sequence[Any]) -> Shared:
         wide = [value.detach().double() if isinstance(value, Tensor) else value for value in (tau, *values)]

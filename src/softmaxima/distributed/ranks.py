@@ -76,7 +76,7 @@ class Ranks:
 
     def agree(self, name: str, width: int, **same: Any) -> Agreement:
         """What all ranks have in this call, of which `same` must be the same on all. Raises RanksError on all where it is not."""
-        told = self._exchange(name, {"call": name, **{key: str(value) for key, value in same.items()}, "width": width})
+        told = self._exchange(name, {"call": name, **{key: _in_words(value) for key, value in same.items()}, "width": width})
         refused = [f"on rank {rank}: {each['problem']}" for rank, each in zip(self.names, told, strict=True) if "problem" in each]
         if refused:
             raise RanksError(f"{name}: refused {'; '.join(refused)}")
@@ -150,6 +150,13 @@ class Ranks:
         except RuntimeError:
             return f"rank {self.names[0]}, which has the store,"
         return self._silent("left/", PATIENCE) or "a rank"
+
+
+def _in_words(value: Any) -> str:
+    """What is the same in every process where the value is."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return str(value) if isinstance(value, (str, int, float, tuple, torch.dtype, type(None))) else type(value).__name__
 
 
 _RANKS: weakref.WeakKeyDictionary[dist.ProcessGroup, Ranks] = weakref.WeakKeyDictionary()

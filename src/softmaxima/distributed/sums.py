@@ -40,7 +40,7 @@ def logsumexp(
     with ranks.telling(NAME):
         x = as_scores(NAME, shard)
         axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
-    agreement = ranks.agree(NAME, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis)
+    agreement = ranks.agree(NAME, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau)
 
     def share(x: Tensor, tau: Any) -> Shared:
         wide = tau.detach().double() if isinstance(tau, Tensor) else tau
