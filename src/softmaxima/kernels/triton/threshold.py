@@ -127,7 +127,8 @@ def solve(z, beta, lowest, highest, method):
     low, high, level = lowest, highest, lowest
     mass, slope = method.sums(z, beta, level)
     most, least = tl.full(mass.shape, INFINITY, tl.float64), tl.zeros_like(mass)
-    moves = ~is_settled(mass, slope, level, high, beta, z)
+    settled = is_settled(mass, slope, level, high, beta, z)
+    moves = ~settled
     step = 0
     while (tl.max(moves.to(tl.int32)) > 0) & (step < STEPS):
         before = level
@@ -135,7 +136,9 @@ def solve(z, beta, lowest, highest, method):
         level = tl.where(moves, level, before)  # so that a row is the same beside whatever rows
         low, high = tl.where(moves, under, low), tl.where(moves, above, high)
         mass, slope = method.sums(z, beta, level)
-        moves = moves & ~is_settled(mass, slope, level, before, beta, z)
+        rests = settled | (beta <= 1.0)  # above, where the tolerance is wider, after one step more
+        settled = is_settled(mass, slope, level, before, beta, z)
+        moves = moves & ~(settled & rests)
         step += 1
     return level, low, high, mass
 
