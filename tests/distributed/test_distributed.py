@@ -199,6 +199,24 @@ def test_logsumexp_is_that_of_whole_rows(three: Processes) -> None:
     assert max(three.run(of_a_sum)) <= 1e-14
 
 
+def of_infinities(rank: int) -> tuple[bool, bool]:
+    """Whether the sum and its gradient are those of one process, where +∞ is on two ranks, by a number as τ and by a tensor."""
+    x, own = normal(3, 9, seed=1), own_of(rank, (4, 0, 5))
+    x[0, [1, 2, 7]], x[1, 8] = math.inf, math.inf
+    same = []
+    for tau in (2.0, torch.full((3, 1), 2.0).requires_grad_()):
+        whole, scores = x.clone().requires_grad_(), x[:, own].clone().requires_grad_()
+        value = sm.distributed.logsumexp(scores, temperature=tau)
+        ours = torch.autograd.grad(value.sum(), scores)[0]
+        theirs = torch.autograd.grad(sm.logsumexp(whole, temperature=2.0).sum(), whole)[0][:, own]
+        same.append(bool((value[:2] == math.inf).all()) and apart(ours, theirs) <= 1e-15)
+    return tuple(same)
+
+
+def test_the_gradient_of_an_infinite_sum_is_shared_among_the_infinities_of_all_ranks(three: Processes) -> None:
+    assert all(all(same) for same in three.run(of_infinities))
+
+
 def of_floats(rank: int, name: str) -> list[float]:
     """By the kernels of the CPU: how far values and gradients are from the same numbers in double, in float32 epsilons."""
     own, labels = own_of(rank, (200, 0, 100)), torch.tensor([0, 299, -100, 150, 42])

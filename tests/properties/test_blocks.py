@@ -115,6 +115,26 @@ def test_states_of_long_rows_are_small(case: Case):
     assert sum(values.shape[-1] if values.ndim else 1 for values in state) <= most
 
 
+@pytest.mark.parametrize("scale", [3.0, 1e-3])
+def test_long_rows_whose_support_is_a_few_scores_or_all(case: Case, scale: float):
+    x, g = scale * normal(3, 2000), normal(3, 2000, seed=1)
+    x[1, ::3], x[2] = -INF, -INF
+    x[0, [5, 1700]] = x[0].max() + scale  # equal scores in two parts
+    x[0, 6] = x[0, 5]
+    rows, scores = rows_of(case), x.clone().requires_grad_()
+    parts, slopes = list(rows.parts(pieces(x, [1500, 1501]))), pieces(g, [1500, 1501])
+    state = rows.state(parts)
+    sums = rows.sums(parts, slopes, state)
+    p, v = (torch.cat(values, -1) for values in (
+        [rows.finish(part, state) for part in parts],
+        [rows.pull(part, slope, state, sums)[0] for part, slope in zip(parts, slopes, strict=True)],
+    ))  # fmt: skip
+    whole = case(scores)
+    expected = torch.autograd.grad(whole.masked_fill(whole.isinf(), 0.0), scores, g)[0]
+    torch.testing.assert_close(p, whole.detach(), rtol=1e-11, atol=1e-15)
+    torch.testing.assert_close(v, expected, rtol=1e-9, atol=1e-13 * float(expected.abs().max()))
+
+
 @at_most(15)
 @given(x=rows(), cuts=CUTS, shuffle=st.integers(0, 1000), tau=st.sampled_from([1.0, 0.3, "learnt"]))
 def test_derivatives_in_parts_are_those_of_the_whole(case: Case, x: Tensor, cuts: list[int], shuffle: int, tau: float | str):

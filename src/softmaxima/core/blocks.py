@@ -58,6 +58,8 @@ class Blocks:
         to begin before it knows all parts. None where a score that comes later takes others out.
     derivative(part, state, p, of) → what of(p, z), the map's sensitivity or a parameter's gradient, says of the scores of a part
         when it is given the whole row. Without it `of` is taken of each score by itself.
+    support(part, state) → where the scores of a part are that may have a probability, indices [..., w], or None for anywhere. The
+        others have none and no derivative, `finish` and `derivative` are given a part of those w alone, and places must not matter.
     """
 
     begin: Callable[..., State]
@@ -67,6 +69,7 @@ class Blocks:
     conjugate: Callable[..., tuple[Tensor, Tensor]] | None = None
     factor: Callable[..., Tensor] | None = None
     derivative: Callable[..., Any] = _of_each_score
+    support: Callable[..., Tensor | None] | None = None
 
 
 def packed(state: State, identity: State, width: int | None = None) -> Tensor:
@@ -161,6 +164,9 @@ def of_the_mass(part: Part, state: State, p: Tensor, of: Callable[..., tuple[Ten
     return s * p.sum(-1, keepdim=True), q
 
 
+NARROW = 128  # scores of a row, the largest, among which its support is looked for first
+
+
 def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor] | None = None) -> Blocks:
     """A map that is 0 below a threshold, of `solve(z, **params)`: its state are the scores that can be in the support.
 
@@ -171,12 +177,21 @@ def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]
     def probabilities(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> Tensor:
         return solve((x - row_maximum(x)) / tau, **params)
 
+    def largest(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """(the largest scores of each row in order, among them its support, which of them that are)."""
+        n, width = x.shape[-1], 0
+        while True:
+            width = min(n, max(NARROW, 8 * width))
+            ordered = x.topk(width, -1).values
+            counts = probabilities(ordered, tau, params) > 0
+            if width == n or not bool(counts[..., -1].any()):
+                return ordered, counts
+
     def candidates(x: Tensor, tau: float | Tensor, params: dict[str, Any]) -> State:
         if x.shape[-1] == 0:
             return (x,)
-        ordered = x.sort(-1, descending=True).values
-        spoilt = (x.isnan() | (x == math.inf)).any(-1, keepdim=True)
-        counts = (probabilities(ordered, tau, params) > 0).masked_fill(spoilt, False)
+        ordered, counts = largest(x, tau, params)
+        spoilt = ~(ordered[..., :1] < math.inf)  # NaN and +∞ are the largest
         kept = torch.where(counts, ordered, -math.inf)
         kept[..., :1] = torch.where(spoilt, math.nan, kept[..., :1])
         return (kept[..., : max(1, int(counts.sum(-1).max()))] if counts.numel() else kept,)
@@ -209,7 +224,14 @@ def thresholded(solve: Callable[..., Tensor], regulariser: Callable[..., Tensor]
         ordered, p, place = found(part, state, params)
         return _at(of(p, (ordered - row_maximum(ordered)) / part.tau, **params), place)
 
-    return Blocks(begin, merge, finish, conjugate=None if regulariser is None else conjugate, derivative=derivative)
+    def support(part: Part, state: State, **params: Any) -> Tensor | None:
+        n, width = part.x.shape[-1], state[0].shape[-1]  # which holds all that have a probability
+        if n <= NARROW or 2 * width >= n or bool(state[0].isnan().any()):  # a row of NaN has it everywhere
+            return None
+        return part.x.topk(width, -1).indices
+
+    value = None if regulariser is None else conjugate
+    return Blocks(begin, merge, finish, conjugate=value, derivative=derivative, support=support)
 
 
 def _at(found: Any, place: Tensor) -> Any:

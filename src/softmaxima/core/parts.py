@@ -141,12 +141,11 @@ class InParts:
 
     def finish(self, part: Part, state: State) -> Any:
         """The probabilities of a part, of the kind and dtype of its scores."""
-        return as_given(self.wide(part, state), part)
+        return as_given(*self._probabilities(part, state), part)
 
     def wide(self, part: Part, state: State) -> Tensor:
         """The probabilities of a part in float64."""
-        _check_part(part)
-        return self.blocks.finish(part, state, **self.params)
+        return _spread(*self._probabilities(part, state), part)
 
     def probabilities(self, parts: Iterable[Any]) -> Iterator[Any]:
         """The probabilities of each part, in turn. Raises TypeError for an iterator, which cannot be read twice."""
@@ -168,8 +167,9 @@ class InParts:
     def begin_pull(self, part: Part, g: Any, state: State) -> State:
         """What the gradient of ⟨g, p⟩ needs of a part: its largest score, and the sums of the map's Jacobian over it."""
         slopes = _slopes(part, g)
-        top = torch.nn.functional.pad(part.x, (0, 1), value=-math.inf).amax(-1, keepdim=True)
-        return top, *self._jacobian(part, state).sums(slopes)
+        top = part.x.amax(-1, keepdim=True) if part.x.shape[-1] else part.x.new_full((*part.x.shape[:-1], 1), -math.inf)
+        own, where = self._supported(part, state)
+        return top, *self._jacobian(own, state).sums(slopes if where is None else slopes.gather(-1, where))
 
     def merge_pull(self, a: State, b: State) -> State:
         """The sums over the parts of both."""
@@ -183,23 +183,36 @@ class InParts:
     def pull(self, part: Part, g: Any, state: State, sums: State) -> tuple[Any, dict[str, Tensor]]:
         """(∂⟨g, p⟩/∂x of a part, what it adds to that by "temperature" and by each parameter that is a tensor [..., 1])."""
         slopes, learned = _slopes(part, g), {}
-        v = over(self._jacobian(part, state).pull(slopes, sums[1:]), self.tau)
+        own, where = self._supported(part, state)
+        slopes = slopes if where is None else slopes.gather(-1, where)
+        v = over(self._jacobian(own, state).pull(slopes, sums[1:]), self.tau)
         if isinstance(self.tau, Tensor):
-            z = part.z
+            z = own.z
             if self.map.properties.shift_invariant or self.map.properties.locally_shift_invariant:
-                z = (part.x - row_maximum(sums[0])) / self.tau  # a constant adds nothing but its rounding
+                z = (own.x - row_maximum(sums[0])) / self.tau  # a constant adds nothing but its rounding
             learned["temperature"] = -(without_mask(z) * v).sum(-1, keepdim=True)
         for parameter in self.map.params:
             if isinstance(self.params[parameter.name], Tensor):
-                moved = self._derivative(part, state, parameter.gradient)
+                moved = self._derivative(own, state, parameter.gradient)
                 learned[parameter.name] = product(moved, slopes).sum(-1, keepdim=True)
-        return as_given(v, part), learned
+        return as_given(v, where, part), learned
+
+    def _probabilities(self, part: Part, state: State) -> tuple[Tensor, Tensor | None]:
+        """(the probabilities of the scores that may have some, where they are)."""
+        _check_part(part)
+        own, where = self._supported(part, state)
+        return self.blocks.finish(own, state, **self.params), where
+
+    def _supported(self, part: Part, state: State) -> tuple[Part, Tensor | None]:
+        """(the scores of a part that may have a probability, where they are, None for all)."""
+        where = None if self.blocks.support is None else self.blocks.support(part, state, **self.params)
+        return (part, None) if where is None else (replace(part, x=part.x.gather(-1, where)), where)
 
     def _jacobian(self, part: Part, state: State) -> Jacobian:
         return jacobian_of(self._derivative(part, state, self.map.sensitivity))
 
     def _derivative(self, part: Part, state: State, of: Any) -> Any:
-        return self.blocks.derivative(part, state, self.wide(part, state), of, **self.params)
+        return self.blocks.derivative(part, state, self.blocks.finish(part, state, **self.params), of, **self.params)
 
     @functools.cached_property
     def _form(self) -> type[Jacobian]:
@@ -284,6 +297,11 @@ def no_graph(what: str, values: Tensor, name: str = "in_parts") -> None:
         raise ValueError(f"{name}: {what} must not require grad, which stops at a part; call .detach(), and take `pull`")
 
 
+def _spread(values: Tensor, where: Tensor | None, part: Part) -> Tensor:
+    """Values of some scores of a part, 0 for the others."""
+    return values if where is None else values.new_zeros(part.x.shape).scatter_(-1, where, values)
+
+
 def _check_part(part: Any) -> None:
     if not isinstance(part, Part):
         raise TypeError(f"in_parts: a part must be made by `part(x)`, got {type(part).__name__}")
@@ -297,6 +315,8 @@ def _slopes(part: Part, g: Any) -> Tensor:
     return slopes.detach().double()
 
 
-def as_given(values: Tensor, part: Part) -> Any:
-    """Of the kind and dtype of the scores of a part."""
-    return values if part.given is None else like_input(narrowed(values, as_scores("in_parts", part.given).dtype), part.given)
+def as_given(values: Tensor, where: Tensor | None, part: Part) -> Any:
+    """The values of a part, of which it has some, of the kind and dtype of its scores."""
+    if part.given is None:
+        return _spread(values, where, part)
+    return like_input(_spread(narrowed(values, as_scores("in_parts", part.given).dtype), where, part), part.given)

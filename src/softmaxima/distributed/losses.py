@@ -191,11 +191,11 @@ def _gradient_of_labels(own: LossInParts, given: _Given, shared: Shared, state: 
     """g ∂/∂x of each row's loss: p by the kernels, and p − 1 of the label, which they would round, in double."""
     share = targets.weight if own.form.fenchel else targets.share
     factor = torch.where(share == 0, 0.0, share * g)
-    slope = shared.times(state, factor)
+    slope, tau = shared.slope(state, factor), own.rows.tau
     mine, place, hit = _of_labels(own, given, shared)
-    top, rest = own.rows.blocks.conjugate(state, 1.0, **own.rows.params)  # type: ignore[misc]
-    log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) - rest)
-    at_label = torch.where(mine.top == -math.inf, 0.0, factor * log_p.expm1())  # a label that is masked has none
+    top, rest = own.rows.blocks.conjugate(state, tau, **own.rows.params)  # type: ignore[misc]
+    log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) / tau - rest)
+    at_label = torch.where(mine.top == -math.inf, 0.0, factor * log_p.expm1() / tau)  # a label that is masked has none
     return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
+from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts, merged
-from softmaxima.core.temperature import is_one
 from softmaxima.distributed.ranks import Agreement, Ranks, RanksError
 from softmaxima.kernels.devices import library
 
@@ -40,8 +40,8 @@ class Shared:
 
     @functools.cached_property
     def kernels(self) -> Any:
-        """Those of logsumexp where it is all that the map knows of a row, and scores are narrower than what is sent; or None."""
-        if self.x.dtype == torch.float64 or self.x.shape[-1] == 0 or not is_one(self.rows.tau):
+        """Those of logsumexp where it is all that the map knows of a row, or None."""
+        if self.x.shape[-1] == 0:
             return None
         of_exponentials = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
         has_shares = self.rows.blocks.conjugate is not None and not self.rows.map.properties.logarithmic
@@ -51,7 +51,7 @@ class Shared:
         """The state of this rank's part in a pass."""
         if self.kernels is None:
             return self.rows.begin(self.part, known)
-        _, (top, log_mass) = self.kernels.logsumexp(self.x, 1.0, self.mask, wide=True)
+        _, (top, log_mass) = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
         top, log_mass = top.unsqueeze(-1), log_mass.unsqueeze(-1)
         some = top > -math.inf  # NaN is none
         rest = torch.where(top == math.inf, 0.0, log_mass.expm1())
@@ -59,16 +59,17 @@ class Shared:
 
     def probabilities(self, state: State) -> Tensor:
         """Those of this rank's scores, in their dtype."""
-        return narrowed(self.rows.wide(self.part, state), self.x.dtype) if self.kernels is None else self.times(state, 1.0)
+        return (
+            narrowed(self.rows.wide(self.part, state), self.x.dtype) if self.kernels is None else self.slope(state, self.rows.tau)
+        )
 
-    def times(self, state: State, factor: float | Tensor) -> Tensor:
-        """The same by the kernels, times a factor [..., 1]."""
-        top, rest = self.rows.blocks.conjugate(state, 1.0, **self.rows.params)  # type: ignore[misc]
-        x = self.x.float()
-        g = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(top.shape).squeeze(-1)
-        spoilt = (state[0] == math.inf).squeeze(-1)
-        g = torch.where(spoilt, math.nan, g).float()
-        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, 1.0, self.mask)
+    def slope(self, state: State, g: float | Tensor) -> Tensor:
+        """g p/τ, g [..., 1], by the kernels, in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
+        top, rest = self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
+        x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
+        g = torch.as_tensor(g, dtype=torch.float64, device=x.device).expand(top.shape)
+        g = torch.where(state[0] == math.inf, math.nan, g).squeeze(-1).to(x.dtype)
+        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, self.rows.tau, self.mask)
         return narrowed(found, self.x.dtype)
 
     def state(self, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ def logsumexp(
         RanksError on every rank: where rows or dtypes differ among them, one has refused its arguments, has NaN, or does not
         answer within the group's timeout. There is no second derivative.
 
-    Cost: one all-gather of 3 numbers a row, in float64. The gradient softmax(x/τ)/τ needs none, or one by a temperature.
+    Cost: one all-gather of 3 numbers a row, in float64. The gradient softmax(x/τ)/τ needs none, or one by a temperature, and one
+    where a sum is +∞, which is shared among the scores that are; on a GPU it is NaN there.
     """
     ranks = ranks_of(NAME, group)
     with ranks.telling(NAME):
@@ -67,10 +69,16 @@ class _Sum(torch.autograd.Function):
         *state, x = ctx.saved_tensors[:4]
         tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
         shared = ctx.share(x, tau)
-        of_tau = None
-        if shared.kernels is not None:
-            return None, shared.times(tuple(state), g), None
-        v = over(shared.rows.wide(shared.part, tuple(state)) * g.double(), shared.rows.tau)
+        of_tau, infinite = None, state[0] == math.inf
+        has_infinite = x.device.type == "cpu" and bool(infinite.any())
+        if shared.kernels is not None and not has_infinite and not ctx.needs_input_grad[2]:
+            return None, shared.slope(tuple(state), g), None
+        p = shared.rows.wide(shared.part, tuple(state))
+        if has_infinite:
+            own = (shared.part.x == math.inf).double()
+            count = torch.stack([each[0] for each in shared.told([own.sum(-1, keepdim=True)])]).sum(0)
+            p = torch.where(infinite, own / count, p)
+        v = over(p * g.double(), shared.rows.tau)
         if ctx.needs_input_grad[2]:
             own = -(without_mask(shared.part.z) * v).sum(-1, keepdim=True)
             of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)

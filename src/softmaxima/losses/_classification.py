@@ -686,7 +686,7 @@ class Loss:
         first = next(iter(rows.parts(parts)))
         value = value if reduction == "none" else value.sum() * scale
         slopes = [torch.where(v == 0, 0.0, v * scale) for v in slopes]  # also where no row counts
-        return as_given(value, first), [as_given(v, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
+        return as_given(value, None, first), [as_given(v, None, part) for v, part in zip(slopes, rows.parts(parts), strict=True)]
 
     def complete(self, options: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
         """The options that the loss has of its own, defaults filled in; `name` is of what is called, if it is not the loss."""
