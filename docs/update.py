@@ -6,6 +6,7 @@ confirmation how often what compare recommends is confirmed by other data; two t
 bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.png and its tables       make bench
 gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
+ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -42,6 +43,7 @@ import torch
 from softmaxima.bench.attention import read as read_attention
 from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
+from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
 from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds
@@ -82,6 +84,7 @@ from softmaxima.report import estimators as estimators_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
+from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
 from softmaxima.report import temperature as temperature_report
 from softmaxima.report.attention_figures import picture as attention_picture
@@ -203,6 +206,14 @@ def heads_blocks() -> Blocks:
     """The tables of the last benchmarks of heads."""
     found = [read_heads(ROOT / "benchmarks" / f"heads-{name}.json") for name in ("cpu", "cpu-bfloat16")]
     return {"bench-heads": heads_report.markdown(*found)}
+
+
+def ranks_blocks() -> Blocks:
+    """Draw the times of the last benchmark of ranks and those of many that are simulated, and give their tables."""
+    benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
+    draw(ranks_report.picture(benchmark), DOCS / "ranks.png")
+    picture = "![Time of a step against the number of ranks, measured and simulated](ranks.png)"
+    return {"bench-ranks": f"{picture}\n\n{ranks_report.markdown(benchmark)}"}
 
 
 def compare_attention_blocks() -> Blocks:
@@ -346,6 +357,7 @@ COMMANDS = {
     "gpu": gpu_blocks,
     "attention": attention_blocks,
     "heads": heads_blocks,
+    "ranks": ranks_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

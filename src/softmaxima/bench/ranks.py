@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.multiprocessing.spawn import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import softmaxima as sm
@@ -41,6 +41,10 @@ SCALINGS = ("strong", "weak")  # so many classes in all, or on each rank
 PASSES = 7
 SIZES = tuple(2**k for k in range(10, 25, 2))  # bytes of a message, of each rank
 HANDSHAKES = 20
+KINDS = {
+    "allgather_base": "all-gather", "allgather": "all-gather", "all_gather_into_tensor": "all-gather",
+    "allreduce": "all-reduce", "all_reduce": "all-reduce",
+}  # fmt: skip
 TOLERANCE = 2e-5  # of float32 results beside those of all scores
 
 
@@ -99,11 +103,13 @@ class Messages(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operation, and look at its name."""
+        """Call the operation, and look at its name; those of DTensors come once more, of what each rank has."""
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
         space, _, name = function.name().partition("::")
-        kind = name.partition(".")[0].strip("_").removesuffix("_into_tensor").removeprefix("all").removeprefix("_").split("_")[0]
-        if space in ("c10d", "_c10d_functional") and kind in ("gather", "allgather", "reduce", "allreduce"):
-            self.kinds[f"all-{kind.removeprefix('all')}"] += 1
+        kind = KINDS.get(name.partition(".")[0].strip("_")) if space in ("c10d", "_c10d_functional") else None
+        if kind is not None:
+            self.kinds[kind] += 1
             given = args[1] if name.startswith("_allgather_base") else args[0]
             self.bytes += sum(x.nbytes for x in (given if isinstance(given, (list, tuple)) else [given]))
         return function(*args, **(kwargs or {}))
@@ -133,10 +139,10 @@ def bench(
 
 def _on_ranks(size: int, *plan: Any) -> dict[str, Any]:
     """What the first of so many processes finds."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
-        multiprocessing.spawn(_rank, (size, store.port, path, *plan), nprocs=size)
+        spawn(_rank, (size, store.port, path, *plan), nprocs=size)
         return json.loads(path.read_text())
 
 
@@ -144,7 +150,7 @@ def _rank(
     rank: int, size: int, port: int, path: Path, rows: int, classes: int, tasks: Sequence[str], passes: int, sizes: Sequence[int]
 ) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port)
+    store = dist.TCPStore("127.0.0.1", port)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
     mesh = DeviceMesh("cpu", list(range(size)))
     shares = {"strong": classes // size, "weak": classes // 4}
@@ -202,9 +208,9 @@ def _ways(case: Case, mesh: DeviceMesh, x: Tensor, target: Tensor) -> Iterator[t
         return value, slope.split(x.shape[1], 1)[dist.get_rank()]
 
     def parallel() -> Sequence[Tensor]:
-        scores = DTensor.from_local(x.detach(), mesh, [Shard(1)]).requires_grad_()
+        scores: Any = DTensor.from_local(x.detach(), mesh, [Shard(1)]).requires_grad_()
         with loss_parallel():
-            value = torch.nn.functional.cross_entropy(scores, DTensor.from_local(target, mesh, [Replicate()]))
+            value: Any = torch.nn.functional.cross_entropy(scores, DTensor.from_local(target, mesh, [Replicate()]))
             value.backward()
         return value.full_tensor(), scores.grad.to_local()
 

@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from softmaxima.cli.bench import bench
 from softmaxima.cli.bench_attention import bench_attention
 from softmaxima.cli.bench_heads import bench_heads
+from softmaxima.cli.bench_ranks import bench_ranks
 from softmaxima.cli.calibrate import calibrate
 from softmaxima.cli.compare import compare
 from softmaxima.cli.compare_attention import compare_attention
@@ -40,7 +41,7 @@ app = App(
 COMPARISONS = (compare, compare_attention, compare_heads, compare_estimators)
 COMMANDS = {
     command.__name__.replace("_", "-"): command
-    for command in (*COMPARISONS, predict, calibrate, bench, bench_attention, bench_heads, lse)
+    for command in (*COMPARISONS, predict, calibrate, bench, bench_attention, bench_heads, bench_ranks, lse)
 }
 for command in COMMANDS.values():
     app.command(command)
