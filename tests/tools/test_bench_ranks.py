@@ -19,8 +19,10 @@ NETWORK = Network("a wire", alpha=3.0, beta=0.5)
 
 def test_the_command_measures_counts_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "ranks.json"
-    main(["bench-ranks", "--ranks", "2", "--rows", "4", "--classes", "64", "--quick", "--json", str(path)])
-    capsys.readouterr()
+    with pytest.raises(SystemExit) as ending:
+        main(["bench-ranks", "--ranks", "2", "--rows", "4", "--classes", "64", "--quick", "--json", str(path)])
+    assert ending.value.code == 0
+    assert "loss_parallel" in capsys.readouterr().out
     benchmark = read(path)
     assert [(r.case.task, r.case.scaling, r.case.classes) for r in benchmark.results] == [
         (task, scaling, classes)
