@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 Group = dist.ProcessGroup | DeviceMesh | None
 
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+ALL_REDUCE = dist.all_reduce
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
 
 
@@ -142,6 +143,17 @@ class Ranks:
         except RuntimeError as error:
             raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
         return list(every)
+
+    def sum(self, name: str, message: Tensor) -> Tensor:
+        """The sum over all ranks of tensors of one shape, the same on every rank."""
+        if self.size == 1:
+            return message
+        total = message.clone(memory_format=torch.contiguous_format)
+        try:
+            ALL_REDUCE(total, group=self.group)
+        except RuntimeError as error:
+            raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
+        return total
 
     def _missing(self) -> str:
         """The ranks that do not say that they have left a collective too."""

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_value, like_input, scale_domain
+from softmaxima.core.arguments import as_scores, as_tensor, check_value, like_input, scale_domain
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight, unrounded
-from softmaxima.heads.linear_loss import ask, find_loss
+from softmaxima.heads.linear_loss import ask
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
+from softmaxima.losses._finding import find_loss
 from softmaxima.losses.margin import ANGLES, COSINES
 
 # What one number of each kind is, by itself; "combined" takes all three.
@@ -67,6 +68,29 @@ def margin_softmax_loss(
     tensor(0.0486)
     """
     name = "margin_softmax_loss"
+    states, layer, labels, more = as_cosines(name, hidden, weight, target, kind, margin, scale, centres)
+    return ask(
+        name,
+        find_loss(name, loss),
+        states,
+        layer,
+        labels,
+        given=hidden,
+        dtype=as_scores(name, hidden, "hidden").dtype,
+        class_weight=class_weight,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        chunk=chunk,
+        outputs=outputs,
+        **more,
+    )
+
+
+def as_cosines(
+    name: str, hidden: Any, weight: Any, target: Any, kind: Any, margin: Any, scale: Any, centres: Any
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """(hidden of length 1, weight, labels, what else `as_request` takes of cosines), checked."""
     moved = check_margin(name, kind, margin)
     centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
     inverse = 1 / check_value(name, "scale", scale, *scale_domain(states.dtype))
@@ -75,25 +99,7 @@ def margin_softmax_loss(
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
     labels = check_indices(name, target, states)
     wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
-    return ask(
-        name,
-        find_loss(name, loss),
-        unit(wide),
-        layer,
-        labels,
-        given=hidden,
-        dtype=states.dtype,
-        class_weight=class_weight,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        chunk=chunk,
-        outputs=outputs,
-        tau=inverse,
-        unit=True,
-        centres=centres,
-        margin=moved,
-    )
+    return unit(wide), layer, labels, {"tau": inverse, "unit": True, "centres": centres, "margin": moved}
 
 
 def check_margin(name: str, kind: Any, margin: Any) -> Margin:
