@@ -17,9 +17,9 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.labels import here, spoken
-from softmaxima.distributed.losses import Found, RowLosses, Scores, agreed, bind_to, check_constants, per_row
+from softmaxima.distributed.losses import Found, RowLosses, Scores, agreed, bind_to, check_constants, per_row, requiring
 from softmaxima.distributed.partial import some_classes
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.labelled import slices
 from softmaxima.heads.linear_loss import as_layer, as_request, check_z_loss
@@ -171,18 +171,13 @@ def _checked(
     )  # fmt: skip
     bind_to(request.batch, found, request.options, asked.ignore_index)
     check_z_loss(name, request)
-    learns = [what for what, value in (("hidden", states), ("temperature", more["tau"])) if _learns(value)]
     same = {
         "rows": sizes(states)[:-1], "features": sizes(states)[-1], "dtype": layer.dtype, "loss": found.name, **options,
         "bias": "none" if request.bias is None else "given", "temperature": request.tau, "softcap": request.softcap,
         "z_loss": request.z_loss, "centres": request.centres, "margin": request.margin, "reduce_hidden": str(reduces),
-        "what requires grad": " and ".join(learns) or "nothing", **agreed(request.batch, asked.ignore_index),
+        "gradient": requiring(hidden=states, temperature=more["tau"]), **agreed(request.batch, asked.ignore_index),
     }  # fmt: skip
     return Head(name, ranks, request, asked.ignore_index, reduces), same
-
-
-def _learns(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,16 +232,6 @@ class Head:
             if self.log_rates is not None:
                 found.x.sub_(self.log_rates)
             yield _Scores(span, part, found, moved)
-
-    def summed(self, of_hidden: Tensor | None, of_tau: Tensor | None) -> list[Tensor | None]:
-        """The gradients by what is the same on all ranks, from what own classes add: by one message, in the dtype of scores."""
-        added = [of_hidden if self.reduces else None, of_tau]
-        sent = [value.flatten().to(self.request.dtype) for value in added if value is not None]
-        if not sent:
-            return [of_hidden, of_tau]
-        rest = iter(self.ranks.sum(self.name, torch.cat(sent)).split([len(value) for value in sent]))
-        found = [None if value is None else next(rest).view(value.shape) for value in added]
-        return [found[0] if self.reduces else of_hidden, found[1]]
 
     def _at_once(self, losses: RowLosses) -> int:
         """Rows, as many as memory is for."""
@@ -312,6 +297,8 @@ class _LayerLoss(torch.autograd.Function):
                     g.scatter_(-1, labels.place, g.gather(-1, labels.place) * labels.moved.slope)
                 of_layer.add(part.hidden, scores.back(g), span.start)
             of_layer.finish()
-        of_hidden, of_tau = head.summed(of_layer.hidden, of_tau)
+        dtype, of_hidden = head.request.dtype, of_layer.hidden
+        whole, of_tau = summed(head.ranks, head.name, (of_hidden if head.reduces else None, of_tau), dtype)
+        of_hidden = whole if head.reduces else of_hidden
         found_of: Any = ((of_hidden, hidden), (of_layer.weight, weight), (of_layer.bias, bias), (of_tau, tau))
         return None, None, *(None if value is None else wanted(value, of) for value, of in found_of)

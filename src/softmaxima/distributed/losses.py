@@ -84,9 +84,18 @@ def shared_loss(
 def check_constants(name: str, values: dict[str, Any]) -> None:
     """Numbers that do not learn."""
     for what, value in values.items():
-        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        if learns(value):
             repair = "divide the scores by it" if what == "temperature" else "give its value, or gather the scores"
             raise ValueError(f"{name}: {what} must not require grad here; {repair}")
+
+
+def learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def requiring(**values: Any) -> str:
+    """Which require grad, for ranks to agree on: the gradient of each is a message."""
+    return " and ".join(what for what, value in values.items() if learns(value)) or "of own classes"
 
 
 def bind_to(

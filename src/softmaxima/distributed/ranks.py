@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -190,3 +190,12 @@ def ranks_of(name: str, group: Group) -> Ranks:
     if found not in _RANKS:
         _RANKS[found] = Ranks(found)
     return _RANKS[found]
+
+
+def summed(ranks: Ranks, name: str, tensors: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:
+    """The sum over all ranks of each of some tensors, by one message, in a dtype or in that of the first."""
+    sent = [each.flatten() for each in tensors if each is not None]
+    if not sent:
+        return list(tensors)
+    rest = iter(ranks.sum(name, torch.cat([each.to(dtype or sent[0].dtype) for each in sent])).split([len(each) for each in sent]))
+    return [None if each is None else next(rest).view(each.shape) for each in tensors]

@@ -29,7 +29,8 @@ class Scored(NamedTuple):
             g.mul_(self.bent.square_().neg_().add_(1.0))
         if self.chosen is None:
             return g
-        by_centre = self.products.zero_().view(*sizes(self.chosen), -1)
+        rows, classes = sizes(self.chosen)
+        by_centre = self.products.zero_().view(rows, classes, sizes(self.products)[1] // max(classes, 1))
         return by_centre.scatter_(-1, self.chosen.unsqueeze(-1), g.unsqueeze(-1)).view_as(self.products)
 
 
