@@ -34,6 +34,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     processes.close()
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    processes = Processes(1, tmp_path_factory.mktemp("rank") / "store")
+    yield processes
+    processes.close()
+
+
 def own_of(rank: int, widths: tuple[int, ...]) -> slice:
     return slice(sum(widths[:rank]), sum(widths[: rank + 1]))
 
@@ -102,7 +109,7 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...], dtype: torch.dtype)
             shared = lambda y=y, mine=mine, of=of, **t: sm.distributed.linear_loss(target=y, **of, **mine, **t)
             far = compared(whole, shared, given, own)
             if far > NEAR[dtype]:  # is one process as far off, whose scores are rounded as well?
-                far = min(far, far / max(1.0, compared(whole, alone, given, slice(0, n)) / NEAR[dtype]))
+                far /= max(1.0, 2 * compared(whole, alone, given, slice(0, n)) / NEAR[dtype])
             found.append((far, more))
     return found
 
@@ -189,9 +196,9 @@ def test_temperatures_learn_and_hidden_states_may_be_gathered(three: Processes) 
 
 def of_long_rows(rank: int) -> tuple[float, float, int, list[Tensor]]:
     """float32 layers of more classes than one part of the rows has room for: (how far, again, the most rows of a part, results)."""
-    widths = (40_000, 3000, 21_000)
-    own, given = own_of(rank, widths), layer(sum(widths), torch.float32, rows=500, features=16)
-    labels, most = torch.arange(500) * 128, []
+    widths = (40_000, 1000, 5000)
+    own, given = own_of(rank, widths), layer(sum(widths), torch.float32, rows=200, features=16)
+    labels, most = torch.arange(200) * 230, []
     was = heads.scored
     heads.scored = lambda part, *more: (most.append(len(part.hidden)), was(part, *more))[1]
     results = []
@@ -258,9 +265,9 @@ def test_margins_are_those_of_the_whole_layer(floats: torch.dtype, three: Proces
         assert max(found) <= NEAR[floats], found
 
 
-def of_partial_classes(rank: int) -> tuple[float, float, float, float]:
+def of_partial_classes(rank: int) -> tuple[float, float, float, float, float]:
     """(with all classes taken, how far from the exact loss; the mean of exp(loss) over draws beside the exact one, its gradient by
-    hidden beside that, in standard errors; how far one draw is from the formula).
+    hidden beside that, in standard errors; the largest deviation of draws; how far the gradient by the scale is from differences).
     """
     widths, labels = (12, 0, 8), torch.tensor([0, 19, -100, 3, 2, 2, 13])
     own = own_of(rank, widths)
@@ -271,21 +278,26 @@ def of_partial_classes(rank: int) -> tuple[float, float, float, float]:
     exact = compared(whole, shared, given, own)
     hidden, few = given["hidden"].clone().requires_grad_(), given["weight"][own]
     generator, values, slopes = torch.Generator().manual_seed(rank), [], []
-    for _ in range(400):
+    for _ in range(144):
         each = sm.distributed.margin_softmax_loss(hidden, few, samples=6, reduction="none", generator=generator, **same).exp()
         values.append(each.detach())
         slopes.append(torch.autograd.grad(each.sum(), hidden)[0])
     expected = sm.margin_softmax_loss(hidden, given["weight"], reduction="none", **same).exp()
     by_hidden = torch.autograd.grad(expected.sum(), hidden)[0]
     errors = [
-        float(((torch.stack(found).mean(0) - of).abs() / (torch.stack(found).std(0) / 20).clamp_min(1e-9)).max())
+        float(((torch.stack(found).mean(0) - of).abs() / (torch.stack(found).std(0) / 12).clamp_min(1e-9)).max())
         for found, of in ((values, expected.detach()), (slopes, by_hidden))
     ]
-    return exact, errors[0], errors[1], float(torch.stack(values).std(0).max())
+    drawn = lambda scale: sm.distributed.margin_softmax_loss(hidden, few, labels, scale=scale, samples=6, generator=rank)
+    scale, step = torch.tensor(3.0, dtype=torch.float64, requires_grad=True), 1e-5
+    (by_scale,) = torch.autograd.grad(drawn(scale), scale)
+    difference = (drawn(3.0 + step) - drawn(3.0 - step)) / (2 * step)
+    return exact, errors[0], errors[1], float(torch.stack(values).std(0).max()), apart(by_scale, difference.detach())
 
 
 def test_partial_classes_are_unbiased_and_all_of_them_exact(three: Processes) -> None:
-    for exact, of_values, of_slopes, spread in three.run(of_partial_classes):
+    for exact, of_values, of_slopes, spread, by_scale in three.run(of_partial_classes):
+        assert by_scale <= 1e-8
         assert exact <= 1e-12
         assert of_values < 4.5  # the largest of 6 rows
         assert of_slopes < 4.5  # of 36 numbers
@@ -364,10 +376,10 @@ def of_estimates(rank: int, sampler: str) -> float:
         sm.distributed.sampled_softmax_loss(
             hidden, weight[own], labels, bias=bias[own], samples=8, sampler=of_classes, reduction="none", generator=generator
         ).exp()
-        for _ in range(300)
+        for _ in range(144)
     ])  # fmt: skip
     expected = sm.linear_loss(hidden, weight, labels, bias=bias, reduction="none").exp()
-    return float(((found.mean(0) - expected).abs() / (found.std(0) / 300**0.5).clamp_min(1e-9)).max())
+    return float(((found.mean(0) - expected).abs() / (found.std(0) / 12).clamp_min(1e-9)).max())
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "log_uniform", exhaustively("weights")])
@@ -487,12 +499,8 @@ def first_values(rank: int, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["linear", "margin"])
-def test_first_values_do_not_depend_on_the_number_of_ranks(kind: str, three: Processes, tmp_path: Path) -> None:
-    one = Processes(1, tmp_path / "store")
-    try:
-        alone = one.run(first_values, kind)[0]
-    finally:
-        one.close()
+def test_first_values_do_not_depend_on_the_number_of_ranks(kind: str, one: Processes, three: Processes) -> None:
+    alone = one.run(first_values, kind)[0]
     for found in three.run(first_values, kind):
         assert torch.equal(found, alone)
     assert len(alone.unique()) > 0.9 * alone.numel()  # blocks differ
@@ -521,16 +529,12 @@ def load(rank: int, folder: str) -> tuple[Tensor, Tensor, Tensor]:
     return head.weight.full_tensor().detach(), state["moments"][0]["exp_avg"].full_tensor(), head.class_weight.full_tensor()
 
 
-def test_a_checkpoint_of_three_ranks_is_read_by_two(three: Processes, tmp_path: Path) -> None:
+def test_a_checkpoint_of_three_ranks_is_read_by_one(one: Processes, three: Processes, tmp_path: Path) -> None:
     weight, moments = three.run(save, str(tmp_path / "saved"))[0]
-    two = Processes(2, tmp_path / "store")
-    try:
-        for found in two.run(load, str(tmp_path / "saved")):
-            assert torch.equal(found[0], weight)
-            assert torch.equal(found[1], moments)
-            assert torch.equal(found[2], torch.arange(1.0, 11.0))
-    finally:
-        two.close()
+    found = one.run(load, str(tmp_path / "saved"))[0]
+    assert torch.equal(found[0], weight)
+    assert torch.equal(found[1], moments)
+    assert torch.equal(found[2], torch.arange(1.0, 11.0))
 
 
 def other_modules(rank: int) -> list[tuple[str, float]]:
