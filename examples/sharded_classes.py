@@ -1,8 +1,9 @@
 """A last layer whose classes are shared among processes, and that goes on from a checkpoint on fewer of them.
 
-Each rank has the weights of its own classes, and scores these alone. `sm.distributed.cross_entropy` is the loss of whole rows by
-one message, and its gradient needs none. Hidden states are noisy copies of what belongs to their class, so that the layer has
-something to find. After half of the steps the layer is saved by torch.distributed.checkpoint, and fewer processes read it.
+Each rank has the weights of its own classes, and scores these alone, some rows at a time. `sm.distributed.LinearLoss` is the loss
+of whole rows by one message, and its gradient by the weights needs none. Hidden states are noisy copies of what belongs to their
+class, so that the layer has something to find. After half of the steps torch.distributed.checkpoint saves the layer, whose weight
+is a DTensor, and fewer processes read it.
 
     python examples/sharded_classes.py
     python examples/sharded_classes.py --classes 20000 --ranks 2 --then 1
@@ -23,8 +24,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 import torch.multiprocessing as multiprocessing
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 import softmaxima as sm
 
@@ -39,15 +38,14 @@ def batch(step: int, classes: int) -> tuple[Tensor, Tensor]:
     return of_class + 0.3 * torch.randn(BATCH, FEATURES, generator=generator), labels
 
 
-def train(weight: Tensor, mesh: DeviceMesh, steps: range, classes: int) -> list[float]:
-    """Losses; the weights of this rank's classes learn in place."""
-    losses = []
+def train(head: sm.distributed.LinearLoss, steps: range, classes: int) -> list[float]:
+    """Losses; the weights of this rank's classes learn."""
+    optimiser, losses = torch.optim.SGD(head.parameters(), lr=RATE), []
     for step in steps:
-        hidden, labels = batch(step, classes)
-        loss = sm.distributed.cross_entropy(hidden @ weight.T, labels, group=mesh)
-        (slope,) = torch.autograd.grad(loss, weight)
-        with torch.no_grad():
-            weight -= RATE * slope
+        optimiser.zero_grad()
+        loss = head(*batch(step, classes))
+        loss.backward()
+        optimiser.step()
         losses.append(loss.item())
     return losses
 
@@ -57,19 +55,16 @@ def work(rank: int, ranks: int, classes: int, steps: range, folder: str, store: 
     warnings.filterwarnings("ignore", module="torch")  # its own, of checkpoints
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=ranks, timeout=datetime.timedelta(minutes=2))
-    mesh = init_device_mesh("cpu", (ranks,))
-    layer = torch.distributed.tensor.zeros(classes, FEATURES, device_mesh=mesh, placements=[Shard(0)])
+    head = sm.distributed.LinearLoss(FEATURES, classes)
     if steps.start:
-        checkpoint.load({"weight": layer}, checkpoint_id=folder)
-    weight = layer.to_local().requires_grad_()
+        checkpoint.load(head.state_dict(), checkpoint_id=folder)
     begun = time.perf_counter()
-    losses = train(weight, mesh, steps, classes)
+    losses = train(head, steps, classes)
     seconds = (time.perf_counter() - begun) / len(steps)
-    saved = {"weight": DTensor.from_local(weight.detach(), mesh, [Shard(0)])}
-    checkpoint.save(saved, storage_writer=checkpoint.FileSystemWriter(folder, overwrite=True))
+    checkpoint.save(head.state_dict(), storage_writer=checkpoint.FileSystemWriter(folder, overwrite=True))
     if rank == 0:
         told = f"{losses[0]:.4f} at first, {losses[-1]:.4f} at last, {seconds:.2f} s a step"
-        print(f"{ranks} ranks, {len(weight)} of {classes} classes on the first: loss {told}", flush=True)
+        print(f"{ranks} ranks, {len(head.own_classes)} of {classes} classes on the first: loss {told}", flush=True)
     dist.destroy_process_group()
 
 

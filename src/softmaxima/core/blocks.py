@@ -7,7 +7,7 @@ last it tells every part its probabilities. `parts.py` is for those who call thi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -82,10 +82,24 @@ def packed(state: State, identity: State, width: int | None = None) -> Tensor:
     columns = []
     for values, varying in zip(state, varies, strict=True):
         if varying:
-            nothing = -math.inf if values.is_floating_point() else torch.iinfo(values.dtype).max
-            values = torch.cat((values, values.new_full((*values.shape[:-1], width - values.shape[-1]), nothing)), -1)
+            values = _padded(values, width)
         columns.append(values.contiguous().view(torch.float64))
     return torch.cat(columns, -1)
+
+
+def joined(states: Sequence[State]) -> State:
+    """The state of rows that follow one another along the first axis, from those of some of them each."""
+    if len(states) == 1:
+        return states[0]
+    columns = [torch.cat([_padded(v, max(w.shape[-1] for w in values)) for v in values]) for values in zip(*states, strict=True)]
+    make: Any = getattr(states[0], "_make", tuple)
+    return make(columns)
+
+
+def _padded(values: Tensor, width: int) -> Tensor:
+    """With scores and places of nothing."""
+    nothing = -math.inf if values.is_floating_point() else torch.iinfo(values.dtype).max
+    return torch.cat((values, values.new_full((*values.shape[:-1], width - values.shape[-1]), nothing)), -1)
 
 
 def unpacked(values: Tensor, identity: State) -> State:

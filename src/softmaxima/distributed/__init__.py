@@ -1,5 +1,6 @@
 """Maps, losses and sums of scores that are shared among processes, on torch.distributed: `sm.distributed.softmax(shard, group=…)`.
 
+Heads whose classes are shared have the names of those that are not: `sm.distributed.LinearLoss(features, classes, group=…)`.
 Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too.
 """
 
@@ -9,14 +10,30 @@ import functools
 import inspect
 from typing import Any
 
+from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
+from softmaxima.distributed.layers import LinearLoss, MarginSoftmax, SampledSoftmax
 from softmaxima.distributed.losses import shared_loss
 from softmaxima.distributed.maps import shared_map
+from softmaxima.distributed.means import batch_mean
 from softmaxima.distributed.ranks import RanksError
+from softmaxima.distributed.sampled import sampled_softmax_loss
 from softmaxima.distributed.sums import logsumexp
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
-__all__ = ["RanksError", "logsumexp", "shared_loss", "shared_map"]
+__all__ = [
+    "LinearLoss",
+    "MarginSoftmax",
+    "RanksError",
+    "SampledSoftmax",
+    "batch_mean",
+    "linear_loss",
+    "logsumexp",
+    "margin_softmax_loss",
+    "sampled_softmax_loss",
+    "shared_loss",
+    "shared_map",
+]
 
 
 def __getattr__(name: str) -> Any:

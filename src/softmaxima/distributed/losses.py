@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, moved_last
-from softmaxima.core.blocks import State
+from softmaxima.core.arguments import check_per_row, moved_last
+from softmaxima.core.blocks import State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
-from softmaxima.core.parts import merged
-from softmaxima.distributed.ranks import Group, RanksError, ranks_of
+from softmaxima.core.parts import InParts, merged
+from softmaxima.core.tracing import sizes
+from softmaxima.distributed.ranks import Agreement, Group, Ranks, RanksError, ranks_of
 from softmaxima.distributed.rows import Shared
-from softmaxima.losses import REGISTRY
-from softmaxima.losses._classification import Loss, check_class_weight, check_shared, check_soft, check_sums
+from softmaxima.losses._classification import Batch, Loss, check_sums, prepare
+from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LossInParts, Targets, bind, merge_targets
+
+# (which rows, their scores), some rows after others, of a tensor's first axis or, by an ellipsis, all; anew at each call
+Scores = Callable[[], Iterable[tuple[Any, Tensor]]]
 
 
 def shared_loss(
@@ -41,7 +45,7 @@ def shared_loss(
     has a form in parts.
 
     Args:
-        loss: a registered name, the function of a loss or a `Loss`.
+        loss: a registered name, that of a map which has a loss, the function of a loss or a `Loss`.
         shard: scores of this rank's classes [N, C, …] or [C]; each rank may have any number of classes, and none.
         target: labels [N, …], which count the classes of all ranks, the same on every rank; or probabilities of own classes.
         weight: of this rank's classes [C].
@@ -59,159 +63,251 @@ def shared_loss(
     Cost: one all-gather, of what the map takes and 8 numbers a row; one more for a loss of probabilities, as `soft_accuracy_loss`.
     The gradient needs none.
     """
-    found = _find(loss)
+    found, own = find_loss("distributed.shared_loss", loss)
     name = f"distributed.{found.name}"
     ranks = ranks_of(name, group)
     with ranks.telling(name):
-        given = _given(name, found, shard, target, weight, ignore_index, reduction, label_smoothing, temperature, options)
-        bound = bind(name, found.row_form, 0, given.is_soft, given.smoothing, given.ignore_index, given.tau, given.options)
+        batch = prepare(name, shard, target, weight, ignore_index, reduction, label_smoothing, shared=True)
+        tau = moved_last(
+            check_per_row(name, "temperature", temperature, batch.given, batch.class_axis, *TEMPERATURE), batch.class_axis
+        )
+        options = found.complete({**own, **options}, name)
+        check_constants(name, {"temperature": tau, **options})
+        bound = bind_to(batch, found, options, ignore_index, tau)
     agreement = ranks.agree(
-        name, given.x.shape[-1], rows=tuple(given.x.shape[:-1]), dtype=given.x.dtype, reduction=reduction,
-        label_smoothing=label_smoothing, target="probabilities" if given.is_soft else "labels",
-        ignore_index=ignore_index, weight="given" if weight is not None else "none", temperature=given.tau, **given.options,
+        name, batch.rows.shape[-1], rows=tuple(batch.rows.shape[:-1]), dtype=batch.rows.dtype, temperature=tau, **options,
+        **agreed(batch, ignore_index),
     )  # fmt: skip
-    own = replace(bound, n=agreement.whole)
+    return loss_of_scores(name, ranks, agreement, bound, batch, ignore_index)
 
-    def share(x: Tensor) -> Shared:
-        ignored = given.target == given.ignore_index
-        if not given.is_soft and (x.device.type != "cpu" or bool(ignored.any())):
-            x = x.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
-        return Shared(name, ranks, agreement, own.rows, x)
 
-    return _SharedLoss.apply(share, own, given, given.x)
+def check_constants(name: str, values: dict[str, Any]) -> None:
+    """Numbers that do not learn."""
+    for what, value in values.items():
+        if learns(value):
+            repair = "divide the scores by it" if what == "temperature" else "give its value, or gather the scores"
+            raise ValueError(f"{name}: {what} must not require grad here; {repair}")
+
+
+def learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def requiring(**values: Any) -> str:
+    """Which require grad, for ranks to agree on: the gradient of each is a message."""
+    return " and ".join(what for what, value in values.items() if learns(value)) or "of own classes"
+
+
+def bind_to(
+    batch: Batch, loss: Loss, options: dict[str, Any], ignore_index: int, tau: Any = 1.0, z_loss: float = 0.0
+) -> LossInParts:
+    """The loss over rows of any number of classes."""
+    constants = {key: value.detach() if isinstance(value, Tensor) else value for key, value in options.items()}
+    tau = tau.detach() if isinstance(tau, Tensor) else tau
+    is_soft = batch.soft is not None
+    return bind(batch.name, loss.row_form, 0, is_soft, batch.smoothing, ignore_index, tau, constants, z_loss)
+
+
+def agreed(batch: Batch, ignore_index: int) -> dict[str, Any]:
+    """What must be the same on all ranks of the arguments that all losses have."""
+    return {
+        "reduction": batch.reduction, "label_smoothing": batch.smoothing, "ignore_index": ignore_index,
+        "target": "labels" if batch.soft is None else "probabilities", "weight": "none" if batch.class_weight is None else "given",
+    }  # fmt: skip
+
+
+def loss_of_scores(name: str, ranks: Ranks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int) -> Tensor:
+    """The reduced loss, of scores that there are."""
+    loss = RowLosses.of(name, ranks, agreement, bound, batch, ignore_index)
+    return _SharedLoss.apply(loss, batch.reduction, batch.rows)
+
+
+class Found(NamedTuple):
+    """What one pass tells each rank of all rows."""
+
+    values: Tensor  # the losses [...] in float64
+    counted: Tensor  # how often the mean counts a row [..., 1]
+    targets: Targets
+    state: State  # of the map
+    sums: State  # of its derivative, for a loss of probabilities
+
+    def rows(self, some: Any) -> Found:
+        """That of some rows."""
+        of = lambda state: tuple(values[some] for values in state)
+        return Found(self.values[some], self.counted[some], Targets(*of(self.targets)), of(self.state), of(self.sums))
+
+    def reduced(self, reduction: str) -> tuple[Tensor, Tensor]:
+        """(the loss, what its gradient is multiplied by)."""
+        scale = 1 / self.counted.sum(dtype=torch.float64) if reduction == "mean" else self.values.new_ones(())
+        return self.values if reduction == "none" else self.values.sum() * scale, scale
+
+    def saved(self) -> tuple[list[Tensor], int]:
+        """Its tensors, and how many there are of the state."""
+        return [self.values, self.counted, *self.targets, *self.state, *self.sums], len(self.state)
+
+    @classmethod
+    def again(cls, saved: Any, width: int) -> Found:
+        values, counted, *rest = saved
+        count = len(Targets._fields)
+        return cls(values, counted, Targets(*rest[:count]), tuple(rest[count : count + width]), tuple(rest[count + width :]))
 
 
 @dataclass(frozen=True, eq=False)
-class _Given:
-    """What the loss is taken of, classes last."""
+class RowLosses:
+    """The losses of rows of whose classes each rank has some; their scores come some rows at a time."""
 
-    x: Tensor
-    target: Tensor
-    weight: Tensor | None
-    ignore_index: int
-    reduction: str
-    smoothing: float
-    tau: Any
-    options: dict[str, Any]
+    name: str
+    ranks: Ranks
+    agreement: Agreement
+    own: LossInParts
+    target: Tensor  # labels [...], or probabilities of own classes [..., n]
+    weight: Tensor | None  # of own classes
+
+    @classmethod
+    def of(cls, name: str, ranks: Ranks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int) -> RowLosses:
+        target: Any = batch.labels if batch.soft is None else batch.soft
+        target = target if batch.ignored is None else target.masked_fill(batch.ignored, ignore_index)
+        return cls(name, ranks, agreement, replace(bound, n=agreement.whole), target, batch.class_weight)
+
+    def evaluate(self, scores: Scores) -> Found:
+        """One message for each pass of the map; one more for a loss of probabilities."""
+        whole = self._shared(self.target.new_zeros((*self._shape, 0), dtype=torch.float64))
+        targets: list[Tensor] = []
+        state: State | None = None
+        for number in range(self.own.rows.passes):
+            states, beside = [], []
+            for some, x in scores():
+                rows = self._rows(some)
+                shared = rows._shared(x)
+                states.append(shared.begun(None if state is None else tuple(values[some] for values in state)))
+                beside += [torch.cat(rows._targets(shared), -1)] if number == 0 else []
+            state, every = whole.exchanged(joined(states), state, torch.cat(beside) if beside else None)
+            targets = targets or every
+        found = merged((Targets(*each.split(1, -1)) for each in targets), merge_targets, self.name)
+        counted, sums = self._counted(found), ()
+        if self.own.form.of_p is None:
+            values = self.own.value(state, found)  # type: ignore[arg-type]
+        else:
+            values, sums = self._values_of_p(scores, whole, state)  # type: ignore[arg-type]
+        weighed = counted if self.is_soft or self.weight is None else found.weight
+        return Found(values, weighed, found, state, sums)  # type: ignore[arg-type]
+
+    def slope(self, some: Any, x: Tensor, found: Found, g: Tensor) -> Tensor:
+        """∂/∂x of ⟨g, losses⟩ of some rows, g [..., 1] in float64, in the dtype of x."""
+        rows, (_, _, targets, state, sums) = self._rows(some), found.rows(some)
+        own, shared = rows.own, rows._shared(x)
+        if own.form.of_p is None and own.is_of_labels(rows.target) and shared.kernels is not None:
+            return rows._slope_of_labels(shared, state, targets, g)
+        if own.form.of_p is None:
+            slope = own.gradient(shared.part, rows.target, rows.weight, state, targets)
+        else:
+            _, slopes = own.of_p(shared.part, rows.target, rows.weight, state)
+            slope = own.rows.pull(shared.part, slopes, state, sums)[0]
+        return narrowed(torch.where(slope == 0, 0.0, slope * g), x.dtype)
+
+    def is_by_kernels(self, like: Tensor, dtype: torch.dtype) -> bool:
+        """Whether scores of a dtype, where `like` is, are not widened."""
+        of_labels = self.own.form.of_p is None and self.own.is_of_labels(self.target)
+        one = torch.zeros((1, 1), dtype=dtype, device=like.device)
+        return of_labels and Shared(self.name, self.ranks, self.agreement, self.own.rows, one).kernels is not None
 
     @property
     def is_soft(self) -> bool:
         return self.target.is_floating_point()
 
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return sizes(self.target)[:-1] if self.is_soft else sizes(self.target)
 
-def _find(loss: Any) -> Loss:
-    named = [each for each in REGISTRY.values() if loss in (each.name, each, each.function, each.module)]
-    if isinstance(loss, Loss):
-        return loss
-    if not named:
-        raise ValueError(f"distributed: there is no loss {loss!r}; choose among {', '.join(REGISTRY)}")
-    return named[0]
+    def _rows(self, some: Any) -> RowLosses:
+        """The losses of some rows."""
+        of = lambda value: value[some] if isinstance(value, Tensor) and value.ndim and sizes(value)[0] > 1 else value
+        rows = self.own.rows
+        rows = InParts(rows.map, of(rows.tau), {key: of(value) for key, value in rows.params.items()})
+        own = replace(self.own, rows=rows, options={key: of(value) for key, value in self.own.options.items()})
+        return replace(self, own=own, target=self.target[some])
 
+    def _shared(self, x: Tensor) -> Shared:
+        if not self.is_soft and x.shape[-1]:
+            ignored = self.target == self.own.ignore_index
+            if x.device.type != "cpu" or bool(ignored.any()):
+                x = x.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
+        return Shared(self.name, self.ranks, self.agreement, self.own.rows, x)
 
-def _given(
-    name: str, loss: Loss, shard: Any, target: Any, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, tau: Any,
-    options: dict[str, Any],
-) -> _Given:  # fmt: skip
-    x = as_scores(name, shard)
-    if x.ndim == 0:
-        raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
-    axis = 0 if x.ndim == 1 else 1
-    ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, smoothing)
-    y = check_device(name, "target", as_tensor(name, "target", target), x)
-    rows = x.shape[:axis] + x.shape[axis + 1 :]
-    if y.is_floating_point():
-        check_soft(name, x, y, ignore_index)
-        y = y.movedim(axis, -1)
-    elif y.dtype == torch.bool or y.is_complex() or y.shape != rows:
-        raise ValueError(
-            f"{name}: target must hold class indices of shape {tuple(rows)}, or probabilities of shape {tuple(x.shape)}; "
-            f"got {y.dtype} of shape {tuple(y.shape)}"
-        )
-    else:
-        y = y.long()
-    if weight is not None:
-        weight = check_device(name, "weight", check_class_weight(name, weight, x.shape[axis]), x)
-    tau = moved_last(check_per_row(name, "temperature", tau, x, axis, *TEMPERATURE), axis)
-    if isinstance(tau, Tensor) and tau.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name}: temperature must not require grad here; divide the scores by it")
-    tau = tau.detach() if isinstance(tau, Tensor) else tau
-    return _Given(x.movedim(axis, -1), y, weight, ignore_index, reduction, smoothing, tau, loss.complete(options, name))
+    def _targets(self, shared: Shared) -> Targets:
+        if self.own.is_of_labels(self.target):
+            return self._of_labels(shared)[0]
+        return self.own.begin(shared.part, self.target, self.weight)
+
+    def _of_labels(self, shared: Shared) -> tuple[Targets, Tensor, Tensor]:
+        return self.own.begin_labels(shared.x, self.agreement.first(self.ranks.rank), self.target, self.weight)
+
+    def _values_of_p(self, scores: Scores, whole: Shared, state: State) -> tuple[Tensor, State]:
+        values, sums = [], []
+        for some, x in scores():
+            rows = self._rows(some)
+            part, known = rows._shared(x).part, tuple(each[some] for each in state)
+            value, slopes = rows.own.of_p(part, rows.target, rows.weight, known)
+            values.append(value)
+            sums.append(rows.own.rows.begin_pull(part, slopes, known))
+        total, every = whole.exchanged_sums(joined(sums), torch.cat(values))
+        return torch.stack(every).sum(0).squeeze(-1), total
+
+    def _slope_of_labels(self, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
+        """p by the kernels, and p − 1 of the label, which they would round, in double."""
+        own, share = self.own, self.own.counted(targets)
+        factor = torch.where(share == 0, 0.0, share * g)
+        excess = own.excess(state) if own.z_loss else torch.zeros_like(factor)
+        slope = shared.times(state, factor * (1 + excess))
+        mine, place, hit = self._of_labels(shared)
+        top, rest = own.rows.blocks.conjugate(state, 1.0, **own.rows.params)  # type: ignore[misc]
+        log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) - rest)
+        at_label = factor * (log_p.expm1() + excess * log_p.exp())
+        at_label = torch.where(mine.top == -math.inf, 0.0, at_label)  # a label that is masked has none
+        return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
+
+    def _counted(self, targets: Targets) -> Tensor:
+        """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
+        if self.is_soft:
+            if self.own.form.fenchel and self.ranks.device.type == "cpu":
+                check_sums(self.name, targets.mass.squeeze(-1))
+            return torch.ones_like(targets.weight)
+        counted = (self.target != self.own.ignore_index).unsqueeze(-1)
+        wrong = targets.labels != counted
+        if self.ranks.device.type == "cpu" and bool(wrong.any()):
+            label, times = int(self.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
+            raise RanksError(
+                f"{self.name}: each target must be a label on one rank, got {label} in a row, found on {times}; ranks "
+                f"{', '.join(map(str, self.ranks.names))} have {self.agreement.whole} classes, "
+                f"{' + '.join(map(str, self.agreement.widths))}, and every rank must have the same labels"
+            )
+        return counted
 
 
 class _SharedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, share: Any, own: LossInParts, given: _Given, x: Tensor) -> Tensor:
-        shared: Shared = share(x.detach())
-        of_labels = own.is_of_labels(given.target)
-        mine = _of_labels(own, given, shared)[0] if of_labels else own.begin(shared.part, given.target, given.weight)
-        state, every = shared.state(torch.cat(mine, -1))
-        targets = merged((Targets(*each.split(1, -1)) for each in every), merge_targets, own.name)
-        counted = _counted(own, given, shared, targets)
-        sums: tuple[Tensor, ...] = ()
-        if own.form.of_p is None:
-            value = own.value(state, targets)
-        else:
-            part_value, slopes = own.of_p(shared.part, given.target, given.weight, state)
-            sums, values = shared.sums(slopes, state, part_value)
-            value = torch.stack(values).sum(0).squeeze(-1)
-        scale = torch.ones((), dtype=torch.float64, device=x.device)
-        if given.reduction == "mean":
-            scale = 1 / (counted if given.is_soft or given.weight is None else targets.weight).sum()
-        ctx.share, ctx.own, ctx.given, ctx.width = share, own, given, len(state)
-        ctx.save_for_backward(x, scale, *targets, *state, *sums)
-        return narrowed(value if given.reduction == "none" else value.sum() * scale, x.dtype)
+    def forward(ctx: Any, loss: RowLosses, reduction: str, x: Tensor) -> Tensor:
+        found = loss.evaluate(lambda: [(..., x.detach())])
+        value, scale = found.reduced(reduction)
+        saved, ctx.width = found.saved()
+        ctx.loss, ctx.is_of_rows = loss, reduction == "none"
+        ctx.save_for_backward(x, scale, *saved)
+        return narrowed(value, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (g,) = upstream
-        own, given = ctx.own, ctx.given
         if torch.is_grad_enabled():
-            raise RuntimeError(f"{own.name}: there is no second derivative; gather the scores, and take the loss of whole rows")
+            raise RuntimeError(
+                f"{ctx.loss.name}: there is no second derivative; gather the scores, and take the loss of whole rows"
+            )
         x, scale, *saved = ctx.saved_tensors
-        count = len(Targets._fields)
-        targets, rest = Targets(*saved[:count]), saved[count:]
-        state, sums = tuple(rest[: ctx.width]), tuple(rest[ctx.width :])
-        shared = ctx.share(x)
-        g = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
-        if own.form.of_p is None and own.is_of_labels(given.target) and shared.kernels is not None:
-            return None, None, None, _gradient_of_labels(own, given, shared, state, targets, g * scale)
-        if own.form.of_p is None:
-            slope = own.gradient(shared.part, given.target, given.weight, state, targets)
-        else:
-            _, slopes = own.of_p(shared.part, given.target, given.weight, state)
-            slope = own.rows.pull(shared.part, slopes, state, sums)[0]
-        return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (g * scale)), x.dtype)
+        found = Found.again(saved, ctx.width)
+        slope = ctx.loss.slope(..., x, found, per_row(g, scale, found, ctx.is_of_rows))
+        return None, None, slope
 
 
-def _of_labels(own: LossInParts, given: _Given, shared: Shared) -> tuple[Targets, Tensor, Tensor]:
-    return own.begin_labels(shared.x, shared.agreement.first(shared.ranks.rank), given.target, given.weight)
-
-
-def _gradient_of_labels(own: LossInParts, given: _Given, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
-    """g ∂/∂x of each row's loss: p by the kernels, and p − 1 of the label, which they would round, in double."""
-    share = targets.weight if own.form.fenchel else targets.share
-    factor = torch.where(share == 0, 0.0, share * g)
-    slope, tau = shared.slope(state, factor), own.rows.tau
-    mine, place, hit = _of_labels(own, given, shared)
-    top, rest = own.rows.blocks.conjugate(state, tau, **own.rows.params)  # type: ignore[misc]
-    log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) / tau - rest)
-    at_label = torch.where(mine.top == -math.inf, 0.0, factor * log_p.expm1() / tau)  # a label that is masked has none
-    return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
-
-
-def _counted(own: LossInParts, given: _Given, shared: Shared, targets: Targets) -> Tensor:
-    """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
-    if given.is_soft:
-        if own.form.fenchel and shared.ranks.device.type == "cpu":
-            check_sums(own.name, targets.mass.squeeze(-1))
-        return torch.ones_like(targets.weight)
-    counted = (given.target != given.ignore_index).unsqueeze(-1)
-    wrong = targets.labels != counted
-    if shared.ranks.device.type == "cpu" and bool(wrong.any()):
-        label, times = int(given.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
-        raise RanksError(
-            f"{own.name}: each target must be a label on one rank, got {label} in a row, found on {times}; ranks "
-            f"{', '.join(map(str, shared.ranks.names))} have {shared.agreement.whole} classes, "
-            f"{' + '.join(map(str, shared.agreement.widths))}, and every rank must have the same labels"
-        )
-    return counted
+def per_row(g: Tensor, scale: Tensor, found: Found, is_of_rows: bool) -> Tensor:
+    """∂/∂ each row's loss [..., 1], of the gradient by the reduced loss."""
+    g = g.double().unsqueeze(-1) if is_of_rows else g.double()
+    return (g * scale).expand(found.counted.shape)

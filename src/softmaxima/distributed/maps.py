@@ -84,7 +84,7 @@ class _SharedMap(torch.autograd.Function):
         state, tensors = ctx.saved_tensors[: ctx.width], iter(ctx.saved_tensors[ctx.width :])
         x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
         shared = ctx.share(x, tau, values)
-        sums, _ = shared.sums(g.double(), state)
+        sums = shared.sums(g.double(), state)
         v, learned = shared.rows.pull(shared.part, g.double(), state, sums)
         return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 Group = dist.ProcessGroup | DeviceMesh | None
 
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+ALL_REDUCE = dist.all_reduce
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
 
 
@@ -143,6 +144,17 @@ class Ranks:
             raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
         return list(every)
 
+    def sum(self, name: str, message: Tensor) -> Tensor:
+        """The sum over all ranks of tensors of one shape, the same on every rank."""
+        if self.size == 1:
+            return message
+        total = message.clone(memory_format=torch.contiguous_format)
+        try:
+            ALL_REDUCE(total, group=self.group)
+        except RuntimeError as error:
+            raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
+        return total
+
     def _missing(self) -> str:
         """The ranks that do not say that they have left a collective too."""
         try:
@@ -178,3 +190,12 @@ def ranks_of(name: str, group: Group) -> Ranks:
     if found not in _RANKS:
         _RANKS[found] = Ranks(found)
     return _RANKS[found]
+
+
+def summed(ranks: Ranks, name: str, tensors: Sequence[Tensor | None], dtype: torch.dtype | None = None) -> list[Tensor | None]:
+    """The sum over all ranks of each of some tensors, by one message, in a dtype or in that of the first."""
+    sent = [each.flatten() for each in tensors if each is not None]
+    if not sent:
+        return list(tensors)
+    rest = iter(ranks.sum(name, torch.cat([each.to(dtype or sent[0].dtype) for each in sent])).split([len(each) for each in sent]))
+    return [None if each is None else next(rest).view(each.shape) for each in tensors]

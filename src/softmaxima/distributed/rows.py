@@ -77,17 +77,23 @@ class Shared:
         known: State | None = None
         told: list[Tensor] = []
         for number in range(self.rows.passes):
-            own = self.begun(known)
-            identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.part, known)
-            every, others = self._gathered(own, identity, beside if number == 0 else None)
+            known, others = self.exchanged(self.begun(known), known, beside if number == 0 else None)
             told = told or others
-            self._check(every)
-            known = merged(every, self.rows.merge, self.name)
         return known, told  # type: ignore[return-value]
 
-    def sums(self, g: Tensor, state: State, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
-        """(what the gradient of ⟨g, p⟩ needs of whole rows, what each rank has beside)."""
-        own = self.rows.begin_pull(self.part, g, state)
+    def exchanged(self, own: State, known: State | None, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
+        """(the state of whole rows in a pass of which `own` is this rank's, what each has beside)."""
+        identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.part, known)
+        every, others = self._gathered(own, identity, beside)
+        self._check(every)
+        return merged(every, self.rows.merge, self.name), others
+
+    def sums(self, g: Tensor, state: State) -> State:
+        """What the gradient of ⟨g, p⟩ needs of whole rows."""
+        return self.exchanged_sums(self.rows.begin_pull(self.part, g, state))[0]
+
+    def exchanged_sums(self, own: State, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
+        """(the same of what each rank has of them, what each has beside)."""
         every, others = self.told([*own, *([] if beside is None else [beside])]), []
         if beside is not None:
             others = [each[-1] for each in every]

@@ -55,7 +55,7 @@ def check_bias(name: str, bias: Any, weight: Tensor) -> Tensor | None:
     return column
 
 
-def check_targets(name: str, target: Any, hidden: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+def check_targets(name: str, target: Any, hidden: Tensor, classes: int | None, ignore_index: int) -> tuple[Tensor, Tensor | None]:
     """(labels of hidden's shape but for its last axis, 0 where they are ignored; where that is, None for nowhere)."""
     return check_labels(name, check_indices(name, target, hidden).long(), classes, ignore_index)
 

@@ -24,7 +24,8 @@ def add_part(part: Request, begin: int, layer: Layer, total: LayerGradients, fac
     batch, classes, step = part.batch, sizes(layer.weight)[0], part.classes_at_once
     spans = [slice(first, min(first + step, classes)) for first in range(0, classes, step)]  # type: ignore[operator, arg-type]
     tau: Any = part.tau
-    own = bind(batch.name, part.loss.row_form, classes, batch.soft is not None, batch.smoothing, -1, tau, part.options)
+    form, is_soft = part.loss.row_form, batch.soft is not None
+    own = bind(batch.name, form, classes, is_soft, batch.smoothing, -1, tau, part.options, part.z_loss)
     target: Any = batch.kernel_target()
 
     def scores(span: slice) -> Tensor:

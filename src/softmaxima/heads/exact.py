@@ -21,17 +21,22 @@ def exact_log_prob(rows: Rows) -> Any:
         if may_differentiate((rows.weight, rows.bias)):
             rows = rows.widened()  # once: the parts' gradients are summed before they are rounded
         parts = [rows.part(some) for some in slices(sizes(rows.hidden)[0], _at_once(rows))]
-        found = [LOG_SOFTMAX(_all_scores(part)).to(rows.dtype) for part in parts]
+        found = [LOG_SOFTMAX(all_scores(part)).to(rows.dtype) for part in parts]
         return rows.result(torch.cat(found), (*rows.shape, rows.classes))
 
 
-@torch.no_grad()
 def best_classes(name: str, rows: Rows, k: int) -> Any:
     """The k classes of the largest scores, [..., k], the best first."""
     k = check_count(name, "k", k)
     if k > rows.classes:
         raise ValueError(f"{name}: k must be at most {rows.classes}, the number of classes, got {k}")
-    found = []
+    return like_input(best_scores(rows, k)[1].reshape(*rows.shape, k), rows.given)
+
+
+@torch.no_grad()
+def best_scores(rows: Rows, k: int) -> tuple[Tensor, Tensor]:
+    """(the k largest scores, their classes), [rows, k] each, the best first; of fewer classes all."""
+    values, indices = [], []
     with unrounded(rows.hidden):
         for some in slices(sizes(rows.hidden)[0], 1024):
             part = rows.part(some)
@@ -44,15 +49,17 @@ def best_classes(name: str, rows: Rows, k: int) -> Any:
                     value, order = torch.cat((best, value), -1).topk(min(k, classes.stop))
                     place = torch.cat((index, place), -1).gather(-1, order)
                 best, index = value, place
-            found.append(index)
-    return like_input(torch.cat(found).reshape(*rows.shape, k), rows.given)
+            values.append(best)
+            indices.append(index)
+    return torch.cat(values), torch.cat(indices)
 
 
 def _at_once(rows: Rows) -> int:
     return max(1, HELD // (rows.hidden.element_size() * max(1, rows.classes)))
 
 
-def _all_scores(rows: Rows) -> Tensor:
+def all_scores(rows: Rows) -> Tensor:
+    """[rows, classes]."""
     height, features = sizes(rows.hidden)
     held = HELD // (rows.hidden.element_size() * max(1, height, features))
     found = [rows.scores(classes) for classes in slices(rows.classes, max(1, held))]

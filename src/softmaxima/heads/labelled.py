@@ -162,13 +162,14 @@ def as_rows(name: str, hidden: Any, weight: Any, bias: Any, temperature: Any) ->
 
 
 def as_labelled(
-    name: str, hidden: Any, weight: Any, target: Any, bias: Any, temperature: Any, ignore_index: Any, reduction: Any
-) -> Labelled:
-    """Checked; the hidden states of rows that are ignored are 0, whatever they hold."""
+    name: str, hidden: Any, weight: Any, target: Any, bias: Any, temperature: Any, ignore_index: Any, reduction: Any,
+    shared: bool = False,
+) -> Labelled:  # fmt: skip
+    """Checked; the hidden states of rows that are ignored are 0, whatever they hold. `shared`: others have classes too."""
     rows = as_rows(name, hidden, weight, bias, temperature)
     reduction, ignore_index = check_choice(name, "reduction", reduction, REDUCTIONS), check_int(name, "ignore_index", ignore_index)
     states = rows.hidden.reshape(*rows.shape, sizes(rows.hidden)[1])
-    labels, ignored = check_targets(name, target, states, rows.classes, ignore_index)
+    labels, ignored = check_targets(name, target, states, None if shared else rows.classes, ignore_index)
     labels, ignored = labels.flatten(), None if ignored is None else ignored.flatten()
     if ignored is not None:
         rows = replace(rows, hidden=rows.hidden.masked_fill(ignored.unsqueeze(-1), 0.0))

@@ -3,7 +3,7 @@ r"""linear_loss: any loss of the scores x = c·tanh((W h + b)/c)/τ of a linear 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from softmaxima.core.arguments import (
     like_input,
     scale_domain,
 )
-from softmaxima.core.contract import REGISTRY as MAPS
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
 from softmaxima.core.numbers import (
     check_choice,
@@ -28,7 +27,6 @@ from softmaxima.core.numbers import (
     check_flag,
     check_number,
     described,
-    nearest,
 )
 from softmaxima.core.tracing import is_concrete, sizes
 from softmaxima.heads.arguments import check_bias, check_hidden, check_options, check_place, check_weight
@@ -36,7 +34,8 @@ from softmaxima.heads.exact import best_classes
 from softmaxima.heads.fused import evaluate
 from softmaxima.heads.labelled import as_rows
 from softmaxima.heads.request import Request
-from softmaxima.losses._classification import REGISTRY, Loss, check_class_weight, prepare
+from softmaxima.losses._classification import Loss, check_class_weight, prepare
+from softmaxima.losses._finding import find_loss
 
 OUTPUTS = ("log_prob", "entropy")
 
@@ -90,7 +89,7 @@ def linear_loss(
         chunk: how many rows at a time; "auto" is as many as take 64 MiB, or 256 MiB on a GPU. (rows, classes) takes some classes at
             a time too, for a layer of which not even the scores of a few rows are to be held: about twelve arrays of that size in
             float64, with the scores computed anew for each pass over them, at ten times the time and more. It goes without
-            `z_loss`, `outputs` and what learns beside the layer.
+            `outputs` and what learns beside the layer.
         outputs: what to return beside the loss: "log_prob", log p_t of the map (…), and "entropy", −Σ p log p (…), both in nats.
             log p_t is −∞, without a gradient, where p_t is 0; below 1e-307 also, but of softmax and elastic softmax.
 
@@ -117,8 +116,7 @@ def linear_loss(
     """
     name = "linear_loss"
     found = find_loss(name, loss)
-    states = check_hidden(name, hidden)
-    layer = check_weight(name, weight, states)
+    states, layer, more = as_layer(name, hidden, weight, bias, temperature, softcap, z_loss)
     return ask(
         name,
         found,
@@ -133,10 +131,25 @@ def linear_loss(
         reduction=reduction,
         chunk=chunk,
         outputs=outputs,
-        bias=check_bias(name, bias, layer),
-        tau=check_value(name, "temperature", temperature, *scale_domain(states.dtype)),
-        softcap=None if softcap is None else check_number(name, "softcap", softcap, *scale_domain(states.dtype)),
-        z_loss=check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
+        **more,
+    )
+
+
+def as_layer(
+    name: str, hidden: Any, weight: Any, bias: Any, temperature: Any, softcap: Any, z_loss: Any
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """(hidden, weight, what else `as_request` takes of the scores x), checked."""
+    states = check_hidden(name, hidden)
+    layer, domain = check_weight(name, weight, states), scale_domain(states.dtype)
+    return (
+        states,
+        layer,
+        {
+            "bias": check_bias(name, bias, layer),
+            "tau": check_value(name, "temperature", temperature, *domain),
+            "softcap": None if softcap is None else check_number(name, "softcap", softcap, *domain),
+            "z_loss": check_number(name, "z_loss", z_loss, lambda z: 0 <= z < math.inf, "a finite number of at least 0"),
+        },
     )
 
 
@@ -149,18 +162,47 @@ def ask(
     *,
     given: Any,
     dtype: torch.dtype,
+    reduction: str,
+    **more: Any,
+) -> Any:
+    """The loss of checked tensors, in a dtype and of the kind that is given; `more` is what `as_request` takes."""
+    request = as_request(name, loss, hidden, weight, target, reduction=reduction, **more)
+    batch, shape = request.batch, sizes(hidden)[:-1]
+    if request.is_of_rows:  # whose backward pass reads them again
+        kept = {
+            key: None if x is None else x.clone() for key, x in (("labels", batch.labels), ("class_weight", batch.class_weight))
+        }
+        request = replace(request, batch=replace(batch, **kept))
+    value = evaluate(request)
+    result = lambda v: like_input(v.to(dtype), given)
+    if not request.is_of_rows:
+        return result(value)
+    loss_of = result(value[0].reshape(shape) if reduction == "none" else request.batch.reduce(value[0]))
+    if not request.outputs:
+        return loss_of
+    return LinearOutputs(loss_of, **{key: result(v.reshape(shape)) for key, v in zip(request.outputs, value[1:], strict=True)})
+
+
+def as_request(
+    name: str,
+    loss: tuple[Loss, dict[str, Any]],
+    hidden: Tensor,
+    weight: Tensor,
+    target: Any,
+    *,
     class_weight: Any,
     ignore_index: int,
     label_smoothing: float,
     reduction: str,
     chunk: Any,
-    outputs: Any,
+    outputs: Any = (),
     bias: Tensor | None = None,
     tau: float | Tensor = 1.0,
     centres: int = 1,
+    shared: bool = False,
     **more: Any,
-) -> Any:
-    """The loss of checked tensors, in a dtype and of the kind that is given; `more` are fields of the request."""
+) -> Request:
+    """What is asked for, checked; `shared` where others have classes too, which labels count."""
     found, options = loss
     shape, (vectors, features) = sizes(hidden)[:-1], sizes(weight)
     classes, rows = vectors // centres, hidden.reshape(math.prod(shape), features)
@@ -170,7 +212,7 @@ def ask(
     if class_weight is not None:
         what = "class_weight"
         class_weight = check_device(name, what, check_class_weight(name, class_weight, classes, scores.dtype, what), hidden)
-    batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing)
+    batch = prepare(name, scores, flat, class_weight, ignore_index, reduction, label_smoothing, shared=shared)
     if batch.ignored is not None:
         rows = rows.masked_fill(batch.ignored.unsqueeze(-1), 0.0)  # whatever they hold
     request = Request(
@@ -187,52 +229,9 @@ def ask(
         centres=centres,
         **more,
     )
-    _check(name, request)
-    if request.is_of_rows:  # whose backward pass reads them again
-        kept = {
-            key: None if x is None else x.clone() for key, x in (("labels", batch.labels), ("class_weight", batch.class_weight))
-        }
-        request = replace(request, batch=replace(batch, **kept))
-    value = evaluate(request)
-    result = lambda v: like_input(v.to(dtype), given)
-    if not request.is_of_rows:
-        return result(value)
-    loss_of = result(value[0].reshape(shape) if reduction == "none" else request.batch.reduce(value[0]))
-    if not request.outputs:
-        return loss_of
-    return LinearOutputs(loss_of, **{key: result(v.reshape(shape)) for key, v in zip(request.outputs, value[1:], strict=True)})
-
-
-def find_loss(name: str, loss: Any) -> tuple[Loss, dict[str, Any]]:
-    """(the loss that is called so, its options, defaults filled in)."""
-    called, given = loss if isinstance(loss, (tuple, list)) and len(loss) == 2 else (loss, None)
-    if not isinstance(called, str):
-        raise TypeError(
-            f"{name}: loss must be the name of a loss or of a map, or a tuple of it and its options, got {type(loss).__name__}; "
-            'give for instance "sparsemax" or ("entmax", 1.3)'
-        )
-    of_map = {one.map: one for one in REGISTRY.values() if one.map is not None}
-    spelled = [REGISTRY.get(called + end) for end in ("", "_loss", "_cross_entropy")]
-    found = next((one for one in (*spelled, of_map.get(called)) if one is not None), None)
-    options: dict[str, Any] = {}
-    if found is None and called in MAPS and MAPS[called].regulariser is not None:
-        found, options = REGISTRY["fenchel_young_loss"], {"map": called}
-    if found is None:
-        known = sorted({loss for loss in (*REGISTRY, *of_map) if loss not in REGISTRY or not REGISTRY[loss].on_cosines})
-        raise ValueError(
-            f"{name}: unknown loss {called!r}{nearest(called, known)}; known are: {', '.join(known)}, and maps with one"
-        )
-    if found.on_cosines:
-        raise ValueError(f"{name}: {found.name} is a loss of cosines; take MarginSoftmax, whose scores are cosines")
-    if isinstance(given, Mapping):
-        options |= given
-    elif given is not None:
-        own = [parameter.name for parameter in MAPS[options["map"]].params] if options else [*found.complete({})]
-        own = [option for option in own if option != "map"]
-        if not own:
-            raise TypeError(f"{name}: {found.name} takes no option, got {given!r}; give loss={called!r}")
-        options[own[0]] = given
-    return found, found.complete(options, name)
+    if not shared:
+        _check(name, request)
+    return request
 
 
 def _flat_target(name: str, target: Any, hidden: Tensor, classes: int) -> Tensor:
@@ -279,7 +278,7 @@ def _check_outputs(name: str, outputs: Any) -> tuple[str, ...]:
 def _check_class_parts(name: str, request: Request) -> None:
     """What classes at a time do not have."""
     learns = [value for value in (request.tau, *request.options.values()) if isinstance(value, Tensor) and value.requires_grad]
-    more = {"z_loss": request.z_loss, "outputs": request.outputs, "a temperature or an option that learns": learns}
+    more = {"outputs": request.outputs, "a temperature or an option that learns": learns}
     whole = [what for what, asked in (more | {"cosines": request.unit}).items() if asked]
     if request.loss.row_form is None or whole:
         said = f"{whole[0]} takes whole rows" if whole else f"{request.loss.name} has no form in parts of rows"
@@ -309,6 +308,12 @@ def _check(name: str, request: Request) -> None:
         )
     if "log_prob" in request.outputs and request.batch.soft is not None:
         raise ValueError(f"{name}: log_prob is that of class indices, and target holds probabilities; leave out 'log_prob'")
+    check_z_loss(name, request)
+
+
+def check_z_loss(name: str, request: Request) -> None:
+    """Only a loss that has V has V²."""
+    form = request.loss.row_form
     if request.z_loss and (form is None or form.of_p is not None or request.map[0].regulariser is None):
         raise ValueError(f"{name}: z_loss needs a loss with ∂L/∂x = p − y of a map with a regulariser, got {request.loss.name}")
 

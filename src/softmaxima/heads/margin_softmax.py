@@ -3,19 +3,23 @@ r"""margin_softmax_loss: L = −log softmax(x)_t, x_c = s cos θ_c but x_t = s �
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import as_tensor, check_value, like_input, scale_domain
+from softmaxima.core.arguments import Array, as_scores, as_tensor, check_value, like_input, scale_domain
 from softmaxima.core.modules import WithOptions, held_value
 from softmaxima.core.numbers import check_choice, check_count, check_number
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import check_hidden, check_indices, check_options, check_place, check_weight, unrounded
-from softmaxima.heads.linear_loss import ask, find_loss
+from softmaxima.heads.exact import best_classes
+from softmaxima.heads.labelled import Rows, as_rows
+from softmaxima.heads.linear_loss import ask
 from softmaxima.heads.margins import Margin
 from softmaxima.heads.request import unit
+from softmaxima.losses._finding import find_loss
 from softmaxima.losses.margin import ANGLES, COSINES
 
 # What one number of each kind is, by itself; "combined" takes all three.
@@ -67,6 +71,29 @@ def margin_softmax_loss(
     tensor(0.0486)
     """
     name = "margin_softmax_loss"
+    states, layer, labels, more = as_cosines(name, hidden, weight, target, kind, margin, scale, centres)
+    return ask(
+        name,
+        find_loss(name, loss),
+        states,
+        layer,
+        labels,
+        given=hidden,
+        dtype=as_scores(name, hidden, "hidden").dtype,
+        class_weight=class_weight,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        chunk=chunk,
+        outputs=outputs,
+        **more,
+    )
+
+
+def as_cosines(
+    name: str, hidden: Any, weight: Any, target: Any, kind: Any, margin: Any, scale: Any, centres: Any
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """(hidden of length 1, weight, labels, what else `as_request` takes of cosines), checked."""
     moved = check_margin(name, kind, margin)
     centres, states = check_count(name, "centres", centres), check_hidden(name, hidden)
     inverse = 1 / check_value(name, "scale", scale, *scale_domain(states.dtype))
@@ -75,25 +102,28 @@ def margin_softmax_loss(
         raise ValueError(f"{name}: weight must have {centres} rows for each class, got {sizes(layer)[0]} rows")
     labels = check_indices(name, target, states)
     wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
-    return ask(
-        name,
-        find_loss(name, loss),
-        unit(wide),
-        layer,
-        labels,
-        given=hidden,
-        dtype=states.dtype,
-        class_weight=class_weight,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        chunk=chunk,
-        outputs=outputs,
-        tau=inverse,
-        unit=True,
-        centres=centres,
-        margin=moved,
-    )
+    return unit(wide), layer, labels, {"tau": inverse, "unit": True, "centres": centres, "margin": moved}
+
+
+@dataclass(frozen=True)
+class CosineRows(Rows):
+    """Hidden states of length 1, whose scores are the cosines with the nearest vector of each class."""
+
+    centres: int = 1
+
+    @property
+    def classes(self) -> int:
+        return sizes(self.weight)[0] // self.centres
+
+    def scores(self, classes: slice) -> Tensor:
+        vectors = self.weight[classes.start * self.centres : classes.stop * self.centres].to(self.hidden.dtype)
+        return (self.hidden @ unit(vectors).T).unflatten(-1, (-1, self.centres)).amax(-1)
+
+
+def as_cosine_rows(name: str, hidden: Any, weight: Any, centres: int) -> CosineRows:
+    """Checked."""
+    rows = as_rows(name, hidden, weight, None, 1.0)
+    return CosineRows(unit(rows.hidden), rows.weight, None, 1.0, rows.shape, rows.dtype, hidden, centres)
 
 
 def check_margin(name: str, kind: Any, margin: Any) -> Margin:
@@ -118,7 +148,8 @@ class MarginSoftmax(WithOptions, nn.Module):
         in_features, classes: the vectors are `weight` (classes · centres, in_features), normally distributed at first.
         The others: as for `margin_softmax_loss`.
 
-    Shapes: `forward(hidden, target)` takes (…, in_features) and (…); `cosines(hidden)` gives (…, classes).
+    Shapes: `forward(hidden, target)` takes (…, in_features) and (…); `cosines(hidden)` gives (…, classes), and `predict(hidden, k)`
+    the classes of the k largest, (…, k).
 
     >>> import torch, softmaxima as sm
     >>> head = sm.MarginSoftmax(8, 1000, kind="combined", margin=(1.0, 0.3, 0.2), scale=32.0, centres=2)
@@ -166,6 +197,11 @@ class MarginSoftmax(WithOptions, nn.Module):
     def forward(self, hidden: Tensor, target: Tensor) -> Any:
         hidden = as_tensor(type(self).__name__, "hidden", hidden)  # the vectors learn from arrays too
         return margin_softmax_loss(hidden, self.weight, target, **self.options)
+
+    def predict(self, hidden: Array, k: int = 1) -> Array:
+        """The k classes of the largest cosines, (…, k), the best first; no array of cosines is larger than 64 MiB."""
+        name = type(self).__name__
+        return best_classes(name, as_cosine_rows(name, hidden, self.weight, self.options["centres"]), k)
 
     def cosines(self, hidden: Tensor) -> Tensor:
         """Of the nearest vector of each class, (…, classes): all at once, for as many rows as there is memory for."""

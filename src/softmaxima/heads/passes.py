@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from softmaxima.core.rowwise import compute, pull
 from softmaxima.core.tracing import sizes
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.class_parts import add_part
-from softmaxima.heads.products import LayerGradients, inverse_norms, put_scores
+from softmaxima.heads.products import LayerGradients, inverse_norms, wanted
 from softmaxima.heads.request import Request, composed, composed_outputs, in_double, loss_of_log, of_rows
+from softmaxima.heads.scores import Moved, move_labels, scored
 from softmaxima.kernels.native import Layer
 from softmaxima.losses.fenchel_young import class_params
 
@@ -90,31 +91,20 @@ class Pass:
         found = [of_layer.hidden, of_layer.weight, *([] if self.request.bias is None else [of_layer.bias]), *self.others.values()]
         for value, of, needed in zip(found, self.request.tensors, self.needs, strict=True):
             if needed:
-                yield value.to((of.grad_dtype if of.is_leaf else None) or of.dtype)  # type: ignore[union-attr]
+                yield wanted(value, of)
 
     def _add(self, span: slice, room: Callable[[str, int], Tensor]) -> None:
         """The scores of some rows, and what comes of them; then, from the last to the first, the derivatives."""
-        request, cap = self.request, self.request.softcap
+        request = self.request
         part = request.part(span)
         part = part.of([value.detach() for value in part.tensors])
-        rows, classes = sizes(part.batch.rows)
         if request.classes_at_once is not None:
             weights = self.scale if self.slopes is None else self.slopes[0, span].double().unsqueeze(-1)
             self.values[0, span] = add_part(part, span.start, self.layer, self.of_layer, weights if self.differentiates else None)
             return
         number = 1.0 if isinstance(part.tau, Tensor) else part.tau
-        products = x = room("products", classes * request.centres)
-        bent = chosen = None
-        put_scores(part.hidden, self.layer, number if cap is None else 1.0, products)
-        if request.centres > 1:
-            x, chosen = products.view(rows, classes, request.centres).max(-1)
-        if cap is not None:
-            bent = x.div_(cap).tanh_()
-            x = torch.mul(bent, cap, out=room("capped", classes))  # c/τ may be beyond the dtype where x/τ is not
-            if number != 1.0:
-                x.div_(number)
-        if isinstance(part.tau, Tensor):
-            x.div_(part.tau.to(x.dtype))
+        found = scored(part, self.layer, room)
+        x = found.x
         part = part.with_scores(x)
         before = x.clone() if self.of_tau and (self.in_place or part.margin is not None) else x
         g = self._gradient(part, span, number)
@@ -125,16 +115,7 @@ class Pass:
         if self.of_tau:
             moments = torch.linalg.vecdot(before.clamp_min_(torch.finfo(g.dtype).min), g)  # where x is −∞, g is 0
             _add_to(self.others["τ"], span, -moments.double().unsqueeze(-1))
-        if bent is not None:
-            g.mul_(bent.square_().neg_().add_(1.0))
-        if chosen is not None:
-            g = (
-                products.zero_()
-                .view(rows, classes, request.centres)
-                .scatter_(-1, chosen.unsqueeze(-1), g.unsqueeze(-1))
-                .view_as(products)
-            )
-        self.of_layer.add(part.hidden, g, span.start)
+        self.of_layer.add(part.hidden, found.back(g), span.start)
 
     def _gradient(self, part: Request, span: slice, tau: float) -> Tensor | None:
         """∂/∂x of what the values of a part count, over τ; puts the values where they belong."""
@@ -189,24 +170,11 @@ class Pass:
         return torch.zeros_like(x) if g is None else g / tau
 
 
-class Moved(NamedTuple):
-    """The scores of labels without and with their margin, and the slope of these by those, [rows, 1] each."""
-
-    before: Tensor
-    after: Tensor
-    slope: Tensor
-
-
 def _move_targets(part: Request) -> Moved | None:
     """Gives the scores of labels their margin."""
     if part.margin is None:
         return None
-    x, index = part.batch.rows, part.batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
-    before = x.gather(-1, index)
-    cosine = before * part.tau
-    after = (part.margin.moved(cosine) / part.tau).to(x.dtype)
-    x.scatter_(-1, index, after)
-    return Moved(before, after, part.margin.slope(cosine))
+    return move_labels(part.batch.rows, part.batch.labels.unsqueeze(-1), part.tau, part.margin)  # type: ignore[union-attr]
 
 
 def _gradient_of_outputs(part: Request, slopes: Tensor) -> Tensor:

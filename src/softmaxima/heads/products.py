@@ -45,6 +45,11 @@ def _by_kernels(hidden: Tensor, layer: Layer) -> bool:
     return is_native(hidden) and layer.weight.shape[0] >= FEW_CLASSES and hidden.numel() > 0
 
 
+def wanted(gradient: Tensor, of: Tensor) -> Tensor:
+    """A gradient in the dtype that a tensor wants its own in."""
+    return gradient.to((of.grad_dtype if of.is_leaf else None) or of.dtype)
+
+
 def inverse_norms(weight: Tensor) -> Tensor:
     """1/‖w‖ in double of each row, 1 of rows of 0, some rows at a time."""
     norms = torch.cat([torch.linalg.vector_norm(w.double(), dim=-1) for w in weight.split(AT_ONCE)])

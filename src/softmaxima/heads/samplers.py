@@ -144,7 +144,11 @@ class UniformSampler(Sampler):
 class LogUniformSampler(Sampler):
     """Zipf's law for classes that are sorted by falling frequency, `Q(c) = log((c + 2)/(c + 1)) / log(classes + 1)`.
 
-    No tables: a class is the integer part of a log-uniform number of [1, classes + 1), less 1.
+    Args:
+        classes: their number.
+        first: how many more frequent ones there are before them, which are another's: Q(c) ∝ log((c + first + 2)/(c + first + 1)).
+
+    No tables: a class is the integer part of a log-uniform number of [first + 1, first + classes + 1), less first + 1.
 
     >>> import torch, softmaxima as sm
     >>> sampler = sm.LogUniformSampler(1_000_000)
@@ -154,11 +158,20 @@ class LogUniformSampler(Sampler):
     tensor([661177,  17656,    569])
     """
 
+    def __init__(self, classes: int, first: int = 0) -> None:
+        super().__init__(classes)
+        self.first = check_int(type(self).__name__, "first", first, lambda place: place >= 0, "an int of at least 0")
+
+    @property
+    def _span(self) -> float:
+        return math.log1p(self.classes / (self.first + 1))
+
     def log_prob(self, classes: Any) -> Tensor:
-        return (1 / (self._checked(classes).double() + 1)).log1p().log() - math.log(math.log1p(self.classes))
+        return (1 / (self._checked(classes).double() + self.first + 1)).log1p().log() - math.log(self._span)
 
     def sample(self, shape: int | Sequence[int], generator: Randomness = None) -> Tensor:
-        return (self._uniform(shape, generator) * math.log1p(self.classes)).expm1().long()
+        drawn = (self._uniform(shape, generator) * self._span).expm1() * (self.first + 1)
+        return drawn.long().clamp_max(self.classes - 1)
 
 
 class UnigramSampler(Sampler):

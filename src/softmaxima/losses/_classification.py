@@ -394,8 +394,12 @@ def prepare(
     reduction: str,
     label_smoothing: float,
     temperature: Any = 1.0,
+    shared: bool = False,
 ) -> Batch:
-    """Validate the arguments that all losses share, and move the classes last."""
+    """Validate the arguments that all losses share, and move the classes last.
+
+    Of scores that are `shared`, x has some: labels, probabilities and weights are checked, but not whether labels are of a class.
+    """
     scores = as_scores(name, x)
     if scores.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
@@ -424,7 +428,7 @@ def prepare(
         class_weight = check_device(name, "weight", check_class_weight(name, weight, classes, _wide(scores).dtype), scores)
     ignored = None
     if labels is not None:
-        labels, ignored = check_labels(name, labels, classes, ignore_index)
+        labels, ignored = check_labels(name, labels, None if shared else classes, ignore_index)
     batch = Batch(name, rows, labels, soft, ignored, class_weight, label_smoothing, reduction, x, scores.dtype)
     tau = check_per_row(name, "temperature", temperature, scores, class_axis, *scale_domain(scores.dtype))
     if is_one(tau):
@@ -485,18 +489,19 @@ def _refuse_others(name: str, labels: Tensor, classes: int) -> None:
         raise IndexError(f"{name}: target {label} is out of range for {classes} classes; {repair}")
 
 
-def check_labels(name: str, labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
-    """(labels, 0 where they are ignored; where that is, None for nowhere)."""
-    if is_concrete(labels) and labels.numel() and not 0 <= ignore_index < classes:
+def check_labels(name: str, labels: Tensor, classes: int | None, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+    """(labels, 0 where they are ignored; where that is, None for nowhere); any label where the classes are not known."""
+    if classes is not None and is_concrete(labels) and labels.numel() and not 0 <= ignore_index < classes:
         lowest, highest = labels.aminmax()
         if int(lowest) >= 0 and int(highest) < classes:
             return labels, None
     ignored = labels == ignore_index
     labels = labels.masked_fill(ignored, 0)
     if is_concrete(labels):
-        _refuse_others(name, labels, classes)
+        if classes is not None:
+            _refuse_others(name, labels, classes)
         return labels, ignored if bool(ignored.any()) else None
-    if is_compiling() and labels.is_cpu and not (transforming() or is_exporting_to_onnx()):
+    if classes is not None and is_compiling() and labels.is_cpu and not (transforming() or is_exporting_to_onnx()):
         labels = _labels_in_range(name, labels, classes)  # which the kernels rely on
     return labels, ignored
 

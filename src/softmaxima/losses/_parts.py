@@ -72,6 +72,7 @@ class LossInParts:
     smoothing: float
     ignore_index: int
     options: dict[str, Any] = field(default_factory=dict)
+    z_loss: float = 0.0  # z of z·V² beside the loss of each row, before the weight of the row
 
     def target(self, part: Part, target: Tensor) -> tuple[Tensor, Tensor]:
         """(y of a part, smoothed; where the label is), of labels [...] or of its own probabilities [..., n]."""
@@ -176,13 +177,15 @@ class LossInParts:
 
     def value(self, state: State, targets: Targets) -> Tensor:
         """The loss of each row [...], for a loss of V."""
-        top, rest = self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
+        top, rest = self._conjugate(state)
         above = torch.where(targets.top == -math.inf, 0.0, top - targets.top)
         level = above / self.rows.tau + rest
         if self.form.fenchel:
             value = self._times(targets.weight, level + targets.regulariser - targets.moment / self.rows.tau)
         else:
             value = self._times(targets.share, level) - targets.moment / self.rows.tau
+        if self.z_loss:
+            value = value + self._times(self.counted(targets), self.z_loss * (top / self.rows.tau + rest).square())
         counts = targets.masked > 0 if not self.form.fenchel else (targets.masked > 0) & (targets.weight > 0)
         return value.masked_fill(counts & ~rest.isnan(), math.inf).squeeze(-1)
 
@@ -191,7 +194,21 @@ class LossInParts:
         part = self.part(part, target)
         p, y = self.rows.wide(part, state), self.shares(part, target, weight).masked_fill(part.x == -math.inf, 0.0)
         slope = targets.weight * (p - y) if self.form.fenchel else self._times(targets.share, p) - y
+        if self.z_loss:
+            slope = slope + self._times(self.counted(targets) * self.excess(state), p)
         return (slope / self.rows.tau).masked_fill(self._ignored(target), 0.0)
+
+    def counted(self, targets: Targets) -> Tensor:
+        """How often a row has p in its gradient."""
+        return targets.weight if self.form.fenchel else targets.share
+
+    def excess(self, state: State) -> Tensor:
+        """2zV, the p of z·V² for each p of the loss."""
+        top, rest = self._conjugate(state)
+        return torch.where(rest == -math.inf, 0.0, 2 * self.z_loss * (top / self.rows.tau + rest))
+
+    def _conjugate(self, state: State) -> tuple[Tensor, Tensor]:
+        return self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
 
     def of_p(self, part: Part, target: Tensor, weight: Tensor | None, state: State) -> tuple[Tensor, Tensor]:
         """(the loss of a part [..., 1], its slopes by p), for a loss of p: the gradient is what `rows.pull` makes of them."""
@@ -219,6 +236,7 @@ def bind(
     ignore_index: int,
     temperature: Any,
     options: dict[str, Any],
+    z_loss: float = 0.0,
 ) -> LossInParts:
     """The loss over rows of n classes; `soft` is whether its targets are probabilities."""
     if form is None:
@@ -231,4 +249,4 @@ def bind(
         raise ValueError(f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss")
     if form.fenchel and (soft or smoothing > 0) and not found.properties.additive_regulariser:
         raise ValueError(f"{name}: the regulariser of {found.name} does not add up over parts; take labels, without smoothing")
-    return LossInParts(name, in_parts(found, temperature=temperature, **params), form, n, smoothing, ignore_index, own)
+    return LossInParts(name, in_parts(found, temperature=temperature, **params), form, n, smoothing, ignore_index, own, z_loss)

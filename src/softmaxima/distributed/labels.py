@@ -1,0 +1,34 @@
+"""Labels that count the classes of all ranks, where each rank needs to know on which they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from softmaxima.distributed.ranks import Agreement
+
+
+def spoken(labels: Tensor, ignored: Tensor | None) -> str:
+    """From which to which labels there are, for ranks to agree on; where that can be read without waiting."""
+    if not labels.is_cpu:
+        return "on a device"
+    seen = labels if ignored is None else labels[~ignored]
+    return f"{int(seen.min())} to {int(seen.max())}" if seen.numel() else "none"
+
+
+def check_range(name: str, labels: Tensor, ignored: Tensor | None, agreement: Agreement) -> None:
+    """Each is one of the classes of all ranks; they have agreed on the labels before, so that all raise."""
+    if not labels.is_cpu:
+        return
+    wrong = (labels < 0) | (labels >= agreement.whole)
+    wrong = wrong if ignored is None else wrong & ~ignored
+    if bool(wrong.any()):
+        raise IndexError(f"{name}: target {int(labels[wrong][0])} is out of range for {agreement.whole} classes of all ranks")
+
+
+def here(labels: Tensor, ignored: Tensor | None, agreement: Agreement, rank: int) -> tuple[Tensor, Tensor]:
+    """(which labels are of this rank's classes, which of these they are; 0 where they are not)."""
+    place = labels - agreement.first(rank)
+    own = (place >= 0) & (place < agreement.widths[rank])
+    own = own if ignored is None else own & ~ignored
+    return own, place.where(own, torch.zeros_like(place))
