@@ -43,6 +43,7 @@ STOREYS = (
     "core.evaluation",
     "core.contract",
     "core.parts",
+    "core.own_part",
     "core.envelope",
     "core.fused",
     *vars(softmaxima)["_ROOMS"],

@@ -143,7 +143,7 @@ class _SharedLoss(torch.autograd.Function):
     def forward(ctx: Any, share: Any, own: LossInParts, given: _Given, x: Tensor) -> Tensor:
         shared: Shared = share(x.detach())
         of_labels = own.is_of_labels(given.target)
-        mine = _of_labels(own, given, shared)[0] if of_labels else own.begin(shared.part, given.target, given.weight)
+        mine = _of_labels(own, given, shared)[0] if of_labels else own.begin(shared.own.part, given.target, given.weight)
         state, every = shared.state(torch.cat(mine, -1))
         targets = merged((Targets(*each.split(1, -1)) for each in every), merge_targets, own.name)
         counted = _counted(own, given, shared, targets)
@@ -151,7 +151,7 @@ class _SharedLoss(torch.autograd.Function):
         if own.form.of_p is None:
             value = own.value(state, targets)
         else:
-            part_value, slopes = own.of_p(shared.part, given.target, given.weight, state)
+            part_value, slopes = own.of_p(shared.own.part, given.target, given.weight, state)
             sums, values = shared.sums(slopes, state, part_value)
             value = torch.stack(values).sum(0).squeeze(-1)
         scale = torch.ones((), dtype=torch.float64, device=x.device)
@@ -173,13 +173,13 @@ class _SharedLoss(torch.autograd.Function):
         state, sums = tuple(rest[: ctx.width]), tuple(rest[ctx.width :])
         shared = ctx.share(x)
         g = g.double().unsqueeze(-1) if given.reduction == "none" else g.double()
-        if own.form.of_p is None and own.is_of_labels(given.target) and shared.kernels is not None:
+        if own.form.of_p is None and own.is_of_labels(given.target) and shared.own.has_shares:
             return None, None, None, _gradient_of_labels(own, given, shared, state, targets, g * scale)
         if own.form.of_p is None:
-            slope = own.gradient(shared.part, given.target, given.weight, state, targets)
+            slope = own.gradient(shared.own.part, given.target, given.weight, state, targets)
         else:
-            _, slopes = own.of_p(shared.part, given.target, given.weight, state)
-            slope = own.rows.pull(shared.part, slopes, state, sums)[0]
+            _, slopes = own.of_p(shared.own.part, given.target, given.weight, state)
+            slope = own.rows.pull(shared.own.part, slopes, state, sums)[0]
         return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (g * scale)), x.dtype)
 
 
@@ -191,7 +191,7 @@ def _gradient_of_labels(own: LossInParts, given: _Given, shared: Shared, state: 
     """g ∂/∂x of each row's loss: p by the kernels, and p − 1 of the label, which they would round, in double."""
     share = targets.weight if own.form.fenchel else targets.share
     factor = torch.where(share == 0, 0.0, share * g)
-    slope = shared.times(state, factor)
+    slope = shared.own.times(state, factor)
     mine, place, hit = _of_labels(own, given, shared)
     top, rest = own.rows.blocks.conjugate(state, 1.0, **own.rows.params)  # type: ignore[misc]
     log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) - rest)

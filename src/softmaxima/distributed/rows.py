@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.blocks import Part, State
-from softmaxima.core.jacobian import narrowed
+from softmaxima.core.blocks import State
+from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts, merged
-from softmaxima.core.temperature import is_one
 from softmaxima.distributed.ranks import Agreement, Ranks, RanksError
-from softmaxima.kernels.devices import library
 
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
 
@@ -34,50 +31,17 @@ class Shared:
     mask: Tensor | None = None
 
     @functools.cached_property
-    def part(self) -> Part:
-        wide = self.x.double() if self.mask is None else self.x.double().masked_fill(~self.mask, -math.inf)
-        return Part(wide, self.rows.tau, self.agreement.first(self.ranks.rank))
-
-    @functools.cached_property
-    def kernels(self) -> Any:
-        """Those of logsumexp where it is all that the map knows of a row, and scores are narrower than what is sent; or None."""
-        if self.x.dtype == torch.float64 or self.x.shape[-1] == 0 or not is_one(self.rows.tau):
-            return None
-        of_exponentials = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
-        has_shares = self.rows.blocks.conjugate is not None and not self.rows.map.properties.logarithmic
-        return library(self.x.device.type) if of_exponentials and has_shares else None
-
-    def begun(self, known: State | None) -> State:
-        """The state of this rank's part in a pass."""
-        if self.kernels is None:
-            return self.rows.begin(self.part, known)
-        _, (top, log_mass) = self.kernels.logsumexp(self.x, 1.0, self.mask, wide=True)
-        top, log_mass = top.unsqueeze(-1), log_mass.unsqueeze(-1)
-        some = top > -math.inf  # NaN is none
-        rest = torch.where(top == math.inf, 0.0, log_mass.expm1())
-        return monoid.LogSum(top, some.double(), torch.where(some, rest, torch.where(top == top, 0.0, top)))
-
-    def probabilities(self, state: State) -> Tensor:
-        """Those of this rank's scores, in their dtype."""
-        return narrowed(self.rows.wide(self.part, state), self.x.dtype) if self.kernels is None else self.times(state, 1.0)
-
-    def times(self, state: State, factor: float | Tensor) -> Tensor:
-        """The same by the kernels, times a factor [..., 1]."""
-        top, rest = self.rows.blocks.conjugate(state, 1.0, **self.rows.params)  # type: ignore[misc]
-        x = self.x.float()
-        g = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(top.shape).squeeze(-1)
-        spoilt = (state[0] == math.inf).squeeze(-1)
-        g = torch.where(spoilt, math.nan, g).float()
-        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, 1.0, self.mask)
-        return narrowed(found, self.x.dtype)
+    def own(self) -> OwnPart:
+        """This rank's part."""
+        return OwnPart(self.rows, self.x, self.mask, self.agreement.first(self.ranks.rank))
 
     def state(self, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(that of whole rows, the same on every rank; what each has `beside` [..., m], which the first message takes along)."""
         known: State | None = None
         told: list[Tensor] = []
         for number in range(self.rows.passes):
-            own = self.begun(known)
-            identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.part, known)
+            own = self.own.begun(known)
+            identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.own.part, known)
             every, others = self._gathered(own, identity, beside if number == 0 else None)
             told = told or others
             self._check(every)
@@ -86,7 +50,7 @@ class Shared:
 
     def sums(self, g: Tensor, state: State, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(what the gradient of ⟨g, p⟩ needs of whole rows, what each rank has beside)."""
-        own = self.rows.begin_pull(self.part, g, state)
+        own = self.rows.begin_pull(self.own.part, g, state)
         every, others = self.told([*own, *([] if beside is None else [beside])]), []
         if beside is not None:
             others = [each[-1] for each in every]

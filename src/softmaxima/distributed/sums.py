@@ -68,10 +68,10 @@ class _Sum(torch.autograd.Function):
         tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
         shared = ctx.share(x, tau)
         of_tau = None
-        if shared.kernels is not None:
-            return None, shared.times(tuple(state), g), None
-        v = over(shared.rows.wide(shared.part, tuple(state)) * g.double(), shared.rows.tau)
+        if shared.own.has_shares:
+            return None, shared.own.times(tuple(state), g), None
+        v = over(shared.rows.wide(shared.own.part, tuple(state)) * g.double(), shared.rows.tau)
         if ctx.needs_input_grad[2]:
-            own = -(without_mask(shared.part.z) * v).sum(-1, keepdim=True)
+            own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
             of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
         return None, narrowed(v, x.dtype), of_tau
