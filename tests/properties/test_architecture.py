@@ -18,6 +18,7 @@ STOREYS = (
     "core.error_free",
     "core.tracing",
     "core.onnx",
+    "core.by_name",
     "core.series",
     "core.arguments",
     "core.modules",

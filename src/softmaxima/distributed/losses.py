@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, moved_last
+from softmaxima.core.arguments import as_scores, check_device, check_per_row, moved_last
 from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import merged
 from softmaxima.distributed.ranks import Group, RanksError, ranks_of
 from softmaxima.distributed.rows import Shared
-from softmaxima.losses import REGISTRY
-from softmaxima.losses._classification import Loss, check_class_weight, check_shared, check_soft, check_sums
+from softmaxima.losses._classification import Loss, check_class_weight, check_shared, check_sums, check_target, find_loss
 from softmaxima.losses._parts import LossInParts, Targets, bind, merge_targets
 
 
@@ -59,7 +58,7 @@ def shared_loss(
     Cost: one all-gather, of what the map takes and 8 numbers a row; one more for a loss of probabilities, as `soft_accuracy_loss`.
     The gradient needs none.
     """
-    found = _find(loss)
+    found = find_loss(loss, "distributed")
     name = f"distributed.{found.name}"
     ranks = ranks_of(name, group)
     with ranks.telling(name):
@@ -99,15 +98,6 @@ class _Given:
         return self.target.is_floating_point()
 
 
-def _find(loss: Any) -> Loss:
-    named = [each for each in REGISTRY.values() if loss in (each.name, each, each.function, each.module)]
-    if isinstance(loss, Loss):
-        return loss
-    if not named:
-        raise ValueError(f"distributed: there is no loss {loss!r}; choose among {', '.join(REGISTRY)}")
-    return named[0]
-
-
 def _given(
     name: str, loss: Loss, shard: Any, target: Any, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, tau: Any,
     options: dict[str, Any],
@@ -117,18 +107,8 @@ def _given(
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
     axis = 0 if x.ndim == 1 else 1
     ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, smoothing)
-    y = check_device(name, "target", as_tensor(name, "target", target), x)
-    rows = x.shape[:axis] + x.shape[axis + 1 :]
-    if y.is_floating_point():
-        check_soft(name, x, y, ignore_index)
-        y = y.movedim(axis, -1)
-    elif y.dtype == torch.bool or y.is_complex() or y.shape != rows:
-        raise ValueError(
-            f"{name}: target must hold class indices of shape {tuple(rows)}, or probabilities of shape {tuple(x.shape)}; "
-            f"got {y.dtype} of shape {tuple(y.shape)}"
-        )
-    else:
-        y = y.long()
+    y = check_target(name, x, target, axis, ignore_index)
+    y = y.movedim(axis, -1) if y.is_floating_point() else y.long()
     if weight is not None:
         weight = check_device(name, "weight", check_class_weight(name, weight, x.shape[axis]), x)
     tau = moved_last(check_per_row(name, "temperature", tau, x, axis, *TEMPERATURE), axis)
