@@ -219,8 +219,9 @@ def of_floats(rank: int, name: str) -> list[float]:
         for theirs, ours in zip(*results, strict=True):
             gap = (ours.double() - theirs).abs() / theirs.abs().clamp_min(1e-30)
             found.append(float(gap.max()) / torch.finfo(torch.float32).eps if gap.numel() else 0.0)
-    p = sm.distributed.softmax(torch.where(x.isnan(), 0.0, x)[:, own])
-    theirs = sm.softmax(torch.where(x.isnan(), 0.0, x).double())[:, own]
+    x = torch.where(x.isnan(), -math.inf, x)  # a row of nothing
+    p = sm.distributed.softmax(x[:, own])
+    theirs = sm.softmax(x.double())[:, own]
     return [*found, float(((p - theirs).abs() / theirs.clamp_min(1e-30)).max()) / 1.2e-7 if p.numel() else 0.0]
 
 

@@ -34,16 +34,20 @@ class OwnPart:
 
     @functools.cached_property
     def kernels(self) -> Any:
-        """Those of logsumexp where the state is one of it; or None."""
-        if self.x.shape[-1] == 0 or not isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum):
+        """Those of logsumexp where the state is one of it; or None. Of narrow scores they round each term as the shares are."""
+        if self.x.shape[-1] == 0 or not (self.x.dtype == torch.float64 or self._is_of_shares):
             return None
-        return library(self.x.device.type)
+        is_sum = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
+        return library(self.x.device.type) if is_sum else None
 
     @property
     def has_shares(self) -> bool:
         """Whether those kernels make the probabilities too."""
-        has_value = self.rows.blocks.conjugate is not None and not self.rows.map.properties.logarithmic
-        return self.kernels is not None and has_value and is_one(self.rows.tau)
+        return self.kernels is not None and self._is_of_shares and is_one(self.rows.tau)
+
+    @property
+    def _is_of_shares(self) -> bool:
+        return self.rows.blocks.conjugate is not None and not self.rows.map.properties.logarithmic
 
     def begun(self, known: State | None = None) -> State:
         """The state of this part in a pass."""
@@ -62,6 +66,7 @@ class OwnPart:
     def times(self, state: State, factor: float | Tensor) -> Tensor:
         """The same by the kernels, times a factor [..., 1]."""
         top, rest = self.rows.blocks.conjugate(state, 1.0, **self.rows.params)  # type: ignore[misc]
+        rest = rest.masked_fill(rest == -math.inf, 0.0)  # of nothing, where every score is −∞
         x = self.x if self.x.dtype == torch.float64 else self.x.float()
         g = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(top.shape).squeeze(-1)
         spoilt = (state[0] == math.inf).squeeze(-1)

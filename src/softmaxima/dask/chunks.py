@@ -51,7 +51,7 @@ class Chunks:
         every, axis = tuple(range(self.x.ndim)), self.axes[0]
         starts = np.cumsum((0, *self.x.chunks[axis][:-1]))
         given = {name: (value, axes if isinstance(value, Array) else None) for name, (value, axes) in self.beside.items()}
-        given["first"] = (da.from_array(starts, chunks=1), (axis,)) if len(self.axes) == 1 else (0, None)
+        given["first"] = (in_chunks(starts, (1,)), (axis,)) if len(self.axes) == 1 else (0, None)
         given["known"] = (known, None if known is None else every)
         return da.blockwise(
             _OfAChunk(function, tuple(given)), every, self.x, every, *(each for pair in given.values() for each in pair),
@@ -59,13 +59,19 @@ class Chunks:
             adjust_chunks=None if whole else dict.fromkeys(self.axes, 1),
         )  # fmt: skip
 
-    def summary(self, begin: Callable[..., Summary], *, known: Array | None = None, split_every: Any = None) -> Array:
-        """What is known of whole rows: one object for the chunks along `axes`, begun with each and merged in a tree."""
-        return da.reduction(
-            self.each(begin, known=known), chunk=_as_it_is, combine=_Merged(self.name), aggregate=_Merged(self.name),
-            axis=self.axes, keepdims=True, concatenate=False, dtype=object, split_every=split_every,
-            name=f"{self.name}-summary".replace(".", "-"), meta=np.empty((0,) * self.x.ndim, object),
-        )  # fmt: skip
+    def summary(self, begin: Callable[..., Summary], passes: int, split_every: Any) -> Array:
+        """What is known of whole rows after so many passes: one object for the chunks along `axes`, of which each is begun with
+        what is known of all after the pass before, and merged in a tree.
+        """
+        known: Any = None
+        merge = _Merged(self.name)
+        for _ in range(passes):
+            known = da.reduction(
+                self.each(begin, known=known), chunk=_as_it_is, combine=merge, aggregate=merge, axis=self.axes, keepdims=True,
+                concatenate=False, dtype=object, split_every=split_every, name=f"{self.name}-summary".replace(".", "-"),
+                meta=np.empty((0,) * self.x.ndim, object),
+            )  # fmt: skip
+        return known
 
     def of_rows(self, function: Callable[[Any], Tensor], summary: Array, dtype: Any) -> Array:
         """One number a row, of what is known of it, with `axes` of size 1."""
@@ -168,8 +174,12 @@ def matching(value: Any, x: Array, axes: tuple[int, ...]) -> tuple[Any, tuple[in
         return value, ()
     value = value.reshape((1,) * (len(axes) - value.ndim) + value.shape)
     chunks = tuple(x.chunks[axis] if size == x.shape[axis] else (size,) for axis, size in zip(axes, value.shape, strict=True))
-    array = da.from_array(value, chunks=chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks)
-    return array, axes
+    return in_chunks(value, chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks), axes
+
+
+def in_chunks(values: np.ndarray, chunks: Any) -> Array:
+    """A Dask array of what is in memory."""
+    return da.from_array(values, chunks=chunks)
 
 
 def check_split(name: str, split_every: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import torch
+from dask.tokenize import normalize_token
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_per_row, moved_last
@@ -65,7 +66,7 @@ def chunked_loss(
         TypeError, ValueError or IndexError at once for anything else, and for a loss without a form in parts; for values that the
         loss refuses, such as a label of no class, when it is computed.
 
-    Cost: one pass, in which each chunk leaves what the map's state takes and 8 numbers a row; one more for a loss of
+    Cost: the passes of the map, in which each chunk leaves what the map's state takes and 8 numbers a row; one more for a loss of
     probabilities, as `soft_accuracy_loss`.
 
     >>> import dask.array as da, numpy as np, softmaxima as sm
@@ -81,7 +82,7 @@ def chunked_loss(
     if scores.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got an array of no axes")
     axis, every = min(scores.ndim - 1, 1), tuple(range(scores.ndim))
-    rows, classes = tuple(a for a in every if a != axis), scores.shape[axis]
+    classes = scores.shape[axis]
     targets = check_target(name, like, stand_in(name, "target", target, 0), axis, ignore_index)
     if weight is not None:
         check_class_weight(name, weight, classes)
@@ -92,14 +93,14 @@ def chunked_loss(
         early[what] = (
             _per_row(name, what, stand_in(name, what, value), like, axis) if isinstance(value, (Array, np.ndarray)) else value
         )
-    of.bound(tau, {key: value for key, value in early.items() if not isinstance(own[key], Array)})
+    rows = of.bound(tau, {key: value for key, value in early.items() if not isinstance(own[key], Array)}).rows
     beside = {
-        "target": matching(target, scores, every if of.is_soft else rows),
+        "target": matching(target, scores, every if of.is_soft else every[:axis] + every[axis + 1 :]),
         "weight": matching(weight, scores, (axis,)),
         **{key: matching(value, scores, every) for key, value in {"temperature": temperature, **own}.items()},
     }
     chunks = Chunks(name, scores, (axis,), beside)
-    known = chunks.summary(of.begin, split_every=split_every)
+    known = chunks.summary(of.begin, rows.passes, split_every)
     if of.form.of_p is None:
         value = chunks.of_rows(of.value, known, np.float64)
     else:
@@ -124,6 +125,12 @@ def _narrowed(value: Any, counted: Any = 1.0, *, to: np.dtype) -> np.ndarray:
     """The quotient, of nothing NaN."""
     total = torch.as_tensor(np.asarray(value)) / torch.as_tensor(np.asarray(counted, np.float64))
     return narrowed(total, as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
+
+
+@normalize_token.register(Loss)
+def _token(loss: Loss) -> Any:
+    """What tells a loss from others in the keys of results, as where it is pickled."""
+    return loss.function.__module__, loss.name
 
 
 @dataclass(frozen=True)
@@ -184,14 +191,14 @@ class OfChunk:
         weights = None if weight is None else check_class_weight(self.name, weight, None)
         return own, OwnPart(own.rows, scores, None, first), y, weights
 
-    def begin(self, x: np.ndarray, *, known: None, **beside: Any) -> Known:
+    def begin(self, x: np.ndarray, *, known: Known | None, **beside: Any) -> Known:
         own, part, target, weight = self.given(x, **beside)
         targets = (
             own.begin_labels(part.x, part.first, target, weight)[0]
             if own.is_of_labels(target)
             else own.begin(part.part, target, weight)
         )
-        return Known(own, compact(part.begun()), Targets(*compact(targets)))
+        return Known(own, compact(part.begun(None if known is None else known.state)), Targets(*compact(targets)))
 
     def value(self, known: Known) -> Tensor:
         """The loss of each row [...], of one that is made of a value."""

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from dask.tokenize import normalize_object, normalize_token
 from torch import Tensor
 
 from softmaxima.core.arguments import check_per_row, check_where
 from softmaxima.core.arguments import check_scores as check_dtype
 from softmaxima.core.arguments import rows_last as check_rows
 from softmaxima.core.blocks import State
-from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.contract import REGISTRY, AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
@@ -68,10 +69,15 @@ def chunked_map(
         name, scores, (axis,),
         {key: (numbers[key], ()) if key in numbers else matching(value, scores, every) for key, value in beside.items()},
     )  # fmt: skip
-    of, known = OfChunk(found, (axis,)), None
-    for _ in range(found.blocks.passes(**numbers)):
-        known = chunks.summary(of.begin, known=known, split_every=split_every)
+    of = OfChunk(found, (axis,))
+    known = chunks.summary(of.begin, found.blocks.passes(**numbers), split_every)
     return chunks.each(of.finish, x.dtype.newbyteorder("="), known=known, whole=True).reshape(x.shape)
+
+
+@normalize_token.register(Map)
+def _token(map: Map) -> Any:
+    """What tells a map from others in the keys of results: of a registered one its name, as where it is pickled."""
+    return (map.reference.__module__, map.name) if REGISTRY.get(map.name) is map else normalize_object(map)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def logsumexp(
     beside = {"where": where, "temperature": temperature}
     every = tuple(range(rows.ndim))
     chunks = Chunks(NAME, rows, axes, {key: matching(value, rows, every) for key, value in beside.items()})
-    known = chunks.summary(OfChunk(find_map("softmax"), axes).begin, split_every=split_every)
+    known = chunks.summary(OfChunk(find_map("softmax"), axes).begin, 1, split_every)
     value = chunks.of_rows(_value, known, scores.dtype.newbyteorder("="))
     return value if keepdim and scores.ndim else da.squeeze(value, axes)
 
