@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -280,3 +282,78 @@ def test_threads_processes_and_a_cluster_agree_to_the_last_bit() -> None:
         for name, value in expected.items():
             np.testing.assert_array_equal(found[name], value)
             assert apart(value, getattr(sm, name)(x.compute())) <= 1e-13
+
+
+@pytest.mark.exhaustive
+def test_processes_agree_to_the_last_bit() -> None:
+    x = da.from_array(normal(6, 500, seed=1), chunks=(3, 64))
+    wanted = {name: getattr(sm.dask, name)(x) for name in ("logsumexp", "entmax15", "topk_softmax")}
+    for found, expected in zip(
+        dask.compute(wanted, scheduler="processes", num_workers=2)[0].values(), dask.compute(wanted)[0].values(), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+# What is refused --------------------------------------------------------------------------------------------------------------------
+
+D = sm.dask
+X = da.zeros((4, 6), chunks=(2, 3))
+LABELS = np.array([0, 1, 2, 5])
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: D.softmax(np.zeros(3)), TypeError, "softmax: must be a dask.array.Array, got ndarray"),
+        (lambda: D.softmax(X[X[:, 0] > 0]), ValueError, r"softmax: must be of known sizes, got shape \(nan, 6"),
+        (lambda: D.softmax(X.astype(int)), TypeError, r"softmax: scores must be float64, .* got torch.int64; call x.astype"),
+        (lambda: D.softmax(da.ma.masked_equal(X, 1)), TypeError, "the chunks of scores must be NumPy arrays, got MaskedArray"),
+        (lambda: D.softmax(X, 2), IndexError, r"softmax: dim must be in \[-2, 1\]"),
+        (lambda: D.softmax(X, temperature=-1.0), ValueError, "softmax: temperature must be positive"),
+        (lambda: D.softmax(X, temperature=np.ones(6)), ValueError, "softmax: temperature must broadcast against scores"),
+        (lambda: D.softmax(X, temperature=da.ones(6)), ValueError, "softmax: temperature must broadcast against scores"),
+        (lambda: D.softmax(X, where=da.ones((4, 6))), TypeError, "softmax: where must be boolean"),
+        (lambda: D.softmax(X, where=torch.ones(6) > 0), TypeError, r"a NumPy or a Dask array, got a tensor"),
+        (lambda: D.entmax(X, alpha=0.5), ValueError, "entmax: alpha must be at least 1"),
+        (lambda: D.entmax(X, beta=0.5), TypeError, "unknown parameter beta"),
+        (lambda: D.topk_softmax(X, k=0), ValueError, "topk_softmax: k must be"),
+        (lambda: D.softmax(X, split_every=1), ValueError, "softmax: split_every must be an int of at least 2, got 1"),
+        (lambda: D.softmox(X), AttributeError, "no attribute 'softmox'"),
+        (lambda: D.logsumexp(X.astype(complex)), TypeError, "logsumexp: scores must be real"),
+        (lambda: D.logsumexp(X, (0, 0)), ValueError, "logsumexp: dim must name each axis to sum over once"),
+        (lambda: D.cross_entropy(X, LABELS[:3]), ValueError, r"target must hold class indices of shape \(4,\)"),
+        (lambda: D.cross_entropy(X, LABELS, reduction="all"), ValueError, "cross_entropy: reduction must be one of mean"),
+        (lambda: D.cross_entropy(X, LABELS, np.ones(5)), ValueError, "number for each of the 6 classes"),
+        (lambda: D.chunked_loss("no", X, LABELS), ValueError, "dask: there is no loss 'no'"),
+        (lambda: D.entmax_loss(X, LABELS, alpha=0.5), ValueError, "alpha must be at least 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_at_once(call: Any, kind: Any, words: str) -> None:
+    with pytest.raises(kind, match=words) as raised:
+        call()
+    assert kind is AttributeError or str(raised.value).startswith("dask")
+
+
+@pytest.mark.parametrize(
+    ("lazy", "kind", "words"),
+    [
+        (lambda: D.softmax(X, temperature=da.zeros((4, 1))), ValueError, "softmax: temperature must be positive"),
+        (lambda: D.entmax(X, alpha=da.zeros((4, 1))), ValueError, "entmax: alpha must be at least 1"),
+        (lambda: D.cross_entropy(X, LABELS + 1), IndexError, "cross_entropy: target 6 is out of range for 6 classes"),
+        (lambda: D.sparsemax_loss(X, da.ones((4, 6))), ValueError, "each row of target probabilities must sum to 1"),
+    ],
+)  # fmt: skip
+def test_values_that_are_refused_are_told_when_they_are_read(lazy: Any, kind: Any, words: str) -> None:
+    array = lazy()
+    with pytest.raises(kind, match=words):
+        array.compute()
+
+
+def test_without_dask_it_says_how_to_install_it() -> None:
+    program = (
+        "import importlib.util, softmaxima as sm; found = importlib.util.find_spec; "
+        "importlib.util.find_spec = lambda name, *of: None if name == 'dask' else found(name, *of)\n"
+        "try: sm.dask.softmax\nexcept ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == 'sm.dask needs Dask, which is not installed: pip install "softmaxima[dask]"\n'

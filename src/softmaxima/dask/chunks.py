@@ -194,9 +194,9 @@ def check_split(name: str, split_every: Any) -> Any:
 
 def rows_last(x: np.ndarray, axes: tuple[int, ...], name: str, what: str = "scores") -> Tensor:
     """A chunk as a tensor with `axes` as one, last."""
-    tensor = as_tensor(name, what, x)
-    if axes == (tensor.ndim - 1,):
-        return tensor
+    if axes == (x.ndim - 1,):
+        return as_tensor(name, what, x)
+    tensor = as_tensor(name, what, np.ascontiguousarray(x))  # which kernels read along any axis, and copy of slices otherwise
     return tensor.movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes))
 
 
