@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
+.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks bench-dask test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-attention  measure attention beside torch's, for benchmarks/attention-cpu.json and docs/attention.md"
 	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
 	@echo "make bench-ranks  measure losses whose classes several processes share, for benchmarks/ranks-cpu.json and docs/distributed.md"
+	@echo "make bench-dask  measure logsumexp of Dask arrays beside plain Dask, for benchmarks/dask.json and docs/dask.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
 	@echo "make compare-heads  train a network with every last layer and its loss, for docs/heads.md"
 	@echo "make compare-estimators  train a categorical VAE with every estimator of its gradient, for docs/sampling.md"
@@ -60,6 +61,9 @@ bench-heads: $(INSTALLED)-test
 bench-ranks: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-ranks --json benchmarks/ranks-cpu.json
 	$(BIN)/python docs/update.py ranks
+
+bench-dask: $(INSTALLED)-test
+	$(BIN)/python docs/update.py dask
 
 compare-attention: $(INSTALLED)-report
 	$(BIN)/python docs/update.py compare-attention

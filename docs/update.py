@@ -17,6 +17,7 @@ sampling     bias and variance of every estimator of a gradient; docs/sampling.p
 precision    errors of logsumexp in units in the last place                                            make logsumexp
 bounds       intervals of logsumexp on several kinds of rows; docs/bounds.png and two tables           make logsumexp
 estimators   intervals against the scores read; docs/estimators.png and a table of how many were right make logsumexp
+dask         logsumexp of Dask arrays beside plain Dask; benchmarks/dask.json and a table                make bench-dask
 times        what estimates take beside sums, in memory and on disk (400 MB in the folder for temporaries) make logsumexp
 
 Each table goes between its markers, in whichever page has them. Needs a Chromium to draw the pictures.
@@ -24,6 +25,7 @@ Each table goes between its markers, in whichever page has them. Needs a Chromiu
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import json
@@ -34,12 +36,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
 
+from softmaxima.bench import chunked
 from softmaxima.bench.attention import read as read_attention
 from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
@@ -79,6 +83,7 @@ from softmaxima.maps import Map
 from softmaxima.report import attention as attention_report
 from softmaxima.report import bench as bench_report
 from softmaxima.report import calibration as calibration_report
+from softmaxima.report import chunked as chunked_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import heads as heads_report
@@ -349,7 +354,20 @@ def times_blocks() -> Blocks:
     return {"times": f"{table}\n\n{caption('make logsumexp', estimators_report.TIMES_CAPTION, threads=1)}"}
 
 
+def dask_blocks() -> Blocks:
+    """Measure logsumexp beside plain Dask, write the numbers, and give the table."""
+    with tempfile.TemporaryDirectory() as folder, progress_bar() as progress:
+        task = progress.add_task("cases", total=len(chunked.CASES))
+        found = list(chunked.measure(Path(folder), advanced=lambda: progress.advance(task)))
+    versions = {name: metadata.version(name) for name in ("softmaxima", "dask", "numpy", "torch", "zarr")}
+    facts = made_on() | {"versions": versions, "turns": chunked.TURNS, "results": [dataclasses.asdict(each) for each in found]}
+    (ROOT / "benchmarks" / "dask.json").write_text(json.dumps(facts, indent=1) + "\n")
+    note = f"Medians of {chunked.TURNS} turns, dask {versions['dask']}, its scheduler of threads, all of the cores."
+    return {"bench-dask": f"{chunked_report.markdown(found)}\n\n{caption('make bench-dask', note)}"}
+
+
 COMMANDS = {
+    "dask": dask_blocks,
     "maps": maps_blocks,
     "compare": compare_blocks,
     "confirmation": confirmation_blocks,

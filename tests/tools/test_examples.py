@@ -88,3 +88,15 @@ def test_a_shared_layer_goes_on_from_its_checkpoint_on_fewer_ranks():
     ).stdout
     first, middle, late, last = (float(loss) for loss in re.findall(r"([0-9.]+) at (?:first|last)", out))
     assert first > middle > late > last
+
+
+def test_a_catalogue_in_chunks_is_the_whole_catalogue():
+    names = example("dask_catalogue")
+    scores, chosen = names["catalogue"](30, 12_000)
+    found, whole = names["study"](scores, chosen), scores.compute() / names["TEMPERATURE"]
+    log_p = torch.from_numpy(whole).log_softmax(-1)
+    assert found["log_partition"] == pytest.approx(torch.from_numpy(whole).logsumexp(-1).numpy(), rel=1e-14)
+    assert found["largest"] == pytest.approx(log_p.amax(-1).exp().numpy(), rel=1e-12)
+    assert (found["support"] == (sm.sparsemax(whole) > 0).sum(-1)).all()
+    assert float(found["loss"]) == pytest.approx(-float(log_p[torch.arange(30), torch.from_numpy(chosen)].mean()), rel=1e-13)
+    assert found["loss"] < 2.0  # nats, of log 12000 = 9.4

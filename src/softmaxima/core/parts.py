@@ -141,11 +141,17 @@ class InParts:
 
     def finish(self, part: Part, state: State) -> Any:
         """The probabilities of a part, of the kind and dtype of its scores."""
-        return as_given(*self._probabilities(part, state), part)
+        return as_given(*self.sparse(part, state), part)
 
     def wide(self, part: Part, state: State) -> Tensor:
         """The probabilities of a part in float64."""
-        return _spread(*self._probabilities(part, state), part)
+        return spread(*self.sparse(part, state), part)
+
+    def sparse(self, part: Part, state: State) -> tuple[Tensor, Tensor | None]:
+        """(the probabilities in float64 of those scores of a part that may have some, where they are: None for all)."""
+        _check_part(part)
+        own, where = self._supported(part, state)
+        return self.blocks.finish(own, state, **self.params), where
 
     def probabilities(self, parts: Iterable[Any]) -> Iterator[Any]:
         """The probabilities of each part, in turn. Raises TypeError for an iterator, which cannot be read twice."""
@@ -196,12 +202,6 @@ class InParts:
                 moved = self._derivative(own, state, parameter.gradient)
                 learned[parameter.name] = product(moved, slopes).sum(-1, keepdim=True)
         return as_given(v, where, part), learned
-
-    def _probabilities(self, part: Part, state: State) -> tuple[Tensor, Tensor | None]:
-        """(the probabilities of the scores that may have some, where they are)."""
-        _check_part(part)
-        own, where = self._supported(part, state)
-        return self.blocks.finish(own, state, **self.params), where
 
     def _supported(self, part: Part, state: State) -> tuple[Part, Tensor | None]:
         """(the scores of a part that may have a probability, where they are, None for all)."""
@@ -297,7 +297,7 @@ def no_graph(what: str, values: Tensor, name: str = "in_parts") -> None:
         raise ValueError(f"{name}: {what} must not require grad, which stops at a part; call .detach(), and take `pull`")
 
 
-def _spread(values: Tensor, where: Tensor | None, part: Part) -> Tensor:
+def spread(values: Tensor, where: Tensor | None, part: Part) -> Tensor:
     """Values of some scores of a part, 0 for the others."""
     return values if where is None else values.new_zeros(part.x.shape).scatter_(-1, where, values)
 
@@ -318,5 +318,5 @@ def _slopes(part: Part, g: Any) -> Tensor:
 def as_given(values: Tensor, where: Tensor | None, part: Part) -> Any:
     """The values of a part, of which it has some, of the kind and dtype of its scores."""
     if part.given is None:
-        return _spread(values, where, part)
-    return like_input(_spread(narrowed(values, as_scores("in_parts", part.given).dtype), where, part), part.given)
+        return spread(values, where, part)
+    return like_input(spread(narrowed(values, as_scores("in_parts", part.given).dtype), where, part), part.given)

@@ -6,10 +6,9 @@ Every map with `blocks` and every loss with a form in parts has its function her
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import Any
 
+from softmaxima.core.by_name import by_name
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.layers import LinearLoss, MarginSoftmax, SampledSoftmax
 from softmaxima.distributed.losses import shared_loss
@@ -40,12 +39,7 @@ def __getattr__(name: str) -> Any:
     shared: Any = shared_map if name in MAPS else shared_loss
     if name not in MAPS and name not in LOSSES:
         raise AttributeError(f"module 'softmaxima.distributed' has no attribute {name!r}")
-    function = functools.partial(shared, name)
-    functools.update_wrapper(function, shared)
-    known = inspect.signature(shared)
-    function.__signature__ = known.replace(parameters=list(known.parameters.values())[1:])  # type: ignore[attr-defined]
-    function.__name__ = function.__qualname__ = name  # type: ignore[attr-defined]
-    return function
+    return by_name(shared, name)
 
 
 def __dir__() -> list[str]:

@@ -72,7 +72,7 @@ def linear_loss(
     Scores are in float32, or in float64 where hidden is; states are float64, and gradients sums in the dtype of scores, which are
     rounded once.
 
-    Cost: for N rows and D features one all-gather of 11N numbers in float64 for cross-entropy, of up to 9N and 64 candidates a row
+    Cost: for N rows and D features one all-gather of 4N numbers in float64 for cross-entropy, of up to 2N and 64 candidates a row
     for a map with a threshold (all candidates where one has more), and one all-reduce of N·D numbers in the backward pass. Of n own
     classes 2NnD operations forward and 6NnD backward, for the scores are made twice. Memory: `chunk`, 64 MiB, beside gradients and
     what is sent. Source: Shoeybi et al. (2019), arXiv:1909.08053, for the parallelism.

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import check_per_row, moved_last
-from softmaxima.core.blocks import State, joined
+from softmaxima.core.blocks import Part, State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import InParts, merged
+from softmaxima.core.temperature import over
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.ranks import Agreement, Group, Ranks, RanksError, ranks_of
 from softmaxima.distributed.rows import Shared
 from softmaxima.losses._classification import Batch, Loss, check_sums, prepare
 from softmaxima.losses._finding import find_loss
-from softmaxima.losses._parts import LossInParts, Targets, bind, merge_targets
+from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind, merge_targets
 
 # (which rows, their scores), some rows after others, of a tensor's first axis or, by an ellipsis, all; anew at each call
 Scores = Callable[[], Iterable[tuple[Any, Tensor]]]
@@ -60,8 +61,8 @@ def shared_loss(
         label lies on no rank, one has refused its arguments, has NaN, or does not answer within the group's timeout; each names the
         ranks. There is no second derivative, and none by temperature or options: divide the scores before.
 
-    Cost: one all-gather, of what the map takes and 8 numbers a row; one more for a loss of probabilities, as `soft_accuracy_loss`.
-    The gradient needs none.
+    Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8; one
+    more for a loss of probabilities, as `soft_accuracy_loss`. The gradient needs none.
     """
     found, own = find_loss("distributed.shared_loss", loss)
     name = f"distributed.{found.name}"
@@ -179,16 +180,18 @@ class RowLosses:
             for some, x in scores():
                 rows = self._rows(some)
                 shared = rows._shared(x)
-                states.append(shared.begun(None if state is None else tuple(values[some] for values in state)))
-                beside += [torch.cat(rows._targets(shared), -1)] if number == 0 else []
+                states.append(shared.own.begun(None if state is None else tuple(values[some] for values in state)))
+                beside += [rows._beside(shared)] if number == 0 else []
             state, every = whole.exchanged(joined(states), state, torch.cat(beside) if beside else None)
             targets = targets or every
-        found = merged((Targets(*each.split(1, -1)) for each in targets), merge_targets, self.name)
+        found = merged(map(self._targets, targets), merge_targets, self.name)
         counted, sums = self._counted(found), ()
         if self.own.form.of_p is None:
             values = self.own.value(state, found)  # type: ignore[arg-type]
         else:
             values, sums = self._values_of_p(scores, whole, state)  # type: ignore[arg-type]
+        if counted.is_floating_point():  # NaN for a label of no class
+            values = torch.where(counted.squeeze(-1).isnan(), math.nan, values)
         weighed = counted if self.is_soft or self.weight is None else found.weight
         return Found(values, weighed, found, state, sums)  # type: ignore[arg-type]
 
@@ -196,20 +199,20 @@ class RowLosses:
         """∂/∂x of ⟨g, losses⟩ of some rows, g [..., 1] in float64, in the dtype of x."""
         rows, (_, _, targets, state, sums) = self._rows(some), found.rows(some)
         own, shared = rows.own, rows._shared(x)
-        if own.form.of_p is None and own.is_of_labels(rows.target) and shared.kernels is not None:
+        if own.form.of_p is None and own.is_of_labels(rows.target) and x.shape[-1]:
             return rows._slope_of_labels(shared, state, targets, g)
         if own.form.of_p is None:
-            slope = own.gradient(shared.part, rows.target, rows.weight, state, targets)
+            slope = own.gradient(shared.own.part, rows.target, rows.weight, state, targets)
         else:
-            _, slopes = own.of_p(shared.part, rows.target, rows.weight, state)
-            slope = own.rows.pull(shared.part, slopes, state, sums)[0]
+            _, slopes = own.of_p(shared.own.part, rows.target, rows.weight, state)
+            slope = own.rows.pull(shared.own.part, slopes, state, sums)[0]
         return narrowed(torch.where(slope == 0, 0.0, slope * g), x.dtype)
 
     def is_by_kernels(self, like: Tensor, dtype: torch.dtype) -> bool:
         """Whether scores of a dtype, where `like` is, are not widened."""
         of_labels = self.own.form.of_p is None and self.own.is_of_labels(self.target)
         one = torch.zeros((1, 1), dtype=dtype, device=like.device)
-        return of_labels and Shared(self.name, self.ranks, self.agreement, self.own.rows, one).kernels is not None
+        return of_labels and Shared(self.name, self.ranks, self.agreement, self.own.rows, one).own.has_shares
 
     @property
     def is_soft(self) -> bool:
@@ -234,19 +237,28 @@ class RowLosses:
                 x = x.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
         return Shared(self.name, self.ranks, self.agreement, self.own.rows, x)
 
-    def _targets(self, shared: Shared) -> Targets:
+    def _beside(self, shared: Shared) -> Tensor:
+        """What this rank tells of the targets [..., m]: of a label its score, and the weight of its class if there are weights."""
         if self.own.is_of_labels(self.target):
-            return self._of_labels(shared)[0]
-        return self.own.begin(shared.part, self.target, self.weight)
+            mine = self._labels(shared)
+            return mine.score if self.weight is None else torch.cat((mine.score, mine.count), -1)
+        return torch.cat(self.own.begin(shared.own.part, self.target, self.weight), -1)
 
-    def _of_labels(self, shared: Shared) -> tuple[Targets, Tensor, Tensor]:
-        return self.own.begin_labels(shared.x, self.agreement.first(self.ranks.rank), self.target, self.weight)
+    def _targets(self, told: Tensor) -> Targets:
+        """The targets of the part of which a rank has told that."""
+        if not self.own.is_of_labels(self.target):
+            return Targets(*told.split(1, -1))
+        score = told[..., :1]
+        return self.own.of_label_scores(score, told[..., 1:] if self.weight is not None else (~score.isnan()).double())
+
+    def _labels(self, shared: Shared) -> LabelScores:
+        return self.own.label_scores(shared.x, self.agreement.first(self.ranks.rank), self.target, self.weight)
 
     def _values_of_p(self, scores: Scores, whole: Shared, state: State) -> tuple[Tensor, State]:
         values, sums = [], []
         for some, x in scores():
             rows = self._rows(some)
-            part, known = rows._shared(x).part, tuple(each[some] for each in state)
+            part, known = rows._shared(x).own.part, tuple(each[some] for each in state)
             value, slopes = rows.own.of_p(part, rows.target, rows.weight, known)
             values.append(value)
             sums.append(rows.own.rows.begin_pull(part, slopes, known))
@@ -254,17 +266,22 @@ class RowLosses:
         return torch.stack(every).sum(0).squeeze(-1), total
 
     def _slope_of_labels(self, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
-        """p by the kernels, and p − 1 of the label, which they would round, in double."""
-        own, share = self.own, self.own.counted(targets)
+        """p times a factor, and p − 1 of the label, which narrow dtypes would round, in double."""
+        own, share, mine = self.own, self.own.counted(targets), self._labels(shared)
         factor = torch.where(share == 0, 0.0, share * g)
         excess = own.excess(state) if own.z_loss else torch.zeros_like(factor)
-        slope = shared.times(state, factor * (1 + excess))
-        mine, place, hit = self._of_labels(shared)
-        top, rest = own.rows.blocks.conjugate(state, 1.0, **own.rows.params)  # type: ignore[misc]
-        log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) - rest)
-        at_label = factor * (log_p.expm1() + excess * log_p.exp())
-        at_label = torch.where(mine.top == -math.inf, 0.0, at_label)  # a label that is masked has none
-        return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
+        slope = shared.own.slope(state, factor * (1 + excess))
+        has_none = ~(mine.score > -math.inf)  # a label that is masked, or on another rank
+        score = mine.score.masked_fill(has_none, -math.inf)
+        if shared.own.has_shares:
+            top, rest = own.rows.blocks.conjugate(state, own.rows.tau, **own.rows.params)  # type: ignore[misc]
+            log_p = torch.where(has_none, -math.inf, (score - top) / own.rows.tau - rest)
+            p, less_one = log_p.exp(), log_p.expm1()
+        else:
+            p = own.rows.wide(Part(score, own.rows.tau, shared.own.first + mine.place), state)
+            less_one = p - 1
+        at_label = torch.where(has_none, 0.0, over(factor * (less_one + excess * p), own.rows.tau))
+        return slope.scatter(-1, mine.place, torch.where(mine.hit, narrowed(at_label, slope.dtype), slope.gather(-1, mine.place)))
 
     def _counted(self, targets: Targets) -> Tensor:
         """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
@@ -274,7 +291,9 @@ class RowLosses:
             return torch.ones_like(targets.weight)
         counted = (self.target != self.own.ignore_index).unsqueeze(-1)
         wrong = targets.labels != counted
-        if self.ranks.device.type == "cpu" and bool(wrong.any()):
+        if self.ranks.device.type != "cpu":
+            return torch.where(wrong, math.nan, counted.double())
+        if bool(wrong.any()):
             label, times = int(self.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
             raise RanksError(
                 f"{self.name}: each target must be a label on one rank, got {label} in a row, found on {times}; ranks "

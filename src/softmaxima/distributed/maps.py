@@ -73,7 +73,7 @@ class _SharedMap(torch.autograd.Function):
         given = [x, tau, *values]
         ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
         ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
-        return shared.probabilities(state)
+        return shared.own.probabilities(state)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -85,7 +85,7 @@ class _SharedMap(torch.autograd.Function):
         x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
         shared = ctx.share(x, tau, values)
         sums = shared.sums(g.double(), state)
-        v, learned = shared.rows.pull(shared.part, g.double(), state, sums)
+        v, learned = shared.rows.pull(shared.own.part, g.double(), state, sums)
         return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 
 from softmaxima.core import monoid
-from softmaxima.core.arguments import COMPUTE_DTYPE
-from softmaxima.core.blocks import Part, State
-from softmaxima.core.jacobian import narrowed
+from softmaxima.core.blocks import State
+from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts, merged
 from softmaxima.distributed.ranks import Agreement, Ranks, RanksError
-from softmaxima.kernels.devices import library
 
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
 
@@ -34,63 +31,29 @@ class Shared:
     mask: Tensor | None = None
 
     @functools.cached_property
-    def part(self) -> Part:
-        wide = self.x.double() if self.mask is None else self.x.double().masked_fill(~self.mask, -math.inf)
-        return Part(wide, self.rows.tau, self.agreement.first(self.ranks.rank))
-
-    @functools.cached_property
-    def kernels(self) -> Any:
-        """Those of logsumexp where it is all that the map knows of a row, or None."""
-        if self.x.shape[-1] == 0:
-            return None
-        of_exponentials = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
-        has_shares = self.rows.blocks.conjugate is not None and not self.rows.map.properties.logarithmic
-        return library(self.x.device.type) if of_exponentials and has_shares else None
-
-    def begun(self, known: State | None) -> State:
-        """The state of this rank's part in a pass."""
-        if self.kernels is None:
-            return self.rows.begin(self.part, known)
-        _, (top, log_mass) = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
-        top, log_mass = top.unsqueeze(-1), log_mass.unsqueeze(-1)
-        some = top > -math.inf  # NaN is none
-        rest = torch.where(top == math.inf, 0.0, log_mass.expm1())
-        return monoid.LogSum(top, some.double(), torch.where(some, rest, torch.where(top == top, 0.0, top)))
-
-    def probabilities(self, state: State) -> Tensor:
-        """Those of this rank's scores, in their dtype."""
-        return (
-            narrowed(self.rows.wide(self.part, state), self.x.dtype) if self.kernels is None else self.slope(state, self.rows.tau)
-        )
-
-    def slope(self, state: State, g: float | Tensor) -> Tensor:
-        """g p/τ, g [..., 1], by the kernels, in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
-        top, rest = self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
-        x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
-        g = torch.as_tensor(g, dtype=torch.float64, device=x.device).expand(top.shape)
-        g = torch.where(state[0] == math.inf, math.nan, g).squeeze(-1).to(x.dtype)
-        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, self.rows.tau, self.mask)
-        return narrowed(found, self.x.dtype)
+    def own(self) -> OwnPart:
+        """This rank's part."""
+        return OwnPart(self.rows, self.x, self.mask, self.agreement.first(self.ranks.rank))
 
     def state(self, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(that of whole rows, the same on every rank; what each has `beside` [..., m], which the first message takes along)."""
         known: State | None = None
         told: list[Tensor] = []
         for number in range(self.rows.passes):
-            known, others = self.exchanged(self.begun(known), known, beside if number == 0 else None)
+            known, others = self.exchanged(self.own.begun(known), known, beside if number == 0 else None)
             told = told or others
         return known, told  # type: ignore[return-value]
 
     def exchanged(self, own: State, known: State | None, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(the state of whole rows in a pass of which `own` is this rank's, what each has beside)."""
-        identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.part, known)
+        identity = own if isinstance(own, monoid.LogSum) else self.rows.identity(self.own.part, known)
         every, others = self._gathered(own, identity, beside)
         self._check(every)
         return merged(every, self.rows.merge, self.name), others
 
     def sums(self, g: Tensor, state: State) -> State:
         """What the gradient of ⟨g, p⟩ needs of whole rows."""
-        return self.exchanged_sums(self.rows.begin_pull(self.part, g, state))[0]
+        return self.exchanged_sums(self.rows.begin_pull(self.own.part, g, state))[0]
 
     def exchanged_sums(self, own: State, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(the same of what each rank has of them, what each has beside)."""

@@ -71,15 +71,15 @@ class _Sum(torch.autograd.Function):
         shared = ctx.share(x, tau)
         of_tau, infinite = None, state[0] == math.inf
         has_infinite = x.device.type == "cpu" and bool(infinite.any())
-        if shared.kernels is not None and not has_infinite and not ctx.needs_input_grad[2]:
-            return None, shared.slope(tuple(state), g), None
-        p = shared.rows.wide(shared.part, tuple(state))
+        if shared.own.has_shares and not has_infinite and not ctx.needs_input_grad[2]:
+            return None, shared.own.slope(tuple(state), g), None
+        p = shared.rows.wide(shared.own.part, tuple(state))
         if has_infinite:
-            own = (shared.part.x == math.inf).double()
+            own = (shared.own.part.x == math.inf).double()
             count = torch.stack([each[0] for each in shared.told([own.sum(-1, keepdim=True)])]).sum(0)
             p = torch.where(infinite, own / count, p)
         v = over(p * g.double(), shared.rows.tau)
         if ctx.needs_input_grad[2]:
-            own = -(without_mask(shared.part.z) * v).sum(-1, keepdim=True)
+            own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
             of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
         return None, narrowed(v, x.dtype), of_tau

@@ -331,12 +331,18 @@ _own = threading.local()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it the calling thread runs by itself what is called here, for work that is shared out among threads already."""
+    """Within it the calling thread runs by itself what is called here, and torch's operations where OpenMP shares them out, for
+    work that is shared out among threads already.
+    """
+    before = threads(), getattr(_own, "threads", 0)  # torch tells each thread at its first call, which is this
+    tell = getattr(LIBRARY, "omp_set_num_threads", lambda count: None)  # of the calling thread alone
+    tell(1)
     _own.threads = 1
     try:
         yield
     finally:
-        del _own.threads
+        tell(before[0])
+        _own.threads = before[1]
 
 
 def threads() -> int:

@@ -407,19 +407,9 @@ def prepare(
     class_axis = 0 if scores.ndim == 1 else 1
     shape = sizes(scores)
     classes = shape[class_axis]
-    targets = check_device(name, "target", as_tensor(name, "target", target), scores)
-    hard_shape = shape[:class_axis] + shape[class_axis + 1 :]
+    targets = check_target(name, scores, target, class_axis, ignore_index)
     if targets.dtype.is_floating_point:
-        check_soft(name, scores, targets, ignore_index)
         labels, soft = None, targets.to(_wide(scores).dtype).movedim(class_axis, -1)
-    elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
-        repair = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
-        if targets.dtype == torch.bool and sizes(targets) == hard_shape:
-            repair = "; classes 0 and 1 need target.long()"
-        raise ValueError(
-            f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
-            f"got {targets.dtype} of shape {tuple(targets.shape)}{repair}"
-        )
     else:
         labels, soft = targets.long(), None
     rows = scores if class_axis == scores.ndim - 1 else scores.movedim(class_axis, -1)
@@ -435,6 +425,24 @@ def prepare(
         return batch
     rows = rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
     return replace(batch.in_double(), rows=tempered(rows, moved_last(tau, class_axis), None))
+
+
+def check_target(name: str, scores: Tensor, target: Any, class_axis: int, ignore_index: int) -> Tensor:
+    """Class indices, one a row, or probabilities of the shape of the scores."""
+    targets = check_device(name, "target", as_tensor(name, "target", target), scores)
+    shape = sizes(scores)
+    hard_shape = shape[:class_axis] + shape[class_axis + 1 :]
+    if targets.dtype.is_floating_point:
+        check_soft(name, scores, targets, ignore_index)
+    elif targets.dtype == torch.bool or targets.is_complex() or sizes(targets) != hard_shape:
+        repair = "; one-hot labels need target.float()" if sizes(targets) == shape else ""
+        if targets.dtype == torch.bool and sizes(targets) == hard_shape:
+            repair = "; classes 0 and 1 need target.long()"
+        raise ValueError(
+            f"{name}: target must hold class indices of shape {hard_shape}, or probabilities of shape {tuple(scores.shape)}; "
+            f"got {targets.dtype} of shape {tuple(targets.shape)}{repair}"
+        )
+    return targets
 
 
 def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: Any) -> tuple[int, str, float]:

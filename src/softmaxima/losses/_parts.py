@@ -53,6 +53,15 @@ class Targets(NamedTuple):
     mass: Tensor  # Σ y
 
 
+class LabelScores(NamedTuple):
+    """What a part has of the labels of its rows [..., 1]."""
+
+    score: Tensor  # in float64; NaN where the label is in another part
+    count: Tensor  # the weight of its class; 0 there
+    place: Tensor  # in the part; any there
+    hit: Tensor  # where it is in this part
+
+
 def merge_targets(a: Targets, b: Targets) -> Targets:
     """Those of the parts of both."""
     top = torch.maximum(a.top, b.top)
@@ -110,7 +119,7 @@ class LossInParts:
     def begin(self, part: Part, target: Tensor, weight: Tensor | None = None) -> Targets:
         """The targets of a part; `weight` are the weights of its classes [n]."""
         if self.is_of_labels(target):
-            return self.begin_labels(part.x, part.first, target, weight)[0]
+            return self.of_label_scores(*self.label_scores(part.x, part.first, target, weight)[:2])
         y, hit = self.target(part, target)
         part = self.part(part, target)
         s, silent = self.shares(part, target, weight), part.x == -math.inf
@@ -127,31 +136,29 @@ class LossInParts:
         """Whether no class but that of its label has a share in a row."""
         return not target.is_floating_point() and self.smoothing == 0
 
-    def begin_labels(
-        self, x: Tensor, first: int | Tensor, target: Tensor, weight: Tensor | None = None
-    ) -> tuple[Targets, Tensor, Tensor]:
-        """(the targets of scores of any dtype from the place `first` on, where in them the labels are [..., 1], which are there),
-        of which one score a row is read.
-        """
+    def label_scores(self, x: Tensor, first: int | Tensor, target: Tensor, weight: Tensor | None = None) -> LabelScores:
+        """What there is of the labels in scores of any dtype from the place `first` on, of which one a row is read."""
         self._check_labels(x, target)
         n = sizes(x)[-1]
         place = target.unsqueeze(-1) - first
         hit = (place >= 0) & (place < n) & ~self._ignored(target)
         place = torch.where(hit, place, 0)
         padded = x if n else torch.nn.functional.pad(x, (0, 1), value=-math.inf)
-        score = padded.gather(-1, place).double()
-        silent, none = score == -math.inf, torch.zeros_like(score)
-        count = (
-            hit.double() if weight is None or n == 0 else torch.where(hit, weight.double().expand(x.shape).gather(-1, place), 0.0)
-        )
-        share = hit.double() if self.form.fenchel else count
-        regular = none
+        score = torch.where(hit, padded.gather(-1, place).double(), math.nan)
+        if weight is None or n == 0:
+            return LabelScores(score, hit.double(), place, hit)
+        return LabelScores(score, torch.where(hit, weight.double().expand(x.shape).gather(-1, place), 0.0), place, hit)
+
+    def of_label_scores(self, score: Tensor, count: Tensor) -> Targets:
+        """The targets of a part, of the first two of those."""
+        hit, silent, none = ~score.isnan(), score == -math.inf, torch.zeros_like(score)
+        share, regular = count, none
         if self.form.fenchel:
             omega: Any = self.rows.map.regulariser
-            regular = torch.where(hit, omega(torch.ones_like(score), **self.rows.params).unsqueeze(-1), 0.0)
-        top = torch.where(hit & ~silent, score, -math.inf)
+            share, regular = hit.double(), torch.where(hit, omega(torch.ones_like(score), **self.rows.params).unsqueeze(-1), 0.0)
+        top = torch.where(hit, score, -math.inf)
         spoken, masked = torch.where(silent, 0.0, share), torch.where(silent, share, 0.0)
-        return Targets(top, spoken, none, masked, regular, count, hit.double(), hit.double()), place, hit
+        return Targets(top, spoken, none, masked, regular, count, hit.double(), hit.double())
 
     def regulariser(self, y: Tensor, hit: Tensor) -> Tensor:
         """What a part adds to Ω(y) [...]: Ω of a label where that is."""

@@ -191,7 +191,8 @@ def _passes(p: float) -> int:
 
 def _conjugate(state: State, tau: float | Tensor, p: float) -> tuple[Tensor, Tensor]:
     known = Nucleus(*state)
-    return known.sum.anchor, known.sum.log_mass() if p == 1.0 else known.mass(p).log()
+    # Where there are no rows, which say in which pass they are, there are more bins.
+    return known.sum.anchor, known.sum.log_mass() if p == 1.0 else known.mass(p)[..., :1].log()
 
 
 BLOCKS = Blocks(_begin, _merge, _finish, _passes, _conjugate)

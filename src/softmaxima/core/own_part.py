@@ -1,0 +1,81 @@
+"""A part of rows as its scores came, of any dtype: by kernels where the sum of a row is all that a map knows of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core import monoid
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.blocks import Part, State
+from softmaxima.core.jacobian import narrowed
+from softmaxima.core.parts import InParts, spread
+from softmaxima.core.temperature import over
+from softmaxima.kernels.devices import library
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPart:
+    """Scores [..., n] of some places of the rows; `part` are the same in float64, which kernels do without."""
+
+    rows: InParts
+    x: Tensor
+    mask: Tensor | None = None
+    first: int | Tensor = 0
+
+    @functools.cached_property
+    def part(self) -> Part:
+        wide = self.x.double() if self.mask is None else self.x.double().masked_fill(~self.mask, -math.inf)
+        return Part(wide, self.rows.tau, self.first)
+
+    @functools.cached_property
+    def kernels(self) -> Any:
+        """Those of logsumexp where the state is one of it; or None. Of narrow scores they round each term as the shares are."""
+        if self.x.shape[-1] == 0 or not (self.x.dtype == torch.float64 or self._is_of_shares):
+            return None
+        is_sum = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
+        return library(self.x.device.type) if is_sum else None
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether those kernels make the probabilities too."""
+        return self.kernels is not None and self._is_of_shares
+
+    @property
+    def _is_of_shares(self) -> bool:
+        return self.rows.blocks.conjugate is not None and not self.rows.map.properties.logarithmic
+
+    def begun(self, known: State | None = None) -> State:
+        """The state of this part in a pass."""
+        if self.kernels is None:
+            return self.rows.begin(self.part, known)
+        _, (top, log_mass) = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
+        top, log_mass = top.unsqueeze(-1), log_mass.unsqueeze(-1)
+        some = top > -math.inf  # NaN is none
+        rest = torch.where(top == math.inf, 0.0, log_mass.expm1())
+        return monoid.LogSum(top, some.double(), torch.where(some, rest, torch.where(top == top, 0.0, top)))
+
+    def probabilities(self, state: State) -> Tensor:
+        """Those of these scores, in their dtype."""
+        return self.slope(state, self.rows.tau) if self.has_shares else self._narrow(*self.rows.sparse(self.part, state))
+
+    def slope(self, state: State, g: float | Tensor) -> Tensor:
+        """g p/τ, g [..., 1], in the dtype of the scores: the gradient by them of g V where ∂V/∂(x/τ) = p."""
+        if not self.has_shares:
+            p, where = self.rows.sparse(self.part, state)
+            return self._narrow(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), where)
+        top, rest = self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
+        rest = rest.masked_fill(rest == -math.inf, 0.0)  # of nothing, where every score is −∞
+        x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
+        g = torch.as_tensor(g, dtype=torch.float64, device=x.device).expand(top.shape)
+        g = torch.where(state[0] == math.inf, math.nan, g).squeeze(-1).to(x.dtype)
+        found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, self.rows.tau, self.mask)
+        return narrowed(found, self.x.dtype)
+
+    def _narrow(self, values: Tensor, where: Tensor | None) -> Tensor:
+        return spread(narrowed(values, self.x.dtype), where, self.part)

@@ -1,0 +1,205 @@
+"""Scores in chunks, with what stands beside them in chunks that match: what is made of each chunk, and states that merge in a tree.
+
+Dask's `blockwise` and `reduction` are all that makes graphs here. A block of states holds one object, of the rows of its chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import dask.array as da
+import numpy as np
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_tensor
+from softmaxima.core.jacobian import narrowed
+from softmaxima.core.numbers import check_int
+from softmaxima.core.parts import merged
+from softmaxima.kernels.interface import one_thread
+
+if TYPE_CHECKING:
+    from dask.array.core import Array
+else:
+    from dask.array import Array  # or another class, as Dask is configured
+
+
+class Summary(Protocol):
+    """What is known of the rows of some chunks."""
+
+    def merge(self, other: Any) -> Any:
+        """What is known of them by both."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """Scores, of whose `axes` the rows are made, and beside them arrays of some of their axes, or what is no array."""
+
+    name: str
+    x: Array
+    axes: tuple[int, ...]
+    beside: Mapping[str, tuple[Any, tuple[int, ...]]]  # (values, their axes)
+
+    def each(self, function: Callable[..., Any], dtype: Any = object, *, known: Array | None = None, whole: bool = False) -> Array:
+        """function(x, first=, known=, **beside) of each chunk: of its own shape, or, unless `whole`, one number or object for it.
+
+        `first` is the place in its row of a chunk's first score, where rows lie along one axis; `known` is of all chunks of a row.
+        """
+        every, axis = tuple(range(self.x.ndim)), self.axes[0]
+        starts = np.cumsum((0, *self.x.chunks[axis][:-1]))
+        given = {name: (value, axes if isinstance(value, Array) else None) for name, (value, axes) in self.beside.items()}
+        given["first"] = (in_chunks(starts, (1,)), (axis,)) if len(self.axes) == 1 else (0, None)
+        given["known"] = (known, None if known is None else every)
+        return da.blockwise(
+            _OfAChunk(function, tuple(given)), every, self.x, every, *(each for pair in given.values() for each in pair),
+            name=None, token=self.name.replace(".", "-"), align_arrays=False, meta=np.empty((0,) * self.x.ndim, dtype),
+            adjust_chunks=None if whole else dict.fromkeys(self.axes, 1),
+        )  # fmt: skip
+
+    def summary(self, begin: Callable[..., Summary], passes: int, split_every: Any) -> Array:
+        """What is known of whole rows after so many passes: one object for the chunks along `axes`, of which each is begun with
+        what is known of all after the pass before, and merged in a tree.
+        """
+        known: Any = None
+        merge = _Merged(self.name)
+        for _ in range(passes):
+            known = da.reduction(
+                self.each(begin, known=known), chunk=_as_it_is, combine=merge, aggregate=merge, axis=self.axes, keepdims=True,
+                concatenate=False, dtype=object, split_every=split_every, name=f"{self.name}-summary".replace(".", "-"),
+                meta=np.empty((0,) * self.x.ndim, object),
+            )  # fmt: skip
+        return known
+
+    def of_rows(self, function: Callable[[Any], Tensor], summary: Array, dtype: Any) -> Array:
+        """One number a row, of what is known of it, with `axes` of size 1."""
+        every = tuple(range(self.x.ndim))
+        return da.blockwise(
+            _OfRows(function, self.axes, dtype), every, summary, every, token=self.name.replace(".", "-"), align_arrays=False,
+            meta=np.empty((0,) * self.x.ndim, dtype),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _OfAChunk:
+    """A function of a chunk and of what is beside it by name, in the one thread that Dask gave it."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+
+    def __call__(self, x: np.ndarray, *beside: Any) -> Any:
+        given = dict(zip(self.names, beside, strict=True))
+        first = given["first"]
+        given["first"] = int(first[0]) if isinstance(first, np.ndarray) else first
+        with one_thread():
+            return self.function(x, **given)
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    function: Callable[[Any], Tensor]
+    axes: tuple[int, ...]
+    dtype: Any
+
+    def __call__(self, summary: Any) -> np.ndarray:
+        with one_thread():
+            values = narrowed(self.function(summary), as_tensor("dask", "scores", np.empty((), self.dtype)).dtype)  # [rows]
+        for axis in sorted(self.axes):
+            values = values.unsqueeze(axis)
+        return values.numpy()
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """What several say of the same rows, in a list of lists, one for each axis."""
+
+    name: str
+
+    def __call__(self, summaries: Any, axis: Any, keepdims: bool) -> Any:
+        with one_thread():
+            return merged(_flat(summaries), lambda a, b: a.merge(b), self.name)
+
+
+def _flat(summaries: Any) -> Iterator[Any]:
+    if not isinstance(summaries, list):
+        yield summaries
+        return
+    for each in summaries:
+        yield from _flat(each)
+
+
+def _as_it_is(summary: Any, axis: Any, keepdims: bool) -> Any:
+    return summary
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------------------
+
+
+def check_scores(name: str, x: Any) -> Array:
+    """A Dask array of NumPy arrays, in chunks of known sizes."""
+    if not isinstance(x, Array):
+        repair = "call dask.array.from_array(x), or take the function of softmaxima itself"
+        raise TypeError(f"{name}: scores must be a dask.array.Array, got {type(x).__name__}; {repair}")
+    return _check_chunks(name, "scores", x)
+
+
+def _check_chunks(name: str, what: str, x: Array) -> Array:
+    if type(x._meta) is not np.ndarray:
+        kind = type(x._meta).__name__
+        raise TypeError(f"{name}: the chunks of {what} must be NumPy arrays, got {kind}; call .map_blocks(numpy.asarray)")
+    if any(math.isnan(size) for size in x.shape):
+        raise ValueError(f"{name}: the chunks of {what} must be of known sizes, got shape {x.shape}; call .compute_chunk_sizes()")
+    return x
+
+
+def stand_in(name: str, what: str, value: Any, fill: Any = 1) -> Any:
+    """For a Dask array a tensor of its shape and dtype without memory, for the checks that read no scores; else the value.
+
+    Raises TypeError for a tensor, which Dask does not share out.
+    """
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name}: {what} must be a number, a NumPy or a Dask array, got a tensor; call {what}.numpy()")
+    if not isinstance(value, Array):
+        return value
+    _check_chunks(name, what, value)
+    like = as_tensor(name, what, np.empty((), value.dtype))
+    return torch.full_like(like, fill).expand(value.shape)
+
+
+def matching(value: Any, x: Array, axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
+    """(an array in chunks as x has them along these of its axes, one where it broadcasts; these axes); anything else as it came."""
+    if not isinstance(value, (Array, np.ndarray)):
+        return value, ()
+    value = value.reshape((1,) * (len(axes) - value.ndim) + value.shape)
+    chunks = tuple(x.chunks[axis] if size == x.shape[axis] else (size,) for axis, size in zip(axes, value.shape, strict=True))
+    return in_chunks(value, chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks), axes
+
+
+def in_chunks(values: np.ndarray, chunks: Any) -> Array:
+    """A Dask array of what is in memory."""
+    return da.from_array(values, chunks=chunks)
+
+
+def check_split(name: str, split_every: Any) -> Any:
+    """How many states are merged at a time: None for Dask's own number, an int, or one for each axis."""
+    if split_every is None or isinstance(split_every, dict):
+        return split_every
+    return check_int(name, "split_every", split_every, lambda count: count >= 2, "an int of at least 2")
+
+
+# Chunks as tensors ----------------------------------------------------------------------------------------------------------------
+
+
+def rows_last(x: np.ndarray, axes: tuple[int, ...], name: str, what: str = "scores") -> Tensor:
+    """A chunk as a tensor with `axes` as one, last."""
+    if axes == (x.ndim - 1,):
+        return as_tensor(name, what, x)
+    tensor = as_tensor(name, what, np.ascontiguousarray(x))  # which kernels read along any axis, and copy of slices otherwise
+    return tensor.movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes))
+
+
+def compact(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same with memory of its own: a view would keep that of its chunk, and be sent with it."""
+    return tuple(values.clone(memory_format=torch.contiguous_format) for values in state)

@@ -1,0 +1,219 @@
+"""Every loss over Dask arrays that are chunked along any axes, that of classes too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import torch
+from dask.tokenize import normalize_token
+from torch import Tensor
+
+from softmaxima.core.arguments import as_tensor, check_per_row, moved_last
+from softmaxima.core.arguments import check_scores as check_dtype
+from softmaxima.core.blocks import State
+from softmaxima.core.jacobian import narrowed
+from softmaxima.core.numbers import TEMPERATURE
+from softmaxima.core.own_part import OwnPart
+from softmaxima.dask.chunks import Array, Chunks, check_scores, check_split, compact, matching, stand_in
+from softmaxima.losses._classification import (
+    Loss,
+    check_class_weight,
+    check_labels,
+    check_shared,
+    check_soft,
+    check_sums,
+    check_target,
+)
+from softmaxima.losses._finding import find_loss
+from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind, merge_targets
+
+
+def chunked_loss(
+    loss: str | Loss | Callable[..., Any],
+    input: Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    temperature: Any = 1.0,
+    split_every: Any = None,
+    **options: Any,
+) -> Array:
+    """The value of a loss of a Dask array in whatever chunks. Dask has no gradients.
+
+    `sm.dask.cross_entropy(x, target, …)` is `chunked_loss("cross_entropy", x, target, …)`, and so for every loss that has a form in
+    parts.
+
+    Args:
+        loss: a registered name, that of a map which has a loss, the function of a loss or a `Loss`.
+        input: scores [N, C, …] or [C], in chunks of known sizes along any axes.
+        target: labels [N, …] or probabilities of the shape of the scores, a NumPy or a Dask array in whatever chunks.
+        weight: of the classes [C], a NumPy array.
+        ignore_index, reduction, label_smoothing, temperature, options: as the loss has them. Temperature and numbers a row may
+            be NumPy or Dask arrays.
+        split_every: how many states are merged at a time, by default as many as Dask's setting of that name says.
+
+    Returns:
+        A Dask array of the dtype of the scores, of which nothing is computed yet.
+
+    Raises:
+        TypeError, ValueError or IndexError at once for anything else, and for a loss without a form in parts; for values that the
+        loss refuses, such as a label of no class, when it is computed.
+
+    Cost: the passes of the map, in which each chunk leaves what the map's state takes and 8 numbers a row; one more for a loss of
+    probabilities, as `soft_accuracy_loss`.
+
+    >>> import dask.array as da, numpy as np, softmaxima as sm
+    >>> x = da.from_array(np.array([[0.0, 1.0, 3.0]]), chunks=(1, 2))
+    >>> float(sm.dask.sparsemax_loss(x, np.array([1])).compute())
+    2.0
+    """
+    found, given = find_loss("dask.chunked_loss", loss)
+    name = f"dask.{found.name}"
+    scores, split_every = check_scores(name, input), check_split(name, split_every)
+    like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
+    ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
+    if scores.ndim == 0:
+        raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got an array of no axes")
+    axis, every = min(scores.ndim - 1, 1), tuple(range(scores.ndim))
+    classes = scores.shape[axis]
+    targets = check_target(name, like, stand_in(name, "target", target, 0), axis, ignore_index)
+    if weight is not None:
+        check_class_weight(name, weight, classes)
+    own = found.complete({**given, **options}, name)
+    of = OfChunk(found, axis, classes, targets.is_floating_point(), smoothing, ignore_index, tuple(own))
+    tau, early = _per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis), {}
+    for what, value in own.items():
+        early[what] = (
+            _per_row(name, what, stand_in(name, what, value), like, axis) if isinstance(value, (Array, np.ndarray)) else value
+        )
+    rows = of.bound(tau, {key: value for key, value in early.items() if not isinstance(own[key], Array)}).rows
+    beside = {
+        "target": matching(target, scores, every if of.is_soft else every[:axis] + every[axis + 1 :]),
+        "weight": matching(weight, scores, (axis,)),
+        **{key: matching(value, scores, every) for key, value in {"temperature": temperature, **own}.items()},
+    }
+    chunks = Chunks(name, scores, (axis,), beside)
+    known = chunks.summary(of.begin, rows.passes, split_every)
+    if of.form.of_p is None:
+        value = chunks.of_rows(of.value, known, np.float64)
+    else:
+        value = chunks.each(of.part_value, np.float64, known=known).sum(axis, keepdims=True, split_every=split_every)
+    return _reduced(value, chunks.of_rows(of.counted, known, np.float64), reduction, axis, scores.dtype.newbyteorder("="))
+
+
+def _per_row(name: str, what: str, value: Any, x: Tensor, axis: int) -> float | Tensor:
+    """A number, or one a row [..., 1], the classes of x last."""
+    valid = TEMPERATURE if what == "temperature" else (lambda values: values == values, "a number")
+    return moved_last(check_per_row(name, what, value, x, axis, *valid), axis)
+
+
+def _reduced(value: Array, counted: Array, reduction: str, axis: int, dtype: np.dtype) -> Array:
+    if reduction == "none":
+        return da.map_blocks(_narrowed, value.squeeze(axis), to=dtype, dtype=dtype, meta=np.empty((0,) * (value.ndim - 1), dtype))
+    sums = [each.sum() for each in ((value,) if reduction == "sum" else (value, counted))]
+    return da.map_blocks(_narrowed, *sums, to=dtype, dtype=dtype, meta=np.empty((), dtype))
+
+
+def _narrowed(value: Any, counted: Any = 1.0, *, to: np.dtype) -> np.ndarray:
+    """The quotient, of nothing NaN."""
+    total = torch.as_tensor(np.asarray(value)) / torch.as_tensor(np.asarray(counted, np.float64))
+    return narrowed(total, as_tensor("dask", "scores", np.empty((), to)).dtype).numpy()
+
+
+@normalize_token.register(Loss)
+def _token(loss: Loss) -> Any:
+    """What tells a loss from others in the keys of results, as where it is pickled."""
+    return loss.function.__module__, loss.name
+
+
+@dataclass(frozen=True)
+class Known:
+    """The state of the rows of some chunks and what their targets come to, with what merges them."""
+
+    own: LossInParts
+    state: State
+    targets: Targets
+
+    def merge(self, other: Known) -> Known:
+        state = self.own.rows.merge(self.state, other.state)
+        return Known(self.own, compact(state), Targets(*compact(merge_targets(self.targets, other.targets))))
+
+
+@dataclass(frozen=True)
+class OfChunk:
+    """What a loss has of a chunk, whose classes are on an axis."""
+
+    loss: Loss
+    axis: int
+    classes: int
+    is_soft: bool
+    smoothing: float
+    ignore_index: int
+    options: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"dask.{self.loss.name}"
+
+    @property
+    def form(self) -> RowForm:
+        return self.loss.row_form  # type: ignore[return-value]
+
+    def bound(self, temperature: Any, options: dict[str, Any]) -> LossInParts:
+        """The loss of rows."""
+        own = self.loss.complete(options, self.name)
+        return bind(self.name, self.form, self.classes, self.is_soft, self.smoothing, self.ignore_index, temperature, own)
+
+    def given(
+        self, x: np.ndarray, *, first: int, target: np.ndarray, weight: np.ndarray | None, temperature: Any, **options: Any
+    ) -> tuple[LossInParts, OwnPart, Tensor, Tensor | None]:
+        """(the loss, a chunk of its scores, 0 where they are ignored, its targets, the weights of its classes)."""
+        like, y = as_tensor(self.name, "scores", x), as_tensor(self.name, "target", target)
+        tau, per_row = _per_row(self.name, "temperature", temperature, like, self.axis), dict(options)
+        for what, value in options.items():
+            if isinstance(value, np.ndarray):
+                per_row[what] = _per_row(self.name, what, value, like, self.axis)
+        own, scores = self.bound(tau, per_row), like.movedim(self.axis, -1)
+        if self.is_soft:
+            y = y.movedim(self.axis, -1)
+            check_soft(self.name, scores, y, self.ignore_index)
+        else:
+            y = y.long()
+            _, ignored = check_labels(self.name, y, self.classes, self.ignore_index)
+            scores = scores if ignored is None else scores.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
+        weights = None if weight is None else check_class_weight(self.name, weight, None)
+        return own, OwnPart(own.rows, scores, None, first), y, weights
+
+    def begin(self, x: np.ndarray, *, known: Known | None, **beside: Any) -> Known:
+        own, part, target, weight = self.given(x, **beside)
+        targets = (
+            own.of_label_scores(*own.label_scores(part.x, part.first, target, weight)[:2])
+            if own.is_of_labels(target)
+            else own.begin(part.part, target, weight)
+        )
+        return Known(own, compact(part.begun(None if known is None else known.state)), Targets(*compact(targets)))
+
+    def value(self, known: Known) -> Tensor:
+        """The loss of each row [...], of one that is made of a value."""
+        if self.is_soft and self.form.fenchel:
+            check_sums(self.name, known.targets.mass.squeeze(-1))
+        return known.own.value(known.state, known.targets)
+
+    def part_value(self, x: np.ndarray, *, known: Known, **beside: Any) -> np.ndarray:
+        """What a chunk adds to the loss of each row, of one that is made of probabilities."""
+        own, part, target, weight = self.given(x, **beside)
+        value, _ = own.of_p(part.part, target, weight, known.state)
+        return value.movedim(-1, self.axis).numpy()
+
+    def counted(self, known: Known) -> Tensor:
+        """What each row [...] counts in a mean."""
+        if self.is_soft:
+            return torch.ones_like(known.targets.mass).squeeze(-1)
+        return known.targets.weight.squeeze(-1)

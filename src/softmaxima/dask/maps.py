@@ -1,0 +1,128 @@
+"""Every map over Dask arrays that are chunked along any axes, that of its rows too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask.tokenize import normalize_object, normalize_token
+from torch import Tensor
+
+from softmaxima.core.arguments import check_per_row, check_where
+from softmaxima.core.arguments import check_scores as check_dtype
+from softmaxima.core.arguments import rows_last as check_rows
+from softmaxima.core.blocks import State
+from softmaxima.core.contract import REGISTRY, AnyMap, Map, find_map
+from softmaxima.core.evaluation import check_params
+from softmaxima.core.numbers import TEMPERATURE
+from softmaxima.core.own_part import OwnPart
+from softmaxima.core.parts import InParts
+from softmaxima.dask.chunks import Array, Chunks, check_scores, check_split, compact, matching, rows_last, stand_in
+
+
+def chunked_map(
+    map: AnyMap, x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, split_every: Any = None, **params: Any
+) -> Array:
+    """A map of x/τ along `dim`, of a Dask array in whatever chunks.
+
+    `sm.dask.sparsemax(x, …)` is `chunked_map("sparsemax", x, …)`, and so for every map that has `blocks`.
+
+    Args:
+        map: a registered name, the function of a map or a `Map`.
+        x: scores of any shape, in chunks of known sizes along any axes; a chunk may be empty.
+        dim, temperature, where, params: as of the map. Each may be a NumPy or a Dask array where it may be an array there: it
+            broadcasts against x, temperature and parameters with size 1 along `dim`.
+        split_every: how many states are merged at a time, by default as many as Dask's setting of that name says.
+
+    Returns:
+        A Dask array of the shape, chunks and dtype of x, of which nothing is computed yet.
+
+    Raises:
+        TypeError, ValueError or IndexError at once for anything else; ValueError when it is computed for a Dask array of numbers
+        that the map refuses.
+
+    Cost: a state of each chunk for each pass of the map, which are ten for top-p and one for any other: 3 numbers a row for
+    softmax, the candidates for the support for a map with a threshold, k scores and places for top-k. Then the chunk once more,
+    which Dask keeps in between. All in float64; each chunk is computed by one thread.
+
+    >>> import dask.array as da, numpy as np, softmaxima as sm
+    >>> x = da.from_array(np.array([[1.0, 0.8, 0.1], [0.0, 3.0, 0.0]]), chunks=(2, 2))
+    >>> sm.dask.sparsemax(x).compute()
+    array([[0.6, 0.4, 0. ],
+           [0. , 1. , 0. ]])
+    """
+    found = find_map(map, "dask")
+    name = f"dask.{found.name}"
+    if found.blocks is None:
+        raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
+    scores, split_every = check_scores(name, x), check_split(name, split_every)
+    like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
+    given = found.complete(params)
+    axis, *_ = check_rows(name, like, dim, stand_in(name, "temperature", temperature), stand_in(name, "where", where))
+    values = {p.name: stand_in(name, p.name, given[p.name], p.default if p.kind is float else 1) for p in found.params}
+    checked = check_params(found, values, like if like.ndim else like.reshape(1), axis, name)
+    numbers = {p.name: value for p, value in zip(found.params, checked, strict=True) if p.gradient is None}
+    scores = scores if scores.ndim else scores.reshape(1)
+    every, beside = tuple(range(scores.ndim)), {"where": where, "temperature": temperature, **given}
+    chunks = Chunks(
+        name, scores, (axis,),
+        {key: (numbers[key], ()) if key in numbers else matching(value, scores, every) for key, value in beside.items()},
+    )  # fmt: skip
+    of = OfChunk(found, (axis,))
+    known = chunks.summary(of.begin, found.blocks.passes(**numbers), split_every)
+    return chunks.each(of.finish, x.dtype.newbyteorder("="), known=known, whole=True).reshape(x.shape)
+
+
+@normalize_token.register(Map)
+def _token(map: Map) -> Any:
+    """What tells a map from others in the keys of results: of a registered one its name, as where it is pickled."""
+    return (map.reference.__module__, map.name) if REGISTRY.get(map.name) is map else normalize_object(map)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The state of the rows of some chunks, with the map that merges it."""
+
+    rows: InParts
+    state: State
+
+    def merge(self, other: Known) -> Known:
+        return Known(self.rows, compact(self.rows.merge(self.state, other.state)))
+
+
+@dataclass(frozen=True)
+class OfChunk:
+    """What a map has of a chunk, whose `axes` are those of its rows."""
+
+    map: Map
+    axes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"dask.{self.map.name}"
+
+    def own(self, x: np.ndarray, *, first: int, where: np.ndarray | None, temperature: Any, **params: Any) -> OwnPart:
+        scores = rows_last(x, self.axes, self.name)
+        mask = None
+        if where is not None:
+            wide = where if len(self.axes) == 1 else np.broadcast_to(where, x.shape)
+            mask = check_where(self.name, rows_last(wide, self.axes, self.name, "where"), scores)
+        tau = self._of_rows("temperature", temperature, scores, *TEMPERATURE)
+        values = {
+            p.name: self._of_rows(p.name, params[p.name], scores, p.valid, p.domain) if p.gradient is not None else params[p.name]
+            for p in self.map.params
+        }
+        return OwnPart(InParts(self.map, tau, values), scores, mask, first)
+
+    def _of_rows(self, what: str, value: Any, scores: Tensor, valid: Any, domain: str) -> float | Tensor:
+        if isinstance(value, np.ndarray):
+            value = rows_last(value, self.axes, self.name, what).double()
+        return check_per_row(self.name, what, value, scores, scores.ndim - 1, valid, domain)
+
+    def begin(self, x: np.ndarray, *, known: Known | None, **beside: Any) -> Known:
+        own = self.own(x, **beside)
+        return Known(own.rows, compact(own.begun(None if known is None else known.state)))
+
+    def finish(self, x: np.ndarray, *, known: Known, **beside: Any) -> np.ndarray:
+        return self.own(x, **beside).probabilities(known.state).movedim(-1, self.axes[0]).numpy()
