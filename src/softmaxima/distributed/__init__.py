@@ -1,4 +1,5 @@
-"""Maps, losses and sums of scores that are shared among processes, on torch.distributed: `sm.distributed.softmax(shard, group=…)`.
+"""Maps, losses and sums of scores that are shared among processes, on torch.distributed: `sm.distributed.softmax(shard, group=…)`;
+and attention over a sequence that is.
 
 Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too.
 """
@@ -9,14 +10,17 @@ import functools
 import inspect
 from typing import Any
 
+from softmaxima.distributed.attention import attention
 from softmaxima.distributed.losses import shared_loss
 from softmaxima.distributed.maps import shared_map
+from softmaxima.distributed.places import places
 from softmaxima.distributed.ranks import RanksError
+from softmaxima.distributed.sequence import unshard
 from softmaxima.distributed.sums import logsumexp
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
-__all__ = ["RanksError", "logsumexp", "shared_loss", "shared_map"]
+__all__ = ["RanksError", "attention", "logsumexp", "places", "shared_loss", "shared_map", "unshard"]
 
 
 def __getattr__(name: str) -> Any:
