@@ -63,8 +63,8 @@ def attention(
                 for the outputs. The gradient is one trip of softmax, two of others.
             "gather": every rank gathers all keys and values, once, and attends to them as `sm.attention` does, with its kernels and
                 second derivatives. For any map, and the faster where the keys fit; gradients of keys are sent to whom they belong.
-            "merge": each rank attends to its own keys, and what they find is merged by one gather in place of each trip. For few
-                queries that all ranks know, as in decoding with a shared cache; the output is the same on every rank to the last bit.
+            "merge": each rank attends to its own keys, and what they find is merged, by one gather in place of each trip. For few
+                queries that all ranks know, as in decoding with a shared cache; the output is the same on all, to the last bit.
         layout: which places the ranks have, "contiguous", one after the other, or "balanced", those of `sm.distributed.places`, by
             which all have the same work where attention is causal. What a rank's queries may not see is skipped, and sent only as
             far as someone reads it.

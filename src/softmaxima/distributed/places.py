@@ -3,8 +3,8 @@
     contiguous    rank 0: ▉▉······    rank 1: ··▉▉····    rank 2: ····▉▉··    rank 3: ······▉▉
     balanced              ▉······▉            ·▉····▉·            ··▉··▉··            ···▉▉···
 
-Where query i sees the keys 0 to i, the last of R contiguous parts has 2R − 1 times the work of the first. Balanced, rank r has of 2R
-chunks those numbered r and 2R − 1 − r, and all have the same work.
+Where query i sees the keys 0 to i, the last of R contiguous parts has 2R − 1 times the work of the first. Balanced, of 2R chunks
+rank r has those numbered r and 2R − 1 − r, and all have the same work.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class OfSoftmax(Rounds):
         return torch.where(mass == -math.inf, 0.0, output * (mass - whole).exp()).to(output.dtype), whole
 
     def told(self, number: int, ranks: Ranks, name: str, most: int, state: State, empty: Part, before: State | None) -> list[State]:
-        return [(o, mass) for o, mass in told(name, ranks, [state[0].double(), state[1]])]
+        return [(o.to(state[0].dtype), mass) for o, mass in told(name, ranks, [state[0].double(), state[1]])]
 
     def begin_pull(self, number: int, part: Part, g: Tensor, end: State, known: State | None) -> tuple[State, Mapping[str, Tensor]]:
         request, (output, mass), found = self._softmax(part), end, dict[str, Tensor]()
