@@ -287,6 +287,42 @@ def test_second_derivatives_are_those_of_one_process_where_keys_are_gathered(thr
     assert max(three.run(of_a_second_derivative)) <= 1e-11
 
 
+def of_one_output(rank: int) -> list[Tensor]:
+    own, (q, k, v, _) = places_of(rank, "balanced"), sequence(torch.float32)
+    parts, maps = (q, k[:, :, own], v[:, :, own]), ("softmax", "entmax15", "taylor_softmax")
+    return [sm.distributed.attention(*parts, form="merge", layout="balanced", enable_gqa=True, map=name) for name in maps]
+
+
+def test_merged_outputs_are_the_same_on_every_rank(three: Processes) -> None:
+    first, second, third = three.run(of_one_output)
+    for one, two, other in zip(first, second, third, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, other)
+
+
+def of_shapes(rank: int) -> float:
+    """Keys that a batch shares, heads without a batch, one number a key, and nothing at all."""
+    farthest = 0.0
+    for form, name in itertools.product(FORMS, ("softmax", "sparsemax")):
+        for batch, of_keys, size in (((2, 3), (1, 1), 4), ((3,), (3,), 1), ((), (2,), 4), ((0, 2), (0, 2), 4)):
+            q, k, v = (normal(*shape, 6, size, seed=seed) for seed, shape in enumerate((batch, of_keys, of_keys)))
+            own = slice(2 * rank, 2 * rank + 2)
+            mine = slice(None) if form == "merge" else own
+            results = []
+            for attention, rows, keys in ((sm.attention, slice(None), slice(None)), (sm.distributed.attention, mine, own)):
+                parts = [x[..., places, :].clone().requires_grad_() for x, places in ((q, rows), (k, keys), (v, keys))]
+                options = {} if attention is sm.attention else {"form": form}
+                output = attention(*parts, map=name, **options)
+                results.append([output.detach(), *torch.autograd.grad(output.square().sum(), parts)])
+            for theirs, ours, places in zip(*results, (mine, mine, own, own), strict=True):
+                farthest = max(farthest, apart(ours, theirs[..., places, :]))
+    return farthest
+
+
+def test_shapes_of_all_kinds(three: Processes) -> None:
+    assert max(three.run(of_shapes)) <= 1e-12
+
+
 def of_a_noisy_map(rank: int) -> float:
     """A map that has no blocks is gathered, and refused otherwise."""
     with pytest.raises(ValueError, match="perturb_max does not say how it works on parts; gather the keys, by form='gather'"):
@@ -302,7 +338,7 @@ def test_a_map_without_blocks_is_gathered(three: Processes) -> None:
 
 
 def of_messages(rank: int, form: str, name: str, seen: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """What is sent forward and backward, (numbers, to whom) each, where each rank has four keys of one number, and as many values."""
+    """What is sent forward and backward, (numbers, to whom) each, where a rank has four keys of one number, and as many values."""
     sent: list[Any] = []
     start, gather = ranks.START, ranks.ALL_GATHER
 
@@ -328,13 +364,14 @@ RIGHT = [1, 2, 0]
 TRIP = [[(8, to)] * 2 for to in RIGHT]  # keys and values, past two others
 BACK = [[(8, to)] * 5 for to in RIGHT]  # and their gradients, home from the last
 KEYS = [[(4, to)] * 2 for to in RIGHT]
+MORE = [KEYS[i] + TRIP[i] for i in range(3)]
 
 
 @pytest.mark.parametrize(
     ("form", "name", "seen", "forward", "backward"),
     [
         ("ring", "softmax", {}, TRIP, BACK),
-        ("ring", "sparsemax", {}, [a + b for a, b in zip(KEYS, TRIP, strict=True)], [a + b for a, b in zip(TRIP, BACK, strict=True)]),
+        ("ring", "sparsemax", {}, MORE, [TRIP[i] + BACK[i] for i in range(3)]),
         # Rank 0 sees its own keys alone, so that those of rank 2 stay there; those of rank 0 go to both.
         ("ring", "softmax", {"is_causal": True}, [[(8, 1)], [(8, 2)] * 2, []], [[(8, 1)] * 2, [(8, 2)] * 4, [(8, 0), (8, 1)]]),
         ("ring", "softmax", {"window": (0, 0)}, [[], [], []], [[], [], []]),

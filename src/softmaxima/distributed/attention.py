@@ -58,7 +58,7 @@ def attention(
         value: its values [..., S, Ev]. All but the lengths L and S is the same on every rank; each may have any number, and none.
         attn_mask, bias: as of `sm.attention`, of this rank's queries and of the keys of all ranks, in the order of places.
         form: how queries come to keys.
-            "ring": keys and values go from rank to rank while each attends to what it has, and a rank holds no more than two parts.
+            "ring": keys and values go from rank to rank while each attends to what it has; a rank holds two parts beside its own.
                 Softmax and maps of exponentials take one trip, others one for each pass of their states (one, of top-p ten) and one
                 for the outputs. The gradient is one trip of softmax, two of others.
             "gather": every rank gathers all keys and values, once, and attends to them as `sm.attention` does, with its kernels and
