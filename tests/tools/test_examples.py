@@ -100,3 +100,21 @@ def test_a_catalogue_in_chunks_is_the_whole_catalogue():
     assert (found["support"] == (sm.sparsemax(whole) > 0).sum(-1)).all()
     assert float(found["loss"]) == pytest.approx(-float(log_p[torch.arange(30), torch.from_numpy(chosen)].mean()), rel=1e-13)
     assert found["loss"] < 2.0  # nats, of log 12000 = 9.4
+
+
+@pytest.mark.exhaustive
+def test_a_shared_sequence_is_recalled_and_balanced_places_have_the_same_work():
+    options = ["--places=512", "--ranks=3", "--steps=8"]
+    out = subprocess.run(
+        [sys.executable, str(EXAMPLES / "context_parallel.py"), *options], capture_output=True, text=True, check=True
+    ).stdout
+    contiguous, balanced = (
+        [int(count.replace(",", "")) for count in line.split(", ")] for line in re.findall(r"a rank: ([\d, ]+)\n", out)
+    )
+    assert sum(contiguous) == sum(balanced) == 512 * 513 // 2
+    assert max(contiguous) > 4 * min(contiguous)
+    assert max(balanced) < 1.05 * min(balanced)
+    assert re.findall(r"answered rightly ([0-9.]+) %", out) == ["100.0"] * 2
+    first, last, again, same = (float(error) for error in re.findall(r"([0-9.]+) at (?:first|last)", out))
+    assert first == again > 10 * last
+    assert last == pytest.approx(same, rel=1e-3)

@@ -51,6 +51,25 @@ def attend(request: Request, wants_lse: bool) -> tuple[Tensor, Tensor]:
     return output, mass
 
 
+def attend_part(request: Request) -> tuple[Tensor, Tensor]:
+    """(Σ p v, LSE) of softmax over some of the keys, in what is computed in, of what `fits`; no graph is recorded."""
+    forward = attention(request.query.device.type).forward
+    given = request.query, request.key, request.value, _options(request)
+    output, mass, _ = forward(*given, lse=True, keeps=False, wide=True)
+    return output, mass
+
+
+def pull_part(request: Request, output: Tensor, mass: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What some of the keys add to ∂⟨g, o⟩ by the query, and those by these keys and values, in what is computed in.
+
+    `output` and `mass`, the LSE in double, are of softmax over all keys: p = exp(x/τ − LSE), ∂x = p (⟨g, v⟩ − ⟨g, o⟩)/τ.
+    """
+    device = attention(request.query.device.type)
+    state = device.state_of(mass, request.query, request.temperature)
+    kept = {"out": output, "kept": (state, state.new_empty(0, dtype=torch.int8)), "uses_scores": request.map.uses_scores}
+    return device.backward(request.query, request.key, request.value, g, None, _options(request), **kept)
+
+
 class Given(NamedTuple):
     """A request as the operations have it: each field is an argument of both, of a type that torch has in a schema."""
 

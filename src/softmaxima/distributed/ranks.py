@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
+START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
@@ -77,15 +78,19 @@ class Ranks:
 
     def agree(self, name: str, width: int, **same: Any) -> Agreement:
         """What all ranks have in this call, of which `same` must be the same on all. Raises RanksError on all where it is not."""
-        told = self._exchange(name, {"call": name, **{key: _in_words(value) for key, value in same.items()}, "width": width})
+        return self.agree_on(name, (width,), **same)[0]
+
+    def agree_on(self, name: str, widths: Sequence[int], **same: Any) -> list[Agreement]:
+        """The same of several axes that are shared."""
+        told = self._exchange(name, {"call": name, **{key: _in_words(value) for key, value in same.items()}, "widths": [*widths]})
         refused = [f"on rank {rank}: {each['problem']}" for rank, each in zip(self.names, told, strict=True) if "problem" in each]
         if refused:
             raise RanksError(f"{name}: refused {'; '.join(refused)}")
         for key in told[0]:
-            if key != "width" and len({each.get(key) for each in told}) > 1:
+            if key != "widths" and len({each.get(key) for each in told}) > 1:
                 each = ", ".join(f"{each.get(key)} on rank {rank}" for rank, each in zip(self.names, told, strict=True))
-                raise RanksError(f"{name}: {key} must be the same on all ranks, got {each}; give every rank the same rows")
-        return Agreement(tuple(each["width"] for each in told))
+                raise RanksError(f"{name}: {key} must be the same on all ranks, got {each}; give every rank the same {key}")
+        return [Agreement(tuple(each)) for each in zip(*(each["widths"] for each in told), strict=True)]
 
     @property
     def store(self) -> Store:
@@ -138,21 +143,42 @@ class Ranks:
             return [message]
         message = message.contiguous()
         every = message.new_empty((self.size, *message.shape))
-        try:
+        with self._answered(name):
             ALL_GATHER(every.view(-1), message.view(-1), self.group)
+        return list(every)
+
+    def start(self, name: str, sends: Iterable[tuple[Tensor, int]], receives: Iterable[tuple[Tensor, int]]) -> Callable[[], None]:
+        """Begins to send tensors to ranks of the group, and to fill others from them; what waits until that is done.
+
+        Of two ranks each begins its messages to the other in the order in which that expects them.
+        """
+        operations = [dist.P2POp(dist.isend, x.contiguous(), self.names[to], self.group) for x, to in sends]
+        operations += [dist.P2POp(dist.irecv, x, self.names[of], self.group) for x, of in receives]
+        with self._answered(name):
+            works = START(operations) if operations else []
+
+        def wait() -> None:
+            with self._answered(name):
+                for work in works:
+                    work.wait()
+            operations.clear()  # which had the tensors
+
+        return wait
+
+    @contextmanager
+    def _answered(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
-        return list(every)
 
     def sum(self, name: str, message: Tensor) -> Tensor:
         """The sum over all ranks of tensors of one shape, the same on every rank."""
         if self.size == 1:
             return message
         total = message.clone(memory_format=torch.contiguous_format)
-        try:
+        with self._answered(name):
             ALL_REDUCE(total, group=self.group)
-        except RuntimeError as error:
-            raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
         return total
 
     def _missing(self) -> str:

@@ -65,26 +65,11 @@ class Shared:
 
     def told(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
         """Tensors [..., m] of each rank, of the same shapes on all, in float64, by one collective."""
-        widths = [values.shape[-1] for values in own]
-        every = self.ranks.gather(self.name, torch.cat([values.double() for values in own], -1))
-        return [list(each.split(widths, -1)) for each in every]
+        return told(self.name, self.ranks, [values.double() for values in own])
 
     def _gathered(self, own: State, identity: State, beside: Tensor | None) -> tuple[list[State], list[Tensor]]:
-        """(the state of each rank, what it has beside), by one collective; by two where a state is wider than there is room for."""
-        varies = [values.shape[-1] == 0 for values in identity]
-        needed = max((values.shape[-1] for values, varying in zip(own, varies, strict=True) if varying), default=0)
-        room = min(CANDIDATES, max(self.agreement.widths))
-        cut = tuple(values[..., :room] if varying else values for values, varying in zip(own, varies, strict=True))
-        columns = [own[0].new_full((*own[0].shape[:-1], 1), float(needed))] if any(varies) else []
-        columns += [] if beside is None else [beside]
-        ahead = sum(column.shape[-1] for column in columns)
-        every = self.ranks.gather(self.name, torch.cat((*columns, self.rows.pack(cut, identity, room)), -1))
-        others = [] if beside is None else [each[..., ahead - beside.shape[-1] : ahead] for each in every]
-        states = [each[..., ahead:] for each in every]
-        widest = max((int(each[..., 0].max()) for each in every if each.numel()), default=0) if any(varies) else 0
-        if widest > room:
-            states = self.ranks.gather(self.name, self.rows.pack(own, identity, widest))
-        return [self.rows.unpack(each, identity) for each in states], others
+        """(the state of each rank, what it has beside)."""
+        return gathered(self.name, self.ranks, self.rows, max(self.agreement.widths), own, identity, beside)
 
     def _check(self, states: Iterable[State]) -> None:
         """Raise for scores that are no numbers, of which all ranks learn; on a GPU they make NaN of their rows, without waiting."""
@@ -93,6 +78,36 @@ class Shared:
             if wrong:
                 of = ", ".join(f"rank {rank}" for rank in wrong)
                 raise RanksError(f"{self.name}: there are NaN, or +∞ that have no probability, in the scores of {of}")
+
+
+def told(name: str, ranks: Ranks, own: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors [..., m] of each rank, of the same shapes on all and of one dtype, by one collective."""
+    widths = [values.shape[-1] for values in own]
+    every = ranks.gather(name, torch.cat(list(own), -1))
+    return [list(each.split(widths, -1)) for each in every]
+
+
+def gathered(
+    name: str, ranks: Ranks, rows: InParts, most: int, own: State, identity: State, beside: Tensor | None = None
+) -> tuple[list[State], list[Tensor]]:
+    """(the state of each rank, what it has beside), by one collective; by two where a state is wider than there is room for.
+
+    `most` is how many scores of a row a rank has at most.
+    """
+    varies = [values.shape[-1] == 0 for values in identity]
+    needed = max((values.shape[-1] for values, varying in zip(own, varies, strict=True) if varying), default=0)
+    room = min(CANDIDATES, most)
+    cut = tuple(values[..., :room] if varying else values for values, varying in zip(own, varies, strict=True))
+    columns = [own[0].new_full((*own[0].shape[:-1], 1), float(needed))] if any(varies) else []
+    columns += [] if beside is None else [beside]
+    ahead = sum(column.shape[-1] for column in columns)
+    every = ranks.gather(name, torch.cat((*columns, rows.pack(cut, identity, room)), -1))
+    others = [] if beside is None else [each[..., ahead - beside.shape[-1] : ahead] for each in every]
+    states = [each[..., ahead:] for each in every]
+    widest = max((int(each[..., 0].max()) for each in every if each.numel()), default=0) if any(varies) else 0
+    if widest > room:
+        states = ranks.gather(name, rows.pack(own, identity, widest))
+    return [rows.unpack(each, identity) for each in states], others
 
 
 def _has_nan(values: Any) -> bool:

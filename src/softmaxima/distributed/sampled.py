@@ -75,7 +75,7 @@ def sampled_softmax_loss(
 
     Returns, raises: as `linear_loss` here.
 
-    Cost: one all-gather of 11 numbers a row in float64, and one all-reduce of hidden's size in the backward pass; on each rank as
+    Cost: one all-gather of 4 numbers a row in float64, and one all-reduce of hidden's size in the backward pass; on each rank as
     of `sm.sampled_softmax_loss`. Sources: as of that; for drawing on each rank An et al. (2022), arXiv:2203.15565.
     """
     name = "distributed.sampled_softmax_loss"

@@ -3,10 +3,12 @@
 largest_head(kernel, theta, dtype): up to which size of heads there is attention by the kernel's map with these numbers, None for
     tensors; 0 where there is none.
 kept_shapes(q, k, v, kernel): of the two tensors that `forward` leaves for `backward`, float32 and int8.
-forward(q, k, v, options, lse=, keeps=): (o, LSE of the scores that a query sees, what `backward` needs), of no elements what is not
-    asked for.
+forward(q, k, v, options, lse=, keeps=, wide=): (o, LSE of the scores that a query sees, what `backward` needs), of no elements what
+    is not asked for. wide: o in what is computed in, to be merged with that of other keys.
 backward(q, k, v, g, g_lse, options, out=, kept=, uses_scores=): ∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in; the
     LSE is that with the sinks of elastic softmax.
+state_of(lse, q, tau): the first of what `forward` keeps, of softmax over more keys than those here, whose LSE in double is given:
+    with it, and o of all keys as wide, `backward` has what these keys add to the gradient by q, and theirs.
 
 q is [..., L, E], k [..., S, E] and v [..., S, Ev].
 """
@@ -50,9 +52,9 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def new_results(q: Tensor, v: Tensor, lse: bool) -> tuple[Tensor, Tensor]:
+def new_results(q: Tensor, v: Tensor, lse: bool, wide: bool) -> tuple[Tensor, Tensor]:
     """Memory of o, and of the LSE, of no elements where it is not asked for."""
-    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=computed_in(q.dtype) if wide else q.dtype, device=q.device)
     return out, torch.empty(q.shape[:-1] if lse else 0, dtype=computed_in(q.dtype), device=q.device)
 
 

@@ -42,10 +42,12 @@ def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, *, lse: bool, keeps: bool
+    q: Tensor, k: Tensor, v: Tensor, options: Options, *, lse: bool, keeps: bool, wide: bool = False
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(o, LSE of the scores that a query sees, what `backward` needs); of no elements what is not asked for, and here the last."""
-    out, sums = new_results(q, v, lse)
+    if wide:
+        q, k, v = (x.to(computed_in(x.dtype)) for x in (q, k, v))
+    out, sums = new_results(q, v, lse, wide)
     matrices = q.shape[:-2].numel()
     parts = max(1, -(-4 * threads() // matrices)) if matrices % threads() else 1
     state, marks = kept_shapes(q, k, v, options.kernel) if keeps else ((0,), (0,))
@@ -69,6 +71,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂(⟨g, o⟩ + ⟨g_lse, LSE⟩) by q, k and v, in what is computed in; the LSE is that with the sinks of elastic softmax."""
     wide = computed_in(q.dtype)
+    if out.dtype != q.dtype:
+        q, k, v, g = (x.to(wide) for x in (q, k, v, g))
     matrices = q.shape[:-2].numel()
     parts = -(-threads() // matrices)
     call, _kept = _describe(q, k, v, options, parts, out, None, kept[0])
@@ -88,6 +92,14 @@ def backward(
     )
     run(find_function("attention_backward"), ATTENTION_BACKWARD(*call, *own))
     return dq, _shared(dk, k, options.groups), _shared(dv, v, options.groups)
+
+
+def state_of(lse: Tensor, q: Tensor, tau: float | Tensor) -> Tensor:
+    """M and log Σ exp((x − M)/τ), each a double, of LSE = M/τ + log Σ exp((x − M)/τ): M has the digits of what is computed in."""
+    taus = tau.double().expand(*lse.shape, 1).squeeze(-1) if isinstance(tau, Tensor) else tau
+    top = (lse * taus).to(computed_in(q.dtype)).double()
+    rest = torch.where(lse.isinf(), 0.0, lse - top / taus)
+    return torch.stack((top, rest)).view(torch.float32).flatten()
 
 
 def _shared(gradient: Tensor, x: Tensor, groups: int) -> Tensor:

@@ -5,6 +5,7 @@ Nothing here waits for the device, and nothing depends on the order in which pro
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -55,11 +56,11 @@ def largest_head(kernel: Kernel, theta: tuple[float | None, ...], dtype: torch.d
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, *, lse: bool, keeps: bool
+    q: Tensor, k: Tensor, v: Tensor, options: Options, *, lse: bool, keeps: bool, wide: bool = False
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(o, LSE of the scores that a query sees, what `backward` needs), where something is not asked for of no elements."""
     attention, problem = _problem(q, k, v, options)
-    out, sums = new_results(q, v, lse)
+    out, sums = new_results(q, v, lse, wide)
     shapes = kept_shapes(q, k, v, options.kernel) if keeps else ((0,), (0,))
     state = torch.empty(shapes[0], dtype=torch.float32, device=q.device)
     marks = torch.zeros(shapes[1], dtype=torch.int8, device=q.device)
@@ -83,6 +84,12 @@ def kept_shapes(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> tuple[tuple[
     if module_of(kernel.triton).ATTENTION.online:
         return state, (0,)
     return state, (q.shape[:-2].numel(), -(-k.shape[-2] // blocks.keys), -(-q.shape[-2] // blocks.queries))
+
+
+def state_of(lse: Tensor, q: Tensor, tau: float | Tensor) -> Tensor:
+    """M = LSE in units of log 2 and D = 0 of each query; one that sees nothing has M = +∞, with which no p is more than 0."""
+    level = torch.where(lse == -math.inf, math.inf, lse / math.log(2.0)).float()
+    return torch.stack((level, torch.zeros_like(level)), -1)
 
 
 def backward(

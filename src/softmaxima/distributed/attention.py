@@ -1,0 +1,325 @@
+"""Attention over a sequence whose places are shared among ranks: context parallelism."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.attn.arguments import Request, check_request
+from softmaxima.attn.attention import attend
+from softmaxima.core.arguments import COMPUTE_DTYPE
+from softmaxima.core.blocks import State
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_choice, check_count
+from softmaxima.core.parts import merged
+from softmaxima.distributed.places import Span, check_layout, spans_of
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of
+from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
+from softmaxima.distributed.rows import told
+from softmaxima.distributed.sequence import Parts
+
+NAME = "distributed.attention"
+FORMS = ("ring", "gather", "merge")
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    *,
+    group: Group = None,
+    form: str = "ring",
+    layout: str = "contiguous",
+    first_query: int = 0,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    map: AnyMap = "softmax",
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    window: int | tuple[int | None, int | None] | None = None,
+    key_lengths: Tensor | None = None,
+    **params: Any,
+) -> Tensor:
+    r"""`sm.attention` over the keys and values of all ranks of a group, with any map.
+
+    o_i = Σ_j p_ij v_j,    p_i = map(x_i/τ),    x_ij = scale ⟨q_i, k_j⟩ + bias_ij    over the keys j of all ranks.
+
+    Args:
+        query: this rank's, [..., L, E]; in the form "merge" the same on every rank.
+        key: this rank's, [..., S, E], and
+        value: its values [..., S, Ev]. All but the lengths L and S is the same on every rank; each may have any number, and none.
+        attn_mask, bias: as of `sm.attention`, of this rank's queries and of the keys of all ranks, in the order of places.
+        form: how queries come to keys.
+            "ring": keys and values go from rank to rank while each attends to what it has; a rank holds two parts beside its own.
+                Softmax and maps of exponentials take one trip, others one for each pass of their states (one, of top-p ten) and one
+                for the outputs. The gradient is one trip of softmax, two of others.
+            "gather": every rank gathers all keys and values, once, and attends to them as `sm.attention` does, with its kernels and
+                second derivatives. For any map, and the faster where the keys fit; gradients of keys are sent to whom they belong.
+            "merge": each rank attends to its own keys, and what they find is merged, by one gather in place of each trip. For few
+                queries that all ranks know, as in decoding with a shared cache; the output is the same on all, to the last bit.
+        layout: which places the ranks have, "contiguous", one after the other, or "balanced", those of `sm.distributed.places`, by
+            which all have the same work where attention is causal. What a rank's queries may not see is skipped, and sent only as
+            far as someone reads it.
+        first_query: the place of the first query of the whole sequence, which is how many keys come before it.
+        is_causal, window: by places in the whole sequence.
+        key_lengths: integers [batch], how many keys there are in the whole sequence.
+        scale, enable_gqa, map, temperature, params: as of `sm.attention`; tensors are of this rank's queries.
+        group: a process group, a mesh of one axis, or None for all ranks.
+
+    Returns:
+        This rank's part of the output, in value's dtype. Gradients are those of the sum over all ranks of what is made of their
+        parts; of the form "merge" that of the one output, and by what is the same on all ranks it is the same.
+
+    Raises:
+        TypeError, ValueError for what `sm.attention` refuses, and RanksError on the other ranks; RanksError on every rank where
+        shapes, dtypes or options differ among them, lengths are not those of the layout, or one does not answer within the group's
+        timeout. There is no second derivative but by the form "gather".
+
+    Cost: 2·L·S·(E + Ev) operations of all ranks together. Softmax is by the kernels in every form, and its gradient computes each p
+    once, from the LSE of all keys; halves are added up in float32. Other maps in "ring" and "merge" hold the scores of one part in
+    float64.
+
+    Source: Liu, Zaharia & Abbeel (2023), arXiv:2310.01889; for the balanced layout the Llama 3 report, arXiv:2407.21783.
+    """
+    ranks = ranks_of(NAME, group)
+    options = {
+        "map": map, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "temperature": temperature, "window": window,
+        "params": params, "function": attention,
+    }  # fmt: skip
+    of_all_keys = {"attn_mask": attn_mask, "bias": bias, "key_lengths": key_lengths}
+    with ranks.telling(NAME):
+        form, layout = check_choice(NAME, "form", form, FORMS), check_layout(NAME, layout)
+        first_query = check_count(NAME, "first_query", first_query, 0)
+        own = check_request(NAME, query, key, value, **options)
+        if form != "gather" and own.map.blocks is None:
+            raise ValueError(
+                f"{NAME}: {own.map.name} does not say how it works on parts; gather the keys, by form='gather', or give its Map "
+                "`blocks`"
+            )
+    given = " ".join(what for what, x in of_all_keys.items() if x is not None) or "nothing"
+    length, same = own.query.shape[-2], _same(own, bias, form=form, layout=layout, first_query=first_query, beside=given)
+    of_queries, of_keys = ranks.agree_on(NAME, (length, own.key.shape[-2]), **same)
+    keys = spans_of(NAME, "keys", of_keys, layout)
+    queries = [(Span(0, length, 0),)] * ranks.size if form == "merge" else spans_of(NAME, "queries", of_queries, layout)
+    queries = [tuple(replace(span, place=span.place + first_query) for span in spans) for spans in queries]
+    request = own
+    with ranks.telling(NAME):
+        everywhere = (x.new_zeros(1).expand(*x.shape[:-2], of_keys.whole, x.shape[-1]) for x in (own.key, own.value))
+        request = check_request(NAME, query, *everywhere, **of_all_keys, **options)
+    if given != "nothing":
+        ranks.agree(NAME, 0)  # a mask may have been refused
+    reads = [[any(sees(request.visible, i, j) for i in mine for j in theirs) for theirs in keys] for mine in queries]
+    parts = Parts(NAME, ranks, keys, reads)
+    if form == "gather":
+        output = _gathered(Shared(form, request, queries[ranks.rank], parts), own.key, own.value)
+    else:
+        shared = Shared(form, _without_graph(request), queries[ranks.rank], parts)
+        learns_bias = request.bias is not None and request.bias.requires_grad
+        output = _Attention.apply(shared, learns_bias, own.key, own.value, *_tensors(request).values())
+    return output.to(value.dtype) if isinstance(value, Tensor) else output
+
+
+def _same(request: Request, bias: Tensor | None, **others: Any) -> dict[str, Any]:
+    """What must be the same on all ranks."""
+    tensors = {"query": request.query, "key": request.key, "value": request.value, "bias": bias}
+    numbers = {"temperature": request.temperature, **request.params}
+    learn = [what for what, x in {**tensors, **numbers}.items() if isinstance(x, Tensor) and x.requires_grad]
+    same = {
+        **others,
+        "map": request.map.name,
+        "dtype": request.query.dtype,
+        "batch": tuple(request.query.shape[:-2]),
+        "batch of keys": tuple(request.key.shape[:-2]),
+        "batch of values": tuple(request.value.shape[:-2]),
+        "sizes": (request.key.shape[-1], request.value.shape[-1]),
+        "groups": request.groups,
+        "scale": request.scale,
+        "window": (request.visible.left, request.visible.right),
+        "gradients": " ".join(learn) if learn and torch.is_grad_enabled() else "none",
+        **{what: "a tensor" if isinstance(x, Tensor) else x for what, x in numbers.items()},
+    }
+    return {**same, "queries": request.query.shape[-2]} if others["form"] == "merge" else same
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """Attention of which this rank has some queries, and a part of the keys and values."""
+
+    form: str
+    request: Request  # of own queries and of all keys, but for those themselves
+    queries: tuple[Span, ...]
+    parts: Parts
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.parts.ranks
+
+    def visible(self, whose: int, keys: Tensor, values: Tensor) -> list[tuple[int, Span, Part]]:
+        """(the number of a span of queries, a span of a rank's keys that it sees, these keys)."""
+        return [
+            (i, key, part_of(self.request, query, key, keys[..., key.own, :], values[..., key.own, :]))
+            for key in self.parts.spans[whose]
+            for i, query in enumerate(self.queries)
+            if sees(self.request.visible, query, key)
+        ]
+
+
+def _gathered(shared: Shared, key: Tensor, value: Tensor) -> Tensor:
+    """Every span of queries attends to the keys that some of it see, by operations that autograd records."""
+    keys, values = shared.parts.gathered(key, value)
+    visible, outputs = shared.request.visible, []
+    for span in shared.queries:
+        least = 0 if visible.left is None else span.place - visible.left
+        most = visible.keys if visible.right is None else span.place + span.length + visible.right
+        least = min(max(least, 0), visible.keys)
+        seen = Span(least, max(min(most, visible.keys) - least, 0), 0)
+        part = part_of(shared.request, span, seen, keys[..., seen.whole, :], values[..., seen.whole, :])
+        outputs.append(attend(part.request, value)[0])
+    return torch.cat(outputs, -2)
+
+
+@dataclass(frozen=True, eq=False)
+class _InRounds:
+    """The rounds of each span of queries, with tensors of which no graph is recorded."""
+
+    shared: Shared
+    rounds: list[Rounds]
+    nothing: list[Part]  # a part without keys
+
+    @classmethod
+    def of(cls, shared: Shared, key: Tensor, value: Tensor, learns_bias: bool) -> _InRounds:
+        rounds = [rounds_of(rows_of(shared.request, span), learns_bias) for span in shared.queries]
+        return cls(shared, rounds, [own.nothing(key, value) for own in rounds])
+
+    def attend(self, key: Tensor, value: Tensor) -> list[State]:
+        """What is known at the end of each span."""
+        known: list[Any] = [None for _ in self.rounds]
+        for number in range(self.rounds[0].forward):
+            known = self._attend(number, [key, value], known)
+        return known
+
+    def _attend(self, number: int, tensors: list[Tensor], known: list[Any]) -> list[State]:
+        """What is known after a round of what was known before."""
+        rounds, ranks = self.rounds, self.shared.ranks
+        most = max(map(self.shared.parts.length, range(ranks.size)))
+        states, _ = self._round(
+            tensors if rounds[0].reads_values(number) else tensors[:1],
+            lambda i, part: (rounds[i].begin(number, part, known[i]), {}),
+            lambda i, a, b: rounds[i].merge(number, a, b),
+            lambda i, state: rounds[i].told(number, ranks, NAME, most, state, self.nothing[i], known[i]),
+        )
+        return [own.known(number, known[i], states[i]) for i, own in enumerate(rounds)]
+
+    def pull(self, key: Tensor, value: Tensor, g: list[Tensor], ends: list[State]) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """(gradients by what each span of queries has, by the key, the value and the bias), of g by each span's output."""
+        wide, bias = COMPUTE_DTYPE[key.dtype], self.shared.request.bias
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, wide))
+        known, last = [None for _ in self.rounds], self.rounds[0].backward - 1
+        for number in range(last):
+            known, _ = self._pull(number, [key, value], g, ends, known)
+        known, slopes = self._pull(last, [key, value], g, ends, known, (wide, of_bias))
+        if self.shared.form == "merge" and of_bias is not None:
+            of_bias = torch.stack(self.shared.ranks.gather(NAME, of_bias)).sum(0)
+        found = [own.pulled(g[i], ends[i], known[i]) for i, own in enumerate(self.rounds)]
+        return found, [*slopes, *([] if of_bias is None else [of_bias])]
+
+    def _pull(
+        self,
+        number: int,
+        tensors: list[Tensor],
+        g: list[Tensor],
+        ends: list[State],
+        known: list[Any],
+        pulls: tuple[torch.dtype | None, Tensor | None] = (None, None),
+    ) -> tuple[list[Any], list[Tensor]]:
+        return self._round(
+            tensors,
+            lambda i, part: self.rounds[i].begin_pull(number, part, g[i], ends[i], known[i]),
+            lambda i, a, b: self.rounds[i].merge_pull(number, a, b),
+            lambda i, state: [tuple(each) for each in told(NAME, self.shared.ranks, [x.double() for x in state])],
+            pulls,
+        )
+
+    def _round(
+        self,
+        tensors: list[Tensor],
+        begin: Callable[[int, Part], tuple[State, Mapping[str, Tensor]]],
+        merge: Callable[[int, State, State], State],
+        of_ranks: Callable[[int, State], list[State]],
+        pulls: tuple[torch.dtype | None, Tensor | None] = (None, None),
+    ) -> tuple[list[State], list[Tensor]]:
+        """(the state of each span of queries from all keys, gradients of own tensors where it pulls, in a dtype).
+
+        Those by the bias, of all keys, are added to the second of `pulls`.
+        """
+        shared, (wide, of_bias) = self.shared, pulls
+        states: list[Any] = [None for _ in self.rounds]
+
+        def visit(whose: int, tensors: list[Tensor]) -> list[Tensor] | None:
+            slopes = None if wide is None else [torch.zeros_like(x, dtype=wide) for x in tensors]
+            for i, key, part in shared.visible(whose, tensors[0], tensors[-1]):
+                state, found = begin(i, part)
+                states[i] = state if states[i] is None else merge(i, states[i], state)
+                for x, what in zip(slopes or [], ("key", "value"), strict=False):
+                    x[..., key.own, :] += found[what]
+                if of_bias is not None and "bias" in found:
+                    scores_of(of_bias, shared.request, shared.queries[i], key).add_(found["bias"])
+            return slopes
+
+        is_ring = shared.form == "ring"
+        slopes = shared.parts.passed(tensors, visit, wide) if is_ring else visit(shared.ranks.rank, tensors) or []
+        for i, nothing in enumerate(self.nothing):
+            states[i] = begin(i, nothing)[0] if states[i] is None else states[i]
+            if shared.form == "merge":
+                states[i] = merged(of_ranks(i, states[i]), functools.partial(merge, i), NAME)
+        return states, slopes
+
+
+class _Attention(torch.autograd.Function):
+    """Of a request without a graph: it takes the tensors of one beside keys and values."""
+
+    @staticmethod
+    def forward(ctx: Any, shared: Shared, learns_bias: bool, key: Tensor, value: Tensor, *beside: Tensor) -> Tensor:
+        ends = _InRounds.of(shared, key, value, learns_bias).attend(key, value)
+        ctx.shared, ctx.learns_bias, ctx.widths = shared, learns_bias, [len(end) for end in ends]
+        ctx.save_for_backward(key, value, *(x for end in ends for x in end))
+        return torch.cat([end[0].to(value.dtype) for end in ends], -2)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (g,) = upstream
+        shared: Shared = ctx.shared
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{NAME}: there is no second derivative by form={shared.form!r}; gather the keys, by form='gather'")
+        key, value, *saved = ctx.saved_tensors
+        saved = iter(saved)
+        ends = [tuple(itertools.islice(saved, width)) for width in ctx.widths]
+        slopes = [g[..., span.own, :] for span in shared.queries]
+        of_queries, (of_key, of_value, *of_bias) = _InRounds.of(shared, key, value, ctx.learns_bias).pull(key, value, slopes, ends)
+        found = {what: torch.cat([each[what] for each in of_queries], -2) for what in of_queries[0]}
+        found |= {"bias": of_bias[0]} if of_bias else {}
+        by_tensor = [found[what].sum_to_size(x.shape).to(x.dtype) for what, x in _tensors(shared.request).items()]
+        return None, None, of_key.to(key.dtype), of_value.to(value.dtype), *by_tensor
+
+
+def _tensors(request: Request) -> dict[str, Tensor]:
+    """What a request learns by, beside keys and values."""
+    found = {"query": request.query, "bias": request.bias, "temperature": request.temperature, **request.params}
+    return {what: x for what, x in found.items() if isinstance(x, Tensor)}
+
+
+def _without_graph(request: Request) -> Request:
+    def bare(x: Any) -> Any:
+        return x.detach() if isinstance(x, Tensor) else x
+
+    params = {name: bare(x) for name, x in request.params.items()}
+    own = {"query": bare(request.query), "bias": bare(request.bias), "temperature": bare(request.temperature), "params": params}
+    return replace(request, **own)
