@@ -15,7 +15,7 @@ from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import merged
-from softmaxima.distributed.ranks import Group, RanksError, ranks_of
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, RanksError, ranks_of, reads_values
 from softmaxima.distributed.rows import Shared
 from softmaxima.losses import REGISTRY
 from softmaxima.losses._classification import Loss, check_class_weight, check_shared, check_soft, check_sums
@@ -63,14 +63,18 @@ def shared_loss(
     name = f"distributed.{found.name}"
     ranks = ranks_of(name, group)
     with ranks.telling(name):
-        given = _given(name, found, shard, target, weight, ignore_index, reduction, label_smoothing, temperature, options)
+        given = checked(name, found, shard, target, weight, ignore_index, reduction, label_smoothing, temperature, options)
         bound = bind(name, found.row_form, 0, given.is_soft, given.smoothing, given.ignore_index, given.tau, given.options)
     agreement = ranks.agree(
         name, given.x.shape[-1], rows=tuple(given.x.shape[:-1]), dtype=given.x.dtype, reduction=reduction,
         label_smoothing=label_smoothing, target="probabilities" if given.is_soft else "labels",
         ignore_index=ignore_index, weight="given" if weight is not None else "none", temperature=given.tau, **given.options,
     )  # fmt: skip
-    own = replace(bound, n=agreement.whole)
+    return loss_of_shared_rows(name, given, replace(bound, n=agreement.whole), ranks, agreement)
+
+
+def loss_of_shared_rows(name: str, given: Given, own: LossInParts, ranks: AnyRanks, agreement: Agreement) -> Tensor:
+    """The loss of rows of which the ranks have agreed what each has."""
 
     def share(x: Tensor) -> Shared:
         ignored = given.target == given.ignore_index
@@ -82,8 +86,8 @@ def shared_loss(
 
 
 @dataclass(frozen=True, eq=False)
-class _Given:
-    """What the loss is taken of, classes last."""
+class Given:
+    """What the loss is taken of, classes last, and checked."""
 
     x: Tensor
     target: Tensor
@@ -93,6 +97,7 @@ class _Given:
     smoothing: float
     tau: Any
     options: dict[str, Any]
+    total: Callable[[Tensor], Tensor] = lambda sums: sums  # over the ranks that have other rows
 
     @property
     def is_soft(self) -> bool:
@@ -108,10 +113,11 @@ def _find(loss: Any) -> Loss:
     return named[0]
 
 
-def _given(
+def checked(
     name: str, loss: Loss, shard: Any, target: Any, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, tau: Any,
     options: dict[str, Any],
-) -> _Given:  # fmt: skip
+) -> Given:  # fmt: skip
+    """What is given, or an error that says what is wrong with it."""
     x = as_scores(name, shard)
     if x.ndim == 0:
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
@@ -135,12 +141,12 @@ def _given(
     if isinstance(tau, Tensor) and tau.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name}: temperature must not require grad here; divide the scores by it")
     tau = tau.detach() if isinstance(tau, Tensor) else tau
-    return _Given(x.movedim(axis, -1), y, weight, ignore_index, reduction, smoothing, tau, loss.complete(options, name))
+    return Given(x.movedim(axis, -1), y, weight, ignore_index, reduction, smoothing, tau, loss.complete(options, name))
 
 
 class _SharedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, share: Any, own: LossInParts, given: _Given, x: Tensor) -> Tensor:
+    def forward(ctx: Any, share: Any, own: LossInParts, given: Given, x: Tensor) -> Tensor:
         shared: Shared = share(x.detach())
         of_labels = own.is_of_labels(given.target)
         mine = _of_labels(own, given, shared)[0] if of_labels else own.begin(shared.part, given.target, given.weight)
@@ -155,11 +161,13 @@ class _SharedLoss(torch.autograd.Function):
             sums, values = shared.sums(slopes, state, part_value)
             value = torch.stack(values).sum(0).squeeze(-1)
         scale = torch.ones((), dtype=torch.float64, device=x.device)
-        if given.reduction == "mean":
-            scale = 1 / (counted if given.is_soft or given.weight is None else targets.weight).sum()
+        if given.reduction != "none":
+            counts = counted if given.is_soft or given.weight is None else targets.weight
+            value, number = given.total(torch.stack((value.sum(), counts.sum().double())))
+            scale = 1 / number if given.reduction == "mean" else scale
         ctx.share, ctx.own, ctx.given, ctx.width = share, own, given, len(state)
         ctx.save_for_backward(x, scale, *targets, *state, *sums)
-        return narrowed(value if given.reduction == "none" else value.sum() * scale, x.dtype)
+        return narrowed(value * scale, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -183,11 +191,11 @@ class _SharedLoss(torch.autograd.Function):
         return None, None, None, narrowed(torch.where(slope == 0, 0.0, slope * (g * scale)), x.dtype)
 
 
-def _of_labels(own: LossInParts, given: _Given, shared: Shared) -> tuple[Targets, Tensor, Tensor]:
+def _of_labels(own: LossInParts, given: Given, shared: Shared) -> tuple[Targets, Tensor, Tensor]:
     return own.begin_labels(shared.x, shared.agreement.first(shared.ranks.rank), given.target, given.weight)
 
 
-def _gradient_of_labels(own: LossInParts, given: _Given, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
+def _gradient_of_labels(own: LossInParts, given: Given, shared: Shared, state: State, targets: Targets, g: Tensor) -> Tensor:
     """g ∂/∂x of each row's loss: p by the kernels, and p − 1 of the label, which they would round, in double."""
     share = targets.weight if own.form.fenchel else targets.share
     factor = torch.where(share == 0, 0.0, share * g)
@@ -199,15 +207,15 @@ def _gradient_of_labels(own: LossInParts, given: _Given, shared: Shared, state: 
     return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
 
 
-def _counted(own: LossInParts, given: _Given, shared: Shared, targets: Targets) -> Tensor:
+def _counted(own: LossInParts, given: Given, shared: Shared, targets: Targets) -> Tensor:
     """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
     if given.is_soft:
-        if own.form.fenchel and shared.ranks.device.type == "cpu":
+        if own.form.fenchel and reads_values(shared.ranks):
             check_sums(own.name, targets.mass.squeeze(-1))
         return torch.ones_like(targets.weight)
     counted = (given.target != given.ignore_index).unsqueeze(-1)
     wrong = targets.labels != counted
-    if shared.ranks.device.type == "cpu" and bool(wrong.any()):
+    if reads_values(shared.ranks) and bool(wrong.any()):
         label, times = int(given.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
         raise RanksError(
             f"{own.name}: each target must be a label on one rank, got {label} in a row, found on {times}; ranks "

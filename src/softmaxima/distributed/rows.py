@@ -16,7 +16,7 @@ from softmaxima.core.blocks import Part, State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts, merged
 from softmaxima.core.temperature import is_one
-from softmaxima.distributed.ranks import Agreement, Ranks, RanksError
+from softmaxima.distributed.ranks import Agreement, AnyRanks, RanksError, reads_values
 from softmaxima.kernels.devices import library
 
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
@@ -27,7 +27,7 @@ class Shared:
     """Rows, the axis last, of which this rank has a part."""
 
     name: str
-    ranks: Ranks
+    ranks: AnyRanks
     agreement: Agreement
     rows: InParts
     x: Tensor  # [..., n], of any dtype
@@ -118,7 +118,7 @@ class Shared:
 
     def _check(self, states: Iterable[State]) -> None:
         """Raise for scores that are no numbers, of which all ranks learn; on a GPU they make NaN of their rows, without waiting."""
-        if self.ranks.device.type == "cpu":
+        if reads_values(self.ranks):
             wrong = [rank for rank, state in zip(self.ranks.names, states, strict=True) if any(map(_has_nan, state))]
             if wrong:
                 of = ", ".join(f"rank {rank}" for rank in wrong)

@@ -14,7 +14,7 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
-from softmaxima.distributed.ranks import Group, ranks_of
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import Shared
 
 NAME = "distributed.logsumexp"
@@ -41,13 +41,18 @@ def logsumexp(
         x = as_scores(NAME, shard)
         axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
     agreement = ranks.agree(NAME, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau)
+    value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
+    return value if keepdim else value.squeeze(axis)
+
+
+def sum_of_shared_rows(name: str, ranks: AnyRanks, agreement: Agreement, rows: Tensor, tau: Any, mask: Tensor | None) -> Tensor:
+    """The sum of rows [..., 1], the axis last, of which the ranks have agreed what each has; all arguments are checked."""
 
     def share(x: Tensor, tau: Any) -> Shared:
         wide = tau.detach().double() if isinstance(tau, Tensor) else tau
-        return Shared(NAME, ranks, agreement, InParts(find_map("softmax"), wide, {}), x, mask)
+        return Shared(name, ranks, agreement, InParts(find_map("softmax"), wide, {}), x, mask)
 
-    value = _Sum.apply(share, rows, tau).movedim(-1, axis)
-    return value if keepdim else value.squeeze(axis)
+    return _Sum.apply(share, rows, tau)
 
 
 class _Sum(torch.autograd.Function):

@@ -1,0 +1,154 @@
+"""DTensors on a mesh of 2 × 2 ranks, beside one process with the whole scores: every map, loss and sum, in every placement."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import Processes
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+import softmaxima as sm
+from conftest import LossCase, cases, exhaustively
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY as MAPS
+
+S0, S1, S2, R, P = Shard(0), Shard(1), Shard(2), Replicate(), Partial()
+# Rows and classes of uneven shards, some of them empty, and each other way that an axis of the mesh can have them.
+PLACEMENTS = [(S0, S1), (S1, R), (S1, S1), (R, S0), (P, S1), exhaustively((S0, S0)), exhaustively((S1, S0)), exhaustively((S0, P))]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    processes = Processes(4, tmp_path_factory.mktemp("ranks") / "store")
+    yield processes
+    processes.close()
+
+
+MESHES: dict[Any, DeviceMesh] = {}  # of this process
+
+
+def square() -> DeviceMesh:
+    if not MESHES:
+        MESHES[2] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    return MESHES[2]
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def spread(x: Tensor, placements: tuple[Placement, ...]) -> DTensor:
+    """x on the mesh; of what is Partial each rank has a share."""
+    plain = [R if isinstance(p, Partial) else p for p in placements]
+    found = distribute_tensor(x, square(), plain)
+    count = math.prod(square().size(i) for i, p in enumerate(placements) if isinstance(p, Partial))
+    if count == 1:
+        return found
+    own = found.to_local() / count
+    return DTensor.from_local(own, square(), placements, run_check=False, shape=x.shape, stride=x.stride())
+
+
+def finite(p: Tensor) -> Tensor:
+    return torch.where(p.isfinite(), p, 0.0)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference, in shares of the largest number."""
+    a = a.full_tensor() if isinstance(a, DTensor) else a
+    assert a.shape == b.shape, (a.shape, b.shape)
+    assert a.dtype == b.dtype
+    assert torch.equal(a.isinf(), b.isinf())
+    assert torch.equal(a.isnan(), b.isnan())
+    return 0.0 if a.numel() == 0 else float((finite(a) - finite(b)).abs().max() / finite(b).abs().max().clamp_min(1.0))
+
+
+def added(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """Where a map's probabilities are."""
+    return tuple(R if isinstance(p, Partial) else p for p in placements)
+
+
+def of_a_map(rank: int, name: str, placements: tuple[Placement, ...], dim: int) -> float:
+    """The largest deviation of probabilities and of gradients by scores, temperature and parameters."""
+    shape, farthest = (3, 5, 2), 0.0
+    x, g, where = 3 * normal(*shape, seed=1), normal(*shape, seed=2), normal(*shape, seed=3) > -0.6
+    per_row = list(shape)
+    per_row[dim] = 1
+    tau, mask = normal(*per_row, seed=6).abs() + 0.5, where & (normal(*per_row, seed=4) > -1.5)
+    for case in cases(MAPS[name]):
+        learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+        for options in ({}, {"temperature": tau, "where": mask}, {"temperature": torch.tensor(0.7).double(), **learnt}):
+            results = []
+            for spreads in (True, False):
+                given = {key: v.clone().requires_grad_() if v.is_floating_point() else v for key, v in options.items()}
+                scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
+                wrt = [scores, *(v for v in given.values() if v.requires_grad)]
+                if spreads and "where" in given:  # what is plain is replicated; and as a DTensor of another placement
+                    given["where"] = distribute_tensor(mask, square(), [R, S0])
+                p = getattr(sm, name)(scores, dim, **{**case.params, **given})
+                if spreads:
+                    assert isinstance(p, DTensor)
+                    expected = added(placements)
+                    if MAPS[name].blocks is None:
+                        expected = tuple(R if q == Shard(dim) else q for q in expected)
+                    assert p.placements == expected
+                upstream = distribute_tensor(g, square(), [R, R]) if spreads else g
+                cut = torch.where(p.isfinite(), p, torch.zeros_like(p))
+                slopes = torch.autograd.grad((cut * upstream).sum(), wrt)
+                if spreads:
+                    assert slopes[0].placements == added(placements)
+                results.append([p.detach(), *slopes])
+            farthest = max(farthest, *(apart(a, b) for a, b in zip(*results, strict=True)))
+    return farthest / 1e-13
+
+
+@pytest.mark.parametrize("placements", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("name", list(MAPS))
+def test_every_map_is_that_of_the_whole(name: str, placements: tuple[Placement, ...], four: Processes) -> None:
+    assert max(four.run(of_a_map, name, placements, 1)) <= 1
+
+
+def of_a_loss(rank: int, name: str, placements: tuple[Placement, ...]) -> float:
+    """The largest deviation of values and gradients, in units of 1e-13."""
+    rows, n, farthest = 6, 5, 0.0
+    labels, soft = torch.tensor([0, 4, -100, 3, 2, 1]), normal(rows, n, seed=1).softmax(-1)
+    weight, tau = normal(n, seed=2).abs() + 0.1, normal(rows, 1, seed=4).abs() + 0.5
+    for options in LOSSES[name].examples:
+        case = LossCase(LOSSES[name], options)
+        x = case.scores(rows, n, seed=3)
+        calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
+        calls += [(labels, {"reduction": "sum"}), (labels.clamp_min(0), {"weight": weight, "reduction": "sum"})]
+        calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1}), (labels.clamp(max=-100), {})]
+        calls += [(labels, {"temperature": 0.5}), (labels, {"temperature": tau})] if not LOSSES[name].on_cosines else []
+        learnt = {"entmax_loss": "alpha", "elastic_cross_entropy": "beta", "arcface": "scale"}.get(name)
+        calls += [(labels, {learnt: torch.tensor(1.5, dtype=torch.float64)})] if learnt else []
+        for number, (target, more) in enumerate(calls):
+            results = []
+            for spreads in (True, False):
+                scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
+                given = {**options, **more}
+                params = [key for key in ("temperature", learnt) if isinstance(given.get(key), Tensor)]
+                given |= {key: given[key].clone().requires_grad_() for key in params}
+                y = distribute_tensor(target, square(), [S0, R]) if spreads and number % 2 else target  # or plain, for all ranks
+                loss = getattr(sm, name)(scores, y, **given)
+                slopes = torch.autograd.grad(loss.sum(), [scores, *(given[key] for key in params)])
+                if spreads:
+                    kept = S0 if given.get("reduction") == "none" else R
+                    assert loss.placements == tuple(kept if p == S0 else R for p in placements)
+                    assert slopes[0].placements == added(placements)
+                results.append([loss.detach(), *slopes])
+            farthest = max(farthest, *(apart(a, b) for a, b in zip(*results, strict=True)))
+    return farthest / 1e-13
+
+
+@pytest.mark.parametrize("placements", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_every_loss_is_that_of_the_whole(name: str, placements: tuple[Placement, ...], four: Processes) -> None:
+    assert max(four.run(of_a_loss, name, placements)) <= 1
