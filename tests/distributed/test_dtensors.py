@@ -152,3 +152,57 @@ def of_a_loss(rank: int, name: str, placements: tuple[Placement, ...]) -> float:
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_every_loss_is_that_of_the_whole(name: str, placements: tuple[Placement, ...], four: Processes) -> None:
     assert max(four.run(of_a_loss, name, placements)) <= 1
+
+
+def of_sums(rank: int) -> float:
+    x, farthest = 5 * normal(3, 5, 2, seed=1), 0.0
+    tau, where = normal(3, 1, 2, seed=2).abs() + 0.5, normal(3, 5, 2, seed=3) > 0.5
+    weights = normal(5, 1, seed=4)
+    every: list[dict[str, Any]] = [{"dim": 1}, {"dim": -2, "keepdim": True, "where": where}, {"dim": 1, "temperature": tau}]
+    every += [{"dim": (0, 1)}, {"dim": (1, 2), "keepdim": True}, {"dim": (0, 1, 2)}, {"dim": 1, "weights": weights}]
+    every += [{"dim": 1, "precision": "compensated"}]
+    for placements, options in itertools.product(((S0, S1), (S1, S1), (P, S1), (S2, S0)), every):
+        results = []
+        for spreads in (True, False):
+            scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
+            given = {key: v.clone().requires_grad_() if key in ("temperature", "weights") else v for key, v in options.items()}
+            value = sm.logsumexp(scores, **given)
+            wrt = [scores, *(given[key] for key in ("temperature", "weights") if key in given)]
+            cut = torch.where(value.isfinite(), value, torch.zeros_like(value))
+            results.append([value.detach(), *torch.autograd.grad(cut.square().sum(), wrt)])
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(*results, strict=True)))
+    value, sign = sm.logsumexp(spread(x, (S0, S1)), 1, weights=weights, return_sign=True)
+    theirs = sm.logsumexp(x, 1, weights=weights, return_sign=True)
+    counts = spread(torch.arange(15).view(3, 5), (S0, S1))
+    farthest = max(farthest, apart(sm.logsumexp(counts), sm.logsumexp(torch.arange(15).view(3, 5))) / 1e6)
+    assert value.placements == sign.placements == (S0, R)
+    return max(farthest, apart(value, theirs[0]), apart(sign, theirs[1])) / 1e-14
+
+
+def test_logsumexp_is_that_of_the_whole(four: Processes) -> None:
+    assert max(four.run(of_sums)) <= 1
+
+
+def of_hard_rows(rank: int) -> float:
+    """Rows with NaN, +∞, −∞ and nothing at all, beside others, which do not know of it: the largest deviation, in 4 epsilons."""
+    x, labels, farthest = 2 * normal(7, 6, seed=1), torch.tensor([0, 5, 1, 2, 3, 4, 0]), 0.0
+    x[0, 1], x[1, 4], x[2, 3] = math.nan, math.inf, -math.inf
+    x[3] = -math.inf
+    x[4, ::3] = math.inf
+    functions: dict[str, Any] = {}
+    for case in (next(cases(map)) for map in MAPS.values() if map.blocks is not None):
+        functions[case.map.name] = case
+    for name in ("cross_entropy", "sparsemax_loss", "entmax15_loss", "elastic_cross_entropy", "soft_accuracy_loss"):
+        functions[name] = lambda x, name=name: getattr(sm, name)(x, labels, reduction="none")
+    functions["logsumexp"] = sm.logsumexp
+    for function, dtype in itertools.product(functions.values(), (torch.float64, torch.float32)):
+        results = []
+        for scores in (spread(x.to(dtype), (S0, S1)).requires_grad_(), x.to(dtype).clone().requires_grad_()):
+            value = function(scores)
+            results.append((value.detach(), *torch.autograd.grad(value, scores, torch.ones_like(value))))
+        farthest = max(farthest, *(apart(a, b) / torch.finfo(dtype).eps / 4 for a, b in zip(*results, strict=True)))
+    return farthest
+
+
+def test_infinite_and_missing_scores_are_those_of_their_row(four: Processes) -> None:
+    assert max(four.run(of_hard_rows)) <= 1

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from softmaxima.core.tracing import constant_when_compiled
+
 FORMS: dict[str, Callable[..., Any]] = {}  # of maps, losses and logsumexp: a function of their arguments
 
 
@@ -22,6 +24,11 @@ def is_dtensor(x: Any) -> bool:
 
 def form_of_dtensors(kind: str) -> Callable[..., Any]:
     """What takes DTensors for maps ("map"), losses ("loss") or "logsumexp"."""
-    if kind not in FORMS:
-        importlib.import_module("softmaxima.distributed.dtensors")
+    _load()
     return FORMS[kind]
+
+
+@constant_when_compiled
+def _load() -> bool:
+    importlib.import_module("softmaxima.distributed.dtensors")
+    return True

@@ -204,6 +204,7 @@ def _gradient_of_labels(own: LossInParts, given: Given, shared: Shared, state: S
     top, rest = own.rows.blocks.conjugate(state, 1.0, **own.rows.params)  # type: ignore[misc]
     log_p = torch.where(mine.top == -math.inf, -math.inf, (mine.top - top) - rest)
     at_label = torch.where(mine.top == -math.inf, 0.0, factor * log_p.expm1())  # a label that is masked has none
+    at_label = at_label.masked_fill(rest == math.inf, math.nan)
     return slope.scatter(-1, place, torch.where(hit, narrowed(at_label, slope.dtype), slope.gather(-1, place)))
 
 

@@ -64,6 +64,7 @@ class Shared:
     def times(self, state: State, factor: float | Tensor) -> Tensor:
         """The same by the kernels, times a factor [..., 1]."""
         top, rest = self.rows.blocks.conjugate(state, 1.0, **self.rows.params)  # type: ignore[misc]
+        rest = rest.masked_fill(rest == -math.inf, 0.0)  # of nothing, whose scores are all −∞
         x = self.x.float()
         g = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(top.shape).squeeze(-1)
         spoilt = (state[0] == math.inf).squeeze(-1)

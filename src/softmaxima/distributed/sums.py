@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -73,10 +74,22 @@ class _Sum(torch.autograd.Function):
         tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
         shared = ctx.share(x, tau)
         of_tau = None
-        if shared.kernels is not None:
+        shares = _of_infinities(shared, state[0])
+        if shared.kernels is not None and shares is None:
             return None, shared.times(tuple(state), g), None
-        v = over(shared.rows.wide(shared.part, tuple(state)) * g.double(), shared.rows.tau)
+        p = shared.rows.wide(shared.part, tuple(state))
+        p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
+        v = over(p * g.double(), shared.rows.tau)
         if ctx.needs_input_grad[2]:
             own = -(without_mask(shared.part.z) * v).sum(-1, keepdim=True)
             of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
         return None, narrowed(v, x.dtype), of_tau
+
+
+def _of_infinities(shared: Shared, top: Tensor) -> Tensor | None:
+    """What each +∞ has of those of its row, on all ranks; None where there are none, or where to look would wait for a GPU."""
+    if not top.is_cpu or not bool((top == math.inf).any()):
+        return None
+    infinite = (shared.part.x == math.inf).double()
+    counts = [each for (each,) in shared.told([infinite.sum(-1, keepdim=True)])]
+    return infinite / torch.stack(counts).sum(0).clamp_min(1.0)

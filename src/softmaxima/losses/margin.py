@@ -143,9 +143,7 @@ def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
 def _cosines_of_dtensors(name: str, features: Any, vectors: Any) -> Any:
     """The same of DTensors, by torch's operations."""
     if not is_dtensor(vectors):
-        raise ValueError(
-            f"{name}: class_vectors must be a DTensor as the features are, got {type(vectors).__name__}"
-        )
+        raise ValueError(f"{name}: class_vectors must be a DTensor as the features are, got {type(vectors).__name__}")
     return _cosines(name, features, vectors)
 
 
