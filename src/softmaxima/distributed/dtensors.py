@@ -84,7 +84,7 @@ class Layout:
                 axis: Any = self.axes[number]
                 step = -(-sizes[axis] // self.mesh.size(number))  # as torch.chunk has it
                 sizes[axis] = max(0, min(step, sizes[axis] - place * step))
-            widths.append(math.prod(sizes[axis] for axis in self.dims))
+            widths.append(math.prod([sizes[axis] for axis in self.dims]))
         return Agreement(tuple(widths))
 
     def of_rows(self, value: Tensor) -> Axes:
@@ -133,7 +133,7 @@ class Layout:
         """Values of this rank as a DTensor, whose axes run along those of the scores; of whole rows on all their ranks."""
         shape = torch.Size(1 if axis is None else self.scores.shape[axis] for axis in axes)
         placements = [Replicate() if along is None or along not in axes else Shard(list(axes).index(along)) for along in self.axes]
-        stride = tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+        stride = tuple(math.prod([max(size, 1) for size in shape[i + 1 :]]) for i in range(len(shape)))
         return DTensor.from_local(values.contiguous(), self.mesh, placements, run_check=False, shape=shape, stride=stride)
 
 

@@ -15,8 +15,9 @@ from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import merged
+from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, RanksError, ranks_of, reads_values
-from softmaxima.distributed.rows import Shared
+from softmaxima.distributed.rows import MESSAGES, Shared
 from softmaxima.losses import REGISTRY
 from softmaxima.losses._classification import Loss, check_class_weight, check_shared, check_soft, check_sums
 from softmaxima.losses._parts import LossInParts, Targets, bind, merge_targets
@@ -82,7 +83,7 @@ def loss_of_shared_rows(name: str, given: Given, own: LossInParts, ranks: AnyRan
             x = x.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
         return Shared(name, ranks, agreement, own.rows, x)
 
-    return _SharedLoss.apply(share, own, given, given.x)
+    return outside_compilers(_SharedLoss.apply, MESSAGES)(share, own, given, given.x)
 
 
 @dataclass(frozen=True, eq=False)

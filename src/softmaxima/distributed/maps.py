@@ -13,8 +13,9 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
+from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
-from softmaxima.distributed.rows import Shared
+from softmaxima.distributed.rows import MESSAGES, Shared
 
 
 def shared_map(
@@ -68,7 +69,7 @@ def of_shared_rows(
         whole = InParts(found, wide[0], dict(zip((p.name for p in found.params), wide[1:], strict=True)))
         return Shared(name, ranks, agreement, whole, x, mask)
 
-    return _SharedMap.apply(share, found, rows, tau, *values)
+    return outside_compilers(_SharedMap.apply, MESSAGES)(share, found, rows, tau, *values)
 
 
 class _SharedMap(torch.autograd.Function):

@@ -19,6 +19,7 @@ from softmaxima.core.temperature import is_one
 from softmaxima.distributed.ranks import Agreement, AnyRanks, RanksError, reads_values
 from softmaxima.kernels.devices import library
 
+MESSAGES = "what ranks tell each other of rows that they share"
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
 
 

@@ -15,8 +15,9 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
+from softmaxima.core.tracing import outside_compilers
 from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
-from softmaxima.distributed.rows import Shared
+from softmaxima.distributed.rows import MESSAGES, Shared
 
 NAME = "distributed.logsumexp"
 
@@ -53,7 +54,7 @@ def sum_of_shared_rows(name: str, ranks: AnyRanks, agreement: Agreement, rows: T
         wide = tau.detach().double() if isinstance(tau, Tensor) else tau
         return Shared(name, ranks, agreement, InParts(find_map("softmax"), wide, {}), x, mask)
 
-    return _Sum.apply(share, rows, tau)
+    return outside_compilers(_Sum.apply, MESSAGES)(share, rows, tau)
 
 
 class _Sum(torch.autograd.Function):
