@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import re
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from processes import Processes
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 import softmaxima as sm
 from conftest import LossCase, cases, exhaustively
@@ -22,7 +26,7 @@ from softmaxima.maps import REGISTRY as MAPS
 
 S0, S1, S2, R, P = Shard(0), Shard(1), Shard(2), Replicate(), Partial()
 # Rows and classes of uneven shards, some of them empty, and each other way that an axis of the mesh can have them.
-PLACEMENTS = [(S0, S1), (S1, R), (S1, S1), (R, S0), (P, S1), exhaustively((S0, S0)), exhaustively((S1, S0)), exhaustively((S0, P))]
+PLACEMENTS = [(S0, S1), (S1, S1), *map(exhaustively, ((P, S1), (S1, R), (R, S0), (S0, S0), (S1, S0), (S0, P)))]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +36,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     processes.close()
 
 
-MESHES: dict[Any, DeviceMesh] = {}  # of this process
-
-
+@functools.cache
 def square() -> DeviceMesh:
-    if not MESHES:
-        MESHES[2] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    return MESHES[2]
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -206,3 +206,119 @@ def of_hard_rows(rank: int) -> float:
 
 def test_infinite_and_missing_scores_are_those_of_their_row(four: Processes) -> None:
     assert max(four.run(of_hard_rows)) <= 1
+
+
+def of_rounding(rank: int) -> list[float]:
+    """Means of narrow scores whose sum is beyond their dtype, and probabilities, beside those of whole rows."""
+    found = []
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x, labels = 40 * normal(3000, 6, seed=1, dtype=dtype), torch.arange(3000) % 6
+        for placements in ((S0, R), (S0, S1)):
+            loss = sm.cross_entropy(spread(x, placements), labels)
+            found.append(apart(loss, sm.cross_entropy(x, labels)) / torch.finfo(dtype).eps)
+            p, whole = sm.entmax15(spread(x, placements)).full_tensor(), sm.entmax15(x.double()).to(dtype)
+            found.append(apart(p, whole) / torch.finfo(dtype).eps)
+    return found
+
+
+def test_narrow_scores_are_rounded_once(four: Processes) -> None:
+    for found in four.run(of_rounding):
+        assert max(found) <= 1, found
+
+
+def of_second_derivatives(rank: int) -> tuple[float, str]:
+    """(how far that of whole rows is, what is said of rows that are shared)."""
+    x, second = normal(3, 4, seed=1), []
+    for scores in (spread(x, (S0, R)).requires_grad_(), x.clone().requires_grad_()):
+        (slope,) = torch.autograd.grad(sm.softmax(scores).square().sum(), scores, create_graph=True)
+        second.append(torch.autograd.grad(slope.square().sum(), scores)[0])
+    shared = spread(x, (R, S1)).requires_grad_()
+    try:
+        torch.autograd.grad(sm.softmax(shared).square().sum(), shared, create_graph=True)
+    except RuntimeError as error:
+        return apart(*second), str(error)
+    return apart(*second), ""
+
+
+def test_second_derivatives_are_those_of_whole_rows_or_refused(four: Processes) -> None:
+    for far, said in four.run(of_second_derivatives):
+        assert far <= 1e-14
+        assert "there is no second derivative" in said
+
+
+def of_wrong_calls(rank: int) -> list[str]:
+    x, said = spread(normal(4, 6, seed=1), (S0, S1)), []
+    other = init_device_mesh("cpu", (4,))
+    uneven = DTensor.from_local(normal(2, 1 + 4 * (rank % 2), seed=1), square(), (S0, S1), shape=torch.Size((4, 6)), stride=(6, 1))
+    calls: list[Any] = [lambda: sm.softmax(x, temperature=torch.ones(2, 1)), lambda: sm.cross_entropy(x, torch.tensor([0, 1]))]
+    calls += [lambda: sm.softmax(x, temperature=distribute_tensor(torch.ones(4, 1), other, [R])), lambda: sm.softmax(uneven)]
+    calls += [lambda: sm.cross_entropy(x, torch.tensor([0, 1, 6, 2])), lambda: sm.softmax(x, 2), lambda: sm.entmax(x, alpha=-1.0)]
+    calls += [lambda: sm.attention(x, x, x), lambda: sm.distributed.softmax(x), lambda: sm.linear_loss(x, x, torch.tensor([0]))]
+    for call in calls:
+        try:
+            call()
+            said.append("nothing")
+        except (TypeError, ValueError, IndexError) as error:
+            said.append(str(error))
+    return said
+
+
+WRONG = [
+    r"^softmax: temperature must have the shape \(4, 1\) beside scores of shape \(4, 6\), got \(2, 1\); a plain tensor is for",
+    r"^cross_entropy: target must have the shape \(4,\) beside scores of shape \(4, 6\), got \(2,\)",
+    r"^softmax: temperature must be on the mesh of the scores",
+    r"^softmax: shards of scores of shape \(4, 6\) must be torch.chunk's, here \(2, 3\), got \(2, \d\); for others take",
+    r"^cross_entropy: target 6 is out of range for 6 classes",
+    r"^softmax: dim must be in",
+    r"^entmax: alpha must be",
+    r"^attention: query must be a plain tensor here, got a DTensor; call .full_tensor\(\)",
+    r"^distributed.softmax: scores must be a plain tensor here, got a DTensor",
+    r"^linear_loss: \w+ must be a plain tensor here, got a DTensor",
+]
+
+
+def test_wrong_calls_raise_on_every_rank(four: Processes) -> None:
+    every = four.run(of_wrong_calls)
+    for number, pattern in enumerate(WRONG):
+        for said in every:
+            assert re.search(pattern, said[number]), said[number]
+
+
+def of_training(rank: int) -> list[float]:
+    """How far a model's losses, on tensor-parallel and data-parallel ranks, are from those of one process and from torch's."""
+    train = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tensor_parallel.py"))["train"]
+    found = []
+    for loss in (sm.cross_entropy, sm.sparsemax_loss):
+        ours, alone = train(square(), loss, 5), train(None, loss, 5)
+        found.append(max(abs(a - b) for a, b in zip(ours, alone, strict=True)))
+        if loss is sm.cross_entropy:
+            with loss_parallel():
+                theirs = train(square(), torch.nn.functional.cross_entropy, 5)
+            found.append(max(abs(a - b) for a, b in zip(ours, theirs, strict=True)))
+    return found
+
+
+def test_a_model_trains_as_on_one_process_and_as_with_torch_s_loss(four: Processes) -> None:
+    for found in four.run(of_training):
+        assert max(found) <= 1e-12, found
+
+
+def of_compiled(rank: int) -> float:
+    """How far compiled functions and their gradients are from eager ones: whole graphs where rows are whole."""
+    x, labels, farthest = normal(4, 6, seed=1), torch.tensor([0, 1, 5, 3]), 0.0
+    functions: list[Any] = [sm.sparsemax, sm.logsumexp, lambda x: sm.cross_entropy(x, labels)]
+    for function, placements in itertools.product(functions, ((S0, R), (S0, S1))):
+        results = []
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=placements == (S0, R))
+        for each in (compiled, function):
+            scores = spread(x, placements).requires_grad_()
+            value = each(scores)
+            slope = torch.autograd.grad(value, scores, torch.ones_like(value))[0].full_tensor()
+            results.append([value.detach().full_tensor(), slope])
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(*results, strict=True)))
+    return farthest
+
+
+@pytest.mark.exhaustive
+def test_compiled_functions_do_the_same(four: Processes) -> None:
+    assert max(four.run(of_compiled)) <= 1e-14

@@ -234,11 +234,13 @@ def of_loss(
     if layout.along and not learns(target, weight, tau, *options.values()):
         bound = _in_parts(name, layout, target.is_floating_point(), smoothing, ignore_index, tau, options)
     layout = layout if bound is not None else layout.whole()
+    if not (isinstance(target, DTensor) or target.is_floating_point()):
+        check_labels(name, target.long(), x.shape[axis], ignore_index)  # those of all rows, so that all ranks raise
     y = layout.beside("target", target, lambda y: every if y.is_floating_point() and y.ndim == x.ndim else rows)
     weight, own = layout.beside("weight", weight, lambda _: (axis,)), layout.own()
     total = _total(layout)
     if bound is not None:
-        if not y.is_floating_point():
+        if isinstance(target, DTensor) and not y.is_floating_point():
             check_labels(name, y.long(), bound.n, ignore_index)
         given = checked(name, REGISTRY[name], own, y, weight, ignore_index, reduction, smoothing, tau, {})
         ranks = ranks_along(name, layout.mesh, layout.along)
