@@ -17,6 +17,7 @@ STOREYS = (
     "core.numbers",
     "core.error_free",
     "core.tracing",
+    "core.dtensors",
     "core.onnx",
     "core.by_name",
     "core.series",

@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves
 
 import softmaxima as sm
 from conftest import Case, LossCase, normal
 from softmaxima.kernels.native import Kernel
+from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.lse.matrix.lanczos import estimate_log_trace
+from softmaxima.maps import REGISTRY as MAPS
 from softmaxima.maps import Parameter
 
 X = torch.tensor([[0.1, 0.4, 0.2], [-0.3, 0.7, 0.9]])
@@ -650,3 +655,42 @@ def test_targets_weights_and_second_operands_must_lie_where_the_scores_do(loss: 
     ):
         with pytest.raises(ValueError, match="must be on the device of the scores"):
             call()
+
+
+# DTensors -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lone_mesh() -> Iterator[Any]:
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def distributed(value: Any, mesh: Any) -> Any:
+    if isinstance(value, list):
+        return [distributed(each, mesh) for each in value]
+    return DTensor.from_local(value, mesh, [Replicate()]) if isinstance(value, Tensor) else value
+
+
+TAKES_DTENSORS = {*MAPS, *LOSSES, "softmin", "logsumexp", "score_function"}  # the last by torch's operations
+REFUSED = r"^\w[\w.]*: [\w ]+ must be a plain tensor here, got a DTensor; call \.full_tensor\(\)"
+
+
+@pytest.mark.parametrize(("name", "function", "given"), list(of_tensors()))
+def test_dtensors_are_taken_or_refused_by_name(name: str, function: Any, given: dict[str, Any], lone_mesh: Any):
+    spread = {what: distributed(value, lone_mesh) for what, value in given.items()}
+    if name in TAKES_DTENSORS:
+        assert torch.equal(function(**spread).to_local(), function(**given))
+    else:
+        with pytest.raises(TypeError, match=REFUSED):
+            function(**spread)
+
+
+def test_maps_and_losses_take_dtensors(lone_mesh: Any):
+    x = distributed(X, lone_mesh)
+    for call in (lambda x: sm.softmin(x), lambda x: sm.logsumexp(x), lambda x: sm.cross_entropy(x, TARGET)):
+        assert torch.equal(call(x).to_local(), call(X))
+    with pytest.raises(TypeError, match=r"^softmax: temperature must be a plain tensor here, got a DTensor"):
+        sm.softmax(X, temperature=x[:, :1].exp())

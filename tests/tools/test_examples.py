@@ -81,6 +81,16 @@ def test_a_student_learns_more_from_a_teacher_over_a_temperature_than_from_label
 
 
 @pytest.mark.exhaustive
+def test_a_model_on_a_mesh_of_ranks_trains_as_on_one_process():
+    out = subprocess.run(
+        [sys.executable, str(EXAMPLES / "tensor_parallel.py"), "--steps=40"], capture_output=True, text=True, check=True
+    ).stdout
+    first, last, apart = map(float, re.findall(r"([0-9.e-]+) (?:at|from)", out))
+    assert last < first - 0.5
+    assert apart <= 1e-12
+
+
+@pytest.mark.exhaustive
 def test_a_shared_layer_goes_on_from_its_checkpoint_on_fewer_ranks():
     options = ["--classes=512", "--ranks=2", "--then=1", "--steps=6"]
     out = subprocess.run(

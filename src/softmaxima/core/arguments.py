@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.numbers import TEMPERATURE, as_number, check_axis, check_number, described
 from softmaxima.core.tracing import is_concrete, sizes
 
@@ -53,6 +54,10 @@ def as_tensor(name: str, what: str, x: Any) -> Tensor:
 
 def _dense(name: str, what: str, x: Tensor) -> Tensor:
     """The tensor as it lies in memory: one number an entry, its sign and imaginary part as they are."""
+    if is_dtensor(x):
+        raise TypeError(
+            f"{name}: {what} must be a plain tensor here, got a DTensor; call .full_tensor(), or .to_local() for what this rank has"
+        )
     if x.is_nested:
         raise TypeError(f"{name}: {what} must be a dense tensor, got a nested one; pad it, and leave the padding out by where=")
     if x.layout is not torch.strided:
@@ -122,7 +127,7 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
 def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], domain: str) -> float | Tensor:
     """A number that is `valid`, or a tensor of such numbers, of any shape; of a module, such as `Temperature`, what it says now."""
     if isinstance(value, torch.nn.Module):
-        value = _said(name, what, value)
+        value = said(name, what, value)
     if type(value) is float or (not isinstance(value, Tensor) and as_number(value) is not None):
         return check_number(name, what, value, valid, domain)
     if not isinstance(value, (Tensor, np.ndarray)):
@@ -135,7 +140,7 @@ def check_value(name: str, what: str, value: Any, valid: Callable[[Any], Any], d
     return tensor
 
 
-def _said(name: str, what: str, module: torch.nn.Module) -> Any:
+def said(name: str, what: str, module: torch.nn.Module) -> Any:
     """What a module that stands for a number is called for, without arguments."""
     if type(module).forward is torch.nn.Module.forward:
         raise TypeError(f"{name}: {what} must be a number, a tensor or a module that says it, got {type(module).__name__}")

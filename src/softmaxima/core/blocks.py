@@ -130,7 +130,8 @@ def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., tuple[Te
         return shares(part, monoid.LogSum(*state), **params)
 
     def value(state: State, tau: float | Tensor, **params: Any) -> tuple[Tensor, Tensor]:
-        return conjugate(monoid.LogSum(*state), tau, **params)  # type: ignore[misc]
+        top, rest = conjugate(monoid.LogSum(*state), tau, **params)  # type: ignore[misc]
+        return top, rest.masked_fill(state[0] == math.inf, math.inf)
 
     def factor(a: State, b: State, tau: float | Tensor, **params: Any) -> Tensor:
         return growth(value(a, tau, **params), value(b, tau, **params), tau)

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from softmaxima.core.arguments import as_scores, check_per_row, check_scores, like_input, moved_last, rows_last
 from softmaxima.core.autograd import apply, apply_plain
+from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.jacobian import Jacobian
 from softmaxima.core.numbers import as_number
 from softmaxima.core.recorded import record
@@ -33,6 +34,8 @@ def evaluate(map: Map, x: Any, dim: int, temperature: Any, where: Any, params: M
                 p = apply_plain(map, x, dim, temperature, where, numbers, theta)
             if p is not None:
                 return p
+    if is_dtensor(x):
+        return form_of_dtensors("map")(map, x, dim, temperature, where, params)
     scores = as_scores(map.name, x)
     dim, arguments = _rows_last(map, scores, dim, temperature, where, map.complete(params))
     p = apply(map, *arguments)

@@ -77,11 +77,11 @@ def transforming() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-def outside_compilers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which torch.compile calls and does not look into: an autograd function inside torch.func it cannot."""
+def outside_compilers(function: Callable[..., Any], what: str = "torch.func over softmaxima") -> Callable[..., Any]:
+    """The function, which torch.compile calls and does not look into, as it cannot into an autograd function inside torch.func."""
     if not is_compiling():
         return function
-    return torch.compiler.disable(function, reason="torch.func over softmaxima is not compiled: leave out fullgraph=True")
+    return torch.compiler.disable(function, reason=f"{what} is not compiled: leave out fullgraph=True")
 
 
 def operation(name: str) -> Callable[[Callable[..., Any]], Any]:

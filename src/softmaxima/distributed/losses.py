@@ -16,13 +16,15 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import InParts, merged
 from softmaxima.core.temperature import over
-from softmaxima.core.tracing import sizes
-from softmaxima.distributed.ranks import Agreement, Group, Ranks, RanksError, ranks_of
-from softmaxima.distributed.rows import Shared
+from softmaxima.core.tracing import outside_compilers, sizes
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, RanksError, ranks_of, reads_values
+from softmaxima.distributed.rows import MESSAGES, Shared
 from softmaxima.losses._classification import Batch, Loss, check_sums, prepare
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LabelScores, LossInParts, Targets, bind, merge_targets
 
+# From (the sum of losses, how many rows count) of these rows that of all, where other ranks have others
+Total = Callable[[Tensor], Tensor]
 # (which rows, their scores), some rows after others, of a tensor's first axis or, by an ellipsis, all; anew at each call
 Scores = Callable[[], Iterable[tuple[Any, Tensor]]]
 
@@ -117,10 +119,12 @@ def agreed(batch: Batch, ignore_index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def loss_of_scores(name: str, ranks: Ranks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int) -> Tensor:
-    """The reduced loss, of scores that there are."""
+def loss_of_scores(
+    name: str, ranks: AnyRanks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int, total: Total | None = None
+) -> Tensor:
+    """The reduced loss, of scores that there are, of which the ranks have agreed what each has."""
     loss = RowLosses.of(name, ranks, agreement, bound, batch, ignore_index)
-    return _SharedLoss.apply(loss, batch.reduction, batch.rows)
+    return outside_compilers(_SharedLoss.apply, MESSAGES)(loss, batch.reduction, total, batch.rows)
 
 
 class Found(NamedTuple):
@@ -137,10 +141,15 @@ class Found(NamedTuple):
         of = lambda state: tuple(values[some] for values in state)
         return Found(self.values[some], self.counted[some], Targets(*of(self.targets)), of(self.state), of(self.sums))
 
-    def reduced(self, reduction: str) -> tuple[Tensor, Tensor]:
+    def reduced(self, reduction: str, total: Total | None = None) -> tuple[Tensor, Tensor]:
         """(the loss, what its gradient is multiplied by)."""
-        scale = 1 / self.counted.sum(dtype=torch.float64) if reduction == "mean" else self.values.new_ones(())
-        return self.values if reduction == "none" else self.values.sum() * scale, scale
+        one = self.values.new_ones(())
+        if reduction == "none":
+            return self.values, one
+        sums = torch.stack((self.values.sum(), self.counted.sum(dtype=torch.float64)))
+        value, number = sums if total is None else total(sums)
+        scale = 1 / number if reduction == "mean" else one
+        return value * scale, scale
 
     def saved(self) -> tuple[list[Tensor], int]:
         """Its tensors, and how many there are of the state."""
@@ -158,14 +167,14 @@ class RowLosses:
     """The losses of rows of whose classes each rank has some; their scores come some rows at a time."""
 
     name: str
-    ranks: Ranks
+    ranks: AnyRanks
     agreement: Agreement
     own: LossInParts
     target: Tensor  # labels [...], or probabilities of own classes [..., n]
     weight: Tensor | None  # of own classes
 
     @classmethod
-    def of(cls, name: str, ranks: Ranks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int) -> RowLosses:
+    def of(cls, name: str, ranks: AnyRanks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int) -> RowLosses:
         target: Any = batch.labels if batch.soft is None else batch.soft
         target = target if batch.ignored is None else target.masked_fill(batch.ignored, ignore_index)
         return cls(name, ranks, agreement, replace(bound, n=agreement.whole), target, batch.class_weight)
@@ -276,6 +285,7 @@ class RowLosses:
         if shared.own.has_shares:
             top, rest = own.rows.blocks.conjugate(state, own.rows.tau, **own.rows.params)  # type: ignore[misc]
             log_p = torch.where(has_none, -math.inf, (score - top) / own.rows.tau - rest)
+            log_p = log_p.masked_fill(rest == math.inf, math.nan)
             p, less_one = log_p.exp(), log_p.expm1()
         else:
             p = own.rows.wide(Part(score, own.rows.tau, shared.own.first + mine.place), state)
@@ -286,12 +296,12 @@ class RowLosses:
     def _counted(self, targets: Targets) -> Tensor:
         """Which rows count [..., 1]. Raises on every rank, where values can be read without waiting, for a label of no class."""
         if self.is_soft:
-            if self.own.form.fenchel and self.ranks.device.type == "cpu":
+            if self.own.form.fenchel and reads_values(self.ranks):
                 check_sums(self.name, targets.mass.squeeze(-1))
             return torch.ones_like(targets.weight)
         counted = (self.target != self.own.ignore_index).unsqueeze(-1)
         wrong = targets.labels != counted
-        if self.ranks.device.type != "cpu":
+        if not reads_values(self.ranks):
             return torch.where(wrong, math.nan, counted.double())
         if bool(wrong.any()):
             label, times = int(self.target[wrong.squeeze(-1)].flatten()[0]), int(targets.labels[wrong].flatten()[0])
@@ -305,9 +315,9 @@ class RowLosses:
 
 class _SharedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: RowLosses, reduction: str, x: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: RowLosses, reduction: str, total: Total | None, x: Tensor) -> Tensor:
         found = loss.evaluate(lambda: [(..., x.detach())])
-        value, scale = found.reduced(reduction)
+        value, scale = found.reduced(reduction, total)
         saved, ctx.width = found.saved()
         ctx.loss, ctx.is_of_rows = loss, reduction == "none"
         ctx.save_for_backward(x, scale, *saved)
@@ -323,7 +333,7 @@ class _SharedLoss(torch.autograd.Function):
         x, scale, *saved = ctx.saved_tensors
         found = Found.again(saved, ctx.width)
         slope = ctx.loss.slope(..., x, found, per_row(g, scale, found, ctx.is_of_rows))
-        return None, None, slope
+        return None, None, None, slope
 
 
 def per_row(g: Tensor, scale: Tensor, found: Found, is_of_rows: bool) -> Tensor:

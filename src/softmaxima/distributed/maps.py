@@ -13,8 +13,9 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
-from softmaxima.distributed.ranks import Group, ranks_of
-from softmaxima.distributed.rows import Shared
+from softmaxima.core.tracing import outside_compilers
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
+from softmaxima.distributed.rows import MESSAGES, Shared
 
 
 def shared_map(
@@ -55,13 +56,20 @@ def shared_map(
         values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
     named = {parameter.name: value for parameter, value in zip(found.params, values, strict=True)}
     agreement = ranks.agree(name, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau, **named)
+    return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
+
+
+def of_shared_rows(
+    name: str, found: Map, ranks: AnyRanks, agreement: Agreement, rows: Tensor, tau: Any, mask: Tensor | None, values: Sequence[Any]
+) -> Tensor:
+    """The map of rows, the axis last, of which the ranks have agreed what each has; all arguments are checked."""
 
     def share(x: Tensor, tau: Any, values: Sequence[Any]) -> Shared:
         wide = [value.detach().double() if isinstance(value, Tensor) else value for value in (tau, *values)]
         whole = InParts(found, wide[0], dict(zip((p.name for p in found.params), wide[1:], strict=True)))
         return Shared(name, ranks, agreement, whole, x, mask)
 
-    return _SharedMap.apply(share, found, rows, tau, *values).movedim(-1, axis)
+    return outside_compilers(_SharedMap.apply, MESSAGES)(share, found, rows, tau, *values)
 
 
 class _SharedMap(torch.autograd.Function):

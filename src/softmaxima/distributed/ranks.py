@@ -7,13 +7,14 @@ collective. A rank that refuses its arguments says so there, and all of them rai
 
 from __future__ import annotations
 
+import functools
 import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -188,6 +189,45 @@ class Ranks:
         except RuntimeError:
             return f"rank {self.names[0]}, which has the store,"
         return self._silent("left/", PATIENCE) or "a rank"
+
+
+@dataclass(frozen=True)
+class MeshRanks:
+    """The processes along some axes of a mesh, in the order in which they have a tensor that is sharded along all of these.
+
+    What they have is known from its placements. Values are not read: ranks with other rows would not learn of an error.
+    """
+
+    axes: tuple[Ranks, ...]
+
+    @property
+    def rank(self) -> int:
+        return functools.reduce(lambda place, ranks: place * ranks.size + ranks.rank, self.axes, 0)
+
+    def gather(self, name: str, message: Tensor) -> list[Tensor]:
+        """The message of each rank, all of one shape, in their order; by one collective an axis."""
+        if not self.axes:
+            return [message]
+        *outer, inner = self.axes
+        every = torch.stack(inner.gather(name, message))
+        return [each for part in MeshRanks(tuple(outer)).gather(name, every) for each in part]
+
+    def total(self, name: str, values: Tensor) -> Tensor:
+        """The sum of the values of all ranks, the same to the last bit on each."""
+        return torch.stack(self.gather(name, values)).sum(0)
+
+
+AnyRanks = Ranks | MeshRanks
+
+
+def reads_values(ranks: AnyRanks) -> TypeGuard[Ranks]:
+    """Whether scores that are no numbers, and labels of no class, are looked for and told, which would wait for a GPU."""
+    return isinstance(ranks, Ranks) and ranks.device.type == "cpu"
+
+
+def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
+    """The ranks along axes of a mesh, which are given by their numbers."""
+    return MeshRanks(tuple(ranks_of(name, mesh.get_group(axis)) for axis in axes))
 
 
 def _in_words(value: Any) -> str:

@@ -14,8 +14,9 @@ from softmaxima.core import monoid
 from softmaxima.core.blocks import State
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts, merged
-from softmaxima.distributed.ranks import Agreement, Ranks, RanksError
+from softmaxima.distributed.ranks import Agreement, AnyRanks, RanksError, reads_values
 
+MESSAGES = "what ranks tell each other of rows that they share"
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room
 
 
@@ -24,7 +25,7 @@ class Shared:
     """Rows, the axis last, of which this rank has a part."""
 
     name: str
-    ranks: Ranks
+    ranks: AnyRanks
     agreement: Agreement
     rows: InParts
     x: Tensor  # [..., n], of any dtype
@@ -73,7 +74,7 @@ class Shared:
 
     def _check(self, states: Iterable[State]) -> None:
         """Raise for scores that are no numbers, of which all ranks learn; on a GPU they make NaN of their rows, without waiting."""
-        if self.ranks.device.type == "cpu":
+        if reads_values(self.ranks):
             wrong = [rank for rank, state in zip(self.ranks.names, states, strict=True) if any(map(_has_nan, state))]
             if wrong:
                 of = ", ".join(f"rank {rank}" for rank in wrong)

@@ -15,8 +15,9 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
-from softmaxima.distributed.ranks import Group, ranks_of
-from softmaxima.distributed.rows import Shared
+from softmaxima.core.tracing import outside_compilers
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
+from softmaxima.distributed.rows import MESSAGES, Shared
 
 NAME = "distributed.logsumexp"
 
@@ -43,13 +44,18 @@ def logsumexp(
         x = as_scores(NAME, shard)
         axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
     agreement = ranks.agree(NAME, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau)
+    value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
+    return value if keepdim else value.squeeze(axis)
+
+
+def sum_of_shared_rows(name: str, ranks: AnyRanks, agreement: Agreement, rows: Tensor, tau: Any, mask: Tensor | None) -> Tensor:
+    """The sum of rows [..., 1], the axis last, of which the ranks have agreed what each has; all arguments are checked."""
 
     def share(x: Tensor, tau: Any) -> Shared:
         wide = tau.detach().double() if isinstance(tau, Tensor) else tau
-        return Shared(NAME, ranks, agreement, InParts(find_map("softmax"), wide, {}), x, mask)
+        return Shared(name, ranks, agreement, InParts(find_map("softmax"), wide, {}), x, mask)
 
-    value = _Sum.apply(share, rows, tau).movedim(-1, axis)
-    return value if keepdim else value.squeeze(axis)
+    return outside_compilers(_Sum.apply, MESSAGES)(share, rows, tau)
 
 
 class _Sum(torch.autograd.Function):
@@ -69,17 +75,23 @@ class _Sum(torch.autograd.Function):
         *state, x = ctx.saved_tensors[:4]
         tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
         shared = ctx.share(x, tau)
-        of_tau, infinite = None, state[0] == math.inf
-        has_infinite = x.device.type == "cpu" and bool(infinite.any())
-        if shared.own.has_shares and not has_infinite and not ctx.needs_input_grad[2]:
+        of_tau = None
+        shares = _of_infinities(shared, state[0])
+        if shared.own.has_shares and shares is None and not ctx.needs_input_grad[2]:
             return None, shared.own.slope(tuple(state), g), None
         p = shared.rows.wide(shared.own.part, tuple(state))
-        if has_infinite:
-            own = (shared.own.part.x == math.inf).double()
-            count = torch.stack([each[0] for each in shared.told([own.sum(-1, keepdim=True)])]).sum(0)
-            p = torch.where(infinite, own / count, p)
+        p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
         v = over(p * g.double(), shared.rows.tau)
         if ctx.needs_input_grad[2]:
             own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
             of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
         return None, narrowed(v, x.dtype), of_tau
+
+
+def _of_infinities(shared: Shared, top: Tensor) -> Tensor | None:
+    """What each +∞ has of those of its row, on all ranks; None where there are none, or where to look would wait for a GPU."""
+    if not top.is_cpu or not bool((top == math.inf).any()):
+        return None
+    infinite = (shared.own.part.x == math.inf).double()
+    counts = [each for (each,) in shared.told([infinite.sum(-1, keepdim=True)])]
+    return infinite / torch.stack(counts).sum(0).clamp_min(1.0)

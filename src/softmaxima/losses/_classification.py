@@ -28,6 +28,7 @@ from softmaxima.core.arguments import (
 )
 from softmaxima.core.blocks import Part, places
 from softmaxima.core.contract import Map
+from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.fused import fused, is_fusible
 from softmaxima.core.modules import OptionsModule, held_value
 from softmaxima.core.numbers import TEMPERATURE, check_choice, check_int, check_number
@@ -228,7 +229,8 @@ def reduced(
     name: str,
     map: Map,
     numbers: tuple[Any, ...] | None,
-    evaluation: Callable[[Batch], Evaluation],
+    evaluation: Callable[..., Evaluation],
+    options: Mapping[str, Any],
     *shared: Any,
     fenchel: bool = False,
     margin: native.Margin = native.NO_MARGIN,
@@ -236,12 +238,21 @@ def reduced(
 ) -> Any:
     """The reduced loss whose gradient is the map less the target: of plain scores, labels and numbers by one call.
 
-    `numbers` are the map's parameters, None where they are not plain; `shared` are the arguments that all losses have, in the order
-    of `prepare`. The kernel `given`, where there is one, makes the loss of the map's probabilities.
+    `numbers` are the map's parameters, None where they are not plain; `options` what the `evaluation` of a batch takes; `shared`
+    are the arguments that all losses have, in the order of `prepare`. The kernel `given`, where there is one, makes the loss of the
+    map's probabilities.
     """
-    general = lambda *shared: (batch := prepare(name, *shared)).evaluate(evaluation(batch))
+    general = lambda *shared: evaluated(name, evaluation, options, *shared)
     found = None if numbers is None else _of_labels(name, map, numbers, general, fenchel, margin, given, *shared)
     return general(*shared) if found is None else found
+
+
+def evaluated(name: str, evaluation: Callable[..., Evaluation], options: Mapping[str, Any], input: Any, *shared: Any) -> Any:
+    """The reduced loss of any arguments."""
+    if is_dtensor(input):
+        return form_of_dtensors("loss")(name, evaluation, options, input, *shared)
+    batch = prepare(name, input, *shared)
+    return batch.evaluate(evaluation(batch, **options))
 
 
 def _of_labels(

@@ -57,7 +57,7 @@ def cross_entropy(
     tensor(0.1809)
     """
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
-    return reduced("cross_entropy", SOFTMAX, (), evaluation, *shared)
+    return reduced("cross_entropy", SOFTMAX, (), evaluation, {}, *shared)
 
 
 def evaluation(batch: Batch) -> Evaluation:

@@ -2,7 +2,6 @@ r"""elastic_cross_entropy: L = −log p_t = log(Σ exp(x_j) + exp(β)) − x_t, 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ def elastic_cross_entropy(
     """
     name, params = "elastic_cross_entropy", {"beta": beta}
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
-    return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), partial(evaluation, **params), *shared)
+    return reduced(name, ELASTIC_SOFTMAX, plain_numbers(ELASTIC_SOFTMAX, params), evaluation, params, *shared)
 
 
 def evaluation(batch: Batch, beta: float | Array) -> Evaluation:

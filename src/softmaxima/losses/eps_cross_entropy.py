@@ -14,7 +14,7 @@ from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_concrete, is_exporting_to_onnx, sizes
-from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_of_p, prepare, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
@@ -56,8 +56,8 @@ def eps_cross_entropy(
     >>> sm.eps_cross_entropy(torch.tensor([[2.0, 0.0]]), torch.tensor([1]), eps=1e-3)
     tensor(6.9098)
     """
-    batch = prepare("eps_cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, temperature)
-    return batch.evaluate(evaluation(batch, map, eps, **params))
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    return evaluated("eps_cross_entropy", evaluation, {"map": map, "eps": eps, **params}, *shared)
 
 
 def evaluation(batch: Batch, map: AnyMap, eps: float, **params: Any) -> Evaluation:

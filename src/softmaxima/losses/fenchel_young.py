@@ -7,7 +7,6 @@ case Ω = ½(‖p‖² − 1), in closed form ½ − x_t + ½ Σ_{p_i>0} (x_i² 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -109,7 +108,7 @@ class MapLossModule(LossModule):
 
 def fenchel_young(name: str, map: Map, params: dict[str, Any], *shared: Any) -> Any:
     """The reduced loss; `shared` are the arguments that all losses have, in the order of `prepare`."""
-    return reduced(name, map, plain_numbers(map, params), partial(evaluation, map=map, **params), *shared, fenchel=True)
+    return reduced(name, map, plain_numbers(map, params), evaluation, {"map": map, **params}, *shared, fenchel=True)
 
 
 def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:

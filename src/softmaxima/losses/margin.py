@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_device, check_per_row, like_input, moved_last, scale_domain
+from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import check_number
 from softmaxima.core.tracing import is_concrete
 from softmaxima.kernels import native
-from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, native_only, reduced, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, LossModule, evaluated, native_only, reduced, register
 from softmaxima.losses.cross_entropy import reference as cross_entropy_reference
 from softmaxima.maps.log_softmax import LOG_SOFTMAX
 from softmaxima.maps.softmax import SOFTMAX
@@ -74,17 +75,29 @@ def margin_loss(
     label_smoothing: float,
 ) -> Any:
     """The cross-entropy of scale · cosines, the target's with its margin; what is given is a scale, or a temperature 1/scale."""
+    shared = (target, weight, ignore_index, reduction, label_smoothing)
+    of_features = class_vectors is not None
+    if is_dtensor(input):
+        cosines = _cosines_of_dtensors(name, input, class_vectors) if of_features else input
+        own = partial(_margin, name, angular=angular, margin=margin, what=what, of_features=of_features)
+        of_rows = lambda batch, **given: evaluation(batch, own(batch.given, given[what]))
+        return evaluated(name, of_rows, {what: given}, cosines, *shared)
     cosines = as_scores(name, input)
-    limit = 1 + 4 * torch.finfo(cosines.dtype).eps
-    if class_vectors is not None:
-        vectors = check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
-        cosines, limit = _cosines(name, cosines, vectors), math.inf
+    if of_features:
+        cosines = _cosines(
+            name, cosines, check_device(name, "class_vectors", as_scores(name, class_vectors, "class_vectors"), cosines)
+        )
+    own = _margin(name, cosines, given, angular=angular, margin=margin, what=what, of_features=of_features)
+    numbers = None if isinstance(own.scale, Tensor) else ()
+    return reduced(name, SOFTMAX, numbers, evaluation, {"own": own}, like_input(cosines, input), *shared, margin=own)
+
+
+def _margin(name: str, cosines: Tensor, given: Any, *, angular: bool, margin: float, what: str, of_features: bool) -> native.Margin:
+    """What the kernel takes of them; features have cosines that may be beyond ±1."""
     axis = min(1, max(0, cosines.ndim - 1))
     found: Any = moved_last(check_per_row(name, what, given, cosines, axis, *scale_domain(cosines.dtype)), axis)
-    own = native.Margin(found if what == "scale" else 1 / found, margin, int(angular), limit)
-    shared = (like_input(cosines, input), target, weight, ignore_index, reduction, label_smoothing)
-    numbers = None if isinstance(found, Tensor) else ()
-    return reduced(name, SOFTMAX, numbers, partial(evaluation, own=own), *shared, margin=own)
+    limit = math.inf if of_features else 1 + 4 * torch.finfo(cosines.dtype).eps
+    return native.Margin(found if what == "scale" else 1 / found, margin, int(angular), limit)
 
 
 def evaluation(batch: Batch, own: native.Margin) -> Evaluation:
@@ -125,6 +138,13 @@ def _cosines(name: str, features: Tensor, vectors: Tensor) -> Tensor:
         )
     unit = torch.nn.functional.normalize
     return torch.matmul(unit(features, dim=axis).movedim(axis, -1), unit(vectors, dim=-1).to(features.dtype).T).movedim(-1, axis)
+
+
+def _cosines_of_dtensors(name: str, features: Any, vectors: Any) -> Any:
+    """The same of DTensors, by torch's operations."""
+    if not is_dtensor(vectors):
+        raise ValueError(f"{name}: class_vectors must be a DTensor as the features are, got {type(vectors).__name__}")
+    return _cosines(name, features, vectors)
 
 
 def _with_margin(batch: Batch, angular: bool, margin: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.contract import AnyMap
-from softmaxima.losses._classification import Batch, Evaluation, Loss, losses_of_p, prepare, register
+from softmaxima.losses._classification import Batch, Evaluation, Loss, evaluated, losses_of_p, register
 from softmaxima.losses._parts import RowForm
 from softmaxima.losses.fenchel_young import MapLossModule, any_map, class_params, probability_map, with_params
 
@@ -43,8 +43,8 @@ def soft_accuracy_loss(
     >>> sm.soft_accuracy_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(-0.8808)
     """
-    batch = prepare("soft_accuracy_loss", input, target, weight, ignore_index, reduction, label_smoothing, temperature)
-    return batch.evaluate(evaluation(batch, map, **params))
+    shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
+    return evaluated("soft_accuracy_loss", evaluation, {"map": map, **params}, *shared)
 
 
 def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:

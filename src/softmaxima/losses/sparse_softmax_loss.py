@@ -3,7 +3,6 @@ r"""sparse_softmax_loss: L = log Σ_{i∈Ω} exp(x_i) − x_t, Ω the k highest 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ def sparse_softmax_loss(
     k, p = _check_choice(name, k, p)
     map, theta = (TOPK_SOFTMAX, k) if k is not None else (TOPP_SOFTMAX, p)
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
-    return reduced(name, map, (theta,), partial(evaluation, k=k, p=p), *shared, given=KERNEL)
+    return reduced(name, map, (theta,), evaluation, {"k": k, "p": p}, *shared, given=KERNEL)
 
 
 def evaluation(batch: Batch, k: int | None, p: float | None) -> Evaluation:

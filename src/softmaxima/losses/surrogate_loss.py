@@ -5,7 +5,6 @@ Stopping the gradient at x instead, ⟨p − y, stop_gradient(x)⟩ (as it is of
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,8 +56,8 @@ def surrogate_loss(
     name = "surrogate_loss"
     found = probability_map(name, map)
     shared = (input, target, weight, ignore_index, reduction, label_smoothing, temperature)
-    of_batch = partial(evaluation, map=found, **params)
-    return reduced(name, found, plain_numbers(found, params), of_batch, *shared, fenchel=True, given=name)
+    options = {"map": found, **params}
+    return reduced(name, found, plain_numbers(found, params), evaluation, options, *shared, fenchel=True, given=name)
 
 
 def evaluation(batch: Batch, map: AnyMap, **params: Any) -> Evaluation:

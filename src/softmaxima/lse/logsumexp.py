@@ -27,6 +27,7 @@ from softmaxima.core.arguments import (
     check_where,
     like_input,
 )
+from softmaxima.core.dtensors import form_of_dtensors, is_dtensor
 from softmaxima.core.envelope import envelope
 from softmaxima.core.fused import Composite, Native, fused, is_fusible
 from softmaxima.core.monoid import log_sum
@@ -124,6 +125,11 @@ def logsumexp(
         return value.unsqueeze(-1) if keepdim else value
     check_choice("logsumexp", "precision", precision, get_args(Precision))
     return_sign = check_flag("logsumexp", "return_sign", return_sign)
+    if is_dtensor(x):
+        return form_of_dtensors("logsumexp")(
+            x, dim, weights=weights, keepdim=keepdim, where=where, temperature=temperature, return_sign=return_sign,
+            precision=precision,
+        )  # fmt: skip
     rows, tau, mask, factors, shape = prepare("logsumexp", x, dim, keepdim, where, temperature, weights)
     if precision == "compensated":
         check_real("logsumexp", rows, "precision='native' takes complex scores")
@@ -145,11 +151,7 @@ def prepare(
     scores = as_floating(name, x)
     factors = None if weights is None else check_weights(name, weights, scores)
     scores = _promoted(name, scores, factors)
-    if dim is None or isinstance(dim, str):
-        raise TypeError(f"{name}: dim must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) sums over all")
-    dims = tuple(check_dim(name, d, scores.ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
-    if not dims or len(set(dims)) < len(dims):
-        raise ValueError(f"{name}: dim must name each axis to sum over once, and at least one; got {dim}")
+    dims = check_dims(name, dim, scores.ndim)
     rows = scores if scores.ndim else scores.reshape(1)
     mask = check_where(name, where, rows)
     flat = _merge(rows, dims)
@@ -157,6 +159,16 @@ def prepare(
     mask, factors = (None if v is None else _merge(v.expand(rows.shape), dims) for v in (mask, factors))
     shape = [1 if d in dims else size for d, size in enumerate(scores.shape) if keepdim or d not in dims]
     return flat, tau, mask, factors, shape
+
+
+def check_dims(name: str, dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """`dim` as non-negative axes."""
+    if dim is None or isinstance(dim, str):
+        raise TypeError(f"{name}: dim must be an int or a tuple of ints, got {dim!r}; tuple(range(x.ndim)) sums over all")
+    dims = tuple(check_dim(name, d, ndim) for d in (dim if isinstance(dim, Sequence) else (dim,)))
+    if not dims or len(set(dims)) < len(dims):
+        raise ValueError(f"{name}: dim must name each axis to sum over once, and at least one; got {dim}")
+    return dims
 
 
 def check_real(name: str, x: Tensor, instead: str = "logsumexp takes complex scores") -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.blocks import exponential
 from softmaxima.core.contract import Cost, Map, register
+from softmaxima.core.dtensors import is_dtensor
 from softmaxima.core.rows import normalise_exp, xlogx
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
@@ -93,7 +94,8 @@ def softmin(x: Array, dim: int = -1, *, temperature: float | Array = 1.0, where:
     >>> sm.softmin(np.array([2.0, 1.0, 0.1])).round(3)
     array([0.096, 0.261, 0.643])
     """
-    as_scores(SOFTMIN.name, x)
+    if not is_dtensor(x):
+        as_scores(SOFTMIN.name, x)
     return SOFTMIN(-x, dim, temperature=temperature, where=where)
 
 
