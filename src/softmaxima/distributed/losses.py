@@ -120,7 +120,13 @@ def agreed(batch: Batch, ignore_index: int) -> dict[str, Any]:
 
 
 def loss_of_scores(
-    name: str, ranks: AnyRanks, agreement: Agreement, bound: LossInParts, batch: Batch, ignore_index: int, total: Total | None = None
+    name: str,
+    ranks: AnyRanks,
+    agreement: Agreement,
+    bound: LossInParts,
+    batch: Batch,
+    ignore_index: int,
+    total: Total | None = None,
 ) -> Tensor:
     """The reduced loss, of scores that there are, of which the ranks have agreed what each has."""
     loss = RowLosses.of(name, ranks, agreement, bound, batch, ignore_index)
@@ -250,7 +256,7 @@ class RowLosses:
         """What this rank tells of the targets [..., m]: of a label its score, and the weight of its class if there are weights."""
         if self.own.is_of_labels(self.target):
             mine = self._labels(shared)
-            return mine.score if self.weight is None else torch.cat((mine.score, mine.count), -1)
+            return mine.score if self.weight is None else torch.cat((mine.score, mine.weight), -1)
         return torch.cat(self.own.begin(shared.own.part, self.target, self.weight), -1)
 
     def _targets(self, told: Tensor) -> Targets:

@@ -81,7 +81,7 @@ class Shared:
                 raise RanksError(f"{self.name}: there are NaN, or +∞ that have no probability, in the scores of {of}")
 
 
-def told(name: str, ranks: Ranks, own: Sequence[Tensor]) -> list[list[Tensor]]:
+def told(name: str, ranks: AnyRanks, own: Sequence[Tensor]) -> list[list[Tensor]]:
     """Tensors [..., m] of each rank, of the same shapes on all and of one dtype, by one collective."""
     widths = [values.shape[-1] for values in own]
     every = ranks.gather(name, torch.cat(list(own), -1))
@@ -89,7 +89,7 @@ def told(name: str, ranks: Ranks, own: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def gathered(
-    name: str, ranks: Ranks, rows: InParts, most: int, own: State, identity: State, beside: Tensor | None = None
+    name: str, ranks: AnyRanks, rows: InParts, most: int, own: State, identity: State, beside: Tensor | None = None
 ) -> tuple[list[State], list[Tensor]]:
     """(the state of each rank, what it has beside), by one collective; by two where a state is wider than there is room for.
 

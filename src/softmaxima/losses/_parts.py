@@ -57,7 +57,7 @@ class LabelScores(NamedTuple):
     """What a part has of the labels of its rows [..., 1]."""
 
     score: Tensor  # in float64; NaN where the label is in another part
-    count: Tensor  # the weight of its class; 0 there
+    weight: Tensor  # of its class; 0 there
     place: Tensor  # in the part; any there
     hit: Tensor  # where it is in this part
 
