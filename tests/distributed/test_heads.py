@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from processes import Processes
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather
 
 import softmaxima as sm
 from conftest import exhaustively
@@ -145,7 +144,7 @@ def of_the_largest_numbers(rank: int) -> list[float]:
     """Scores near ±1e4, a class that a bias leaves out, rows that hold NaN and are ignored, a target of probability 0."""
     widths = (5, 0, 4)
     own, given = own_of(rank, widths), layer(9, torch.float64)
-    given["hidden"] *= 3e3
+    given["hidden"][:2] *= 3e3
     given["bias"][7] = -math.inf
     labels, found = torch.tensor([0, 8, -100, 3, 2, 2, 1]), []
     given["hidden"][2] = math.nan
@@ -160,6 +159,22 @@ def of_the_largest_numbers(rank: int) -> list[float]:
 def test_hard_numbers(three: Processes) -> None:
     for found in three.run(of_the_largest_numbers):
         assert max(found) <= 1e-12, found
+
+
+class Gathered(torch.autograd.Function):
+    """The rows of all ranks, two of each, whose gradient is the sum over the ranks, as of sequence parallelism."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        every = [torch.empty_like(own) for _ in range(3)]
+        dist.all_gather(every, own.contiguous())
+        return torch.cat(every)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        total = upstream[0].clone()
+        dist.all_reduce(total)
+        return total[2 * dist.get_rank() :][:2]
 
 
 def of_what_learns(rank: int) -> list[float]:
@@ -177,7 +192,7 @@ def of_what_learns(rank: int) -> list[float]:
     def gathered(**t: Tensor) -> Tensor:
         """Each rank has the hidden states of two rows, and gathers those of others, by what sums in its backward pass."""
         rows = t["hidden"].flatten(0, 1)
-        every = torch.cat(all_gather(rows[2 * rank : 2 * rank + 2].contiguous()))
+        every = Gathered.apply(rows[2 * rank : 2 * rank + 2])
         own = {key: value for key, value in t.items() if key != "hidden"}
         return sm.distributed.linear_loss(every, target=labels.flatten(), reduce_hidden=False, **own)
 
@@ -587,13 +602,13 @@ def of_batches(rank: int) -> list[float]:
     own, found = order[rank], []
     for class_weight in (None, weights):
         torch.manual_seed(0)
-        plain = torch.nn.ModuleDict({"body": torch.nn.Linear(6, 6), "head": sm.LinearLoss(6, 9, class_weight=class_weight)})
-        whole = copy.deepcopy(plain)
-        expected = whole["head"](whole["body"](hidden), labels)
+        body, of = torch.nn.Linear(6, 6), {"class_weight": class_weight}
+        plain = Both(body, sm.LinearLoss(6, 9, reduction="sum", **of))
+        whole = Both(copy.deepcopy(body), sm.LinearLoss(6, 9, **of))
+        whole.load_state_dict(plain.state_dict())
+        expected = whole(hidden, labels)
         expected.backward()
-        plain["head"].reduction = "sum"
-        plain["head"]._option_names += ("reduction",)
-        model = torch.nn.parallel.DistributedDataParallel(Both(plain))
+        model = torch.nn.parallel.DistributedDataParallel(plain)
         total = model(hidden[own], labels[own])
         counted = labels[own] != -100
         count = counted.sum() if class_weight is None else class_weight[labels[own][counted]].sum()
@@ -605,12 +620,12 @@ def of_batches(rank: int) -> list[float]:
 
 
 class Both(torch.nn.Module):
-    def __init__(self, parts: Any) -> None:
+    def __init__(self, body: torch.nn.Module, head: torch.nn.Module) -> None:
         super().__init__()
-        self.parts = parts
+        self.body, self.head = body, head
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
-        return self.parts["head"](self.parts["body"](hidden), target)
+        return self.head(self.body(hidden), target)
 
 
 def test_the_mean_over_unequal_batches_is_that_of_one_process(three: Processes) -> None:
