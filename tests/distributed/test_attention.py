@@ -116,12 +116,12 @@ USUAL = [("contiguous", SEEN[1]), ("balanced", SEEN[2])]
 
 
 def of_a_map(rank: int, name: str, seldom: bool) -> dict[Any, float]:
-    every = itertools.product(LAYOUTS, SEEN) if seldom else USUAL
-    some = list(cases(MAPS[name]))
+    *others, last = cases(MAPS[name])
+    every = [(*where, last) for where in (itertools.product(LAYOUTS, SEEN) if seldom else USUAL)]
+    every += [(*USUAL[0], case) for case in others] if seldom else []
     return {
         (form, layout, str(seen), str(case)): deviation(rank, form, layout, {"map": name, **case.params}, seen)
-        for form, (layout, seen) in itertools.product(FORMS, every)
-        for case in (some if seldom else some[-1:])
+        for form, (layout, seen, case) in itertools.product(FORMS, every)
     }
 
 
