@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from softmaxima.core.tracing import constant_when_compiled
+from softmaxima.core.tracing import PLAIN, constant_when_compiled
 
 FORMS: dict[str, Callable[..., Any]] = {}  # of maps, losses and logsumexp: a function of their arguments
 
 
 def is_dtensor(x: Any) -> bool:
     """Whether it is a DTensor."""
+    if type(x) in PLAIN:
+        return False
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(x, loaded.DTensor)
 
