@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from softmaxima import attn as attn
+    from softmaxima import dask as dask
     from softmaxima import distributed as distributed
     from softmaxima import heads as heads
     from softmaxima import losses as losses
@@ -81,7 +82,7 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed",)  # rooms whose names are those of others, of which they are another form
+    _APART = ("distributed", "dask")  # rooms whose names are those of others, of which they are another form
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import re
 import signal
@@ -83,6 +84,12 @@ def check_file(file: Path, otherwise: str) -> None:
     check_exists(file, otherwise)
     if file.is_dir():
         fail(f"{file} is a directory; give a file{otherwise}")
+
+
+def check_dask() -> None:
+    """Fail at once without the workers' library."""
+    if importlib.util.find_spec("distributed") is None:
+        fail("--workers and --dask need Dask, which is not installed: pip install 'softmaxima[dask]'")
 
 
 def check_writable(option: str, path: Path, is_directory: bool = False) -> None:
