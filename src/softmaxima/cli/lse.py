@@ -19,8 +19,8 @@ from softmaxima.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
     Terminated,
-    check_dask,
     check_exists,
+    check_spread,
     fail,
     progress_bar,
     say,
@@ -87,13 +87,7 @@ def lse(
     """
     if not all(files):
         fail("a path is empty; name a file")
-    if workers is not None and dask is not None:
-        fail("--workers begins workers, and --dask takes those that there are; leave one of them out")
-    spread = workers is not None or dask is not None
-    if workers is not None:
-        check_count("lse", "workers", workers)
-    if spread:
-        check_dask()
+    spread = check_spread("lse", workers, dask)
     from softmaxima.streams.places import STANDARD_INPUT, found
 
     places = found("lse", files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -109,6 +110,23 @@ def _check_workers(client: Any) -> None:
 def processes(client: Any) -> int:
     """How many processes work."""
     return len(client.nthreads())
+
+
+@contextlib.contextmanager
+def heard(client: Any, handler: Callable[[Any], None]) -> Iterator[str]:
+    """A topic whose reports by workers the handler is called with, in a thread of the client's."""
+    topic = f"softmaxima-{uuid.uuid4()}"
+    client.subscribe_topic(topic, lambda event: handler(event[1]))
+    try:
+        yield topic
+    finally:
+        with contextlib.suppress(Exception):  # of a scheduler that is gone
+            client.unsubscribe_topic(topic)
+
+
+def report(topic: str, message: Any) -> None:
+    """On a worker: numbers and texts for who hears that topic."""
+    distributed().get_worker().log_event(topic, message)
 
 
 class Tasks(Generic[T]):
