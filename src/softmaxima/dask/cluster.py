@@ -44,7 +44,11 @@ def _client(name: str, client: Any, workers: int | None, library: Any, stack: co
     if workers is not None:
         stack.enter_context(_quiet())
         cluster = library.LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",  # any port, for that of a dashboard may be another cluster's
+            scheduler_kwargs={"dashboard": False},
+            silence_logs=logging.CRITICAL,
         )
         return stack.enter_context(library.Client(stack.enter_context(cluster), set_as_default=False))
     if isinstance(client, str):

@@ -58,7 +58,7 @@ def file_logsumexp(
 
     >>> import pathlib, tempfile, numpy as np, softmaxima as sm
     >>> from distributed import Client
-    >>> with tempfile.TemporaryDirectory() as folder, Client(processes=False, n_workers=1, dashboard_address=None) as client:
+    >>> with tempfile.TemporaryDirectory() as folder, Client(processes=False, n_workers=1, dashboard_address=":0") as client:
     ...     for i in range(3):
     ...         np.save(pathlib.Path(folder) / f"part-{i}.npy", np.zeros(1000, np.float32))
     ...     state = sm.dask.file_logsumexp(f"{folder}/part-*.npy", client=client)

@@ -586,9 +586,7 @@ def _arrow(path: Place, column: str | None) -> Scores:
 
     @functools.cache
     def begins() -> Sequence[int]:
-        """Of record batches in memory that is mapped; from elsewhere all would be fetched to be counted."""
-        batches = range(file.num_record_batches if isinstance(path, Path) else 0)
-        return _beginnings(file.get_batch(i).num_rows for i in batches)
+        return _beginnings(file.get_batch(i).num_rows for i in range(file.num_record_batches))
 
     def blocks(start: int) -> Iterator[Block]:
         chunks = (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
@@ -599,6 +597,8 @@ def _arrow(path: Place, column: str | None) -> Scores:
         chunks = (file.get_batch(i).column(chosen) for i in held)
         return _first(_skip(_decoded(path.name, chunks, pyarrow), start - begins()[held.start]), stop - start)
 
+    if not isinstance(path, Path):  # from elsewhere all batches would be fetched to be counted
+        return Scores(path.name, str(dtype), dtype.itemsize, count, blocks)
     return Scores(path.name, str(dtype), dtype.itemsize, count, blocks, part, begins)
 
 

@@ -62,23 +62,22 @@ class Remote:
         return self
 
     def exists(self) -> bool:
-        with self._reached() as (system, path):
-            return system.exists(path)
+        try:
+            return bool(self._info())
+        except FileNotFoundError:
+            return False
 
     def is_file(self) -> bool:
-        with self._reached() as (system, path):
-            return system.isfile(path)
+        return self.exists() and self._info()["type"] == "file"
 
     def is_dir(self) -> bool:
-        with self._reached() as (system, path):
-            return system.isdir(path)
+        return self.exists() and self._info()["type"] == "directory"
 
     def is_fifo(self) -> bool:
         return False
 
     def stat(self) -> Stat:
-        with self._reached() as (system, path):
-            size = system.info(path)["size"]
+        size = self._info()["size"]
         if size is None:  # of a server that does not tell
             raise OSError("its server does not tell its size; download it first")
         return Stat(size)
@@ -92,9 +91,14 @@ class Remote:
         """(bytes, what changes when it does): a digest of what the file system says of it, times and entity tags among that."""
         with self._reached() as (system, path):
             system.invalidate_cache()
-            told = system.find(path, detail=True) if system.isdir(path) else {path: system.info(path)}
+            about = system.info(path)
+            told = system.find(path, detail=True) if about["type"] == "directory" else {path: about}
         said = repr([(name, sorted(info.items(), key=lambda item: item[0])) for name, info in sorted(told.items())])
         return sum(info["size"] or 0 for info in told.values()), hashlib.sha256(said.encode()).hexdigest()
+
+    def _info(self) -> dict[str, Any]:
+        with self._reached() as (system, path):
+            return system.info(path)  # not its exists(), which takes any error for a no
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
