@@ -216,14 +216,30 @@ def test_the_command_reads_by_the_workers_of_a_scheduler(client: Any, softmaxima
 def test_the_command_begins_workers_and_prints_nothing_of_them(tmp_path: Path) -> None:
     for i in range(2):
         parquet.write_table(pyarrow.table({"score": scores(20_000)}), tmp_path / f"part-{i}.parquet", row_group_size=4000)
-    command = [sys.executable, "-c", SOFTMAXIMA, "lse", f"{tmp_path}/part-*.parquet", "--workers=1"]
-    ended = subprocess.run([*command, "--json"], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert json.loads(ended.stdout)["logsumexp"] == pytest.approx(of_all(scores(2, 20_000)[:1]) + np.log(2), abs=0.05)
     spoil(tmp_path / "part-1.parquet")
+    command = [sys.executable, "-c", SOFTMAXIMA, "lse", f"{tmp_path}/part-*.parquet", "--workers=1"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert f"softmaxima: {tmp_path}/part-1.parquet" in ended.stderr
+    assert f"softmaxima: {tmp_path}/part-1.parquet cannot be read (" in ended.stderr
+
+
+@pytest.mark.exhaustive
+def test_the_command_survives_the_death_of_its_only_worker(tmp_path: Path) -> None:
+    """The first time that the worker reads a piece, it is gone."""
+    np.save(tmp_path / "x.npy", scores(100_000))
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "from softmaxima.streams import pieces\n"
+        "def state(self, old=pieces.Piece.state):\n"
+        f"    if os.path.exists({str(tmp_path / 'died')!r}):\n        return old(self)\n"
+        f"    open({str(tmp_path / 'died')!r}, 'w').close()\n    os.kill(os.getpid(), 9)\n"
+        "pieces.Piece.state = state\n"
+    )
+    command = [sys.executable, "-c", SOFTMAXIMA, "lse", str(tmp_path / "x.npy"), "--workers=1", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stderr, (tmp_path / "died").exists()) == (0, "", True)
+    assert json.loads(ended.stdout)["logsumexp"] == pytest.approx(of_all(scores(100_000)), abs=1e-9)
 
 
 @pytest.mark.exhaustive

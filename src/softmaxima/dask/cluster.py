@@ -43,6 +43,8 @@ def connected(name: str, client: Client | str | None, workers: int | None) -> It
 def _client(name: str, client: Any, workers: int | None, library: Any, stack: contextlib.ExitStack) -> Any:
     if workers is not None:
         stack.enter_context(_quiet())
+        # A worker that dies is begun anew, but given up if that takes longer, as it may on a machine that is busy.
+        stack.enter_context(importlib.import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}))
         cluster = library.LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
