@@ -243,15 +243,27 @@ def test_the_command_survives_the_death_of_its_only_worker(tmp_path: Path) -> No
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("seconds", [3, 12])  # while they begin, and while they read
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
-def test_a_signal_ends_the_workers_too(number: int, code: int, word: str, tmp_path: Path) -> None:
+def test_a_signal_ends_the_workers_too(number: int, code: int, word: str, seconds: int, tmp_path: Path) -> None:
     with (tmp_path / "x.bin").open("wb") as file:
         file.truncate(2**36)
     command = [sys.executable, "-c", SOFTMAXIMA, "lse", str(tmp_path / "x.bin"), "--dtype=float32", "--workers=2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    time.sleep(10)
+    time.sleep(seconds)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (code, "", f"softmaxima: {word}\n")
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    deadline = time.monotonic() + 20
+    while not is_gone(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert is_gone(process.pid)
+
+
+def is_gone(group: int) -> bool:
+    """Whether no process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import signal
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from softmaxima.core.numbers import InputError, check_count, described
@@ -45,14 +48,8 @@ def _client(name: str, client: Any, workers: int | None, library: Any, stack: co
         stack.enter_context(_quiet())
         # A worker that dies is begun anew, but given up if that takes longer, as it may on a machine that is busy.
         stack.enter_context(importlib.import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}))
-        cluster = library.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",  # any port, for that of a dashboard may be another cluster's
-            scheduler_kwargs={"dashboard": False},
-            silence_logs=logging.CRITICAL,
-        )
-        return stack.enter_context(library.Client(stack.enter_context(cluster), set_as_default=False))
+        cluster = stack.enter_context(_begun(library, workers))
+        return stack.enter_context(library.Client(cluster, set_as_default=False))
     if isinstance(client, str):
         stack.enter_context(_quiet())
         client = stack.enter_context(_joined(library, client))
@@ -67,6 +64,30 @@ def _client(name: str, client: Any, workers: int | None, library: Any, stack: co
         raise InputError(f"{name}: client is asynchronous; give one that was made without asynchronous=True")
     _check_workers(client)
     return client
+
+
+def _begun(library: Any, workers: int) -> Any:
+    """A cluster of processes. An interruption waits until it is there, for one that is half begun cannot be ended."""
+
+    def begin() -> Any:
+        if hasattr(signal, "pthread_sigmask"):  # of this thread and all that it begins: Ctrl-C is for us, who then end the workers
+            resource_tracker.ensure_running()  # which would let it through again
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        return library.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",  # any port, for that of a dashboard may be another cluster's
+            scheduler_kwargs={"dashboard": False},
+            silence_logs=logging.CRITICAL,
+        )
+
+    with ThreadPoolExecutor(1) as pool:
+        cluster = pool.submit(begin)
+        try:
+            return cluster.result()
+        except KeyboardInterrupt:
+            cluster.result().close()
+            raise
 
 
 def _joined(library: Any, address: str) -> Any:
