@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 import torch
 
 import softmaxima as sm
+from score_files import FORMATS, gzipped, npy_bytes, of_all, scores, text_bytes, write_arrow_stream, write_parquet, zstandard
 from softmaxima.core import writing
 from softmaxima.core.numbers import InputError
 from softmaxima.streams import files, formats
@@ -41,130 +41,6 @@ def small_pieces(monkeypatch) -> None:
     monkeypatch.setattr(files, "WINDOW", 3)
     monkeypatch.setattr(formats, "CACHED", 400)
     monkeypatch.setattr(formats, "PIECE", 100)
-
-
-def scores(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return (3 * np.random.default_rng(0).standard_normal(shape)).astype(dtype)
-
-
-def of_all(x: np.ndarray) -> float:
-    return float(torch.logsumexp(torch.from_numpy(x.astype(np.float64)).flatten(), 0))
-
-
-def write_parquet(path: Path, x: np.ndarray) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"id": np.arange(x.size), "score": x.ravel()}), path, row_group_size=70)
-
-
-def write_arrow(path: Path, x: np.ndarray) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.table({"id": np.arange(x.size), "score": x.ravel()})
-    with pyarrow.ipc.new_file(str(path), table.schema) as file:
-        file.write_table(table, max_chunksize=70)
-
-
-def write_arrow_stream(path: Any, x: np.ndarray) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.table({"id": np.arange(x.size), "score": x.ravel()})
-    with pyarrow.ipc.new_stream(path if hasattr(path, "write") else str(path), table.schema) as file:
-        file.write_table(table, max_chunksize=70)
-
-
-def write_feather_v1(path: Path, x: np.ndarray) -> None:
-    pyarrow, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        feather.write_feather(pyarrow.table({"id": np.arange(x.size), "score": x.ravel()}), path, version=1)
-
-
-def csv_bytes(x: np.ndarray) -> bytes:
-    pytest.importorskip("pyarrow")
-    rows = (f"{i},name {i},{score!r}" for i, score in enumerate(x.ravel().tolist()))
-    return "\r\n".join(["id,name,score", *rows]).encode()
-
-
-def bare_csv_bytes(x: np.ndarray) -> bytes:
-    pytest.importorskip("pyarrow")
-    return b"".join(b"%r\n" % score for score in x.ravel().tolist())
-
-
-def text_bytes(x: np.ndarray) -> bytes:
-    return " ".join(map(repr, x.ravel().tolist())).encode()
-
-
-def stream_bytes(x: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    write_arrow_stream(file, x)
-    return file.getvalue()
-
-
-def gzipped(content: Callable[[np.ndarray], bytes]) -> Callable[[Path, np.ndarray], None]:
-    """In two members, as `cat a.gz b.gz` makes them."""
-
-    def write(path: Path, x: np.ndarray) -> None:
-        whole = content(x)
-        path.write_bytes(gzip.compress(whole[:1000]) + gzip.compress(whole[1000:]))
-
-    return write
-
-
-def zstandard(content: Callable[[np.ndarray], bytes]) -> Callable[[Path, np.ndarray], None]:
-    def write(path: Path, x: np.ndarray) -> None:
-        pyarrow = pytest.importorskip("pyarrow")
-        path.write_bytes(pyarrow.compress(content(x), "zstd", asbytes=True))
-
-    return write
-
-
-def write_hdf5(path: Path, x: np.ndarray) -> None:
-    with pytest.importorskip("h5py").File(path, "w") as file:
-        file.create_dataset("model/score", data=x, chunks=(7, 5))
-        file["id"] = np.arange(3)
-
-
-def write_zarr(path: Path, x: np.ndarray) -> None:
-    group = pytest.importorskip("zarr").open_group(path, mode="w")
-    group.create_array("score", data=x, chunks=(7, 5))
-    group.create_array("id", data=np.arange(3))
-
-
-def write_structured(path: Path, x: np.ndarray) -> None:
-    table = np.zeros(x.size, [("id", "i2"), ("score", "f4")])
-    table["score"] = x.ravel()
-    np.save(path, table)
-
-
-def write_fortran(path: Path, x: np.ndarray) -> None:
-    np.save(path, np.asfortranarray(x))
-
-
-FORMATS: dict[str, tuple[str, tuple[str, ...], Callable[[Path, np.ndarray], None]]] = {
-    "npy": (".npy", (), np.save),
-    "fortran": (".npy", (), write_fortran),
-    "big-endian": (".npy", (), lambda path, x: np.save(path, x.astype(">f4"))),
-    "structured": (".npy", ("--column=score",), write_structured),
-    "npz": (".npz", ("--column=score",), lambda path, x: np.savez(path, score=x, id=np.arange(3))),
-    "compressed": (".npz", (), lambda path, x: np.savez_compressed(path, score=x)),
-    "raw": (".bin", ("--dtype=float32",), lambda path, x: x.tofile(path)),
-    "text": (".txt", (), lambda path, x: np.savetxt(path, x, delimiter=",")),
-    "parquet": (".parquet", ("--column=score",), write_parquet),
-    "arrow": (".arrow", ("--column=score",), write_arrow),
-    "feather": (".feather", ("--column=score",), write_arrow),
-    "arrow stream": (".arrow", ("--column=score",), write_arrow_stream),
-    "feather 1": (".feather", ("--column=score",), write_feather_v1),
-    "csv": (".csv", ("--column=score",), lambda path, x: path.write_bytes(csv_bytes(x))),
-    "bare csv": (".csv", (), lambda path, x: path.write_bytes(bare_csv_bytes(x))),
-    "npy.gz": (".npy.gz", (), gzipped(lambda x: npy_bytes(x))),
-    "csv.gz": (".csv.gz", ("--column=score",), gzipped(csv_bytes)),
-    "text.gz": (".gz", (), gzipped(text_bytes)),
-    "raw.gz": (".bin.gz", ("--dtype=float32",), gzipped(lambda x: x.tobytes())),
-    "npy.zst": (".zst", (), zstandard(lambda x: npy_bytes(x))),
-    "text.zst": (".txt.zst", (), zstandard(text_bytes)),
-    "csv.zst": (".csv.zst", ("--column=score",), zstandard(csv_bytes)),
-    "arrow stream.zst": (".arrows.zst", ("--column=score",), zstandard(stream_bytes)),
-    "hdf5": (".h5", ("--column=/model/score",), write_hdf5),
-    "zarr": (".zarr", ("--column=score",), write_zarr),
-}
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -278,12 +154,6 @@ def test_hard_scores_are_told_as_they_are(softmaxima_lse: Callable, tmp_path: Pa
         "maximum         1.0 of x/2.0, 2 of them",
         "effective size  2.0",
     ]
-
-
-def npy_bytes(x: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, x)
-    return file.getvalue()
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -500,7 +370,7 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         path.write_text("a,b\n1,2\n", encoding=encoding)
         assert "x.csv: its first line is no text in UTF-8; save it" in softmaxima_lse(str(path))[2]
-    for content, options, scores in (
+    for content, options, written in (
         ("a\n1\n2.5\n-inf\n", (), [1, 2.5]),
         ("\ufeffa,b\n1,2\n3,4\n", ("--column=a",), [1, 3]),
         ('"a","b"\n1,"4"\n', ("--column=b",), [4]),
@@ -511,7 +381,7 @@ def test_a_table_of_text_is_read_as_it_says(softmaxima_lse: Callable, tmp_path: 
     ):
         path.write_text(content, encoding="utf-8")
         assert json.loads(softmaxima_lse(str(path), *options, "--json")[1])["logsumexp"] == pytest.approx(
-            float(torch.logsumexp(torch.tensor(scores, dtype=torch.float64), 0)) if not math.isnan(scores[0]) else "nan"
+            float(torch.logsumexp(torch.tensor(written, dtype=torch.float64), 0)) if not math.isnan(written[0]) else "nan"
         )
 
 

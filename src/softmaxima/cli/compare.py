@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -17,6 +17,7 @@ from softmaxima.cli.terminal import (
     Output,
     check_file,
     check_named,
+    check_spread,
     check_writable,
     fail,
     names,
@@ -81,12 +82,20 @@ def compare(
         Parameter(help="A .skops or .pt for the recommended pair, trained on all rows; softmaxima predict reads it."),
     ] = None,
     quick: Annotated[bool, Parameter(help="A first look: folds once, few epochs, at most about 1000 rows.", negative=())] = False,
+    workers: Annotated[
+        int | None, Parameter(help="Train by so many processes of Dask on this machine, different folds and pairs in each.")
+    ] = None,
+    dask: Annotated[
+        str | None, Parameter(help="The same by the workers of a Dask scheduler, at an address such as tcp://host:8786.")
+    ] = None,
 ) -> None:
     """Train a classifier on a table with every pair of a map and a loss, and tell which to take.
 
     Folds, initial weights and batches are the same for every pair. A pair is recommended where its difference to softmax is more
-    than chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done.
+    than chance explains, given how many pairs are tried. Ctrl-C keeps the folds that are done. --workers and --dask find the same,
+    times aside.
     """
+    spread = check_spread("compare", workers, dask)
     check_named("--maps", maps, "to train all pairs")
     check_named("--without", without, "to train on all columns")
     check_named("--missing-words", missing_words, "for the usual words")
@@ -124,18 +133,34 @@ def compare(
     settings = replace(settings, epochs=epochs_for(part.rows, settings.folds, quick) if epochs is None else epochs)
     chosen = choose(pairs(len(data.classes)), names(maps))
     done = read_folds(out / pieces.NUMBERS, part, settings, chosen) if resume else []
-    comparison = run(part, settings, chosen, done, out)
+    if spread and len(done) < settings.splits:
+        from softmaxima.dask.cluster import connected
+
+        with connected("compare", dask, workers) as client:
+            comparison = run(part, settings, chosen, done, out, client)
+    else:
+        comparison = run(part, settings, chosen, done, out)
     if save is not None:
         save_model(data, comparison, save)
 
 
-def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -> Comparison:
-    """Train fold after fold, and after each write what is known; then show it."""
+def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path, client: Any = None) -> Comparison:
+    """Train fold after fold, or on the workers of a client, and after each write what is known; then show it."""
     from softmaxima.experiments.compare import seconds_a_step, summary, total_steps, trained_folds
     from softmaxima.report.compare import FILES
 
+    if client is None:
+        trained, at_once = (lambda start, advanced: trained_folds(data, settings, chosen, start, advanced)), 1
+        steps = lambda start: total_steps(data, settings, chosen, start)
+    else:
+        from softmaxima.experiments.spreading import Spread
+
+        spread = Spread(client, data, settings, chosen, len(done))
+        trained, at_once = (lambda start, advanced: spread.folds(advanced)), spread.parts
+        steps = lambda start: spread.steps()
+
     def seconds(start: int) -> float:
-        return total_steps(data, settings, chosen, start) * seconds_a_step(data, settings, chosen)
+        return steps(start) * seconds_a_step(data, settings, chosen) / at_once
 
     check_writable("--out", out, is_directory=True)
     introduce(data, settings)
@@ -143,8 +168,8 @@ def run(data: Table, settings: Settings, chosen: tuple, done: list, out: Path) -
         wanted=settings.splits,
         one="fold",
         many="folds",
-        trained=lambda start, advanced: trained_folds(data, settings, chosen, start, advanced),
-        steps=lambda start: total_steps(data, settings, chosen, start),
+        trained=trained,
+        steps=steps,
         seconds=seconds,
         place=lambda number: f"fold {number + 1} of {settings.splits}",
         summary=lambda folds: summary(data, settings, folds, chosen, pieces.command_given()),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,20 +15,32 @@ from rich.progress import Progress, ProgressColumn, TaskProgressColumn
 from rich.progress import Task as ProgressTask
 from rich.text import Text
 
-from softmaxima.cli.terminal import INTERRUPTED, TERMINATED, Terminated, check_exists, fail, progress_bar, say, terminable
+from softmaxima.cli.terminal import (
+    INTERRUPTED,
+    TERMINATED,
+    Terminated,
+    check_exists,
+    check_spread,
+    fail,
+    progress_bar,
+    say,
+    terminable,
+)
 from softmaxima.core.numbers import check_confidence, check_count, check_one_temperature, check_positive
 
 if TYPE_CHECKING:
     from softmaxima.streams.formats import Scores
+    from softmaxima.streams.state import LogSumExpState
 
 
 def lse(
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[str],
         Parameter(
             help="NPY, NPZ, Parquet, Arrow (files and streams), Feather, HDF5, Zarr, CSV, numbers in a .txt, raw memory with "
             "--dtype, or - for standard input: NPY, raw memory, or text. NPY, CSV, text, Arrow streams and raw memory may "
-            "be compressed: .npy.gz, .csv.zst.",
+            "be compressed: .npy.gz, .csv.zst. Several are summed together, as is what a pattern in quotes matches: "
+            "'part-*.parquet'. URLs of fsspec, as s3://bucket/part-*.parquet, are files too.",
         ),
     ],
     /,
@@ -58,14 +72,29 @@ def lse(
         float | None, Parameter(help="Of --estimate: a number that no score exceeds; it makes the interval a guarantee.")
     ] = None,
     seed: Annotated[int | None, Parameter(help="Of --estimate: the same draws for the same number.")] = None,
+    workers: Annotated[
+        int | None, Parameter(help="Read by so many processes of Dask on this machine, a piece of a file at a time.")
+    ] = None,
+    dask: Annotated[
+        str | None, Parameter(help="The same by the workers of a Dask scheduler, at an address such as tcp://host:8786.")
+    ] = None,
     json: Annotated[bool, Parameter(help="Print one line of JSON; infinities and NaN are strings there.", negative=())] = False,
 ) -> None:
-    """Sum the exponentials of all scores in a file, log Σ exp(x/τ), in constant memory; or estimate it from a few of them.
+    """Sum the exponentials of all scores in files, log Σ exp(x/τ), in constant memory; or estimate it from a few of them.
 
-    The file is read once. A file that is cut off, or changes while it is read, is an error.
+    Files are read once. A file that is cut off, or changes while it is read, is an error. With --workers or --dask, a worker that
+    dies costs time alone.
     """
-    if str(file) != "-":
-        check_exists(file, ", or - for standard input")
+    if not all(files):
+        fail("a path is empty; name a file")
+    spread = check_spread("lse", workers, dask)
+    from softmaxima.streams.places import STANDARD_INPUT, found
+
+    places = found("lse", files)
+    for place in places:
+        if isinstance(place, Path) and place != STANDARD_INPUT and dask is None:
+            check_exists(place, ", or - for standard input")
+    file = places[0]
     # the library's checks, here before it is loaded
     check_one_temperature("lse", temperature)
     if estimate is not None:
@@ -78,81 +107,108 @@ def lse(
         for option, value in (("--confidence", confidence), ("--maximum", maximum), ("--seed", seed)):
             if value is not None:
                 fail(f"{option} is about an estimate; add --estimate NATS, such as --estimate 0.01, or leave it out")
-        facts = sum_file(file, column, dtype, temperature, scale, zero_point or 0.0, effective_size, bounds, checkpoint)
+        asked: dict[str, Any] = {
+            "column": column,
+            "dtype": dtype,
+            "temperature": temperature,
+            "scale": scale,
+            "zero_point": zero_point or 0.0,
+            "effective_size": effective_size,
+        }
+        if spread:
+            for option, value in (("--bounds", bounds), ("--checkpoint", checkpoint)):
+                if value:
+                    fail(f"{option} is of scores that one process reads; leave out {option}, or --workers and --dask")
+            facts = sum_by_workers(files, asked, workers, dask)
+        else:
+            facts = sum_files(files, asked, bounds, checkpoint)
     else:
+        if spread:
+            fail("--estimate draws from a file of this machine; leave out --workers and --dask, or --estimate")
+        if len(places) > 1 or not isinstance(file, Path):
+            fail(f"--estimate draws from one file of this machine, got {called(files, len(places))}; leave it out, or name one")
         whole = {"--effective-size": effective_size, "--bounds": bounds, "--checkpoint": checkpoint}
         for option, value in (whole | {"--scale": scale, "--zero-point": zero_point}).items():
             if value:
                 fail(f"{option} needs all scores; leave out --estimate, or {option}")
         facts = estimate_file(file, column, dtype, temperature, estimate, 0.95 if confidence is None else confidence, maximum, seed)
-    show_facts(file, facts, json)
+    named = {"file": str(file)} if len(places) == 1 else {"files": [str(place) for place in places]}
+    show_facts(called(files, len(places)), named, facts, json)
 
 
-def sum_file(
-    file: Path,
-    column: str | None,
-    dtype: str | None,
-    temperature: float,
-    scale: float | None,
-    zero_point: float,
-    effective_size: bool,
-    bounds: bool,
-    checkpoint: Path | None,
-) -> dict[str, Any]:
-    """What is known of all scores of a file."""
+def called(files: list[str], number: int) -> str:
+    """One file by its name, several by their pattern, or the first."""
+    if number == 1 and files == ["./-"]:
+        return "standard input"
+    return files[0] if number == 1 else f"{files[0]} ({number} files)" if len(files) == 1 else f"{files[0]} and {number - 1} more"
+
+
+def sum_files(files: list[str], asked: dict[str, Any], bounds: bool, checkpoint: Path | None) -> dict[str, Any]:
+    """What is known of all scores of files, read by this process."""
     from softmaxima.streams.files import file_logsumexp
 
+    summary: Any = None
+
+    def summarise(block: Any) -> None:
+        nonlocal summary
+        summary = begun().update(block)
+
+    def begun() -> Any:
+        from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without
+
+        return ScoreSummary(asked["temperature"]) if summary is None else summary
+
+    def kept(done: int) -> str:
+        return "" if checkpoint is None else f"; {done} scores are in {checkpoint}: the same command continues from there"
+
+    with shown(kept) as progress:
+        observe = summarise if bounds else None
+        state = file_logsumexp(files, **asked, checkpoint=checkpoint, progress=progress, observe=observe)
+    return facts_of(state, asked) | ({"bounds": begun().as_dict()} if bounds else {})
+
+
+def sum_by_workers(files: list[str], asked: dict[str, Any], workers: int | None, address: str | None) -> dict[str, Any]:
+    """The same, read by processes of Dask."""
+    from softmaxima.dask.files import file_logsumexp
+
+    with shown(lambda done: "") as progress:
+        state = file_logsumexp(files, **asked, client=address, workers=workers, progress=progress)
+    return facts_of(state, asked)
+
+
+@contextlib.contextmanager
+def shown(kept: Callable[[int], str]) -> Iterator[Callable[[int, Scores], None]]:
+    """Shows how far a sum is, and where it is interrupted ends the command with what is kept of so many scores."""
     with file_progress() as progress, terminable():
         seen = 0
-        summary: Any = None
+        task: Any = None
 
         def summed(done: int, scores: Scores) -> None:
-            nonlocal seen, summary, task
+            nonlocal seen, task
             read, total = scores.bytes_read(done)
             if task is None:
-                if bounds:
-                    from softmaxima.lse import ScoreSummary  # with torch, which the sum alone does without
-
-                    summary = ScoreSummary(temperature)
                 task = progress.add_task(escape(scores.name), total=total, scores=0)
             seen = done
             progress.update(task, completed=read, scores=done)
 
-        def summarise(block: Any) -> None:
-            nonlocal summary
-            summary = summary.update(block)
-
-        task: Any = None
         try:
-            state = file_logsumexp(
-                file,
-                column=column,
-                dtype=dtype,
-                temperature=temperature,
-                scale=scale,
-                zero_point=zero_point,
-                effective_size=effective_size,
-                checkpoint=checkpoint,
-                progress=summed,
-                observe=summarise if bounds else None,
-            )
+            yield summed
         except KeyboardInterrupt as interruption:
             progress.stop()
-            kept = f"; {seen} scores are in {checkpoint}: the same command continues from there" if checkpoint is not None else ""
             terminated = isinstance(interruption, Terminated)
-            fail(("terminated" if terminated else "interrupted") + kept, TERMINATED if terminated else INTERRUPTED)
+            fail(("terminated" if terminated else "interrupted") + kept(seen), TERMINATED if terminated else INTERRUPTED)
+
+
+def facts_of(state: LogSumExpState, asked: dict[str, Any]) -> dict[str, Any]:
+    """What a state says."""
     facts: dict[str, Any] = {
         "scores": int(state.n),
-        "temperature": temperature,
+        "temperature": asked["temperature"],
         "logsumexp": float(state.value),
         "maximum": float(state.maximum),
         "maxima": int(state.count),
     }
-    if effective_size:
-        facts["effective_size"] = float(state.effective_size)
-    if bounds:
-        facts["bounds"] = summary.as_dict()
-    return facts
+    return facts | ({"effective_size": float(state.effective_size)} if asked["effective_size"] else {})
 
 
 def estimate_file(
@@ -203,19 +259,19 @@ CERTIFICATES = {
 OF_NAN = "the sum is NaN whatever the other scores are"
 
 
-def show_facts(file: Path, facts: dict[str, Any], as_json: bool) -> None:
-    """What is known of a file's scores, as lines or as JSON."""
+def show_facts(name: str, files: dict[str, Any], facts: dict[str, Any], as_json: bool) -> None:
+    """What is known of the scores of files, as lines or as JSON."""
     if as_json:
         import json
 
-        say(json.dumps({"file": str(file)} | {name: printable(value) for name, value in facts.items()}, ensure_ascii=False))
+        say(json.dumps(files | {fact: printable(value) for fact, value in facts.items()}, ensure_ascii=False))
         return
     of = "" if facts["temperature"] == 1.0 else f" of x/{facts['temperature']}"
     read = f", {facts['evaluations']} of them read" if "evaluations" in facts else ""
     odd = "" if facts["scores"] else ", and the sum of nothing is −∞"
     if math.isnan(facts["logsumexp"]):
         odd = ", of which at least one is NaN"
-    say(f"{'standard input' if str(file) == '-' else file}: {facts['scores']} scores{read}{odd}")
+    say(f"{name}: {facts['scores']} scores{read}{odd}")
     say(f"logsumexp       {facts['logsumexp']!r} nats{of}")
     if "certificate" in facts:
         confidence = facts["confidence"]

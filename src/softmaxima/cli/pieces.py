@@ -83,8 +83,15 @@ def introduction(tasks: Sequence[Task]) -> list[str]:
 
 
 def command_given() -> str:
-    """What makes all pieces anew: the command without --resume, which refuses to go on with other options."""
-    return shlex.join(["softmaxima", *(part for part in sys.argv[1:] if part.partition("=")[0] != "--resume")])
+    """What makes all pieces anew: without --resume, which refuses to go on with other options, and without who trains them."""
+    kept, given = [], iter(sys.argv[1:])
+    for part in given:
+        option, _, value = part.partition("=")
+        if option in ("--workers", "--dask") and not value:
+            next(given, None)
+        elif option not in ("--resume", "--workers", "--dask"):
+            kept.append(part)
+    return shlex.join(["softmaxima", *kept])
 
 
 def check_free(out: Path, experiment: str, resumes: bool = True) -> None:

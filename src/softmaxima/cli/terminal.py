@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import re
 import signal
@@ -21,6 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from softmaxima.core.numbers import check_count
 
 if TYPE_CHECKING:
     from softmaxima.report.columns import Column
@@ -83,6 +86,19 @@ def check_file(file: Path, otherwise: str) -> None:
     check_exists(file, otherwise)
     if file.is_dir():
         fail(f"{file} is a directory; give a file{otherwise}")
+
+
+def check_spread(command: str, workers: int | None, dask: str | None) -> bool:
+    """Whether --workers or --dask is given; fail at once for both, and without the library."""
+    if workers is not None and dask is not None:
+        fail("--workers begins workers, and --dask takes those that there are; leave one of them out")
+    if workers is None and dask is None:
+        return False
+    if workers is not None:
+        check_count(command, "workers", workers)
+    if importlib.util.find_spec("distributed") is None:
+        fail("--workers and --dask need Dask, which is not installed: pip install 'softmaxima[dask]'")
+    return True
 
 
 def check_writable(option: str, path: Path, is_directory: bool = False) -> None:

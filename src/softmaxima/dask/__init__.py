@@ -1,32 +1,44 @@
-"""Maps, losses and sums of Dask arrays, chunked along any axes: `sm.dask.softmax(x)`, lazy, by a tree of states that merge.
+"""Maps, losses and sums of Dask arrays, chunked along any axes: `sm.dask.softmax(x)`, lazy, by a tree of states that merge; and sums of
+files by the workers of a cluster.
 
-Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too.
+Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too. Names are
+imported on first use: workers that sum files do without torch.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from softmaxima.core.by_name import by_name
-from softmaxima.losses import REGISTRY as LOSSES
-from softmaxima.maps import REGISTRY as MAPS
 
 if importlib.util.find_spec("dask") is None:
     raise ImportError('sm.dask needs Dask, which is not installed: pip install "softmaxima[dask]"', name="dask")
 
-from softmaxima.dask.losses import chunked_loss
-from softmaxima.dask.maps import chunked_map
-from softmaxima.dask.sums import logsumexp
+if TYPE_CHECKING:
+    from softmaxima.dask.files import file_logsumexp
+    from softmaxima.dask.losses import chunked_loss
+    from softmaxima.dask.maps import chunked_map
+    from softmaxima.dask.sums import logsumexp
 
-__all__ = ["chunked_loss", "chunked_map", "logsumexp"]
+__all__ = ["chunked_loss", "chunked_map", "file_logsumexp", "logsumexp"]
+_ROOMS = {"chunked_loss": "losses", "chunked_map": "maps", "file_logsumexp": "files", "logsumexp": "sums"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in MAPS and name not in LOSSES:
+    if name in _ROOMS:
+        found = globals()[name] = getattr(importlib.import_module(f"softmaxima.dask.{_ROOMS[name]}"), name)
+        return found
+    maps, losses = _registries()
+    if name not in maps and name not in losses:
         raise AttributeError(f"module 'softmaxima.dask' has no attribute {name!r}")
-    return by_name(chunked_map if name in MAPS else chunked_loss, name)
+    return by_name(__getattr__("chunked_map" if name in maps else "chunked_loss"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *MAPS, *LOSSES})
+    return sorted({*globals(), *_ROOMS, *(name for registry in _registries() for name in registry)})
+
+
+def _registries() -> tuple[Any, Any]:
+    return importlib.import_module("softmaxima.maps").REGISTRY, importlib.import_module("softmaxima.losses").REGISTRY

@@ -11,7 +11,7 @@ import datetime
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -202,7 +202,7 @@ def trained_folds(
     chosen: Sequence[Pair] | None = None,
     start: int = 0,
     advanced: Callable[[int], None] = lambda steps: None,
-) -> Iterator[dict[str, Fold]]:
+) -> Generator[dict[str, Fold], None, None]:
     """What every pair reached in each fold of a table as `sampled` gives it, from the fold of number `start` on."""
     features, labels = table.features, table.labels
     for number, (training, held_out) in enumerate(_splits(table, settings, start), start):

@@ -19,6 +19,7 @@ from softmaxima.core.numbers import InputError
 from softmaxima.core.writing import write_text
 from softmaxima.streams._scaled import Scaled
 from softmaxima.streams.formats import unreadable
+from softmaxima.streams.places import Place, Remote
 from softmaxima.streams.state import LogSumExpState
 
 KIND = "softmaxima lse checkpoint 1"
@@ -28,7 +29,7 @@ MOST_BYTES = 2**16  # of a checkpoint, which has some thousand
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What changes when a file does. Of a directory: its files' sizes, latest change, and names."""
+    """What changes when a file does. Of a directory: its files' sizes, latest change, and names; of a URL, what its server says."""
 
     size: int
     changed: int  # nanoseconds
@@ -36,7 +37,7 @@ class Fingerprint:
     tail: str
 
     @staticmethod
-    def of(path: Path) -> Fingerprint:
+    def of(path: Place) -> Fingerprint:
         """The fingerprint of a file or directory as it is now. Raises InputError if it cannot be read."""
         try:
             return Fingerprint._of(path)
@@ -44,7 +45,10 @@ class Fingerprint:
             raise unreadable(path.name, error) from None
 
     @staticmethod
-    def _of(path: Path) -> Fingerprint:
+    def _of(path: Place) -> Fingerprint:
+        if isinstance(path, Remote):
+            size, version = path.version()
+            return Fingerprint(size, int(version[:15], 16), "", "")
         if path.is_dir():
             files = {str(p.relative_to(path)): p.stat() for p in sorted(path.rglob("*")) if p.is_file()}
             names = hashlib.sha256("\n".join(files).encode()).hexdigest()
@@ -105,11 +109,11 @@ class Checkpoint:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError(f"`checkpoint`: {path} is no checkpoint of this command; give another path, or remove it") from None
 
-    def check(self, place: Path, path: Path, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
+    def check(self, place: Path, path: Place, fingerprint: Fingerprint, options: dict[str, Any]) -> None:
         """Raise InputError unless this is a checkpoint of that file, as it is now, with those options."""
         where = f"the {int(self.state.n)} scores summed so far are in the checkpoint"
         if (happened := self.fingerprint.difference(fingerprint)) is not None:
-            if Path(self.file) != path.absolute():
+            if self.file != str(path.absolute()):
                 other = f"{place} is of another file, {self.file}, and not of {path}"
                 raise InputError(f"`checkpoint`: {other}; {where}: give another path, or remove it")
             raise InputError(f"{path} {happened} since the checkpoint of {self.file}; {where}: bring that file back, or remove it")

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +25,8 @@ from softmaxima.core.numbers import (
 )
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
-from softmaxima.streams.formats import (
-    STANDARD_INPUT,
-    Scores,
-    open_scores,
-    piece_length,
-    read_once,
-    unreadable,
-)
+from softmaxima.streams.formats import Scores, open_scores, piece_length, read_once, unreadable
+from softmaxima.streams.places import STANDARD_INPUT, Place, found
 from softmaxima.streams.state import LogSumExpState, of_codes, of_pieces
 
 if TYPE_CHECKING:
@@ -44,7 +38,7 @@ WINDOW = 64  # pieces of plain memory, at most, that a thread sums at a time
 
 
 def file_logsumexp(
-    path: str | Path,
+    path: str | Path | Iterable[str | Path],
     *,
     column: str | None = None,
     dtype: str | None = None,
@@ -56,22 +50,25 @@ def file_logsumexp(
     progress: Callable[[int, Scores], None] | None = None,
     observe: Callable[[Block], None] | None = None,
 ) -> LogSumExpState:
-    """The state of all scores in a file: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
+    """The state of all scores in a file, or in several: its `value` is their logsumexp, log Σ exp(x_i/τ), in nats.
 
     Args:
         path: .npy or raw memory (which several threads read at once), .npz, .parquet, .arrow (files and streams), .feather, .h5,
             .hdf5, .zarr, .csv (a first line of numbers is no header, and its columns are f0, f1, …), .txt with numbers between
             spaces, commas or line ends, or "-" for standard input; a named pipe is read as standard input is. Arrays may have any
-            shape. Of these .npy, .csv, .txt, Arrow streams and raw memory may be compressed: .npy.gz, .csv.zst and so on.
+            shape. Of these .npy, .csv, .txt, Arrow streams and raw memory may be compressed: .npy.gz, .csv.zst and so on. A
+            pattern, as "part-*.parquet", stands for all files that it matches, in the order of their names; s3://, https:// and the
+            other URLs of fsspec for what is elsewhere. Several paths, or patterns, are summed together.
         column: the array of an .npz, the column of a table, the dataset of an HDF5 or Zarr file, the field of a structured .npy;
             where there is only one it may be left out.
         dtype: for raw memory: float64, float32, bfloat16, float16, int64, int32, int16, int8 or uint8, in the machine's byte order.
         temperature: τ, a positive number.
         scale, zero_point: of int8 and uint8, whose scores are then scale · (q − zero_point). Such files are summed by counting.
         effective_size: keep 1/Σp² too. It costs several times as much as the value.
-        checkpoint: a file to continue from if it exists, written every few seconds and when an exception, such as
+        checkpoint: of one file: a file to continue from if it exists, written every few seconds and when an exception, such as
             KeyboardInterrupt, ends the call, and removed when the sum is complete.
-        progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block.
+        progress: called with (scores summed so far, the file's `Scores`) at the beginning and after each block; of several files,
+            with what stands for all of them.
         observe: called with each block of scores, scaled, for what else is to be known of them; not together with a checkpoint,
             which would keep no record of it.
 
@@ -91,37 +88,84 @@ def file_logsumexp(
     np.True_
     """
     name = "file_logsumexp"
-    path = _checked_path(name, "path", path)
-    tau = check_one_temperature(name, temperature)
-    effective_size = check_flag(name, "effective_size", effective_size)
-    quantised = None
-    if scale is not None or as_number(zero_point) != 0.0:
-        scale = 1.0 if scale is None else check_positive(name, "scale", scale)
-        quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
+    request = Request.of(name, column, dtype, temperature, scale, zero_point, effective_size)
+    paths = found(name, path)
     place = None if checkpoint is None else _checked_path(name, "checkpoint", checkpoint)
     if place is not None and observe is not None:
         raise InputError("`checkpoint` keeps the sum alone; leave it out, or ask for nothing beside the sum")
+    if len(paths) == 1:
+        return _of_file(paths[0], request, request.nothing(), place, progress, observe)
+    if place is not None:
+        raise InputError(f"`checkpoint` is of one file, and these are {len(paths)}; leave it out, or sum one file at a time")
+    return _of_files(paths, request, progress, observe)
+
+
+def _of_files(
+    paths: Sequence[Place],
+    request: Request,
+    progress: Callable[[int, Scores], None] | None,
+    observe: Callable[[Block], None] | None,
+) -> LogSumExpState:
+    """Of one after the other, each of which is opened first, so that one that cannot be used shows before any work."""
+    sizes = []
+    for path in paths:
+        check_again(path, "one of several files")
+        sizes.append(request.opened(path)[0].bytes_read(0)[1])
+    read = Read(len(paths), sum(size or 0 for size in sizes))
+    state, tell = request.nothing(), progress or (lambda done, scores: None)
+    tell(0, read.scores)
+    for path, size in zip(paths, sizes, strict=True):
+        before, bytes_before = int(state.n), read.bytes
+
+        def summed(done: int, scores: Scores, before: int = before, bytes_before: int = bytes_before) -> None:
+            read.bytes = bytes_before + scores.bytes_read(done)[0]
+            tell(before + done, read.scores)
+
+        state = state.merge(_of_file(path, request, request.nothing(), None, summed, observe))
+        read.bytes = bytes_before + (size or 0)
+    return state
+
+
+class Read:
+    """How much of several files is read: `scores` is what `progress` is told of them."""
+
+    def __init__(self, files: int, size: int) -> None:
+        self.bytes = 0
+        nothing = lambda start: iter(())
+        self.scores = Scores(f"{files} files", "several", 1, None, nothing, size=size, position=lambda: self.bytes)
+
+
+def check_again(path: Place, what: str) -> None:
+    """Raise InputError for what can be read once alone."""
+    if read_once(path):
+        raise InputError(f"{_named(path)} cannot be {what}, for it can be read once alone; give a file")
+
+
+def _named(path: Place) -> str:
+    return "standard input" if path == STANDARD_INPUT else str(path)
+
+
+def _of_file(
+    path: Place,
+    request: Request,
+    state: LogSumExpState,
+    place: Path | None,
+    progress: Callable[[int, Scores], None] | None,
+    observe: Callable[[Block], None] | None,
+) -> LogSumExpState:
     once = read_once(path)
     if place is not None and once:
-        pipe = "standard input" if path == STANDARD_INPUT else path
-        raise InputError(f"`checkpoint`: {pipe} cannot be read again from where it stopped; give a file")
-    scores = open_scores(path, column, dtype)
-    counted = scores.dtype in EIGHT_BITS
-    if quantised is not None and not counted:
-        raise InputError(f"`scale` and `zero_point` are of int8 and uint8, and {scores.name} holds {scores.dtype}; leave them out")
-    reading = Reading(tau, effective_size, (quantised or (1.0, 0.0)) if counted else None)
-    state = LogSumExpState() if effective_size else LogSumExpState(squares=None)
+        raise InputError(f"`checkpoint`: {_named(path)} cannot be read again from where it stopped; give a file")
+    scores, reading = request.opened(path)
     if once:
         return _summed(scores, state, reading, progress, observe, lambda state: None)
 
     fingerprint = Fingerprint.of(path)
-    options: dict[str, Any] = {"column": column, "dtype": dtype, "temperature": tau, "effective size": effective_size}
-    if quantised is not None:
-        options["scale"], options["zero point"] = quantised
+    options = request.options()
     if place is not None and os.path.exists(place):  # not Path.exists, which raises in a folder that may not be read
-        found = Checkpoint.load(place)
-        found.check(place, path, fingerprint, options)
-        state = found.state
+        kept = Checkpoint.load(place)
+        kept.check(place, path, fingerprint, options)
+        state = kept.state
 
     def save(state: LogSumExpState) -> None:
         if place is None:
@@ -133,11 +177,62 @@ def file_logsumexp(
 
     save(state)  # a place that cannot be written to shows now, not after hours
     state = _summed(scores, state, reading, progress, observe, save)
-    if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
-        raise InputError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
+    check_unchanged(path, fingerprint)
     if place is not None:
         Path(os.path.realpath(place)).unlink()
     return state
+
+
+def check_unchanged(path: Place, fingerprint: Fingerprint) -> None:
+    """Raise InputError if a file is not what it was."""
+    if (happened := fingerprint.difference(Fingerprint.of(path))) is not None:
+        raise InputError(f"{path} {happened} while it was read, and the sum may be of neither; start again when it is at rest")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of files: which scores, and what of their sum."""
+
+    column: str | None
+    dtype: str | None
+    tau: float
+    squares: bool
+    quantised: tuple[float, float] | None  # of int8 and uint8, where it is given: (scale, zero point)
+
+    @staticmethod
+    def of(
+        name: str,
+        column: str | None,
+        dtype: str | None,
+        temperature: float,
+        scale: float | None,
+        zero_point: float,
+        effective_size: bool,
+    ) -> Request:
+        """The arguments of the function `name`, checked."""
+        tau = check_one_temperature(name, temperature)
+        quantised = None
+        if scale is not None or as_number(zero_point) != 0.0:
+            scale = 1.0 if scale is None else check_positive(name, "scale", scale)
+            quantised = scale, check_number(name, "zero_point", zero_point, math.isfinite, "a finite number")
+        return Request(column, dtype, tau, check_flag(name, "effective_size", effective_size), quantised)
+
+    def nothing(self) -> LogSumExpState:
+        return LogSumExpState() if self.squares else LogSumExpState(squares=None)
+
+    def opened(self, path: Place) -> tuple[Scores, Reading]:
+        """A file's scores, and how they are summed."""
+        scores = open_scores(path, self.column, self.dtype)
+        counted = scores.dtype in EIGHT_BITS
+        if self.quantised is not None and not counted:
+            holds = f"{scores.name} holds {scores.dtype}"
+            raise InputError(f"`scale` and `zero_point` are of int8 and uint8, and {holds}; leave them out")
+        return scores, Reading(self.tau, self.squares, (self.quantised or (1.0, 0.0)) if counted else None)
+
+    def options(self) -> dict[str, Any]:
+        """As a checkpoint has them."""
+        given = {"column": self.column, "dtype": self.dtype, "temperature": self.tau, "effective size": self.squares}
+        return given if self.quantised is None else given | dict(zip(("scale", "zero point"), self.quantised, strict=True))
 
 
 def _checked_path(name: str, what: str, path: Any) -> Path:
@@ -179,7 +274,7 @@ def _summed(
 ) -> LogSumExpState:
     """The state with all scores from number `state.n` on, saved now and then, and whatever happens."""
     saved, tell = time.monotonic(), progress or (lambda done, scores: None)
-    if scores.part is not None and scores.count is not None and observe is None:
+    if scores.part is not None and scores.mapped is not None and scores.count is not None and observe is None:
         parts = _side_by_side(scores.part, int(state.n), scores.count, piece_length(scores.itemsize), reading)
     else:
         parts = _one_by_one(scores.blocks(int(state.n)), reading, observe)

@@ -6,9 +6,11 @@ places at once.
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import contextlib
 import csv
+import functools
 import gzip
 import importlib
 import io
@@ -19,7 +21,7 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError
+from softmaxima.streams.places import STANDARD_INPUT, Place, handed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 CACHED = 2**22  # bytes of plain memory that are read at a time, into cache, which is faster than to map them
 PIECE = 2**20  # scores that are decoded at a time
 RAW_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8")
-STANDARD_INPUT = Path("-")
 _MAGIC = b"\x93NUMPY"
 _GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -45,9 +47,11 @@ _GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 class Scores:
     """Scores in a file: `blocks(start)` are those from number `start` on, always in the same order.
 
-    A block may be gone when the next one comes. Of a file of plain memory, `part(start, stop)` are the blocks from one score to
-    another, which several threads can read at once, and `mapped()` is all scores in place; of others both are None. Where the
-    count is not known, `position()` is how many of the file's `size` bytes were read.
+    A block may be gone when the next one comes. Where a file need not be read from its beginning, `part(start, stop)` are the
+    blocks from one score to another, and `begins()` the numbers of scores at which such a part begins without reading what is
+    before it: a block of memory, a row group, a chunk. Of plain memory on this machine, of which several threads can read parts
+    at once, `mapped()` is all scores in place. Where the count is not known, `position()` is how many of the file's `size` bytes
+    were read.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Scores:
     count: int | None  # None where it is known only at the end
     blocks: Callable[[int], Iterator[Block]]
     part: Callable[[int, int], Iterator[Block]] | None = None
+    begins: Callable[[], Sequence[int]] = lambda: (0,)
     mapped: Callable[[], Block] | None = None
     size: int | None = None
     position: Callable[[], int] | None = None
@@ -67,7 +72,7 @@ class Scores:
         return done * self.itemsize, None if self.count is None else self.count * self.itemsize
 
 
-def open_scores(path: Path, column: str | None = None, dtype: str | None = None) -> Scores:
+def open_scores(path: Place, column: str | None = None, dtype: str | None = None) -> Scores:
     """The scores in a file, by its suffix; with a `dtype`, of raw memory in the machine's byte order.
 
     `column` names the array of an NPZ, the field of a structured NPY, the column of a table, the dataset of an HDF5 or Zarr file;
@@ -94,7 +99,7 @@ def open_scores(path: Path, column: str | None = None, dtype: str | None = None)
         raise unreadable(path.name, error) from None
 
 
-def read_once(path: Path) -> bool:
+def read_once(path: Place) -> bool:
     """Whether it is standard input or a pipe, which cannot be read again."""
     try:
         return path == STANDARD_INPUT or path.is_fifo()
@@ -102,7 +107,7 @@ def read_once(path: Path) -> bool:
         raise unreadable(path.name, error) from None
 
 
-def _from_file(path: Path, column: str | None, dtype: str | None) -> Scores:
+def _from_file(path: Place, column: str | None, dtype: str | None) -> Scores:
     suffix = path.suffix.lower()
     if not path.exists():
         raise InputError(f"there is no file {path}; give a path to an existing file, or - for standard input")
@@ -136,7 +141,7 @@ def unreadable(name: str, error: Exception) -> InputError:
 # Plain memory ---------------------------------------------------------------------------------------------------------------
 
 
-def _npy(path: Path, column: str | None) -> Scores:
+def _npy(path: Place, column: str | None) -> Scores:
     with path.open("rb") as file:
         dtype, count = _header(file, path.name)
         offset = file.tell()
@@ -155,7 +160,7 @@ def _too_long(name: str, count: int) -> InputError:
     return InputError(f"{name} goes on after the {count} scores that its header states; write it again, one array a file")
 
 
-def _raw(path: Path, column: str | None, dtype: str) -> Scores:
+def _raw(path: Place, column: str | None, dtype: str) -> Scores:
     _no_column(path.name, column)
     plain = _numpy_dtype(dtype)
     count, rest = divmod(path.stat().st_size, plain.itemsize)
@@ -166,7 +171,7 @@ def _raw(path: Path, column: str | None, dtype: str) -> Scores:
     return _plain(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
 
 
-def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | None, bfloat16: bool = False) -> Scores:
+def _plain(path: Place, offset: int, count: int, dtype: np.dtype, field: str | None, bfloat16: bool = False) -> Scores:
     scores = dtype[field] if field is not None else dtype
     item = dtype.itemsize
 
@@ -189,7 +194,7 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
         if not count:
             return np.empty(0)
         try:
-            items = np.memmap(path, dtype, "r", offset, (count,))
+            items = np.memmap(handed(path), dtype, "r", offset, (count,))
         except OSError as error:
             raise unreadable(path.name, error) from None
         if bfloat16:
@@ -197,7 +202,16 @@ def _plain(path: Path, offset: int, count: int, dtype: np.dtype, field: str | No
         return items if field is None else items[field]
 
     name = "bfloat16" if bfloat16 else scores.name
-    return Scores(path.name, name, item, count, lambda start: part(start, count), part, mapped)
+    return Scores(
+        path.name,
+        name,
+        item,
+        count,
+        lambda start: part(start, count),
+        part,
+        lambda: range(0, max(count, 1), piece_length(item)),
+        mapped if isinstance(path, Path) else None,
+    )
 
 
 def piece_length(itemsize: int) -> int:
@@ -281,9 +295,9 @@ def _choose(name: str, what: str, names: Any, column: str | None) -> str:
 # Streams --------------------------------------------------------------------------------------------------------------------
 
 
-def _npz(path: Path, column: str | None) -> Scores:
+def _npz(path: Place, column: str | None) -> Scores:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(handed(path)) as archive:
             arrays = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
             chosen = _choose(path.name, "array", arrays, column) + ".npy"
             with archive.open(chosen) as file:
@@ -294,7 +308,7 @@ def _npz(path: Path, column: str | None) -> Scores:
 
     def blocks(start: int) -> Iterator[Block]:
         try:
-            with zipfile.ZipFile(path) as archive, archive.open(chosen) as file:
+            with zipfile.ZipFile(handed(path)) as archive, archive.open(chosen) as file:
                 _header(file, path.name)
                 yield from _skip(_streamed(file, path.name, dtype, field, count), start)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -323,7 +337,7 @@ def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> S
     return Scores(name, "text", 1, None, lambda start: _skip(_numbers(file, name), start))
 
 
-def _named_pipe(path: Path, column: str | None, dtype: str | None) -> Scores:
+def _named_pipe(path: Place, column: str | None, dtype: str | None) -> Scores:
     file = path.open("rb")
     try:
         scores = _from_pipe(path.name, file, column, dtype)
@@ -355,7 +369,7 @@ class _Rejoined(io.RawIOBase):
 class Stream:
     """A file that is read from its beginning, through a decompressor if it has one; `position()` is where in the file that is."""
 
-    def __init__(self, path: Path, decompress: Callable[[Any], Any] = contextlib.nullcontext) -> None:
+    def __init__(self, path: Place, decompress: Callable[[Any], Any] = contextlib.nullcontext) -> None:
         self.path, self.name, self.size = path, path.name, path.stat().st_size
         self._decompress = decompress
         self._at: Callable[[], int] = lambda: 0
@@ -387,7 +401,7 @@ class Stream:
         return Scores(self.name, dtype, 1, None, read, size=self.size, position=self.position)
 
 
-def _compressed(path: Path, column: str | None, dtype: str | None, suffix: str) -> Scores:
+def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str) -> Scores:
     """What the suffix before that of the compression says, or NPY or text by its beginning."""
     stream, inner = Stream(path, COMPRESSIONS[suffix]()), Path(path.stem).suffix.lower()
     with path.open("rb") as file:
@@ -434,7 +448,7 @@ def _text_stream(stream: Stream, column: str | None) -> Scores:
     return stream.scores("text", lambda file: _numbers(file, stream.name))
 
 
-def _text(path: Path, column: str | None) -> Scores:
+def _text(path: Place, column: str | None) -> Scores:
     return _text_stream(Stream(path), column)
 
 
@@ -506,6 +520,23 @@ def _skip(blocks: Iterator[Block], start: int) -> Iterator[Block]:
         start = max(0, start - n)
 
 
+def _first(blocks: Iterator[Block], n: int) -> Iterator[Block]:
+    """The first `n` scores."""
+    while n > 0 and (block := next(blocks, None)) is not None:
+        yield block[:n]
+        n -= len(block)
+
+
+def _of_parts(begins: Sequence[int], start: int, stop: int) -> range:
+    """Which parts hold the scores from one to another, where `begins` are their first scores."""
+    return range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop))
+
+
+def _beginnings(lengths: Iterable[int]) -> list[int]:
+    """The first scores of parts of those lengths; of no parts, 0."""
+    return [0, *itertools.accumulate(lengths)][:-1] or [0]
+
+
 # Tables and arrays of other libraries ---------------------------------------------------------------------------------------
 
 
@@ -517,25 +548,26 @@ def _library(module: str, kind: str) -> Any:
         raise InputError(f"{kind} needs {package}, which is not installed: pip install {package}") from None
 
 
-def _parquet(path: Path, column: str | None) -> Scores:
+def _parquet(path: Place, column: str | None) -> Scores:
     pyarrow, parquet = _library("pyarrow", "Parquet"), _library("pyarrow.parquet", "Parquet")
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(handed(path))
     except pyarrow.ArrowException as error:
         raise unreadable(path.name, error) from None
     chosen, dtype = _column(path.name, file.schema_arrow, column)
-    groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+    count, groups = file.metadata.num_rows, range(file.metadata.num_row_groups)
+    begins = _beginnings(file.metadata.row_group(i).num_rows for i in groups)
 
-    def batches(start: int) -> Iterator[Any]:
-        begins = [0, *itertools.accumulate(groups)]
-        first = sum(end <= start for end in begins[1:])
-        chunks = file.iter_batches(PIECE, row_groups=list(range(first, len(groups))), columns=[chosen])
-        return _skip(_decoded(path.name, (batch.column(0) for batch in chunks), pyarrow), start - begins[first])
+    def part(start: int, stop: int) -> Iterator[Block]:
+        held = _of_parts(begins, start, stop)
+        chunks = file.iter_batches(PIECE, row_groups=list(held), columns=[chosen]) if held else iter(())
+        decoded = _decoded(path.name, (batch.column(0) for batch in chunks), pyarrow)
+        return _first(_skip(decoded, start - begins[held.start]), stop - start)
 
-    return Scores(path.name, str(dtype), dtype.itemsize, file.metadata.num_rows, batches)
+    return Scores(path.name, str(dtype), dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
 
 
-def _arrow(path: Path, column: str | None) -> Scores:
+def _arrow(path: Place, column: str | None) -> Scores:
     """An Arrow file (which is Feather V2), an Arrow stream, or Feather V1, by its beginning."""
     pyarrow, ipc = _library("pyarrow", "Arrow"), _library("pyarrow.ipc", "Arrow")
     with path.open("rb") as start:
@@ -545,17 +577,29 @@ def _arrow(path: Path, column: str | None) -> Scores:
     if magic != b"ARROW1":
         return _arrow_stream(Stream(path), column)
     try:
-        file = ipc.open_file(pyarrow.memory_map(str(path)))
+        file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
         chosen, dtype = _column(path.name, file.schema, column)
-        count = _library("pyarrow.dataset", "Arrow").dataset(path, format="ipc").count_rows()
+        system, place = (None, path) if isinstance(path, Path) else path.place
+        count = _library("pyarrow.dataset", "Arrow").dataset(place, format="ipc", filesystem=system).count_rows()
     except pyarrow.ArrowException as error:
         raise unreadable(path.name, error) from None
 
-    def batches(start: int) -> Iterator[Any]:
+    @functools.cache
+    def begins() -> Sequence[int]:
+        return _beginnings(file.get_batch(i).num_rows for i in range(file.num_record_batches))
+
+    def blocks(start: int) -> Iterator[Block]:
         chunks = (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
         return _skip(_decoded(path.name, chunks, pyarrow), start)
 
-    return Scores(path.name, str(dtype), dtype.itemsize, count, batches)
+    def part(start: int, stop: int) -> Iterator[Block]:
+        held = _of_parts(begins(), start, stop)
+        chunks = (file.get_batch(i).column(chosen) for i in held)
+        return _first(_skip(_decoded(path.name, chunks, pyarrow), start - begins()[held.start]), stop - start)
+
+    if not isinstance(path, Path):  # from elsewhere all batches would be fetched to be counted
+        return Scores(path.name, str(dtype), dtype.itemsize, count, blocks)
+    return Scores(path.name, str(dtype), dtype.itemsize, count, blocks, part, begins)
 
 
 def _arrow_stream(stream: Stream, column: str | None) -> Scores:
@@ -572,13 +616,13 @@ def _arrow_stream(stream: Stream, column: str | None) -> Scores:
     return replace(stream.scores(str(dtype), blocks), itemsize=dtype.itemsize)
 
 
-def _feather_v1(path: Path, column: str | None) -> Scores:
+def _feather_v1(path: Place, column: str | None) -> Scores:
     """Columns of plain memory, one after the other."""
     pyarrow, feather = _library("pyarrow", "Feather"), _library("pyarrow.feather", "Feather")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pyarrow's, of a file that is there and can be read
-            table = feather.read_table(path, memory_map=True)
+            table = feather.read_table(handed(path), memory_map=isinstance(path, Path))
     except pyarrow.ArrowException as error:
         raise unreadable(path.name, error) from None
     chosen, dtype = _column(path.name, table.schema, column)
@@ -590,7 +634,7 @@ def _feather_v1(path: Path, column: str | None) -> Scores:
     return Scores(path.name, str(dtype), dtype.itemsize, table.num_rows, blocks)
 
 
-def _csv(path: Path, column: str | None) -> Scores:
+def _csv(path: Place, column: str | None) -> Scores:
     return _csv_stream(Stream(path), column)
 
 
@@ -672,26 +716,27 @@ def _decoded(name: str, columns: Iterator[Any], pyarrow: Any) -> Iterator[Block]
         raise unreadable(name, error) from None
 
 
-def _hdf5(path: Path, column: str | None) -> Scores:
+def _hdf5(path: Place, column: str | None) -> Scores:
     h5py = _library("h5py", "HDF5")
     names: list[str] = []
-    with h5py.File(path) as file:
+    with h5py.File(handed(path)) as file:
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
         chosen = _choose(path.name, "dataset", names, None if column is None else column.strip("/"))
         dtype, shape, chunks = file[chosen].dtype, file[chosen].shape, file[chosen].chunks
     _check_real(path.name, dtype)
 
-    def blocks(start: int) -> Iterator[Block]:
-        with h5py.File(path) as file:
-            yield from _skip((np.ravel(file[chosen][region]) for region in _regions(shape, chunks)), start)
+    @contextlib.contextmanager
+    def reading() -> Iterator[Any]:
+        with h5py.File(handed(path)) as file:
+            yield file[chosen]
 
-    return Scores(path.name, dtype.name, dtype.itemsize, math.prod(shape), blocks)
+    return _chunked(path.name, dtype, shape, chunks, reading)
 
 
-def _zarr(path: Path, column: str | None) -> Scores:
+def _zarr(path: Place, column: str | None) -> Scores:
     zarr = _library("zarr", "Zarr")
     try:
-        array = zarr.open(path, mode="r")
+        array = zarr.open(path if isinstance(path, Path) else path.url, mode="r")
     except (FileNotFoundError, KeyError, ValueError) as error:
         raise unreadable(path.name, error) from None
     if isinstance(array, zarr.Group):
@@ -700,12 +745,35 @@ def _zarr(path: Path, column: str | None) -> Scores:
     else:
         _no_column(path.name, column)
     _check_real(path.name, array.dtype)
-    chunks = getattr(array, "shards", None) or array.chunks
 
-    def blocks(start: int) -> Iterator[Block]:
-        return _skip((np.ravel(array[region]) for region in _regions(array.shape, chunks)), start)
+    @contextlib.contextmanager
+    def reading() -> Iterator[Any]:
+        try:
+            yield array
+        except RuntimeError as error:  # of its decompressors
+            raise unreadable(path.name, error) from None
 
-    return Scores(path.name, array.dtype.name, array.dtype.itemsize, math.prod(array.shape), blocks)
+    return _chunked(path.name, array.dtype, array.shape, getattr(array, "shards", None) or array.chunks, reading)
+
+
+def _chunked(
+    name: str,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...] | None,
+    reading: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Scores:
+    """Of an array that is read a region at a time."""
+    count, regions = math.prod(shape), list(_regions(shape, chunks))
+    begins = _beginnings(math.prod(len(range(n)[part]) for n, part in zip(shape, region, strict=True)) for region in regions)
+
+    def part(start: int, stop: int) -> Iterator[Block]:
+        held = _of_parts(begins, start, stop)
+        with reading() as array:
+            blocks = (np.ravel(array[region]) for region in regions[held.start : held.stop])
+            yield from _first(_skip(blocks, start - begins[held.start]), stop - start)
+
+    return Scores(name, dtype.name, dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
 
 
 def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None) -> Iterator[tuple[slice, ...]]:
@@ -716,7 +784,7 @@ def _regions(shape: tuple[int, ...], chunks: tuple[int, ...] | None) -> Iterator
     return itertools.product(*([slice(i, i + s) for i in range(0, n, s)] for n, s in zip(shape, step, strict=True)))
 
 
-READERS: dict[str, Callable[[Path, str | None], Scores]] = {
+READERS: dict[str, Callable[[Place, str | None], Scores]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".txt": _text,

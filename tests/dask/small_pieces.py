@@ -1,0 +1,25 @@
+"""What a worker of the tests does: a module of its own, so that workers load nothing else of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+
+from softmaxima.streams import formats, pieces
+from softmaxima.streams.state import LogSumExpState
+
+_STATE = pieces.Piece.state
+
+
+def begin(seconds: float = 0.0) -> int:
+    """Pieces of a few scores, each of which takes so long. The process that does it."""
+    formats.CACHED, formats.PIECE, pieces.LEAST = 4000, 1000, 8000
+
+    @functools.wraps(_STATE)
+    def state(piece: pieces.Piece) -> LogSumExpState:
+        time.sleep(seconds)
+        return _STATE(piece)
+
+    pieces.Piece.state = state
+    return os.getpid()

@@ -1,0 +1,306 @@
+"""Several files, patterns and URLs, and files cut into pieces: each gives the sum of one file, whoever reads which piece."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import softmaxima as sm
+from score_files import FORMATS, of_all, scores
+from softmaxima.core.numbers import InputError
+from softmaxima.streams import checkpoint, formats, pieces, places
+from softmaxima.streams.files import Request
+from softmaxima.streams.pieces import Plan, cut
+from softmaxima.streams.places import Remote, found
+
+fsspec = pytest.importorskip("fsspec")
+
+# What need not be read from its beginning.
+IN_PARTS = ("npy", "fortran", "big-endian", "structured", "raw", "parquet", "arrow", "feather", "hdf5", "zarr")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and pieces of a few scores, so that small files have many."""
+    monkeypatch.setattr(formats, "CACHED", 400)
+    monkeypatch.setattr(formats, "PIECE", 100)
+    monkeypatch.setattr(pieces, "LEAST", 1000)
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A folder of fsspec's, in memory."""
+    yield "memory://scores"
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def request_of(options: tuple[str, ...]) -> Request:
+    given: dict = dict(option.removeprefix("--").split("=") for option in options)
+    return Request.of("test", given.get("column"), given.get("dtype"), 1.0, None, 0.0, True)
+
+
+def merged(plan: Plan) -> sm.LogSumExpState:
+    return functools.reduce(sm.LogSumExpState.merge, [pickle.loads(pickle.dumps(piece)).state() for piece in plan.pieces])
+
+
+def bits(state: sm.LogSumExpState) -> list:
+    """All that a state holds."""
+    return [state.maximum, state.count, *state.rest.scaled, *(state.squares.scaled if state.squares else ()), state.n]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_summed_by_pieces_here_and_elsewhere(kind: str, memory: str, tmp_path: Path) -> None:
+    suffix, options, write = FORMATS[kind]
+    x, path = scores(50, 61), tmp_path / f"file{suffix}"
+    write(path, x)
+    url = f"{memory}/file{suffix}"
+    fsspec.filesystem("memory").put(str(path), url, recursive=True)
+    request, truth = request_of(options), of_all(x)
+    p = np.exp(x.astype(np.float64) - truth)
+    for place in (path, Remote(url)):
+        plan = Plan.of(place, request)
+        state = merged(plan)
+        assert (int(state.n), float(state.maximum), int(state.count)) == (x.size, float(x.max()), 1)
+        assert float(state.value) == pytest.approx(truth, abs=1e-7)
+        assert float(state.effective_size) == pytest.approx(1 / float((p**2).sum()), rel=1e-6)
+        in_parts = kind in IN_PARTS and not (isinstance(place, Remote) and kind in ("arrow", "feather"))
+        assert (len(plan.pieces) > 5) == in_parts
+        assert plan.pieces[0].start == 0
+        assert [piece.start for piece in plan.pieces[1:]] == [piece.stop for piece in plan.pieces[:-1]]
+        assert plan.pieces[-1].stop in (None, x.size)
+        plan.check()
+    whole = sm.file_logsumexp(url, column=request.column, dtype=request.dtype)
+    assert float(whole.value) == pytest.approx(truth, abs=1e-7)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", IN_PARTS)
+def test_a_piece_reads_no_more_than_its_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suffix, options, write = FORMATS[kind]
+    x, path = scores(50, 61), tmp_path / f"file{suffix}"
+    write(path, x)
+    plan, seen = Plan.of(path, request_of(options)), []
+    for name in ("_first", "_skip"):
+        old = getattr(formats, name)
+        counted = lambda blocks, n, old=old: old((seen.append(len(block)) or block for block in blocks), n)
+        monkeypatch.setattr(formats, name, counted)
+    piece = plan.pieces[-2]
+    assert piece.stop is not None
+    assert int(piece.state().n) == piece.stop - piece.start
+    assert sum(seen) <= 2 * (piece.stop - piece.start)  # each is counted twice at most
+
+
+def test_pieces_begin_where_parts_do_and_are_not_small() -> None:
+    assert list(cut([0], 0, 10)) == [(0, 0)]
+    assert list(cut(range(0, 100, 7), 100, 20)) == [(0, 21), (21, 42), (42, 63), (63, 84), (84, 100)]
+    assert list(cut([0, 0, 50, 50], 60, 1)) == [(0, 50), (50, 60)]  # row groups of no rows
+    assert list(cut([0, 10], 20, 100)) == [(0, 20)]
+
+
+def test_empty_row_groups_and_files_of_no_scores(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    schema = pyarrow.schema([("x", pyarrow.float64())])
+    for lengths in ((), (0,), (0, 3, 0, 2, 0)):
+        with parquet.ParquetWriter(tmp_path / "x.parquet", schema) as writer:
+            for n in lengths:
+                writer.write_table(pyarrow.table({"x": np.zeros(n)}, schema))
+        state = merged(Plan.of(tmp_path / "x.parquet", request_of(())))
+        assert (int(state.n), float(np.exp(state.value))) == (sum(lengths), pytest.approx(sum(lengths)))
+        assert int(sm.file_logsumexp(tmp_path / "x.parquet").n) == sum(lengths)
+    np.save(tmp_path / "x.npy", np.zeros(0))
+    assert merged(Plan.of(tmp_path / "x.npy", request_of(()))).value == -np.inf
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", ["parquet", "zarr", "raw"])
+def test_a_piece_that_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
+    suffix, options, write = FORMATS[kind]
+    x, path = scores(50, 61), tmp_path / f"file{suffix}"
+    write(path, x)
+    plan = Plan.of(path, request_of(options))
+    spoilt = plan.pieces[2]
+    if kind == "zarr":
+        for chunk in path.glob("score/c/*/*"):
+            chunk.write_bytes(b"nothing of the kind")
+    elif kind == "raw":
+        path.write_bytes(path.read_bytes()[: 4 * spoilt.start])
+        path.write_bytes(path.read_bytes() + bytes(3))
+    else:
+        data = bytearray(path.read_bytes())
+        data[1000 : len(data) - 3000] = bytes(len(data) - 4000)
+        path.write_bytes(data)
+    with pytest.raises(InputError) as raised:
+        spoilt.state()
+    named = f"{path}, scores {spoilt.start + 1} to {spoilt.stop} of 3050"
+    assert str(raised.value).startswith((f"{named}, cannot be read (", f"{named}: "))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_changed_since_it_was_cut_is_told(memory: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", scores(10))
+    url = f"{memory}/x.npy"
+    fsspec.filesystem("memory").put(str(tmp_path / "x.npy"), url)
+    local, remote = (Plan.of(place, request_of(())) for place in (tmp_path / "x.npy", Remote(url)))
+    np.save(tmp_path / "x.npy", scores(11))
+    with pytest.raises(InputError, match=r"x.npy has grown from 168 to 172 bytes while it was read"):
+        local.check()
+    remote.check()
+    fsspec.filesystem("memory").put(str(tmp_path / "x.npy"), url)
+    with pytest.raises(InputError, match=r"memory://scores/x.npy has grown from 168 to 172 bytes while it was read"):
+        remote.check()
+
+
+# Several files ------------------------------------------------------------------------------------------------------------
+
+
+def test_several_files_are_one_sum_in_the_order_of_their_names(softmaxima_lse: Callable, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = scores(4, 700)
+    for i in (2, 0, 3, 1):
+        np.save(f"part-{i}.npy", x[i])
+    (tmp_path / "part-4.txt.gz").write_bytes(gzip.compress(b"1 2 3"))
+    (tmp_path / "part-5.txt").write_text("4 5")
+    np.save("part-6.npy", np.array([6, 7], np.int8))
+    truth = of_all(np.concatenate([x.ravel(), np.arange(1.0, 8.0)]))
+    told = []
+    state = sm.file_logsumexp(
+        "part-*", effective_size=True, progress=lambda done, s: told.append((done, s.bytes_read(done), s.name))
+    )
+    assert (int(state.n), float(state.value)) == (2807, pytest.approx(truth, abs=1e-7))
+    assert told[0][0] == 0
+    assert told == sorted(told)
+    size = told[0][1][1]
+    assert told[-1] == (2807, (size, size), "7 files")
+    assert [str(place) for place in found("test", ["part-3.npy", "part-[01]*"])] == ["part-3.npy", "part-0.npy", "part-1.npy"]
+    code, out, err = softmaxima_lse("part-*", "--json", "--bounds", "--effective-size")
+    shown = json.loads(out)
+    assert (code, err, shown["logsumexp"], shown["scores"]) == (0, "", float(state.value), 2807)
+    assert shown["effective_size"] == float(state.effective_size)
+    assert shown["files"] == [f"part-{i}.npy" for i in range(4)] + ["part-4.txt.gz", "part-5.txt", "part-6.npy"]
+    assert shown["bounds"]["tightest"][0] <= truth <= shown["bounds"]["tightest"][1]
+    assert softmaxima_lse("part-*")[1].startswith("part-* (7 files): 2807 scores\n")
+    assert softmaxima_lse("part-0.npy", "part-1.npy")[1].startswith("part-0.npy and 1 more: 1400 scores\n")
+    assert json.loads(softmaxima_lse("part-0*", "--json")[1])["file"] == "part-0.npy"
+
+
+def test_a_name_with_brackets_is_a_file_and_a_pattern_may_go_deep(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("x[1].txt", "x1.txt", "a/b/y.txt"):
+        (tmp_path / name).write_text("0")
+    assert found("test", tmp_path / "x[1].txt") == [tmp_path / "x[1].txt"]
+    assert found("test", f"{tmp_path}/x[0-9].txt") == [tmp_path / "x1.txt"]
+    assert found("test", f"file://{tmp_path}/**/y.txt") == [tmp_path / "a/b/y.txt"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("q-*.npy",), "no file matches q-*.npy; give another pattern, or a path to an existing file"),
+        (("x.npy", "x.npy"), "x.npy is given twice, and would be summed twice; give each file once"),
+        (("x.npy", "./*.npy"), "x.npy is given twice"),
+        (("x.npy", "-"), "standard input is one of several files; give it alone"),
+        (("x.npy", "pipe"), "pipe cannot be one of several files, for it can be read once alone; give a file"),
+        (("x.npy", "absent.npy"), "there is no file absent.npy"),
+        (("x.npy", "no.npy"), "no.npy cannot be read (the magic string is not correct"),
+        (("x.npy", ""), "a path is empty; name a file"),
+        (("*.npy", "--checkpoint=c"), "--checkpoint is of one file, and these are 2; leave it out, or sum one file at a time"),
+        (("*.npy", "--estimate=0.1"), "--estimate draws from one file of this machine, got *.npy (2 files); leave it out"),
+        (("memory://x.npy", "--estimate=0.1"), "--estimate draws from one file of this machine, got memory://x.npy"),
+        (("memory://none-*.npy",), "no file matches memory://none-*.npy"),
+        (("memory://none.npy",), "there is no file memory://none.npy"),
+        (("s3://bucket/x.npy",), "s3:// needs s3fs, which is not installed: pip install s3fs"),
+        (("odd://bucket/x.npy",), "odd://bucket/x.npy cannot be reached (Protocol not known: odd)"),
+        (("x.npy", "--workers=0"), "--workers must be an int of at least 1, got 0"),
+        (("x.npy", "--workers=1", "--dask=tcp://h:1"), "--workers begins workers, and --dask takes those that there are"),
+        (("x.npy", "--workers=1", "--bounds"), "--bounds is of scores that one process reads"),
+        (("x.npy", "--workers=1", "--checkpoint=c"), "--checkpoint is of scores that one process reads"),
+        (("x.npy", "--workers=1", "--estimate=0.1"), "--estimate draws from a file of this machine; leave out --workers"),
+        (("-", "--workers=1"), "standard input cannot be read in pieces, for it can be read once alone; give a file"),
+        (("pipe", "--workers=1"), "pipe cannot be read in pieces"),
+        (("x.npy", "--dask=foo"), "no scheduler of Dask answers at 'foo' (missing port number"),
+    ],
+)
+def test_what_cannot_be_summed_is_said_in_one_line(
+    given: tuple[str, ...], message: str, softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    np.save("x.npy", scores(10))
+    (tmp_path / "no.npy").write_bytes(b"nothing of the kind")
+    os.mkfifo("pipe")
+    code, out, err = softmaxima_lse(*given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_paths_are_paths() -> None:
+    for wrong in (3, ["x.npy", 3], [None]):
+        with pytest.raises(TypeError, match=r"file_logsumexp: path must be a path, got (3|None); pass a str or a pathlib.Path"):
+            sm.file_logsumexp(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="file_logsumexp: path holds no paths; name a file"):
+        sm.file_logsumexp([])
+
+
+def test_urls_need_their_library_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", scores(10))
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    assert int(sm.file_logsumexp(f"file://{tmp_path}/x.npy").n) == 10
+    with pytest.raises(InputError, match="memory:// needs fsspec, which is not installed: pip install fsspec"):
+        sm.file_logsumexp("memory://x.npy")
+
+
+def test_a_url_has_a_checkpoint_too(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "CACHED", 400)
+    np.save(tmp_path / "x.npy", scores(1000))
+    fsspec.filesystem("memory").put(str(tmp_path / "x.npy"), url := f"{memory}/x.npy")
+    place = tmp_path / "checkpoint"
+
+    def stop(done: int, scores: formats.Scores) -> None:
+        if done > 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sm.file_logsumexp(url, checkpoint=place, progress=stop)
+    kept = checkpoint.Checkpoint.load(place)
+    assert (kept.file, 500 < kept.state.n < 1000) == (url, True)
+    assert float(sm.file_logsumexp(url, checkpoint=place).value) == pytest.approx(of_all(scores(1000)), abs=1e-7)
+
+
+def test_what_a_server_raises_is_one_line(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("no credentials\nwere found")
+
+    np.save(tmp_path / "x.npy", scores(10))
+    fsspec.filesystem("memory").put(str(tmp_path / "x.npy"), url := f"{memory}/x.npy")
+    system = type(fsspec.filesystem("memory"))
+    for name in ("open", "info"):
+        with monkeypatch.context() as patch:
+            patch.setattr(system, name, refused)
+            with pytest.raises(InputError, match=r"cannot be read \(RuntimeError: no credentials\); check that it is whole"):
+                sm.file_logsumexp(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "glob", refused)
+        with pytest.raises(InputError, match=r"memory://\*.npy cannot be listed \(RuntimeError: no credentials"):
+            places.found("test", "memory://*.npy")
+
+
+def test_files_of_other_places_are_summed_without_torch_and_dask(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", scores(10))
+    code = (
+        "import sys, softmaxima as sm\n"
+        f"assert sm.file_logsumexp(['local://{tmp_path}/*.npy']).n == 10\n"
+        "assert not {'torch', 'dask', 'distributed'} & {*sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
