@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
 import torch
 from dask.callbacks import Callback
 
+import dask
 import softmaxima as sm
 from conftest import Case, LossCase, exhaustively, some
 from softmaxima.core.blocks import thresholded

@@ -1,5 +1,6 @@
-"""Maps, losses and sums of Dask arrays, chunked along any axes: `sm.dask.softmax(x)`, lazy, by a tree of states that merge; and sums of
-files by the workers of a cluster.
+"""Maps, losses and sums of Dask arrays, chunked along any axes: `sm.dask.softmax(x)`, lazy, by a tree of states that merge.
+
+Files are summed by the workers of a cluster: `sm.dask.file_logsumexp("part-*.parquet", workers=4)`.
 
 Every map with `blocks` and every loss with a form in parts has its function here by its own name, those of users too. Names are
 imported on first use: workers that sum files do without torch.
