@@ -87,6 +87,7 @@ def test_errors_come_before_any_work(arguments: tuple[str, ...], words: str, cap
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_memory_is_less_than_the_scores_take() -> None:
     peak = peak_memory(attention._both_passes, attention.OURS, 1024)
     assert 0 < peak < 4 * attention.HEADS * 1024**2

@@ -87,6 +87,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "times the tolerance away from float64" in said.err
 
 
+@pytest.mark.exhaustive
 def test_memory_is_less_than_the_scores_take():
     peak = heads.peak_memory(heads._both_passes, "sparsemax", 512, 8, 60_000, torch.float32)
     assert 0 < peak < 4 * 512 * 60_000

@@ -34,7 +34,7 @@ X, y = load_iris(return_X_y=True)
 HARD, TOLD = make_classification(600, 8, n_informative=4, n_classes=3, flip_y=0.2, random_state=0)
 
 
-@pytest.mark.parametrize("method", ["temperature", exhaustively("vector")])
+@pytest.mark.parametrize("method", [exhaustively("temperature"), exhaustively("vector")])
 def test_it_passes_scikit_learns_checks(method: str):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the checks themselves

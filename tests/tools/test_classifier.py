@@ -50,7 +50,9 @@ DRAWN = dict.fromkeys(
     "model",
     [
         sm.Classifier(hidden=(8,), epochs=60),
-        sm.Classifier("entmax", hidden=(), map_params={"alpha": 1.25}, missing="impute", early_stopping=True, epochs=100),
+        exhaustively(
+            sm.Classifier("entmax", hidden=(), map_params={"alpha": 1.25}, missing="impute", early_stopping=True, epochs=100)
+        ),
     ],
     ids=["a network", "every option"],
 )

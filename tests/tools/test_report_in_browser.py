@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import exhaustively
 from softmaxima.experiments import attention, heads
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_tasks import digits_task as attention_digits
@@ -202,7 +203,8 @@ def estimators_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-every_report = pytest.mark.parametrize("which", FIGURES)
+FIRST, *OTHERS = FIGURES
+every_report = pytest.mark.parametrize("which", [FIRST, *map(exhaustively, OTHERS)])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
