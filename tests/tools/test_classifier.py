@@ -24,6 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import softmaxima as sm
+from conftest import exhaustively
 from softmaxima.integrations.pairs import pairs
 
 X, y = load_iris(return_X_y=True)
