@@ -85,7 +85,7 @@ def attention(
 
     Cost: 2·L·S·(E + Ev) operations of all ranks together. Softmax is by the kernels in every form, and its gradient computes each p
     once, from the LSE of all keys; halves are added up in float32. Other maps in "ring" and "merge" hold the scores of one part in
-    float64.
+    float64, and take tens of times as long as in "gather".
 
     Source: Liu, Zaharia & Abbeel (2023), arXiv:2310.01889; for the balanced layout the Llama 3 report, arXiv:2407.21783.
     """
