@@ -17,11 +17,12 @@ import pytest
 
 import softmaxima as sm
 from score_files import FORMATS, of_all, scores
+from softmaxima.core import places
 from softmaxima.core.numbers import InputError
-from softmaxima.streams import checkpoint, formats, pieces, places
+from softmaxima.core.places import Remote, found
+from softmaxima.streams import checkpoint, formats, pieces
 from softmaxima.streams.files import Request
 from softmaxima.streams.pieces import Plan, cut
-from softmaxima.streams.places import Remote, found
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -108,7 +108,7 @@ def test_every_option_has_a_help_text(run: Run) -> None:
         (("bench", "--threads", "1.9"), "--threads: must be an int, got 1.9; see softmaxima bench --help"),
         (("compare", "--targt", "a", "one.csv"), "--targt. Did you mean --target?; see softmaxima compare --help"),
         (("compare", "one.csv", "two.csv"), "compare takes TABLE alone, got 'two.csv' besides; see softmaxima compare --help"),
-        (("lse", "one.npy", "two.npy", "three.npy"), "lse takes FILE alone, got 'two.npy', 'three.npy' besides"),
+        (("predict", "one.pt", "two.csv", "three.csv"), "predict takes MODEL and TABLE alone, got 'three.csv' besides"),
         (("bench", "one.npy"), "bench takes options alone, got 'one.npy' besides; see softmaxima bench --help"),
         (("lse", ""), "a path is empty; name a file"),
     ],

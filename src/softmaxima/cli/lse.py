@@ -88,7 +88,7 @@ def lse(
     if not all(files):
         fail("a path is empty; name a file")
     spread = check_spread("lse", workers, dask)
-    from softmaxima.streams.places import STANDARD_INPUT, found
+    from softmaxima.core.places import STANDARD_INPUT, found
 
     places = found("lse", files)
     for place in places:

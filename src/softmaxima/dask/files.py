@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from softmaxima.core.places import Place, found
 from softmaxima.dask.cluster import Tasks, connected
 from softmaxima.streams.files import Read, Request, check_again
 from softmaxima.streams.pieces import Plan
-from softmaxima.streams.places import Place, found
 from softmaxima.streams.state import LogSumExpState
 
 if TYPE_CHECKING:

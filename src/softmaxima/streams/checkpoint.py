@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError
+from softmaxima.core.places import Place, Remote
 from softmaxima.core.writing import write_text
 from softmaxima.streams._scaled import Scaled
 from softmaxima.streams.formats import unreadable
-from softmaxima.streams.places import Place, Remote
 from softmaxima.streams.state import LogSumExpState
 
 KIND = "softmaxima lse checkpoint 1"

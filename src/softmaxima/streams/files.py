@@ -23,10 +23,10 @@ from softmaxima.core.numbers import (
     check_positive,
     described,
 )
+from softmaxima.core.places import STANDARD_INPUT, Place, found
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Checkpoint, Fingerprint
 from softmaxima.streams.formats import Scores, open_scores, piece_length, read_once, unreadable
-from softmaxima.streams.places import STANDARD_INPUT, Place, found
 from softmaxima.streams.state import LogSumExpState, of_codes, of_pieces
 
 if TYPE_CHECKING:

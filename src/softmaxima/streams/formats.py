@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError
-from softmaxima.streams.places import STANDARD_INPUT, Place, handed
+from softmaxima.core.places import STANDARD_INPUT, Place, handed
 
 if TYPE_CHECKING:
     from torch import Tensor

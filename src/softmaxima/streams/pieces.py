@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from softmaxima.core.numbers import InputError
+from softmaxima.core.places import Place
 from softmaxima.kernels import interface
 from softmaxima.streams.checkpoint import Fingerprint
 from softmaxima.streams.files import Request, check_unchanged
 from softmaxima.streams.formats import unreadable
-from softmaxima.streams.places import Place
 from softmaxima.streams.state import LogSumExpState
 
 LEAST = 2**26  # bytes of scores of a piece, if the file has so many: reading them takes long beside sending them
