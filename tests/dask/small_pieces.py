@@ -6,6 +6,7 @@ import functools
 import os
 import time
 
+from distributed import WorkerPlugin
 from softmaxima.streams import formats, pieces
 from softmaxima.streams.state import LogSumExpState
 
@@ -23,3 +24,13 @@ def begin(seconds: float = 0.0) -> int:
 
     pieces.Piece.state = state
     return os.getpid()
+
+
+class Small(WorkerPlugin):
+    """The same on every worker, those too that come later."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def setup(self, worker: object) -> None:
+        begin(self.seconds)

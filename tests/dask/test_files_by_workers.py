@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_pieces import begin
+from small_pieces import Small, begin
 
 import softmaxima as sm
 from score_files import of_all, scores
@@ -117,7 +117,8 @@ def test_a_worker_that_is_killed_loses_nothing(client: Any, tmp_path: Path) -> N
     for i in range(2):
         np.save(tmp_path / f"part-{i}.npy", x[i])
     expected = bits(sm.dask.file_logsumexp(f"{tmp_path}/part-*.npy", client=client))
-    pids = client.run(begin, 0.05)
+    client.register_plugin(Small(0.05), name="small")
+    pids = client.run(os.getpid)
     killed: list[int] = []
 
     def kill(done: int, _: Any) -> None:
@@ -129,6 +130,7 @@ def test_a_worker_that_is_killed_loses_nothing(client: Any, tmp_path: Path) -> N
     assert bits(state) == expected
     assert float(state.value) == pytest.approx(of_all(x), abs=1e-9)
     client.wait_for_workers(2)
+    client.unregister_worker_plugin("small")
     assert killed[0] not in client.run(os.getpid).values()
 
 
