@@ -324,7 +324,7 @@ LABELS = np.array([0, 1, 2, 5])
         (lambda: D.cross_entropy(X, LABELS[:3]), ValueError, r"target must hold class indices of shape \(4,\)"),
         (lambda: D.cross_entropy(X, LABELS, reduction="all"), ValueError, "cross_entropy: reduction must be one of mean"),
         (lambda: D.cross_entropy(X, LABELS, np.ones(5)), ValueError, "number for each of the 6 classes"),
-        (lambda: D.chunked_loss("no", X, LABELS), ValueError, "dask: there is no loss 'no'"),
+        (lambda: D.chunked_loss("no", X, LABELS), ValueError, "dask.chunked_loss: unknown loss 'no'"),
         (lambda: D.entmax_loss(X, LABELS, alpha=0.5), ValueError, "alpha must be at least 1"),
     ],
 )  # fmt: skip

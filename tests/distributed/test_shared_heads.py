@@ -705,7 +705,7 @@ def told(rank: int, what: str) -> str:
         ("chunk", "chunk must be a number of rows, got (2, 2); classes come in parts here, one a rank"),
         ("z_loss", "z_loss needs a loss with ∂L/∂x = p − y"),
         ("samples", "samples are for cross_entropy without label_smoothing"),
-        ("labels", "labels must be the same on all ranks, got 1 to 12 on rank 0, 0 to 11 on rank 1"),
+        ("labels", "labels must be the same on all ranks, got 1 to 12, 3 that add up to 19 on rank 0, 0 to 11, 3"),
         ("sampled class", "target 12 is out of range for 12 classes of all ranks"),
         ("sampler", "sampler must be of the layer's 4 classes, got one of 12"),
         ("k", "k must be at most 12, the number of classes, got 13"),

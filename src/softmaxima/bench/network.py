@@ -4,7 +4,7 @@ r"""What one step of many ranks takes, from what a message takes between two: th
 
     all-gather by a ring            R − 1 messages of m bytes, each begun when the one before has come
     all-gather by doubling          ⌈log₂ R⌉ messages, of m, 2m, 4m … bytes
-    all-reduce by doubling          ⌈log₂ R⌉ messages of m bytes
+    all-reduce by doubling          ⌈log₂ R⌉ messages of m bytes, one less than it takes of ranks that are no power of 2
 
 A rank begins when its own work is done, which takes longer on some, and ends when it has what all have sent.
 """

@@ -101,7 +101,8 @@ class LogSum(NamedTuple):
         height, lost = _over((self.anchor, torch.zeros_like(self.anchor)), tau)
         above, rounding = two_sum(height, -sink)
         lost = torch.nan_to_num(lost + rounding, 0.0, 0.0, 0.0)
-        return two_sum(above.masked_fill(sink == -math.inf, math.inf), lost.masked_fill(sink == -math.inf, 0.0))
+        high, low = two_sum(above.masked_fill(sink == -math.inf, math.inf), lost.masked_fill(sink == -math.inf, 0.0))
+        return high, low.masked_fill(high.isinf(), 0.0)
 
     def shares_beside(self, x: Tensor, tau: float | Tensor, level: float | Tensor) -> Tensor:
         """exp(x/τ)/(Σ exp(x/τ) + exp(level))."""

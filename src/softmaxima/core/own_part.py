@@ -55,10 +55,10 @@ class OwnPart:
         if self.kernels is None:
             return self.rows.begin(self.part, known)
         _, (top, log_mass) = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
-        top, log_mass = top.unsqueeze(-1), log_mass.unsqueeze(-1)
-        some = top > -math.inf  # NaN is none
-        rest = torch.where(top == math.inf, 0.0, log_mass.expm1())
-        return monoid.LogSum(top, some.double(), torch.where(some, rest, torch.where(top == top, 0.0, top)))
+        spoilt = log_mass.isnan()  # the largest of the others is no state
+        top, log_mass, spoilt = (values.unsqueeze(-1) for values in (top.masked_fill(spoilt, math.nan), log_mass, spoilt))
+        rest = torch.where((top > -math.inf) & (top < math.inf), log_mass.expm1(), 0.0).masked_fill(spoilt, math.nan)
+        return monoid.LogSum(top, (top > -math.inf).double(), rest)
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""

@@ -173,7 +173,7 @@ def matching(value: Any, x: Array, axes: tuple[int, ...]) -> tuple[Any, tuple[in
     if not isinstance(value, (Array, np.ndarray)):
         return value, ()
     value = value.reshape((1,) * (len(axes) - value.ndim) + value.shape)
-    chunks = tuple(x.chunks[axis] if size == x.shape[axis] else (size,) for axis, size in zip(axes, value.shape, strict=True))
+    chunks = tuple(x.chunks[axis] if size == x.shape[axis] != 1 else (size,) for axis, size in zip(axes, value.shape, strict=True))
     return in_chunks(value, chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks), axes
 
 

@@ -85,6 +85,8 @@ def _begun(library: Any, workers: int) -> Any:
         cluster = pool.submit(begin)
         try:
             return cluster.result()
+        except RuntimeError as error:  # as where one is killed before it is there
+            raise InputError(f"the workers could not be begun: {error} Call again, with fewer of them if memory is short") from error
         except KeyboardInterrupt:
             cluster.result().close()
             raise

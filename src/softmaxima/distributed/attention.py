@@ -18,6 +18,7 @@ from softmaxima.core.blocks import State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.parts import merged
+from softmaxima.distributed.kept import Kept
 from softmaxima.distributed.places import Span, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
@@ -288,7 +289,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shared: Shared, learns_bias: bool, key: Tensor, value: Tensor, *beside: Tensor) -> Tensor:
-        ends = _InRounds.of(shared, key, value, learns_bias).attend(key, value)
+        with torch.autocast(key.device.type, enabled=False):
+            ends = _InRounds.of(shared, key, value, learns_bias).attend(key, value)
+        request = shared.request
+        ctx.kept = Kept(*vars(request).values(), *request.params.values())
         ctx.shared, ctx.learns_bias, ctx.widths = shared, learns_bias, [len(end) for end in ends]
         ctx.save_for_backward(key, value, *(x for end in ends for x in end))
         return torch.cat([end[0].to(value.dtype) for end in ends], -2)
@@ -299,11 +303,14 @@ class _Attention(torch.autograd.Function):
         shared: Shared = ctx.shared
         if torch.is_grad_enabled():
             raise RuntimeError(f"{NAME}: there is no second derivative by form={shared.form!r}; gather the keys, by form='gather'")
+        ctx.kept.check(NAME)
         key, value, *saved = ctx.saved_tensors
         saved = iter(saved)
         ends = [tuple(itertools.islice(saved, width)) for width in ctx.widths]
         slopes = [g[..., span.own, :] for span in shared.queries]
-        of_queries, (of_key, of_value, *of_bias) = _InRounds.of(shared, key, value, ctx.learns_bias).pull(key, value, slopes, ends)
+        with torch.autocast(key.device.type, enabled=False):
+            rounds = _InRounds.of(shared, key, value, ctx.learns_bias)
+            of_queries, (of_key, of_value, *of_bias) = rounds.pull(key, value, slopes, ends)
         found = {what: torch.cat([each[what] for each in of_queries], -2) for what in of_queries[0]}
         found |= {"bias": of_bias[0]} if of_bias else {}
         by_tensor = [found[what].sum_to_size(x.shape).to(x.dtype) for what, x in _tensors(shared.request).items()]

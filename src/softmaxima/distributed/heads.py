@@ -17,9 +17,9 @@ from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.labels import here, spoken
-from softmaxima.distributed.losses import Found, RowLosses, Scores, agreed, bind_to, check_constants, per_row, requiring
+from softmaxima.distributed.losses import Found, RowLosses, Scores, agreed, bind_to, check_constants, per_row
 from softmaxima.distributed.partial import some_classes
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of, requiring, summed
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.labelled import slices
 from softmaxima.heads.linear_loss import as_layer, as_request, check_z_loss
@@ -268,6 +268,7 @@ class _LayerLoss(torch.autograd.Function):
             found = losses.evaluate(scores)
         value, scale = found.reduced(head.request.batch.reduction)
         saved, ctx.width = found.saved()
+        ctx.kept = losses.kept()
         ctx.head, ctx.losses = head, losses
         ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.save_for_backward(hidden, weight, bias, tau if isinstance(tau, Tensor) else None, scale, *saved)
@@ -278,6 +279,7 @@ class _LayerLoss(torch.autograd.Function):
         head, losses = ctx.head, ctx.losses
         if torch.is_grad_enabled():
             raise RuntimeError(f"{head.name}: there is no second derivative; take the loss of whole rows")
+        ctx.kept.check(head.name)
         hidden, weight, bias, tau, scale, *saved = ctx.saved_tensors  # bias and tau may be None
         by_hidden, by_weight, by_bias, by_tau = ctx.needs_input_grad[2:]
         own = head.of(hidden, weight, bias, ctx.tau if tau is None else tau)

@@ -9,11 +9,11 @@ from softmaxima.distributed.ranks import Agreement
 
 
 def spoken(labels: Tensor, ignored: Tensor | None) -> str:
-    """From which to which labels there are, for ranks to agree on; where that can be read without waiting."""
+    """Which labels there are, told apart from others as a rule, for ranks to agree on; where that can be read without waiting."""
     if not labels.is_cpu:
         return "on a device"
     seen = labels if ignored is None else labels[~ignored]
-    return f"{int(seen.min())} to {int(seen.max())}" if seen.numel() else "none"
+    return f"{int(seen.min())} to {int(seen.max())}, {seen.numel()} that add up to {int(seen.sum())}" if seen.numel() else "none"
 
 
 def check_range(name: str, labels: Tensor, ignored: Tensor | None, agreement: Agreement) -> None:

@@ -17,7 +17,9 @@ from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import InParts, merged
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers, sizes
-from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, RanksError, ranks_of, reads_values
+from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.labels import spoken
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, RanksError, learns, ranks_of, reads_values
 from softmaxima.distributed.rows import MESSAGES, Shared
 from softmaxima.losses._classification import Batch, Loss, check_sums, prepare
 from softmaxima.losses._finding import find_loss
@@ -66,10 +68,10 @@ def shared_loss(
     Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8; one
     more for a loss of probabilities, as `soft_accuracy_loss`. The gradient needs none.
     """
-    found, own = find_loss("distributed.shared_loss", loss)
-    name = f"distributed.{found.name}"
-    ranks = ranks_of(name, group)
-    with ranks.telling(name):
+    ranks = ranks_of("distributed.shared_loss", group)
+    with ranks.telling("distributed.shared_loss"):
+        found, own = find_loss("distributed.shared_loss", loss)
+        name = f"distributed.{found.name}"
         batch = prepare(name, shard, target, weight, ignore_index, reduction, label_smoothing, shared=True)
         tau = moved_last(
             check_per_row(name, "temperature", temperature, batch.given, batch.class_axis, *TEMPERATURE), batch.class_axis
@@ -92,15 +94,6 @@ def check_constants(name: str, values: dict[str, Any]) -> None:
             raise ValueError(f"{name}: {what} must not require grad here; {repair}")
 
 
-def learns(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
-
-
-def requiring(**values: Any) -> str:
-    """Which require grad, for ranks to agree on: the gradient of each is a message."""
-    return " and ".join(what for what, value in values.items() if learns(value)) or "of own classes"
-
-
 def bind_to(
     batch: Batch, loss: Loss, options: dict[str, Any], ignore_index: int, tau: Any = 1.0, z_loss: float = 0.0
 ) -> LossInParts:
@@ -115,7 +108,8 @@ def agreed(batch: Batch, ignore_index: int) -> dict[str, Any]:
     """What must be the same on all ranks of the arguments that all losses have."""
     return {
         "reduction": batch.reduction, "label_smoothing": batch.smoothing, "ignore_index": ignore_index,
-        "target": "labels" if batch.soft is None else "probabilities", "weight": "none" if batch.class_weight is None else "given",
+        "target": "probabilities" if batch.labels is None else f"labels {spoken(batch.labels, batch.ignored)}",
+        "weight": "none" if batch.class_weight is None else "given",
     }  # fmt: skip
 
 
@@ -229,6 +223,11 @@ class RowLosses:
         one = torch.zeros((1, 1), dtype=dtype, device=like.device)
         return of_labels and Shared(self.name, self.ranks, self.agreement, self.own.rows, one).own.has_shares
 
+    def kept(self) -> Kept:
+        """What the gradient reads of this again."""
+        rows = self.own.rows
+        return Kept(self.target, self.weight, rows.tau, *rows.params.values(), *self.own.options.values())
+
     @property
     def is_soft(self) -> bool:
         return self.target.is_floating_point()
@@ -325,7 +324,7 @@ class _SharedLoss(torch.autograd.Function):
         found = loss.evaluate(lambda: [(..., x.detach())])
         value, scale = found.reduced(reduction, total)
         saved, ctx.width = found.saved()
-        ctx.loss, ctx.is_of_rows = loss, reduction == "none"
+        ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
         ctx.save_for_backward(x, scale, *saved)
         return narrowed(value, x.dtype)
 
@@ -336,6 +335,7 @@ class _SharedLoss(torch.autograd.Function):
             raise RuntimeError(
                 f"{ctx.loss.name}: there is no second derivative; gather the scores, and take the loss of whole rows"
             )
+        ctx.kept.check(ctx.loss.name)
         x, scale, *saved = ctx.saved_tensors
         found = Found.again(saved, ctx.width)
         slope = ctx.loss.slope(..., x, found, per_row(g, scale, found, ctx.is_of_rows))

@@ -14,7 +14,8 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.tracing import outside_compilers
-from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
+from softmaxima.distributed.kept import Kept
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of, requiring
 from softmaxima.distributed.rows import MESSAGES, Shared
 
 
@@ -34,28 +35,37 @@ def shared_map(
             on every rank; each gets the gradient of whole rows by one that requires grad.
 
     Returns:
-        The probabilities of this rank's scores, in their dtype: those of whole rows in float64, rounded.
+        The probabilities of this rank's scores, in their dtype: those of whole rows, merged in float64.
 
     Raises:
         RanksError on every rank: where rows, dtypes or maps differ among them, one has refused its arguments, one has NaN, or does
         not answer within the group's timeout; each names the ranks. There is no second derivative.
 
     Cost: one all-gather of the map's state for each of its passes, which are ten for top-p and one for any other: of 3 numbers a
-    row for softmax, of up to 64 candidates a row for a map with a threshold (where a rank has more in a row, one more all-gather of
-    all of them), of k scores and places for top-k. The gradient is one more, of 2 to 7 numbers a row, and one where temperature or
+    row for softmax, of room for 64 candidates a row for a map with a threshold or top-k (where a rank has more in a row, one more
+    all-gather of all of them). The gradient is one more, of 2 to 7 numbers a row, and one where temperature or
     a parameter is learnt. All in float64.
     """
-    found = find_map(map, "distributed")
-    name = f"distributed.{found.name}"
-    if found.blocks is None:
-        raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
-    ranks = ranks_of(name, group)
-    with ranks.telling(name):
+    ranks = ranks_of("distributed.shared_map", group)
+    with ranks.telling("distributed.shared_map"):
+        found = find_map(map, "distributed")
+        name = f"distributed.{found.name}"
+        if found.blocks is None:
+            raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
         x = as_scores(name, shard)
         axis, rows, tau, mask = rows_last(name, x, dim, temperature, where)
         values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
     named = {parameter.name: value for parameter, value in zip(found.params, values, strict=True)}
-    agreement = ranks.agree(name, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau, **named)
+    agreement = ranks.agree(
+        name,
+        rows.shape[-1],
+        rows=tuple(rows.shape[:-1]),
+        dtype=rows.dtype,
+        dim=axis,
+        temperature=tau,
+        **named,
+        **{"what requires grad": requiring(scores=rows, temperature=tau, **named)},
+    )
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
 
 
@@ -81,6 +91,7 @@ class _SharedMap(torch.autograd.Function):
         given = [x, tau, *values]
         ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
         ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
+        ctx.kept = Kept(shared.mask)
         return shared.own.probabilities(state)
 
     @staticmethod
@@ -89,6 +100,7 @@ class _SharedMap(torch.autograd.Function):
         name = f"distributed.{ctx.map.name}"
         if torch.is_grad_enabled():
             raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")
+        ctx.kept.check(name)
         state, tensors = ctx.saved_tensors[: ctx.width], iter(ctx.saved_tensors[ctx.width :])
         x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
         shared = ctx.share(x, tau, values)

@@ -12,7 +12,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeGuard
 
@@ -49,17 +49,21 @@ class Agreement:
         return sum(self.widths)
 
 
-@dataclass(eq=False)
 class Ranks:
-    """The processes of a group."""
+    """The processes of a group, which this does not keep."""
 
-    group: dist.ProcessGroup
-    rank: int = field(init=False)
-    size: int = field(init=False)
-    step: int = 0  # of what they have told each other
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.step = 0  # of what they have told each other
 
-    def __post_init__(self) -> None:
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group, while there is one."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError("distributed: the process group of this call is no longer there")
+        return group
 
     @property
     def names(self) -> list[int]:
@@ -73,7 +77,7 @@ class Ranks:
         """What is raised within is told to the other ranks, which raise too."""
         try:
             yield
-        except (TypeError, ValueError, IndexError) as error:
+        except Exception as error:
             self._exchange(name, {"problem": f"{type(error).__name__}: {error}"})
             raise
 
@@ -228,6 +232,15 @@ def reads_values(ranks: AnyRanks) -> TypeGuard[Ranks]:
 def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
     """The ranks along axes of a mesh, which are given by their numbers."""
     return MeshRanks(tuple(ranks_of(name, mesh.get_group(axis)) for axis in axes))
+
+
+def learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def requiring(**values: Any) -> str:
+    """Which require grad, for ranks to agree on: the gradient of each is a message."""
+    return " and ".join(what for what, value in values.items() if learns(value)) or "of own classes"
 
 
 def _in_words(value: Any) -> str:

@@ -19,8 +19,8 @@ from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.labels import check_range, here, spoken
-from softmaxima.distributed.losses import bind_to, loss_of_scores, requiring
-from softmaxima.distributed.ranks import Agreement, Group, Ranks, ranks_of, summed
+from softmaxima.distributed.losses import bind_to, loss_of_scores
+from softmaxima.distributed.ranks import Agreement, Group, Ranks, ranks_of, requiring, summed
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction

@@ -16,7 +16,7 @@ from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
-from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of
+from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of, requiring
 from softmaxima.distributed.rows import MESSAGES, Shared
 
 NAME = "distributed.logsumexp"
@@ -43,7 +43,15 @@ def logsumexp(
     with ranks.telling(NAME):
         x = as_scores(NAME, shard)
         axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
-    agreement = ranks.agree(NAME, rows.shape[-1], rows=tuple(rows.shape[:-1]), dtype=rows.dtype, dim=axis, temperature=tau)
+    agreement = ranks.agree(
+        NAME,
+        rows.shape[-1],
+        rows=tuple(rows.shape[:-1]),
+        dtype=rows.dtype,
+        dim=axis,
+        temperature=tau,
+        **{"what requires grad": requiring(temperature=tau)},
+    )
     value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
     return value if keepdim else value.squeeze(axis)
 
