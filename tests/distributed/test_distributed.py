@@ -373,8 +373,55 @@ def test_a_rank_that_ends_or_hangs_is_named(how: str, tmp_path: Path) -> None:
 
 def test_without_a_group_it_says_how_to_make_one() -> None:
     assert not dist.is_initialized()
-    with pytest.raises(RuntimeError, match=r"distributed.shared_map: there is no process group; call torch.distributed.init_process"):
+    with pytest.raises(
+        RuntimeError, match=r"distributed.shared_map: there is no process group; call torch.distributed.init_process"
+    ):
         sm.distributed.softmax(torch.zeros(3))
     with pytest.raises(AttributeError, match="no attribute 'softmox'"):
         sm.distributed.softmox(torch.zeros(3))
     assert RanksError.__mro__[1] is RuntimeError
+
+
+def of_odd_rows(rank: int) -> list[str]:
+    """What goes wrong with no rows, with a β of −∞ and with a rank that has NaN alone."""
+    wrong = []
+    for name in SHARED:
+        if getattr(sm.distributed, name)(torch.zeros(0, rank + 1)).shape != (0, rank + 1):
+            wrong.append(f"{name} of no rows")
+    x, own = normal(3, 9, seed=1), own_of(rank, (4, 0, 5))
+    found = sm.distributed.elastic_softmax(x[:, own], beta=-math.inf)
+    wrong += [] if apart(found, sm.softmax(x)[:, own]) <= 1e-15 else ["elastic softmax without a sink"]
+    for function in (sm.distributed.logsumexp, sm.distributed.softmax):
+        try:
+            function(torch.full((1, 2), math.nan if rank == 2 else 0.0))
+        except RanksError as error:
+            wrong += [] if "in the scores of rank 2" in str(error) else [str(error)]
+        else:
+            wrong.append(f"{function.__name__} of NaN")
+    return wrong
+
+
+def test_no_rows_no_sink_and_a_rank_of_nan_alone(three: Processes) -> None:
+    assert three.run(of_odd_rows) == [[], [], []]
+
+
+def of_changes(rank: int) -> list[str]:
+    """What a backward pass says of a mask, and of targets, that were changed since."""
+    x, own, told = normal(3, 9, seed=1), own_of(rank, (4, 0, 5)), []
+    mask, y = torch.ones(3, 9, dtype=torch.bool)[:, own].clone(), sm.softmax(normal(3, 9, seed=2))[:, own].clone()
+    masked = lambda scores: sm.distributed.softmax(scores, where=mask)
+    soft = lambda scores: sm.distributed.cross_entropy(scores, y)
+    for function, kept in ((masked, mask), (soft, y)):
+        value = function(x[:, own].clone().requires_grad_()).square().sum()
+        kept.zero_()
+        try:
+            value.backward()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
+
+
+def test_what_the_gradient_needs_must_not_be_changed(three: Processes) -> None:
+    for told in three.run(of_changes):
+        assert len(told) == 2
+        assert all("changed in place after the call" in each for each in told)

@@ -86,7 +86,9 @@ def _begun(library: Any, workers: int) -> Any:
         try:
             return cluster.result()
         except RuntimeError as error:  # as where one is killed before it is there
-            raise InputError(f"the workers could not be begun: {error} Call again, with fewer of them if memory is short") from error
+            raise InputError(
+                f"the workers could not be begun: {error} Call again, with fewer of them if memory is short"
+            ) from error
         except KeyboardInterrupt:
             cluster.result().close()
             raise

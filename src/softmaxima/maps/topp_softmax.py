@@ -176,7 +176,7 @@ def _merge(a: State, b: State, tau: float | Tensor, p: float) -> State:
 
 def _finish(part: Part, state: State, p: float) -> Tensor:
     known = Nucleus(*state)
-    if p == 1.0 or known.places.shape[-1] == 0:
+    if p == 1.0 or part.x.numel() == 0 or known.places.shape[-1] == 0:
         return known.sum.shares(part.x, part.tau)
     last = known.places.gather(-1, (known.wanted(p).long() - 1).clamp_max(known.places.shape[-1] - 1))
     keys, lowest = ordered_bits(part.x), known.key ^ _LOWEST
