@@ -162,6 +162,6 @@ def picture(benchmark: Benchmark) -> go.Figure:
     below = {"orientation": "h", "y": -0.25, "font": {"size": 10}}
     plot.update_layout(
         template="simple_white", width=1100, height=470, margin={"l": 60, "r": 20, "t": 40, "b": 130},
-        legend=below | {"x": 0.0, "entrywidth": 150}, legend2=below | {"x": 0.42, "entrywidth": 130},
+        legend=below | {"x": 0.0, "entrywidth": 190}, legend2=below | {"x": 0.45, "entrywidth": 150},
     )  # fmt: skip
     return plot
