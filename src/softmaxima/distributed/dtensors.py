@@ -28,7 +28,7 @@ from softmaxima.core.dtensors import FORMS
 from softmaxima.core.evaluation import check_params, evaluate
 from softmaxima.distributed.losses import Total, loss_of_scores
 from softmaxima.distributed.maps import of_shared_rows
-from softmaxima.distributed.ranks import Agreement, MeshRanks, ranks_along
+from softmaxima.distributed.ranks import Agreement, MeshRanks, learns, ranks_along
 from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.losses import REGISTRY
 from softmaxima.losses._classification import Evaluation, check_labels, check_shared, prepare
@@ -158,10 +158,6 @@ def says_a_number(module: nn.Module) -> bool:
         a.default is not a.empty or a.kind in (a.VAR_POSITIONAL, a.VAR_KEYWORD)
         for a in inspect.signature(module.forward).parameters.values()
     )
-
-
-def learns(*values: Any) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def of_map(map: Map, x: DTensor, dim: int, temperature: Any, where: Any, params: Mapping[str, Any]) -> DTensor:

@@ -234,8 +234,9 @@ def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
     return MeshRanks(tuple(ranks_of(name, mesh.get_group(axis)) for axis in axes))
 
 
-def learns(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+def learns(*values: Any) -> bool:
+    """Whether any is asked for a gradient."""
+    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def requiring(**values: Any) -> str:

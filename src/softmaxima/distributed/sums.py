@@ -16,6 +16,7 @@ from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
+from softmaxima.distributed.kept import Kept
 from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of, requiring
 from softmaxima.distributed.rows import MESSAGES, Shared
 
@@ -72,6 +73,7 @@ class _Sum(torch.autograd.Function):
         shared = share(x.detach(), tau)
         state, _ = shared.state()
         ctx.share, ctx.tau = share, None if isinstance(tau, Tensor) else tau
+        ctx.kept, ctx.name = Kept(shared.mask), shared.name
         ctx.save_for_backward(*state, x, *([tau] if isinstance(tau, Tensor) else []))
         return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
 
@@ -80,6 +82,7 @@ class _Sum(torch.autograd.Function):
         (g,) = upstream
         if torch.is_grad_enabled():
             raise RuntimeError(f"{NAME}: there is no second derivative; gather the scores, and take the sum of whole rows")
+        ctx.kept.check(ctx.name)
         *state, x = ctx.saved_tensors[:4]
         tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
         shared = ctx.share(x, tau)
