@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import Processes
+from processes import Pool, Processes
+from shards import apart, finite, in_turns, normal, own_of
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import LossCase, cases, exhaustively
+from conftest import Case, LossCase, cases, exhaustively, some
 from softmaxima.distributed import RanksError, ranks, rows
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
@@ -24,33 +25,6 @@ from softmaxima.maps import REGISTRY as MAPS
 WIDTHS = [(5, 0, 4), exhaustively((3, 3, 3)), exhaustively((0, 0, 9)), exhaustively((1, 2, 6))]
 SHARED = [name for name, map in MAPS.items() if map.blocks is not None]
 FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
-
-
-def own_of(rank: int, widths: tuple[int, ...]) -> slice:
-    return slice(sum(widths[:rank]), sum(widths[: rank + 1]))
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def finite(p: Tensor) -> Tensor:
-    return torch.where(p.isfinite(), p, 0.0)
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference, in shares of the largest number."""
-    assert a.shape == b.shape
-    assert a.dtype == b.dtype
-    assert torch.equal(a.isinf(), b.isinf())
-    return 0.0 if a.numel() == 0 else float((finite(a) - finite(b)).abs().max() / finite(b).abs().max().clamp_min(1.0))
 
 
 # Maps -------------------------------------------------------------------------------------------------------------------------
@@ -65,21 +39,24 @@ def of_a_map(rank: int, name: str, widths: tuple[int, ...], dim: int) -> float:
     per_row[dim] = 1
     cut = lambda values: values.movedim(dim, -1)[..., own].movedim(-1, dim)
     where = where & (normal(*per_row, seed=4) > -1.5)  # some rows have nothing
-    for case in cases(MAPS[name]):
-        learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
-        for tau, mask, params in ((1.0, None, {}), (normal(*per_row, seed=6).abs() + 0.5, where, {}), (0.7, None, learnt)):
-            numbers = [value for value in (tau, *params.values()) if isinstance(value, Tensor)]
-            results = []
-            for shared in (False, True):
-                scores = (cut(x) if shared else x).clone().requires_grad_()
-                wrt = [scores, *(value.requires_grad_() for value in numbers)]
-                given: Any = {**case.params, **params, "temperature": tau}
-                if mask is not None:
-                    given["where"] = cut(mask) if shared else mask
-                p = getattr(sm.distributed if shared else sm, name)(scores, dim, **given)
-                slopes = torch.autograd.grad((finite(p) * (cut(g) if shared else g)).sum(), wrt)
-                results.append([p.detach(), *slopes] if shared else [cut(p.detach()), cut(slopes[0]), *slopes[1:]])
-            farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+    learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+    options: list[Any] = [(1.0, None, {}), (normal(*per_row, seed=6).abs() + 0.5, where, {}), (0.7, None, learnt)]
+    every = list(itertools.product(cases(MAPS[name]), options))
+
+    def results(case: Case, tau: Any, mask: Tensor | None, params: dict[str, Any], shared: bool) -> list[Tensor]:
+        scores = (cut(x) if shared else x).clone().requires_grad_()
+        wrt = [scores, *(value.requires_grad_() for value in (tau, *params.values()) if isinstance(value, Tensor))]
+        given: Any = {**case.params, **params, "temperature": tau}
+        if mask is not None:
+            given["where"] = cut(mask) if shared else mask
+        p = getattr(sm.distributed if shared else sm, name)(scores, dim, **given)
+        return [p.detach(), *torch.autograd.grad((finite(p) * (cut(g) if shared else g)).sum(), wrt)]
+
+    every = [*every[: len(options)], *some(every[len(options) :], name, widths, dim)]
+    whole = in_turns([functools.partial(results, case, *given, shared=False) for case, given in every])
+    for (case, given), (p, slope, *slopes) in zip(every, whole, strict=True):
+        expected = [cut(p), cut(slope), *slopes]
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(results(case, *given, shared=True), expected, strict=True)))
     return farthest / 1e-13
 
 
@@ -138,6 +115,7 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
     n, own, farthest = sum(widths), own_of(rank, widths), 0.0
     labels, soft = torch.tensor([0, n - 1, -100, 3, 2]), normal(5, n, seed=1).softmax(-1)
     weight = normal(n, seed=2).abs() + 0.1
+    every: list[tuple[dict[str, Any], Tensor, Tensor, dict[str, Any]]] = []
     for options in LOSSES[name].examples:
         case = LossCase(LOSSES[name], options)
         x = case.scores(5, n, seed=3)
@@ -145,16 +123,19 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
         calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
         calls += [(labels, {"temperature": 0.5, "reduction": "sum"})]
         calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1})] if adds_up else []
-        for target, more in calls:
-            results = []
-            for shared in (False, True):
-                scores = (x[:, own] if shared else x).clone().requires_grad_()
-                mine = {**more, "weight": weight[own]} if shared and "weight" in more else more
-                y = target[:, own] if shared and target.is_floating_point() else target
-                loss = getattr(sm.distributed if shared else sm, name)(scores, y, **mine, **options)
-                slope = torch.autograd.grad(loss.sum(), scores)[0]
-                results.append((loss.detach(), slope if shared else slope[:, own]))
-            farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+        every += [(options, x, *call) for call in (calls if not every else some(calls, name, options, widths))]
+
+    def results(options: dict[str, Any], x: Tensor, target: Tensor, more: dict[str, Any], shared: bool) -> tuple[Tensor, Tensor]:
+        scores = (x[:, own] if shared else x).clone().requires_grad_()
+        mine = {**more, "weight": weight[own]} if shared and "weight" in more else more
+        y = target[:, own] if shared and target.is_floating_point() else target
+        loss = getattr(sm.distributed if shared else sm, name)(scores, y, **mine, **options)
+        return loss.detach(), torch.autograd.grad(loss.sum(), scores)[0]
+
+    whole = in_turns([functools.partial(results, *call, shared=False) for call in every])
+    for call, (expected, expected_slope) in zip(every, whole, strict=True):
+        loss, slope = results(*call, shared=True)
+        farthest = max(farthest, apart(loss, expected), apart(slope, expected_slope[:, own]))
     return farthest / 1e-13
 
 
@@ -357,18 +338,14 @@ def leave(rank: int, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["ends", exhaustively("hangs")])
-def test_a_rank_that_ends_or_hangs_is_named(how: str, tmp_path: Path) -> None:
-    processes = Processes(3, tmp_path / "store", seconds=4.0)
-    try:
-        for rank, (found, error) in enumerate(processes.outcomes(leave, how)):
-            if rank != 1:
-                assert error is None
-                assert found.startswith("RanksError")
-                assert "from rank 1 within 4 s" in found
-            elif how == "ends":
-                assert error == "gone"
-    finally:
-        processes.close()
+def test_a_rank_that_ends_or_hangs_is_named(how: str, pool: Pool) -> None:
+    for rank, (found, error) in enumerate(pool.group(range(3), seconds=4.0).outcomes(leave, how)):
+        if rank != 1:
+            assert error is None
+            assert found.startswith("RanksError")
+            assert "from rank 1 within 4 s" in found
+        elif how == "ends":
+            assert error == "gone"
 
 
 def test_without_a_group_it_says_how_to_make_one() -> None:
