@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import math
 import os
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -289,13 +291,30 @@ def told(rank: int, what: str) -> str:
             sm.distributed.sparsemax(x if rank != 1 else x.fill_(math.nan))
         elif what == "reduction":
             sm.distributed.cross_entropy(x, torch.tensor([0, 1, 3]), reduction="sum" if rank else "mean")
+        elif what == "labels":
+            sm.distributed.cross_entropy(x, torch.tensor([0, 11, 5 + (rank == 1)]))
+        elif what == "a gradient":
+            sm.distributed.softmax(x.requires_grad_(rank == 1))
+        elif what == "a gradient by τ":
+            sm.distributed.logsumexp(x, temperature=torch.ones(3, 1).double().requires_grad_(rank == 2))
+        elif what == "a gradient of places":
+            sm.distributed.unshard(x.requires_grad_(rank == 0), layout="contiguous")
+        elif what == "any error":
+            sm.distributed.shared_loss("cross_entropy", x, torch.zeros(3).long(), temperature=Broken() if rank == 1 else 1.0)
         elif what == "second derivative":
             scores = x.requires_grad_()
             (slope,) = torch.autograd.grad(sm.distributed.softmax(scores)[:, 0].sum(), scores, create_graph=True)
             slope.sum().backward()
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+class Broken(torch.nn.Module):
+    """A temperature that is not to be had."""
+
+    def forward(self) -> Tensor:
+        raise KeyError("temperatures")
 
 
 @pytest.mark.parametrize(
@@ -308,6 +327,11 @@ def told(rank: int, what: str) -> str:
         ("no class", "each target must be a label on one rank, got 12 in a row, found on 0; ranks 0, 1, 2 have 12 classes"),
         ("NaN", "there are NaN, or +∞ that have no probability, in the scores of rank 1"),
         ("reduction", "reduction must be the same on all ranks, got mean on rank 0, sum on rank 1, sum on rank 2"),
+        ("labels", "got labels 0 to 11, 3 that add up to 16 on rank 0, labels 0 to 11, 3 that add up to 17 on rank 1, labels 0"),
+        ("a gradient", "what requires grad must be the same on all ranks, got of own classes on rank 0, scores on rank 1, of own"),
+        ("a gradient by τ", "got of own classes on rank 0, of own classes on rank 1, temperature on rank 2"),
+        ("a gradient of places", "what requires grad must be the same on all ranks, got x on rank 0, of own classes on rank 1"),
+        ("any error", "KeyError: 'temperatures'"),
         ("second derivative", "there is no second derivative; gather the scores, and take the map of whole rows"),
     ],
 )
@@ -380,14 +404,36 @@ def test_no_rows_no_sink_and_a_rank_of_nan_alone(three: Processes) -> None:
     assert three.run(of_odd_rows) == [[], [], []]
 
 
+def of_groups_that_were(rank: int) -> list[bool]:
+    """Whether a group, and the store of its ranks' talk, are gone when it was destroyed, where calls and graphs have used it."""
+    gone = []
+    for _ in range(2):
+        group = dist.new_group([0, 1, 2])
+        there, x = weakref.ref(group), normal(3, 4, seed=rank).requires_grad_()
+        loss = sm.distributed.cross_entropy(x, torch.tensor([0, 11, 5]), group=group)
+        (loss + sm.distributed.sparsemax(x, group=group).square().sum()).backward()
+        assert sm.distributed.logsumexp(x, group=group).grad_fn is not None
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        gone.append(there() is None)
+    return gone
+
+
+def test_a_group_that_was_destroyed_is_freed(three: Processes) -> None:
+    assert three.run(of_groups_that_were) == [[True, True]] * 3
+
+
 def of_changes(rank: int) -> list[str]:
     """What a backward pass says of a mask, and of targets, that were changed since."""
     x, own, told = normal(3, 9, seed=1), own_of(rank, (4, 0, 5)), []
     mask, y = torch.ones(3, 9, dtype=torch.bool)[:, own].clone(), sm.softmax(normal(3, 9, seed=2))[:, own].clone()
+    tau = torch.ones(3, 1, dtype=torch.float64)
+    warm = lambda scores: sm.distributed.cross_entropy(scores, torch.tensor([0, 1, 8]), temperature=tau)
     masked = lambda scores: sm.distributed.softmax(scores, where=mask)
     summed = lambda scores: sm.distributed.logsumexp(scores, where=mask)
     soft = lambda scores: sm.distributed.cross_entropy(scores, y)
-    for function, kept in ((masked, mask), (summed, mask), (soft, y)):
+    for function, kept in ((masked, mask), (summed, mask), (soft, y), (warm, tau)):
         value = function(x[:, own].clone().requires_grad_()).square().sum()
         kept.zero_()
         try:
@@ -399,5 +445,5 @@ def of_changes(rank: int) -> list[str]:
 
 def test_what_the_gradient_needs_must_not_be_changed(three: Processes) -> None:
     for told in three.run(of_changes):
-        assert len(told) == 3
+        assert len(told) == 4
         assert all("changed in place after the call" in each for each in told)

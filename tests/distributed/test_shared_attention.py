@@ -142,6 +142,45 @@ def test_masks_biases_and_numbers_that_learn(form: str, three: Processes) -> Non
         assert max(found.values()) <= 1e-12, found
 
 
+def of_autocast(rank: int) -> dict[Any, float]:
+    """In float32, within a region where torch multiplies in bfloat16: in float32's epsilons."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return {
+            (name, form): deviation(rank, form, "balanced", {"map": name}, SEEN[1], dtype=torch.float32) / 2**-23
+            for name, form in itertools.product(("softmax", "sparsemax", "entmax15"), ("ring", "merge"))
+        }
+
+
+def test_autocast_does_not_narrow_what_is_shared(three: Processes) -> None:
+    for found in three.run(of_autocast):
+        assert max(found.values()) <= 4, found
+
+
+def of_changes(rank: int) -> list[str]:
+    """What a backward pass says of temperatures of rows, masks and biases that were changed since."""
+    told = []
+    for form, what in itertools.product(("ring", "merge"), ("temperature", "attn_mask", "bias")):
+        q, k, v = (normal(2, 4, 3, seed=seed).requires_grad_() for seed in range(3))
+        beside = {
+            "temperature": torch.ones(2, 4, 1).double(),
+            "attn_mask": torch.ones(4, 12).bool(),
+            "bias": torch.ones(4, 12).double(),
+        }
+        output = sm.distributed.attention(q, k, v, form=form, map="sparsemax", **beside)
+        beside[what].zero_()
+        try:
+            output.sum().backward()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
+
+
+def test_what_the_gradient_needs_must_not_be_changed(three: Processes) -> None:
+    for told in three.run(of_changes):
+        assert len(told) == 6
+        assert all("changed in place after the call" in each or "modified by an inplace operation" in each for each in told)
+
+
 def of_a_dtype(rank: int, dtype: torch.dtype) -> dict[Any, float]:
     """In units of the dtype's epsilon."""
     maps = ("softmax", "elastic_softmax", "entmax15")

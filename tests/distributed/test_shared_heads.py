@@ -563,6 +563,33 @@ def test_margin_and_sampled_modules(three: Processes) -> None:
             assert far <= 1e-5, (what, found)
 
 
+def of_log_probabilities(rank: int) -> list[tuple[str, float]]:
+    """How far they and their gradients are from log_softmax of the whole layer, in float64 and in float32 beside autocast."""
+    found = []
+    for dtype, autocast in ((torch.float64, False), (torch.float32, False), (torch.float32, True)):
+        hidden, g = normal(7, 6, seed=1, dtype=dtype).requires_grad_(), normal(7, 10, seed=2, dtype=dtype)
+        head = sm.distributed.SampledSoftmax(6, 10, 20, "uniform", dtype=dtype)
+        own, weight = head.own_classes, head.weight.full_tensor().detach().double().requires_grad_()
+        wide, bias = hidden.detach().double().requires_grad_(), head.bias.full_tensor().detach().double()
+        expected = torch.log_softmax(wide @ weight.T + bias, -1)
+        by_hidden, by_weight = torch.autograd.grad(expected, (wide, weight), g.double())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            log_p = head.log_prob(hidden)
+        log_p.backward(g[:, own.start : own.stop])
+        slope = head.weight.grad.to_local()
+        found.append((f"log p {dtype} {autocast}", apart(log_p.detach(), expected.detach()[:, own.start : own.stop])))
+        found.append((f"by hidden {dtype} {autocast}", apart(hidden.grad, by_hidden)))
+        found.append((f"by weight {dtype} {autocast}", apart(slope, by_weight[own.start : own.stop])))
+        assert log_p.dtype == dtype
+    return found
+
+
+def test_log_probabilities_and_their_gradients_are_those_of_the_whole_layer(three: Processes) -> None:
+    for found in three.run(of_log_probabilities):
+        for what, far in found:
+            assert far <= (1e-13 if "float64" in what else 2e-6), found
+
+
 # Data parallel ----------------------------------------------------------------------------------------------------------------
 
 
