@@ -23,8 +23,8 @@ SHARED = [name for name, map in MAPS.items() if map.blocks is not None]
 FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
 # Messages where no rank has more scores than one has room for: one of each pass, and one of a loss of probabilities.
 MESSAGES = {"topp_softmax": 10, **{name: 2 for name in FORMED if LOSSES[name].row_form.of_p is not None}}
-# Units in the last place of a number, of what is smaller at LEAST, from float64: itself rounded a few times, where one process rounds
-# otherwise. The kernels of float32 add in float32, in one process as well, so that a loss near 0 has the rounding of numbers near 1.
+# Units in the last place of a number, of what is smaller at LEAST, from float64: itself rounded a few times, where one process
+# rounds otherwise. Kernels add float32 in float32, in one process too: a loss near 0 has the rounding of numbers near 1.
 LIMIT = {torch.float64: 8.0, torch.float32: 3.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 LEAST = {torch.float64: 1.0, torch.float32: 1e-3, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 OF_SUMS = {**LIMIT, torch.float32: 2.0}, {**LEAST, torch.float32: 1.0}
