@@ -36,10 +36,9 @@ class OwnPart:
     @functools.cached_property
     def kernels(self) -> Any:
         """Those of logsumexp where the state is one of it; or None. Of narrow scores they round each term as the shares are."""
-        if self.x.shape[-1] == 0 or not (self.x.dtype == torch.float64 or self._is_of_shares):
+        if self.x.shape[-1] == 0 or not self.rows.blocks.is_sum or not (self.x.dtype == torch.float64 or self._is_of_shares):
             return None
-        is_sum = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
-        return library(self.x.device.type) if is_sum else None
+        return library(self.x.device.type)
 
     @property
     def has_shares(self) -> bool:
@@ -54,11 +53,12 @@ class OwnPart:
         """The state of this part in a pass."""
         if self.kernels is None:
             return self.rows.begin(self.part, known)
-        _, (top, log_mass) = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
-        spoilt = log_mass.isnan()  # the largest of the others is no state
-        top, log_mass, spoilt = (values.unsqueeze(-1) for values in (top.masked_fill(spoilt, math.nan), log_mass, spoilt))
-        rest = torch.where((top > -math.inf) & (top < math.inf), log_mass.expm1(), 0.0).masked_fill(spoilt, math.nan)
-        return monoid.LogSum(top, (top > -math.inf).double(), rest)
+        _, state = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
+        top, rest = state.unsqueeze(-1)
+        rest = rest.expm1()
+        spoilt = rest.isnan()  # the largest of the others is no state
+        top = top.masked_fill(spoilt, math.nan)
+        return monoid.LogSum(top, (top > -math.inf).double(), rest.masked_fill(top.isinf(), 0.0))
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""

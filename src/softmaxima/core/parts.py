@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima.core import monoid
 from softmaxima.core.arguments import Array, as_scores, check_per_row, check_value, check_where, like_input
 from softmaxima.core.blocks import Blocks, Part, State, packed, unpacked
 from softmaxima.core.contract import AnyMap, Map, find_map
@@ -112,6 +113,12 @@ class InParts:
     def merge(self, a: State, b: State) -> State:
         """The state of the parts of both."""
         return self.blocks.merge(a, b, self.tau, **self.params)
+
+    def together(self, states: Iterable[State]) -> State:
+        """The state of all parts."""
+        if self.blocks.is_sum:
+            return monoid.total([monoid.LogSum(*state) for state in states], self.tau)
+        return merged(states, self.merge, self.map.name)
 
     def identity(self, like: Part, known: State | None = None) -> State:
         """The state of no scores, for rows like those of a part: merging it changes nothing."""
