@@ -56,7 +56,7 @@ def chunked_map(
         raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
     scores, split_every = check_scores(name, x), check_split(name, split_every)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
-    given = found.complete(params)
+    given = found.complete(params, name)
     axis, *_ = check_rows(name, like, dim, stand_in(name, "temperature", temperature), stand_in(name, "where", where))
     values = {p.name: stand_in(name, p.name, given[p.name], p.default if p.kind is float else 1) for p in found.params}
     checked = check_params(found, values, like if like.ndim else like.reshape(1), axis, name)
