@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -336,3 +337,27 @@ def test_files_of_other_places_are_summed_without_torch_and_dask(tmp_path: Path)
         "assert not {'torch', 'dask', 'distributed'} & {*sys.modules}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_server_that_gives_no_parts_of_a_file_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library raises an error of its own, as that of HTTP does."""
+    with fsspec.open("memory://parts/x.npy", "wb") as file:
+        np.save(file, scores(5000))
+
+    def wrong(done: int, of: object) -> None:
+        raise ValueError("of who watches")
+
+    with pytest.raises(ValueError, match="^of who watches$"):
+        sm.file_logsumexp("memory://parts/x.npy", progress=wrong)
+
+    def opened(path: Remote, mode: str = "rb", buffering: int = -1, old=Remote.open) -> Any:
+        file = old(path, mode, buffering)
+        file.readinto = failed
+        return file
+
+    def failed(data: Any) -> int:
+        raise ValueError("The server does not support range requests.")
+
+    monkeypatch.setattr(Remote, "open", opened)
+    with pytest.raises(InputError, match=r"x.npy cannot be read \(The server does not .* requests\); .*, or download it first$"):
+        sm.file_logsumexp("memory://parts/x.npy")

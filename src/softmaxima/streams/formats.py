@@ -93,10 +93,35 @@ def open_scores(path: Place, column: str | None = None, dtype: str | None = None
         if sys.stdin is None:
             raise InputError("standard input is closed; give a file, or the output of another command")
         return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
+    if isinstance(path, Path):
+        try:
+            return _from_file(path, column, dtype)
+        except OSError as error:
+            raise unreadable(str(path), error) from None
+    with _told(path):
+        scores = _from_file(path, column, dtype)
+    part = scores.part
+    return replace(
+        scores,
+        blocks=lambda start: _all_told(path, scores.blocks(start)),
+        part=None if part is None else lambda start, stop: _all_told(path, part(start, stop)),
+    )
+
+
+@contextlib.contextmanager
+def _told(path: Place) -> Iterator[None]:
+    """What a library of a protocol raises of its own, as where a server gives no parts of a file, is an InputError."""
     try:
-        return _from_file(path, column, dtype)
-    except OSError as error:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
         raise unreadable(str(path), error) from None
+
+
+def _all_told(path: Place, blocks: Iterator[Block]) -> Iterator[Block]:
+    with _told(path):
+        yield from blocks
 
 
 def read_once(path: Place) -> bool:
@@ -135,7 +160,8 @@ def unreadable(name: str, error: Exception) -> InputError:
     said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, PermissionError):
         return InputError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
-    return InputError(f"{name} cannot be read ({said}); check that it is whole, and write it again")
+    repair = "or download it first" if "://" in name else "and write it again"
+    return InputError(f"{name} cannot be read ({said.rstrip('.')}); check that it is whole, {repair}")
 
 
 # Plain memory ---------------------------------------------------------------------------------------------------------------
