@@ -347,7 +347,7 @@ def test_a_server_that_gives_no_parts_of_a_file_is_told_in_one_line(monkeypatch:
     def wrong(done: int, of: object) -> None:
         raise ValueError("of who watches")
 
-    with pytest.raises(ValueError, match="^of who watches$"):
+    with pytest.raises(ValueError, match=r"^of who watches$"):
         sm.file_logsumexp("memory://parts/x.npy", progress=wrong)
 
     def opened(path: Remote, mode: str = "rb", buffering: int = -1, old=Remote.open) -> Any:
