@@ -19,6 +19,9 @@ from softmaxima.core.temperature import over
 from softmaxima.kernels.devices import library
 
 
+NEAR = 2.0**-8  # of log Σ exp((x − M)/τ), of which kernels have 53 binary digits behind the point
+
+
 @dataclass(frozen=True, eq=False)
 class OwnPart:
     """Scores [..., n] of some places of the rows; `part` are the same in float64, which kernels do without."""
@@ -58,7 +61,16 @@ class OwnPart:
         spoilt = log_mass.isnan()  # the largest of the others is no state
         top, log_mass, spoilt = (values.unsqueeze(-1) for values in (top.masked_fill(spoilt, math.nan), log_mass, spoilt))
         rest = torch.where((top > -math.inf) & (top < math.inf), log_mass.expm1(), 0.0).masked_fill(spoilt, math.nan)
-        return monoid.LogSum(top, (top > -math.inf).double(), rest)
+        return self._near_zero(log_mass, monoid.LogSum(top, (top > -math.inf).double(), rest))
+
+    def _near_zero(self, log_mass: Tensor, state: monoid.LogSum) -> monoid.LogSum:
+        """With the digits of the sums that are little more than their largest score, which the kernels of double round away."""
+        near = log_mass.squeeze(-1).abs() < NEAR
+        if self.x.dtype != torch.float64 or not self.x.is_cpu or not bool(near.any()):
+            return state
+        of = lambda value: value.expand(*near.shape, value.shape[-1])[near] if isinstance(value, Tensor) and value.ndim else value
+        exact = self.rows.begin(Part(of(self.part.x), of(self.rows.tau)))
+        return monoid.LogSum(*(values.masked_scatter(near.unsqueeze(-1), own) for values, own in zip(state, exact, strict=True)))
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""

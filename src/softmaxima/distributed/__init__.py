@@ -14,7 +14,7 @@ from softmaxima.distributed.attention import attention
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.layers import LinearLoss, MarginSoftmax, SampledSoftmax
 from softmaxima.distributed.losses import shared_loss
-from softmaxima.distributed.maps import shared_map
+from softmaxima.distributed.maps import shared_map, softmin
 from softmaxima.distributed.means import batch_mean
 from softmaxima.distributed.places import places
 from softmaxima.distributed.ranks import RanksError
@@ -38,6 +38,7 @@ __all__ = [
     "sampled_softmax_loss",
     "shared_loss",
     "shared_map",
+    "softmin",
     "unshard",
 ]
 

@@ -193,7 +193,7 @@ class Head:
         options = {
             "rows": rows, "features": sizes(request.hidden)[1], "dtype": request.weight.dtype,
             "loss": request.loss.name, **request.options,
-            "temperature": request.tau, "softcap": request.softcap, "z_loss": request.z_loss, "centres": request.centres,
+            ("1/scale" if request.unit else "temperature"): request.tau, "softcap": request.softcap, "z_loss": request.z_loss, "centres": request.centres,
             "margin": request.margin, "reduce_hidden": self.reduces, **more,
         }  # fmt: skip
         learning = {"hidden": request.hidden, "temperature": request.tau}

@@ -18,6 +18,7 @@ from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept
 from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.maps.softmax import SOFTMIN
 
 
 def shared_map(
@@ -61,6 +62,17 @@ def shared_map(
     same = alike(options, learning={"scores": rows, "temperature": tau, **named})
     agreement = ranks.agree(name, rows.shape[-1], same)
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
+
+
+def softmin(shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None) -> Tensor:
+    """Softmin of whole rows, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of which every rank of a group has the scores `shard`.
+
+    Arguments, errors and cost as of `shared_map`. Here +∞ is the score that gets exactly zero.
+    """
+    name = "distributed.softmin"
+    with ranks_of(name, group).telling(name):
+        x = as_scores(name, shard)
+    return shared_map(SOFTMIN, -x, dim, group=group, temperature=temperature, where=where)
 
 
 def of_shared_rows(
