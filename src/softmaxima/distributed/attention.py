@@ -20,7 +20,7 @@ from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.parts import merged
 from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.kept import Kept
-from softmaxima.distributed.places import Span, check_layout, spans_of
+from softmaxima.distributed.layouts import Span, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
 from softmaxima.distributed.rows import told

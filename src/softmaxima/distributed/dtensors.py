@@ -85,12 +85,12 @@ class Layout:
     def agreement(self) -> Agreement:
         """How many scores of a row each rank has, in the order of the ranks along rows."""
         widths = []
-        for places in itertools.product(*(range(self.mesh.size(number)) for number in self.along)):
+        for coordinates in itertools.product(*(range(self.mesh.size(number)) for number in self.along)):
             sizes = list(self.scores.shape)
-            for number, place in zip(self.along, places, strict=True):
+            for number, coordinate in zip(self.along, coordinates, strict=True):
                 axis: Any = self.axes[number]
                 step = -(-sizes[axis] // self.mesh.size(number))  # as torch.chunk has it
-                sizes[axis] = max(0, min(step, sizes[axis] - place * step))
+                sizes[axis] = max(0, min(step, sizes[axis] - coordinate * step))
             widths.append(math.prod([sizes[axis] for axis in self.dims]))
         return Agreement(tuple(widths))
 

@@ -191,10 +191,9 @@ class Head:
         """What must be the same on all ranks, where rows came in this shape."""
         request = self.request
         options = {
-            "rows": rows, "features": sizes(request.hidden)[1], "dtype": request.weight.dtype,
-            "loss": request.loss.name, **request.options,
-            ("1/scale" if request.unit else "temperature"): request.tau, "softcap": request.softcap, "z_loss": request.z_loss, "centres": request.centres,
-            "margin": request.margin, "reduce_hidden": self.reduces, **more,
+            "rows": rows, "features": sizes(request.hidden)[1], "dtype": request.weight.dtype, "loss": request.loss.name,
+            **request.options, "1/scale" if request.unit else "temperature": request.tau, "softcap": request.softcap,
+            "z_loss": request.z_loss, "centres": request.centres, "margin": request.margin, "reduce_hidden": self.reduces, **more,
         }  # fmt: skip
         learning = {"hidden": request.hidden, "temperature": request.tau}
         return alike_of_batch(request.batch, self.ignore_index, options, {"bias": request.bias}, **learning)

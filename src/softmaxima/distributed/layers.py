@@ -14,7 +14,7 @@ from torch.distributed.tensor import empty as empty_dtensor
 
 from softmaxima.core.arguments import as_tensor, like_input, scale_domain
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
-from softmaxima.core.numbers import check_choice, check_count, check_flag, check_int
+from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import sizes
 from softmaxima.distributed.agreement import alike
@@ -28,7 +28,8 @@ from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.margin_softmax import KINDS, as_cosine_rows, check_margin
 from softmaxima.heads.sampled import check_options as check_correction
 from softmaxima.heads.samplers import as_sampler
-from softmaxima.losses._classification import REDUCTIONS, check_class_weight
+from softmaxima.heads.sampling_head import held_options
+from softmaxima.losses._classification import check_class_weight
 from softmaxima.losses._finding import find_loss
 
 BLOCK = 1024  # classes whose first values are drawn together, whatever rank they are on
@@ -304,12 +305,9 @@ class SampledSoftmax(ShardedHead):
             self.sampler = sampler if by_rank or not own else as_sampler(name, sampler, len(own))
             self.generator = as_torch_generator(name, generator)
             self.hold(
-                temperature=held_value(name, "temperature", temperature, *scale_domain(self.weight.dtype)),
+                **held_options(name, self.weight.dtype, shared, temperature, ignore_index, reduction),
                 correction=correction,
-                shared=check_flag(name, "shared", shared),
                 remove_hits=check_correction(name, correction, remove_hits),
-                ignore_index=check_int(name, "ignore_index", ignore_index),
-                reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
                 reduce_hidden=check_flag(name, "reduce_hidden", reduce_hidden),
             )
         self._agree(samples=self.samples, sampler=given)

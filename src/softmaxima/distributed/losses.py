@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import check_per_row, moved_last
-from softmaxima.core.blocks import Part, State, joined
+from softmaxima.core.blocks import State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import InParts, merged
@@ -287,15 +287,7 @@ class RowLosses:
         excess = own.excess(state) if own.z_loss else torch.zeros_like(factor)
         slope = shared.own.slope(state, factor * (1 + excess))
         has_none = ~(mine.score > -math.inf)  # a label that is masked, or on another rank
-        score = mine.score.masked_fill(has_none, -math.inf)
-        if shared.own.has_shares:
-            top, rest = own.rows.blocks.conjugate(state, own.rows.tau, **own.rows.params)  # type: ignore[misc]
-            log_p = torch.where(has_none, -math.inf, (score - top) / own.rows.tau - rest)
-            log_p = log_p.masked_fill(rest == math.inf, math.nan)
-            p, less_one = log_p.exp(), log_p.expm1()
-        else:
-            p = own.rows.wide(Part(score, own.rows.tau, shared.own.first + mine.place), state)
-            less_one = p - 1
+        p, less_one = shared.own.at(mine.score.masked_fill(has_none, -math.inf), mine.place, state)
         at_label = torch.where(has_none, 0.0, over(factor * (less_one + excess * p), own.rows.tau))
         return slope.scatter(-1, mine.place, torch.where(mine.hit, narrowed(at_label, slope.dtype), slope.gather(-1, mine.place)))
 

@@ -34,14 +34,15 @@ def shared_map(
             of scores, and none.
         group: a process group, a mesh of one axis, or None for all ranks.
         dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
-            on every rank; each gets the gradient of whole rows by one that requires grad.
+            on every rank to the last bit, a function by its code; each gets the gradient of whole rows by one that requires grad.
 
     Returns:
         The probabilities of this rank's scores, in their dtype: those of whole rows, merged in float64.
 
     Raises:
-        RanksError on every rank: where rows, dtypes or maps differ among them, one has refused its arguments, one has NaN, or does
-        not answer within the group's timeout; each names the ranks. There is no second derivative.
+        RanksError on every rank: where rows, dtypes, maps or options differ among them, one has refused its arguments, one has NaN,
+        or does not answer within the group's timeout; each names the ranks, and where one has raised since they agreed, its error,
+        which that rank raises itself. There is no second derivative, no torch.func and no forward mode.
 
     Cost: one all-gather of the map's state for each of its passes, which are ten for top-p and one for any other: of 3 numbers a
     row for softmax, of room for 64 candidates a row for a map with a threshold or top-k (where a rank has more in a row, one more

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_dim
 from softmaxima.distributed.agreement import alike
-from softmaxima.distributed.places import Spans, check_layout, spans_of
+from softmaxima.distributed.layouts import Spans, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 
 
