@@ -26,7 +26,7 @@ d = sm.distributed
 X = torch.arange(12.0, dtype=torch.float64).view(3, 4)
 LABELS = torch.tensor([0, 11, 5])
 LAYER: dict[str, Any] = {"hidden": X, "weight": X[:, :4], "target": torch.tensor([0, 8, 5])}
-PARTS = dict.fromkeys(("query", "key", "value"), X.view(1, 3, 4))
+PARTS: dict[str, Any] = dict.fromkeys(("query", "key", "value"), X.view(1, 3, 4))
 
 # What a rank has for itself: its part of the rows, and how it computes that
 OWN = {
@@ -89,16 +89,16 @@ DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("margin_softmax_loss", LAYER, "label_smoothing", 0.0, 0.1),
     ("margin_softmax_loss", LAYER, "ignore_index", -100, -1),
     *(
-        ("sampled_softmax_loss", {**LAYER, "samples": 2, "sampler": "uniform"}, *differing)
-        for differing in (
+        ("sampled_softmax_loss", {**LAYER, "samples": 2, "sampler": "uniform"}, what, usual, other)
+        for what, usual, other in (
             ("samples", 2, 3), ("correction", "log_q", "none"), ("temperature", 1.0, 2.0),
             ("reduction", "mean", "sum"), ("reduce_hidden", True, False), ("ignore_index", -100, 5),
         )
     ),
     ("sampled_softmax_loss", {**LAYER, "samples": 2, "sampler": "uniform", "correction": "log_q"}, "remove_hits", True, False),
     *(
-        ("attention", PARTS, *differing)
-        for differing in (
+        ("attention", PARTS, what, usual, other)
+        for what, usual, other in (
             ("form", "ring", "gather"), ("layout", "contiguous", "balanced"), ("is_causal", False, True), ("first_query", 0, 1),
             ("scale", 0.5, 1.0), ("enable_gqa", False, True), ("temperature", 1.0, 2.0), ("window", 2, 1),
             ("map", "softmax", "sparsemax"),
@@ -231,6 +231,29 @@ def test_what_one_rank_raises_after_they_have_agreed_reaches_all(three: Processe
             assert "rank 1 raised" in told[2], (call, told)  # what is wrong with the group is told again
             assert "make a new group" in told[2]
             assert told[1] == told[3] == "in time"
+
+
+def of_alike(rank: int) -> list[str]:
+    """What two gradients come to where the first fails on every rank, before its message."""
+    masks, told = [torch.ones(3, 4, dtype=torch.bool) for _ in range(2)], []
+    x = X.clone().requires_grad_()
+    values = [d.softmax(x, where=mask).square().sum() for mask in masks]
+    masks[0].zero_()
+    for value in values:
+        try:
+            value.backward()
+        except RuntimeError as error:
+            told.append(str(error))
+    whole = torch.cat([X, X, X], -1).requires_grad_()
+    (expected,) = torch.autograd.grad(sm.softmax(whole).square().sum(), whole)
+    assert x.grad is not None
+    return [*told, str(float((x.grad - expected[:, 4 * rank : 4 * rank + 4]).abs().max()) <= 1e-15)]
+
+
+def test_what_all_raise_alike_leaves_the_group_as_it_was(three: Processes) -> None:
+    for changed, same in three.run(of_alike):
+        assert "changed in place" in changed
+        assert same == "True"
 
 
 def of_modules(rank: int) -> list[str]:

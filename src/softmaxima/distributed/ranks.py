@@ -194,8 +194,10 @@ class Ranks:
 
     def _leave(self, problem: str = "") -> None:
         """Says that this rank has left off, raising a problem or waiting for a message."""
+        key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            self.store.set(f"left/{self.step}/{self.rank}", json.dumps([self.sent, problem]))
+            self.store.set(key, json.dumps([self.sent, problem]))
+            self._stale.append(key)
 
     def _check_unbroken(self, name: str) -> None:
         if self.broken:
@@ -224,6 +226,8 @@ class Ranks:
         keys, raised, missing = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], []
         with contextlib.suppress(RuntimeError):
             self.store.wait(keys, PATIENCE)
+        if not self._is_there(keys[self.rank]):
+            return GONE
         for rank, key in enumerate(keys):
             sent, problem = json.loads(self.store.get(key)) if self._is_there(key) else (-1, "")
             if problem:
