@@ -6,7 +6,7 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -33,13 +33,6 @@ OWN = {
     "shard", "target", "group", "where", "hidden", "weight", "bias", "class_weight", "chunk", "generator", "sampler", "sparse",
     "query", "key", "value", "attn_mask", "total", "count", "params", "options", "shared", "map", "loss",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
 
 
 def rows(*values: float) -> Tensor:
