@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import random
@@ -248,16 +249,27 @@ def rows(draw: st.DrawFn, dtype: torch.dtype = torch.float64, masks: bool = True
     return torch.tensor(table, dtype=dtype)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of what is made once, for a module or for all, go to one worker of pytest-xdist, by --dist loadgroup."""
-    for item in items if "PYTEST_XDIST_WORKER" in os.environ else []:
-        info = getattr(item, "_fixtureinfo", None)
-        fixtures = [every[-1] for every in info.name2fixturedefs.values()] if info is not None else []
-        if any(fixture.argname == "pool" for fixture in fixtures):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-        elif any(fixture.scope == "module" for fixture in fixtures):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of what is made once, for a file or as ranks for several, go to one worker of pytest-xdist, each other to any."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    @functools.cache
+    def whole(file: str) -> str | None:
+        text = (config.rootpath / file).read_text()
+        return (
+            "ranks"
+            if "from processes import" in text
+            else file
+            if '(scope="module"' in text or ', scope="module"' in text
+            else None
+        )
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return whole(nodeid.split("::")[0]) or nodeid
+
+    return Scheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.fixture(scope="session")
