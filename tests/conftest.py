@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -257,13 +258,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     @functools.cache
     def whole(file: str) -> str | None:
         text = (config.rootpath / file).read_text()
-        return (
-            "ranks"
-            if "from processes import" in text
-            else file
-            if '(scope="module"' in text or ', scope="module"' in text
-            else None
-        )
+        if "from processes import" in text:
+            return "ranks"
+        return file if re.search(r'^@pytest.fixture\(.*scope="module"', text, re.MULTILINE) else None
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
