@@ -157,16 +157,17 @@ def test_autocast_does_not_narrow_what_is_shared(three: Processes) -> None:
 
 
 def of_changes(rank: int) -> list[str]:
-    """What a backward pass says of temperatures of rows, masks and biases that were changed since."""
+    """What a backward pass says of temperatures of rows, masks, biases and lengths that were changed since."""
     told = []
-    for form, what in itertools.product(("ring", "merge"), ("temperature", "attn_mask", "bias")):
+    for form, what in itertools.product(("ring", "merge"), ("temperature", "attn_mask", "bias", "key_lengths")):
         q, k, v = (normal(2, 4, 3, seed=seed).requires_grad_() for seed in range(3))
         beside = {
             "temperature": torch.ones(2, 4, 1).double(),
             "attn_mask": torch.ones(4, 12).bool(),
             "bias": torch.ones(4, 12).double(),
+            "key_lengths": torch.tensor([11, 7]),
         }
-        output = sm.distributed.attention(q, k, v, form=form, map="sparsemax", **beside)
+        output = sm.distributed.attention(q, k, v, form=form, map="softmax", **beside)
         beside[what].zero_()
         try:
             output.sum().backward()
@@ -177,7 +178,7 @@ def of_changes(rank: int) -> list[str]:
 
 def test_what_the_gradient_needs_must_not_be_changed(three: Processes) -> None:
     for told in three.run(of_changes):
-        assert len(told) == 6
+        assert len(told) == 8
         assert all("changed in place after the call" in each for each in told)
 
 

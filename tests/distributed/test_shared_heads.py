@@ -705,7 +705,7 @@ def told(rank: int, what: str) -> str:
         ("z_loss", "z_loss needs a loss with ∂L/∂x = p − y"),
         ("samples", "samples are for cross_entropy without label_smoothing"),
         ("labels", "target must be the same on all ranks, got 3 labels from 1 to 12 with the checksum"),
-        ("sampled class", "target 12 is out of range for 12 classes of all ranks"),
+        ("sampled class", "each target must be a label on one rank, got 12, out of range for 12 classes of all ranks"),
         ("sampler", "sampler must be of the layer's 4 classes, got one of 12"),
         ("k", "k must be at most 12, the number of classes, got 13"),
         ("loss", "unknown loss 'sparsemox'; did you mean 'sparsemax'"),
