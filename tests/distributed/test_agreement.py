@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from processes import Processes
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import softmaxima as sm
 from softmaxima.distributed import RanksError, agreement
-from softmaxima.distributed.ranks import ranks_of
+from softmaxima.distributed.ranks import Ranks, ranks_of
 
 d = sm.distributed
 X = torch.arange(12.0, dtype=torch.float64).view(3, 4)
@@ -54,6 +55,7 @@ DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("entmax", {"shard": X}, "alpha", rows(1.5, 1.5, 1.2), rows(1.5, 1.2, 1.5)),
     ("proportional", {"shard": X}, "f", torch.exp, torch.square),
     ("proportional", {"shard": X}, "f", power(2), power(4)),
+    ("logsumexp", {}, "shard", X, X.clone().requires_grad_()),
     ("logsumexp", {"shard": X}, "keepdim", False, True),
     ("logsumexp", {"shard": X}, "dim", -1, 0),
     ("logsumexp", {"shard": X}, "temperature", rows(1, 2, 3), rows(3, 2, 1)),
@@ -247,6 +249,62 @@ def test_what_all_raise_alike_leaves_the_group_as_it_was(three: Processes) -> No
     for changed, same in three.run(of_alike):
         assert "changed in place" in changed
         assert same == "True"
+
+
+def of_a_local_error(rank: int) -> list[str]:
+    """What a gradient that sends nothing comes to where one rank's mask was changed, and one that sends after it."""
+    mask, told = torch.ones(3, 4, dtype=torch.bool), []
+    x = X.clone().requires_grad_()
+    values = d.logsumexp(x, where=mask).sum(), d.softmax(x).square().sum()
+    if rank == 1:
+        mask.zero_()
+    for value in values:
+        try:
+            value.backward()
+        except RuntimeError as error:
+            told.append(str(error))
+        else:
+            told.append("right")
+    return told
+
+
+def test_an_error_that_nobody_waits_for_stays_with_its_rank(three: Processes) -> None:
+    first, second, third = three.run(of_a_local_error)
+    assert first == third == ["right", "right"]
+    assert "changed in place" in second[0]
+    assert second[1] == "right"
+
+
+def of_a_group_formed_again(rank: int) -> list[tuple[int, ...]]:
+    """What the ranks of groups agree on that have one name and one store, one after the other; a rank comes late to each."""
+    found = []
+    for late in range(3):
+        ranks = Ranks(dist.group.WORLD)  # type: ignore[arg-type]
+        time.sleep(0.2 if rank == late else 0.0)
+        found.append(ranks.agree("test", 10 * late + rank, {}).widths)
+    return found
+
+
+def test_a_group_that_is_formed_again_knows_nothing_of_the_last(three: Processes) -> None:
+    for found in three.run(of_a_group_formed_again):
+        assert found == [(10 * late, 10 * late + 1, 10 * late + 2) for late in range(3)]
+
+
+def of_checkpoints(rank: int) -> list[float]:
+    """How far gradients of checkpointed calls are from those of plain ones."""
+    found = []
+    for call in (d.softmax, d.sparsemax, lambda x: d.logsumexp(x, temperature=rows(1, 2, 3).requires_grad_())):
+        plain, again = (X.clone().requires_grad_() for _ in range(2))
+        call(plain).square().sum().backward()
+        torch.utils.checkpoint.checkpoint(call, again, use_reentrant=False).square().sum().backward()  # type: ignore[union-attr]
+        assert plain.grad is not None
+        assert again.grad is not None
+        found.append(float((plain.grad - again.grad).abs().max()))
+    return found
+
+
+def test_activations_may_be_checkpointed(three: Processes) -> None:
+    assert all(found == [0.0, 0.0, 0.0] for found in three.run(of_checkpoints))
 
 
 def of_modules(rank: int) -> list[str]:

@@ -111,7 +111,8 @@ class _SharedMap(torch.autograd.Function):
             raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")
         with ctx.ranks.working(name):
             ctx.kept.check(name)
-            state, tensors = ctx.saved_tensors[: ctx.width], iter(ctx.saved_tensors[ctx.width :])
+            saved = ctx.saved_tensors  # read once: what a checkpoint computes again, it computes for one reading
+            state, tensors = saved[: ctx.width], iter(saved[ctx.width :])
             x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
             shared = ctx.share(x, tau, values)
             sums = shared.sums(g.double(), state)

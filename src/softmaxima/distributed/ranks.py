@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,7 +78,8 @@ class Ranks:
             check_transforms(name)
             yield
         except Exception as error:
-            self._say(name, {"problem": f"{type(error).__name__}: {error}"})
+            with contextlib.suppress(RanksError):
+                self._say(name, {"problem": f"{type(error).__name__}: {error}"})
             raise
 
     def agree(self, name: str, width: int, same: Mapping[str, str]) -> Agreement:
@@ -93,10 +95,37 @@ class Ranks:
 
     @functools.cached_property
     def store(self) -> Store:
-        """That by which the group met, with a connection and a patience of this rank's own."""
-        store = PrefixStore("softmaxima", _get_process_group_store(self.group)).clone()  # pyright: ignore[reportAttributeAccessIssue]
-        store.set_timeout(self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
-        return store
+        """That by which the ranks talk, where nothing is left of an earlier group of the same name; who asks first meets all others.
+
+        Each says that it is here by a word of its own, and the first answers that with one for all.
+        """
+        store, word = PrefixStore("softmaxima", _get_process_group_store(self.group)), secrets.token_hex(8)
+        keys = [f"here/{rank}" for rank in range(self.size)]
+        try:
+            store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
+            store.set_timeout(self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
+            store.set(keys[self.rank], word)
+            try:
+                if self.rank:
+                    word, self.broken = json.loads(store.get(f"met/{word}"))
+                else:
+                    store.wait(keys)
+            except dist.DistNetworkError:
+                raise
+            except RuntimeError:  # of a store that is there; of a file no DistStoreError
+                self.broken = self._silent(store, keys)
+            for key in keys[1:] if self.rank == 0 else []:
+                if self._is_there(store, key):
+                    store.set(f"met/{store.get(key).decode()}", json.dumps([word, self.broken]))
+            store.delete_key(keys[self.rank])
+        except dist.DistNetworkError:
+            self.broken = GONE
+        return PrefixStore(word, store)
+
+    def _meet(self, name: str) -> None:
+        known, _ = self.broken, self.store
+        if self.broken and not known:
+            raise RanksError(f"{name}: {self.broken}; make a new group")
 
     @property
     def timeout(self) -> timedelta:
@@ -112,11 +141,13 @@ class Ranks:
         if self.size == 1:
             return self._judged([own])
         self.step, self.sent, self.raised = self.step + 1, 0, False
+        self._meet(name)
         if self.broken:
             own = {"problem": f"{self.broken} in an earlier call"}
         try:
-            self.store.set(f"{self.step}/{self.rank}", json.dumps(own))
-            told = self._first(own) if self.rank == 0 else self._other(own)
+            store = self.store
+            store.set(f"{self.step}/{self.rank}", json.dumps(own))
+            told = self._first(store, own) if self.rank == 0 else self._other(store, own)
         except dist.DistNetworkError:
             told = {"problem": GONE}
         self._check_unbroken(name)
@@ -126,44 +157,51 @@ class Ranks:
         problem = wrong(said, self.names)
         return {"widths": [each["widths"] for each in said]} if problem is None else {"problem": problem}
 
-    def _first(self, own: dict[str, Any]) -> dict[str, Any]:
+    def _first(self, store: Store, own: dict[str, Any]) -> dict[str, Any]:
         """Reads what all say, and tells them; what it refuses itself, at once."""
-        store, step, read = self.store, self.step, []
+        step, read = self.step, []
         if "problem" in own:
             told = {"problem": wrong([own], self.names[:1])}
         else:
             try:
                 others = store.multi_get([f"{step}/{rank}" for rank in range(1, self.size)])
             except RuntimeError:  # of a store that is there, DistStoreError
-                told = {"problem": self._silent()}
+                told = {"problem": self._silent(store, self._keys)}
             else:
                 told = self._judged([own, *map(json.loads, others)])
                 read = [*self._stale]  # who says something now has read what was told before
         store.set(f"{step}/told", json.dumps(told))
-        self._forget(read)
+        self._forget(store, read)
         self._stale += [f"{step}/0", f"{step}/told"]
         return told
 
-    def _other(self, own: dict[str, Any]) -> dict[str, Any]:
+    def _other(self, store: Store, own: dict[str, Any]) -> dict[str, Any]:
         """Hears what the first tells; who refuses its arguments does not wait for that."""
         self._stale.append(f"{self.step}/{self.rank}")
         if "problem" in own:
             return own
         try:
-            told = json.loads(self.store.get(f"{self.step}/told"))
+            told = json.loads(store.get(f"{self.step}/told"))
         except RuntimeError:
-            return {"problem": self._silent()}
-        self._forget(self._stale)  # nobody reads what this rank said, once the first has told
+            problem = self._silent(store, self._keys)
+            self.raised = True  # should the first come yet, it may send what this rank will not
+            return {"problem": problem}
+        self._forget(store, self._stale)  # nobody reads what this rank said, once the first has told
         return told
 
-    def _forget(self, keys: Sequence[str]) -> None:
+    def _forget(self, store: Store, keys: Sequence[str]) -> None:
         for key in keys:
-            self.store.delete_key(key)
+            store.delete_key(key)
         self._stale = self._stale[len(keys) :]
 
-    def _silent(self) -> str:
-        """Which ranks have not said anything at this step."""
-        silent = [rank for rank in range(self.size) if not self._is_there(f"{self.step}/{rank}")]
+    @property
+    def _keys(self) -> list[str]:
+        """Where each rank says what it has at this step."""
+        return [f"{self.step}/{rank}" for rank in range(self.size)]
+
+    def _silent(self, store: Store, keys: Sequence[str]) -> str:
+        """Which ranks have not said what they say by these keys."""
+        silent = [rank for rank, key in enumerate(keys) if not self._is_there(store, key)]
         if self.rank in silent:
             return GONE
         return (
@@ -174,9 +212,9 @@ class Ranks:
     def _listed(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"rank {self.names[rank]}" for rank in ranks)
 
-    def _is_there(self, key: str) -> bool:
+    def _is_there(self, store: Store, key: str) -> bool:
         try:
-            return self.store.check([key])
+            return store.check([key])
         except RuntimeError:  # the store went with its rank, which is the first
             return False
 
@@ -195,10 +233,8 @@ class Ranks:
 
     def _leave(self, problem: str = "", waited: float = 0.0) -> None:
         """Says that this rank has left off, raising a problem or having waited some seconds for a message."""
-        key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            self.store.set(key, json.dumps([self.sent, problem, waited]))
-            self._stale.append(key)
+            self.store.set(f"left/{self.step}/{self.rank}", json.dumps([self.sent, problem, waited]))
 
     def _check_unbroken(self, name: str) -> None:
         if self.broken:
@@ -208,6 +244,7 @@ class Ranks:
 
     def _next(self, name: str) -> None:
         """Before a message: where this rank has raised, the others may wait for one of an earlier call, which that must not be."""
+        self._meet(name)
         self._check_unbroken(name)
         if self.raised:
             self.agree(f"{name} after an error", 0, {})
@@ -228,10 +265,10 @@ class Ranks:
         keys, raised, missing, waits = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], [], {}
         with contextlib.suppress(RuntimeError):
             self.store.wait(keys, PATIENCE)
-        if not self._is_there(keys[self.rank]):
+        if not self._is_there(self.store, keys[self.rank]):
             return GONE
         for rank, key in enumerate(keys):
-            sent, problem, seconds = json.loads(self.store.get(key)) if self._is_there(key) else (-1, "", 0.0)
+            sent, problem, seconds = json.loads(self.store.get(key)) if self._is_there(self.store, key) else (-1, "", 0.0)
             if problem:
                 raised.append(f"rank {self.names[rank]} raised {problem}")
             elif sent < self.sent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -48,7 +49,7 @@ def logsumexp(
         axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
         keepdim = check_flag(NAME, "keepdim", keepdim)
     options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "keepdim": keepdim, "temperature": tau}
-    agreement = ranks.agree(NAME, rows.shape[-1], alike(options, learning={"temperature": tau}))
+    agreement = ranks.agree(NAME, rows.shape[-1], alike(options, learning={"scores": rows, "temperature": tau}))
     value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
     return value if keepdim else value.squeeze(axis)
 
@@ -70,6 +71,7 @@ class _Sum(torch.autograd.Function):
         with shared.ranks.working(shared.name):
             state, _ = shared.state()
         ctx.share, ctx.ranks = share, shared.ranks
+        ctx.infinite = state[0].is_cpu and bool((state[0] == math.inf).any())  # on a GPU to look would wait
         ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
         ctx.save_for_backward(*state, x, *([tau] if isinstance(tau, Tensor) else []))
@@ -80,28 +82,26 @@ class _Sum(torch.autograd.Function):
         (g,) = upstream
         if torch.is_grad_enabled():
             raise RuntimeError(f"{NAME}: there is no second derivative; gather the scores, and take the sum of whole rows")
-        with ctx.ranks.working(ctx.name):
+        learns = ctx.needs_input_grad[2]
+        with ctx.ranks.working(ctx.name) if ctx.infinite or learns else contextlib.nullcontext():  # for no message nobody waits
             ctx.kept.check(ctx.name)
-            *state, x = ctx.saved_tensors[:4]
-            tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
+            *state, x, tau = (*ctx.saved_tensors, ctx.tau)[:5]
             shared = ctx.share(x, tau)
             of_tau = None
-            shares = _of_infinities(shared, state[0])
-            if shared.own.has_shares and shares is None and not ctx.needs_input_grad[2]:
+            shares = _of_infinities(shared) if ctx.infinite else None
+            if shared.own.has_shares and shares is None and not learns:
                 return None, shared.own.slope(tuple(state), g), None
             p = shared.rows.wide(shared.own.part, tuple(state))
             p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
             v = over(p * g.double(), shared.rows.tau)
-            if ctx.needs_input_grad[2]:
+            if learns:
                 own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
                 of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
             return None, narrowed(v, x.dtype), of_tau
 
 
-def _of_infinities(shared: Shared, top: Tensor) -> Tensor | None:
-    """What each +∞ has of those of its row, on all ranks; None where there are none, or where to look would wait for a GPU."""
-    if not top.is_cpu or not bool((top == math.inf).any()):
-        return None
+def _of_infinities(shared: Shared) -> Tensor:
+    """What each +∞ has of those of its row, on all ranks."""
     infinite = (shared.own.part.x == math.inf).double()
     counts = [each for (each,) in shared.told([infinite.sum(-1, keepdim=True)])]
     return infinite / torch.stack(counts).sum(0).clamp_min(1.0)
