@@ -397,27 +397,22 @@ template <class T, class C>
 template <class W, class T>
 [[gnu::noinline]] LogSum log_sum_of_gaps(const Row<T>& row, double maximum) {
     W count = 0, rest = 0, lost = 0;
-    if constexpr (sizeof(T) < sizeof(double) && sizeof(W) == sizeof(double)) {  // what a gap in double is rounded by is nothing here
-        alignas(LINE) float buffer[BLOCK];
+    if constexpr (sizeof(W) == sizeof(double)) {
+        using C = compute_t<T>;
+        constexpr bool narrow = sizeof(C) < sizeof(double);  // then what a gap in double is rounded by is nothing
+        alignas(LINE) C buffer[BLOCK];
         const Exponential<double> exponential(Origin<double>{});
         for (int64_t i = 0; i < row.n; i += BLOCK) {
             const int64_t length = minimum(BLOCK, row.n - i);
-            const float* x = row.raw(i, length, buffer);
+            const C* x = row.raw(i, length, buffer);
 #pragma omp simd reduction(+ : rest, lost)
             for (int64_t j = 0; j < length; ++j) {
-                const double z = gap(x[j], maximum, row.scale), e = exponential(z);
-                add_exactly(z < 0 ? e : 0.0, rest, lost);
+                double low = 0;
+                const double z = narrow ? gap(x[j], maximum, row.scale) : gap(x[j], maximum, row.tau, row.scale, low), e = exponential(z);
+                add_exactly(z < 0 ? e + e * low : 0.0, rest, lost);
             }
 #pragma omp simd reduction(+ : count)
             for (int64_t j = 0; j < length; ++j) count += gap(x[j], maximum, row.scale) < 0 ? 0.0 : 1.0;
-        }
-    } else if constexpr (sizeof(W) == sizeof(double)) {
-#pragma omp simd reduction(+ : rest, lost, count)
-        for (int64_t i = 0; i < row.n; ++i) {
-            double low;
-            const double gap = row.gap_above(i, maximum, low), e = exp(gap);
-            add_exactly(gap < 0 ? e + e * low : 0.0, rest, lost);
-            count += gap < 0 ? 0.0 : 1.0;
         }
     } else {
         for (int64_t i = 0; i < row.n; ++i) {

@@ -100,6 +100,17 @@ def test_derivatives_are_those_of_finite_differences():
         assert gradcheck(lambda h, w, options=options: sm.margin_softmax_loss(h, w, y, scale=4.0, **options), (hidden, weight))
 
 
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+def test_a_scale_that_learns_may_be_wider_than_the_layer(narrow: torch.dtype):
+    hidden, weight = (torch.randn(*shape, dtype=narrow).requires_grad_() for shape in ((3, 4), (6, 4)))
+    scale = torch.full((3, 1), 8.0, dtype=torch.float64, requires_grad=True)
+    sm.margin_softmax_loss(hidden, weight, torch.tensor([0, 5, 2]), scale=scale).backward()
+    wide = [x.detach().double().requires_grad_() for x in (hidden, weight, scale)]
+    sm.margin_softmax_loss(*wide[:2], torch.tensor([0, 5, 2]), scale=wide[2]).backward()
+    for own, exact in zip((hidden, weight, scale), wide, strict=True):
+        torch.testing.assert_close(own.grad, exact.grad.to(own.dtype), rtol=16 * torch.finfo(narrow).eps, atol=4 * torch.finfo(narrow).eps)
+
+
 @pytest.mark.parametrize("called", ["cross_entropy", "sparsemax", "soft_accuracy"])
 @pytest.mark.parametrize("subject", MARGINS[::2], ids=str)
 def test_a_scale_may_learn(subject: Any, called: str):

@@ -383,7 +383,7 @@ class Draw:
         address = native._address
         self.theta = self.memory.input(torch.tensor(theta, dtype=torch.float64)) if each is None else each
         return (
-            native.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride,
+            native.DTYPES[self.dtype], outer, n, inner, threads, self.x.data_ptr(), self.stride if inner == 1 else 0,
             self.tau_number, address(self.taus),
             self.theta.data_ptr(), 0 if each is None else each.shape[1], address(self.mask), address(self.blocks),
         )  # fmt: skip

@@ -300,7 +300,7 @@ class _LayerLoss(torch.autograd.Function):
                         some = of_rows(of_tau, span)
                         some -= moments.sum_to_size(some.shape)
                     if labels is not None:
-                        g.scatter_(-1, labels.place, g.gather(-1, labels.place) * labels.moved.slope)
+                        g.scatter_(-1, labels.place, (g.gather(-1, labels.place) * labels.moved.slope).to(g.dtype))
                     of_layer.add(part.hidden, scores.back(g), span.start)
                 of_layer.finish()
         dtype, of_hidden = head.request.dtype, of_layer.hidden

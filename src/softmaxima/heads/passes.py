@@ -144,7 +144,7 @@ class Pass:
         if moved is not None:
             index = batch.labels.unsqueeze(-1)  # type: ignore[union-attr]
             of_target = g.gather(-1, index)
-            g.scatter_(-1, index, of_target * moved.slope)
+            g.scatter_(-1, index, (of_target * moved.slope).to(g.dtype))
             if self.of_tau:  # ψ(c)/τ falls with τ otherwise than by c/τ
                 _add_to(self.others["τ"], span, (of_target * (moved.before * moved.slope - moved.after) / part.tau).double())
         return g if of_outputs is None else g.add_(of_outputs.to(g.dtype), alpha=1 / tau)

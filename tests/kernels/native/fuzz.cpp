@@ -201,7 +201,7 @@ struct Problem {
                 inner,
                 threads,
                 x.data(),
-                stride,
+                inner == 1 ? stride : 0,
                 tau,
                 taus.empty() ? nullptr : taus.data(),
                 theta.empty() ? nullptr : theta.data(),
