@@ -21,6 +21,7 @@ from dask.callbacks import Callback
 import softmaxima as sm
 from conftest import Case, LossCase, exhaustively, some
 from softmaxima.core.blocks import thresholded
+from softmaxima.dask import chunks as chunk_room
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
@@ -111,6 +112,23 @@ def test_narrow_scores_are_as_right_as_those_of_whole_rows(name: str, narrow: An
     assert found.dtype == narrow
     least = float(np.finfo(narrow).tiny)
     assert np.max(np.abs(found.astype(np.float64) - expected) / np.maximum(np.abs(expected), least)) <= 4 * np.finfo(narrow).eps
+
+
+def test_softmin_is_that_of_the_whole_array() -> None:
+    x, where, tau = -hard(), normal(5, 9, 1, seed=2) > -1.0, 0.5 + np.abs(normal(4, seed=3))
+    lazy = da.from_array(x, chunks=((7,), *CHUNKS[0]))
+    p = sm.dask.softmin(lazy, 2, where=where, temperature=tau, split_every=2)
+    assert p.chunks == lazy.chunks
+    z = np.where(where, -x / tau, -math.inf)
+    with np.errstate(invalid="ignore"):
+        e = np.exp(z - z.max(2, keepdims=True))
+        expected = np.nan_to_num(e / e.sum(2, keepdims=True))  # a row of which all is masked has no mass
+    for number in (0, 1, 2, 5, 6):
+        assert apart(p[number].compute(), expected[number]) <= 1e-13
+    within(p.compute(), sm.softmin(x, 2, where=where, temperature=tau), 1e-13)
+    pickle.dumps(p.__dask_graph__())  # as a cluster has it sent
+    assert p.name == sm.dask.softmin(lazy, 2, where=where, temperature=tau, split_every=2).name
+    assert "softmin" in dir(sm.dask)
 
 
 @pytest.mark.parametrize("chunks", [((1, 0), (3, 0, 2)), ((0, 1), (0, 5))])
@@ -342,6 +360,16 @@ LABELS = np.array([0, 1, 2, 5])
         (lambda: D.entmax(X, beta=0.5), TypeError, "unknown parameter beta"),
         (lambda: D.topk_softmax(X, k=0), ValueError, "topk_softmax: k must be"),
         (lambda: D.softmax(X, split_every=1), ValueError, "softmax: split_every must be an int of at least 2, got 1"),
+        (lambda: D.softmax(X, split_every={1: 1}), ValueError, r"softmax: split_every\[1\] must be an int of at least 2, got 1"),
+        (lambda: D.logsumexp(X, split_every={1: 0}), ValueError, r"sumexp: split_every\[1\] must be an int of at least 2, got 0"),
+        (lambda: D.softmax(X, split_every={1: 2.5}), TypeError, r"softmax: split_every\[1\] must be an int of at least 2, got 2.5"),
+        (lambda: D.cross_entropy(X, LABELS, split_every={1: "a"}), TypeError, r"split_every\[1\] must be .*, got the string 'a'"),
+        (lambda: D.softmax(X, split_every={2: 2}), ValueError, r"each key of split_every must be an axis .* \[-2, 1\], got 2"),
+        (lambda: D.softmax(X, split_every={"a": 2}), TypeError, "each key of split_every must be an axis .*, got the string 'a'"),
+        (lambda: D.softmax(X, split_every="a"), TypeError, "split_every must be an int of at least 2, got the string 'a'"),
+        (lambda: D.softmin(np.zeros(3)), TypeError, "dask.softmin: scores must be a dask.array.Array, got ndarray"),
+        (lambda: D.softmin(X > 0), TypeError, "dask.softmin: scores must be float64"),
+        (lambda: D.softmin(X, 2), IndexError, r"dask.softmin: dim must be in \[-2, 1\]"),
         (lambda: D.softmox(X), AttributeError, "no attribute 'softmox'"),
         (lambda: D.logsumexp(X.astype(complex)), TypeError, "logsumexp: scores must be real"),
         (lambda: D.logsumexp(X, (0, 0)), ValueError, "logsumexp: dim must name each axis to sum over once"),
@@ -362,7 +390,9 @@ def test_what_is_wrong_is_told_at_once(call: Any, kind: Any, words: str) -> None
 @pytest.mark.parametrize(
     ("lazy", "kind", "words"),
     [
-        (lambda: D.softmax(X, temperature=da.zeros((4, 1))), ValueError, "softmax: temperature must be positive"),
+        (lambda: D.softmax(X, temperature=da.zeros((4, 1))), ValueError, "dask.softmax: temperature must be positive"),
+        (lambda: D.softmin(X, temperature=da.zeros((4, 1))), ValueError, "dask.softmin: temperature must be positive"),
+        (lambda: D.logsumexp(X, temperature=da.zeros((4, 1))), ValueError, "dask.logsumexp: temperature must be positive"),
         (lambda: D.entmax(X, alpha=da.zeros((4, 1))), ValueError, "entmax: alpha must be at least 1"),
         (lambda: D.cross_entropy(X, LABELS + 1), IndexError, "cross_entropy: target 6 is out of range for 6 classes"),
         (lambda: D.cross_entropy(X, LABELS, da.arange(-1.0, 5.0, chunks=3)), ValueError, "got -1.0 for class 0"),
@@ -374,6 +404,33 @@ def test_values_that_are_refused_are_told_when_they_are_read(lazy: Any, kind: An
     array = lazy()
     with pytest.raises(kind, match=words):
         array.compute()
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "words"),
+    [
+        ({1: 1}, ValueError, r"softmax: Dask's setting split_every\[1\] must be an int of at least 2, got 1"),
+        (0, ValueError, "softmax: Dask's setting split_every must be an int of at least 2, got 0"),
+        ("a", TypeError, "setting split_every must be an int of at least 2, got the string 'a'"),
+    ],
+)
+def test_a_setting_of_dask_that_is_refused_is_told_at_once(setting: Any, kind: Any, words: str) -> None:
+    with dask.config.set(split_every=setting), pytest.raises(kind, match=words):
+        D.softmax(X)
+
+
+def test_states_are_merged_as_many_at_a_time_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, merges = normal(3, 4, 27, seed=1), []
+    lazy, flat = da.from_array(x, chunks=(3, 2, 1)), chunk_room._flat
+    monkeypatch.setattr(chunk_room, "_flat", lambda summaries: merges.append(len(list(flat(summaries)))) or flat(summaries))
+    for split_every, dim, most in ((3, 2, 3), ({2: 3}, 2, 3), ({-1: 3}, 2, 3), ({1: 2, -1: 9, 0: 5}, (1, 2), 18), (None, 2, 27)):
+        merges.clear()
+        assert apart(sm.dask.logsumexp(lazy, dim, split_every=split_every).compute(), sm.logsumexp(x, dim)) <= 4e-16
+        assert max(merges) == most
+        merges.clear()
+        with dask.config.set(split_every=split_every):
+            assert apart(sm.dask.logsumexp(lazy, dim).compute(), sm.logsumexp(x, dim)) <= 4e-16
+        assert max(merges) == most
 
 
 def test_without_dask_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from softmaxima.streams.files import Request
 from softmaxima.streams.pieces import Plan, cut
 
 fsspec = pytest.importorskip("fsspec")
+MemoryFileSystem = fsspec.get_filesystem_class("memory")
 
 # What need not be read from its beginning.
 IN_PARTS = ("npy", "fortran", "big-endian", "structured", "raw", "parquet", "arrow", "feather", "hdf5", "zarr")
@@ -164,6 +168,54 @@ def test_a_file_that_changed_since_it_was_cut_is_told(memory: str, tmp_path: Pat
         remote.check()
 
 
+class Servers(MemoryFileSystem):
+    """Files of several servers under two names, as those of SFTP and of Google; the server is no part of a path."""
+
+    protocol = ("fake", "false")
+    told: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, host: str = "", **options: Any) -> None:
+        super().__init__(**options)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.partition("://")[2].partition("/")[2] if "://" in path else path)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        return {"host": path.partition("://")[2].partition("/")[0]}
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        return super().info(path, **options) | {key: value() for key, value in self.told.items()}
+
+
+@pytest.fixture
+def servers(memory: str, monkeypatch: pytest.MonkeyPatch) -> type[Servers]:
+    for protocol in Servers.protocol:
+        fsspec.register_implementation(protocol, Servers, clobber=True)
+    monkeypatch.setattr(Servers, "told", {})
+    return Servers
+
+
+def test_what_changes_beside_the_file_is_no_change(servers: type[Servers]) -> None:
+    """As the address that a web server redirects to, which is signed anew each time, and when a file was last read."""
+    fsspec.filesystem("memory").pipe("/x.npy", b"")
+    count = itertools.count()
+    beside = {"url": lambda: f"https://there/x?signature={next(count)}", "time": lambda: next(count), "atime": lambda: next(count)}
+    servers.told = beside | {"ETag": lambda: "same"}
+    before = Remote("fake://one/x.npy").version()
+    assert Remote("fake://one/x.npy").version() == before
+    for key in ("ETag", "last_modified", "LastModified", "Last-Modified", "mtime", "VersionId", "generation", "md5Hash"):
+        servers.told = beside | {key: lambda: "one"}
+        before = Remote("fake://one/x.npy").version()
+        servers.told = beside | {key: lambda: "other"}
+        assert Remote("fake://one/x.npy").version() != before
+    servers.told = beside
+    before = Remote("fake://one/x.npy").version()
+    fsspec.filesystem("memory").pipe("/x.npy", b"")
+    assert Remote("fake://one/x.npy").version() != before  # of another time, in memory
+
+
 # Several files ------------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +281,34 @@ def test_a_file_that_is_meant_twice_is_summed_once(
         assert "30 scores" in out.splitlines()[0]
     assert [str(place) for place in found("test", ["here/part-0.npy", "part-0.npy"])] == ["here/part-0.npy"]
     assert softmaxima_lse("part-0.npy", "./part-0.npy")[1].startswith("part-0.npy: 10 scores")
+
+
+def test_a_url_that_is_meant_twice_is_summed_once(memory: str, servers: type[Servers], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = scores(2, 10)
+    for i in range(2):
+        np.save(f"p{i}.npy", x[i])
+        fsspec.filesystem("memory").put(f"p{i}.npy", f"memory://b/p{i}.npy")
+        fsspec.filesystem("memory").put(f"p{i}.npy", f"memory://d/p{i}.npy")
+    os.symlink("p0.npy", "again.npy")
+    with zipfile.ZipFile("one.zip", "w") as archive:
+        for i in range(2):
+            archive.write(f"p{i}.npy")
+    shutil.copy("one.zip", "two.zip")
+    for given, found_once in (
+        (["memory://b/p*.npy", "memory://b/p0.npy"], ["memory://b/p0.npy", "memory://b/p1.npy"]),
+        (["memory://b/p0.npy", "memory:///b/p0.npy", "memory:///b/p[1].npy"], ["memory://b/p0.npy", "memory:///b/p1.npy"]),
+        (
+            ["p0.npy", f"local://{tmp_path}/p0.npy", f"file://{tmp_path}/again.npy", "p1.npy", "local://p1.npy"],
+            ["p0.npy", "p1.npy"],
+        ),
+        (["fake://one/d/p*.npy", "false://one/d/p0.npy"], ["fake://one/d/p0.npy", "fake://one/d/p1.npy"]),
+        (["zip://p*.npy::one.zip", "zip://p1.npy::one.zip"], ["zip://p0.npy::one.zip", "zip://p1.npy::one.zip"]),
+    ):
+        assert [str(place) for place in found("test", given)] == found_once
+        assert float(sm.file_logsumexp(given).value) == pytest.approx(of_all(x), rel=1e-14)
+    for other in (["fake://one/d/p0.npy", "false://two/d/p0.npy"], ["zip://p0.npy::one.zip", "zip://p0.npy::two.zip"]):
+        assert [str(place) for place in found("test", other)] == other  # the same path elsewhere
 
 
 @pytest.mark.parametrize(
@@ -331,9 +411,11 @@ def test_what_a_server_raises_is_one_line(memory: str, tmp_path: Path, monkeypat
 
 def test_files_of_other_places_are_summed_without_torch_and_dask(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", scores(10))
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.write(tmp_path / "x.npy", "x.npy")
     code = (
         "import sys, softmaxima as sm\n"
-        f"assert sm.file_logsumexp(['local://{tmp_path}/*.npy']).n == 10\n"
+        f"assert sm.file_logsumexp(['zip://*.npy::{tmp_path}/x.zip']).n == 10\n"
         "assert not {'torch', 'dask', 'distributed'} & {*sys.modules}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,8 +107,10 @@ def test_urls_are_read_by_every_worker_and_eight_bits_counted(client: Any, tmp_p
     q = np.random.default_rng(0).integers(-128, 128, (2, 30_000)).astype(np.int8)
     for i in range(2):
         q[i].tofile(tmp_path / f"q-{i}.bin")
+    with zipfile.ZipFile(tmp_path / "q.zip", "w") as archive:
+        archive.write(tmp_path / "q-0.bin", "q-0.bin")
     monkeypatch.chdir(tmp_path)  # where the workers are not
-    for given in ("q-*.bin", [f"local://{tmp_path}/q-0.bin", "q-1.bin"]):
+    for given in ("q-*.bin", [f"zip://q-*.bin::{tmp_path}/q.zip", "q-1.bin", f"local://{tmp_path}/q-1.bin"]):
         state = sm.dask.file_logsumexp(given, client=client, dtype="int8", scale=0.1, zero_point=3)
         assert float(state.value) == pytest.approx(of_all(0.1 * (q.astype(np.float64) - 3)), rel=1e-14)
         assert int(state.n) == q.size
@@ -152,6 +156,25 @@ def test_a_piece_that_cannot_be_read_is_named(client: Any, tmp_path: Path) -> No
     (tmp_path / "part-2.npy").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match=r"part-2.npy cannot be read \(the magic string is not correct"):
         sm.dask.file_logsumexp([*tmp_path.glob("part-*")], client=client)
+
+
+def test_files_are_named_as_they_were_given(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the workers are not
+    parquet.write_table(pyarrow.table({"score": scores(20_000)}), "spoilt.parquet", row_group_size=4000)
+    spoil(Path("spoilt.parquet"))
+    Path("no.npy").write_bytes(b"nothing of the kind")
+    np.save("x.npy", scores(20_000))
+    times = itertools.count(9)
+    touch: Callable[..., None] = lambda done, _: os.utime("x.npy", (9, next(times)))
+    for given, message in (
+        ("spoilt.parquet", r"spoilt.parquet, scores \d+ to \d+ of 20000, cannot be read \("),
+        (["x.npy", "no.npy"], "no.npy cannot be read \\(the magic string"),
+        ("./none.npy", "none.npy cannot be read \\(No such file"),
+        (str(tmp_path / "none.npy"), f"{tmp_path}/none.npy cannot be read \\(No such file"),
+        ("x.npy", "x.npy was written to while it was read"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            sm.dask.file_logsumexp(given, client=client, progress=touch)
 
 
 def spoil(path: Path) -> None:

@@ -18,22 +18,24 @@ import softmaxima as sm
 
 SCORES = 2**25
 TURNS = 7
+PEAK = 30.0  # as that of the label in a row of a classifier that is trained
 
 
 @dataclass(frozen=True)
 class Case:
-    """An array, how it is cut, and where it lies."""
+    """An array of normal numbers times 3, where it lies, how it is cut, and what is added to one score of each row."""
 
     place: str  # memory | npy | zarr
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     axis: int
+    peak: float = 0.0
 
 
 @dataclass(frozen=True)
 class Found:
-    """Median seconds of each, and how many chunks of how many each holds at a time."""
+    """Median seconds of each, and how many chunks of how many each has in memory at a time, where they are read one by one."""
 
     case: Case
     plain: float
@@ -48,6 +50,8 @@ ROWS, LONG = (2048, SCORES // 2048), (SCORES,)
 CASES = (
     Case("memory", "float64", ROWS, (512, 4096), 1),
     Case("memory", "float32", ROWS, (512, 4096), 1),
+    Case("memory", "float64", ROWS, (512, 4096), 1, PEAK),
+    Case("memory", "float32", ROWS, (512, 4096), 1, PEAK),
     Case("memory", "float64", ROWS[::-1], (4096, 512), 0),
     Case("memory", "float32", ROWS[::-1], (4096, 512), 0),
     Case("memory", "float64", LONG, (SCORES // 16,), 0),
@@ -72,7 +76,7 @@ def ours(x: Any, axis: int) -> Any:
 def measure(folder: Path, cases: tuple[Case, ...] = CASES, advanced: Callable[[], None] = lambda: None) -> Iterator[Found]:
     """Each case, on Dask's scheduler of threads; files go to the folder."""
     for case in cases:
-        values = 3 * np.random.default_rng(0).standard_normal(case.shape).astype(case.dtype)
+        values = _scores(case)
         x = _stored(values, case, folder)
         seconds: dict[Any, list[float]] = {plain: [], ours: []}
         results: dict[Any, Any] = {}
@@ -84,6 +88,14 @@ def measure(folder: Path, cases: tuple[Case, ...] = CASES, advanced: Callable[[]
         held = {each: _held(values, case, each) for each in (plain, ours)}
         yield Found(case, median(seconds[plain]), median(seconds[ours]), held[plain], held[ours], x.npartitions, apart)
         advanced()
+
+
+def _scores(case: Case) -> np.ndarray:
+    random = np.random.default_rng(0)
+    values = 3 * random.standard_normal(case.shape).astype(case.dtype)
+    places = random.integers(0, case.shape[case.axis], (*case.shape[: case.axis], 1, *case.shape[case.axis + 1 :]))
+    np.put_along_axis(values, places, np.take_along_axis(values, places, case.axis) + case.peak, case.axis)
+    return values
 
 
 def _stored(values: np.ndarray, case: Case, folder: Path) -> Any:

@@ -18,6 +18,14 @@ from softmaxima.core.numbers import InputError, described
 
 STANDARD_INPUT = Path("-")
 _URL = re.compile(r"[a-z][a-z0-9+.:_-]*://", re.IGNORECASE)
+_HERE = re.compile(r"^(file|local)://")  # URLs of this machine, which are paths
+# What libraries call the time of the last change, the version or a digest of a file, in small letters and without - and _. Other
+# things that they tell change where the file does not: its address after redirections, when it was last read.
+_OF_CONTENTS = frozenset(
+    {"blobid", "checksum", "chksum", "contentmd5", "crc", "crc32c", "datetime", "digest", "etag", "generation", "hash", "hex"}
+    | {"lastmodified", "lastwritetime", "md5", "md5checksum", "md5hash", "modificationtime", "modified", "modifiedat"}
+    | {"modifiedtime", "modify", "mtime", "sha", "sha256", "updated", "version", "versionid"}
+)
 
 
 @dataclass(frozen=True)
@@ -87,12 +95,12 @@ class Remote:
             return system.open(path, mode)
 
     def version(self) -> tuple[int, str]:
-        """(bytes, what changes when it does): a digest of what the file system says of it, times and entity tags among that."""
+        """(bytes, what changes when it does): a digest of the sizes, times of change, versions and entity tags told of it."""
         with self._reached() as (system, path):
             system.invalidate_cache()
             about = system.info(path)
             told = system.find(path, detail=True) if about["type"] == "directory" else {path: about}
-        said = repr([(name, sorted(info.items(), key=lambda item: item[0])) for name, info in sorted(told.items())])
+        said = repr([(name, info["size"], _of_contents(info)) for name, info in sorted(told.items())])
         return sum(info["size"] or 0 for info in told.values()), hashlib.sha256(said.encode()).hexdigest()
 
     def _info(self) -> dict[str, Any]:
@@ -112,6 +120,12 @@ class Remote:
 
 
 Place: TypeAlias = Path | Remote
+
+
+def _of_contents(info: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What a file system says of a file that changes with its contents alone."""
+    known = [(key, info[key]) for key in sorted(info) if re.sub("[-_]", "", key).lower() in _OF_CONTENTS]
+    return known or [("created", info.get("created"))]  # of one that begins files anew, as that in memory
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -143,7 +157,8 @@ def is_pattern(given: str) -> bool:
 def found(name: str, given: Any) -> list[Place]:
     """The files that a path, a pattern or a URL stands for, or several of these: in their order, and those of a pattern by name.
 
-    One that is meant twice, as by patterns that overlap, by another way of writing its path or by a symbolic link, is found once.
+    One that is meant twice, as by patterns that overlap, by another way of writing its path or URL or by a symbolic link of this
+    machine, is found once.
     """
     if isinstance(given, (str, os.PathLike)):
         given = (given,)
@@ -159,9 +174,9 @@ def found(name: str, given: Any) -> list[Place]:
     return places
 
 
-def _itself(place: Place) -> str:
-    """What is the same for two paths of one file."""
-    return place.url if isinstance(place, Remote) else str(place) if place == STANDARD_INPUT else os.path.realpath(place)
+def _itself(place: Place) -> Any:
+    """What is the same for two ways of writing one file: of URLs not the path alone, which lies on some server or in an archive."""
+    return place.place if isinstance(place, Remote) else str(place) if place == STANDARD_INPUT else os.path.realpath(place)
 
 
 def _found(name: str, given: Any) -> list[Place]:
@@ -170,7 +185,7 @@ def _found(name: str, given: Any) -> list[Place]:
     text = os.fspath(given)
     if not text:
         raise ValueError(f"{name}: path must be a path, got the empty string; name a file")
-    text = text.removeprefix("file://")
+    text = _HERE.sub("", text)
     if _URL.match(text):
         places: list[Place] = _matches(text) if is_pattern(text) else [Remote(text)]
     elif is_pattern(text) and not os.path.lexists(text):  # a name may have brackets
@@ -185,6 +200,8 @@ def _found(name: str, given: Any) -> list[Place]:
 def _matches(url: str) -> list[Place]:
     system, path = _file_system(url)
     try:
-        return [Remote(system.unstrip_protocol(match)) for match in sorted(system.glob(path))]
+        matches = sorted(system.glob(path))
     except Exception as error:
         raise InputError(f"{url} cannot be listed ({type(error).__name__}: {error}); name its files") from None
+    # in the URL as it was given, for its server or archive stands beside the path
+    return [Remote(url.replace(path, match, 1) if path in url else system.unstrip_protocol(match)) for match in matches]

@@ -20,11 +20,17 @@ if importlib.util.find_spec("dask") is None:
 if TYPE_CHECKING:
     from softmaxima.dask.files import file_logsumexp
     from softmaxima.dask.losses import chunked_loss
-    from softmaxima.dask.maps import chunked_map
+    from softmaxima.dask.maps import chunked_map, softmin
     from softmaxima.dask.sums import logsumexp
 
-__all__ = ["chunked_loss", "chunked_map", "file_logsumexp", "logsumexp"]
-_ROOMS = {"chunked_loss": "losses", "chunked_map": "maps", "file_logsumexp": "files", "logsumexp": "sums"}
+__all__ = ["chunked_loss", "chunked_map", "file_logsumexp", "logsumexp", "softmin"]
+_ROOMS = {
+    "chunked_loss": "losses",
+    "chunked_map": "maps",
+    "file_logsumexp": "files",
+    "logsumexp": "sums",
+    "softmin": "maps",
+}
 
 
 def __getattr__(name: str) -> Any:

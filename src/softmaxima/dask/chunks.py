@@ -210,13 +210,23 @@ def in_chunks(values: np.ndarray, chunks: Any) -> Array:
     return da.from_array(values, chunks=chunks)
 
 
-def check_split(name: str, split_every: Any) -> Any:
-    """How many states are merged at a time: an int, or one for each axis."""
+def check_split(name: str, split_every: Any, x: Array) -> int | dict[int, int]:
+    """How many states are merged at a time: an int, or one for each axis of scores; where it is None, as Dask's setting has it."""
+    what = "split_every"
     if split_every is None:
-        return dask.config.get("split_every", None) or TOGETHER
-    if isinstance(split_every, dict):
-        return split_every
-    return check_int(name, "split_every", split_every, lambda count: count >= 2, "an int of at least 2")
+        split_every, what = dask.config.get("split_every", None), "Dask's setting split_every"
+        split_every = TOGETHER if split_every is None else split_every
+    if not isinstance(split_every, Mapping):
+        return _check_together(name, what, split_every)
+    ndim = max(x.ndim, 1)
+    within, domain = (lambda axis: -ndim <= axis < ndim), f"an axis of scores, an int in [{-ndim}, {ndim - 1}]"
+    axes = [check_int(name, f"each key of {what}", axis, within, domain) % ndim for axis in split_every]
+    numbers = [_check_together(name, f"{what}[{axis}]", number) for axis, number in split_every.items()]
+    return dict(zip(axes, numbers, strict=True))
+
+
+def _check_together(name: str, what: str, number: Any) -> int:
+    return check_int(name, what, number, lambda count: count >= 2, "an int of at least 2")
 
 
 # Chunks as tensors ----------------------------------------------------------------------------------------------------------------

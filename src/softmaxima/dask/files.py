@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from softmaxima.core.numbers import InputError
 from softmaxima.core.places import Place, found
 from softmaxima.dask.cluster import Tasks, connected
 from softmaxima.streams.files import Read, Request, check_again
@@ -42,7 +43,8 @@ def file_logsumexp(
 
     Args:
         path: a file, a pattern as "part-*.parquet", a URL of fsspec as "s3://bucket/part-*.parquet", or several of these. Workers
-            read by the same path, so that on other machines it must be on a file system that they share.
+            read by the same path, so that on other machines it must be on a file system that they share. A file that is meant
+            twice, as by patterns that overlap or another way of writing it, is summed once.
         client: a `distributed.Client`, or the address of a scheduler, as "tcp://host:8786". Without it: the current client.
         workers: instead of a client, this many processes on this machine, which end with the call.
         column, dtype, temperature, scale, zero_point, effective_size: as in `softmaxima.file_logsumexp`.
@@ -71,9 +73,27 @@ def file_logsumexp(
     for place in paths:
         check_again(place, "read in pieces")
     with connected(name, client, workers) as joined:
-        plans = _plans(joined, [place.absolute() for place in paths], request)
-        states = _states(joined, plans, progress or (lambda done, scores: None))
+        files = [_File(str(path), path.absolute()) for path in paths]
+        states = _states(joined, files, _plans(joined, files, request), progress or (lambda done, scores: None))
     return functools.reduce(LogSumExpState.merge, states, request.nothing())
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as it was given, and where workers reach it, whose directory may be another."""
+
+    name: str
+    path: Place
+
+    def named(self, told: str) -> str:
+        return told.replace(str(self.path), self.name)
+
+    def read(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a worker makes of it, which says of what is wrong whose file it is as it was given."""
+        try:
+            return function(*arguments)
+        except InputError as error:
+            raise InputError(self.named(str(error))) from error
 
 
 @dataclass(frozen=True)
@@ -88,25 +108,27 @@ class _Task:
         return self.name
 
 
-def _plans(client: Client, paths: Sequence[Place], request: Request) -> list[Plan]:
+def _plans(client: Client, files: Sequence[_File], request: Request) -> list[Plan]:
     plans: dict[int, Plan] = {}
     with Tasks[_Task](client) as tasks:
-        for number, path in enumerate(paths):
-            tasks.submit(_Task(number, 0, str(path)), Plan.of, path, request)
+        for number, file in enumerate(files):
+            tasks.submit(_Task(number, 0, file.name), file.read, Plan.of, file.path, request)
         for task, plan in tasks:
             plans[task.file] = plan
-    return [plans[number] for number in range(len(paths))]
+    return [plans[number] for number in range(len(files))]
 
 
-def _states(client: Client, plans: Sequence[Plan], tell: Callable[[int, Scores], None]) -> list[LogSumExpState]:
+def _states(
+    client: Client, files: Sequence[_File], plans: Sequence[Plan], tell: Callable[[int, Scores], None]
+) -> list[LogSumExpState]:
     """Of all pieces in order. A file is compared with what it was when the last of its pieces is read."""
     read = Read(len(plans), sum(piece.size for plan in plans for piece in plan.pieces))
     states: dict[tuple[int, int], LogSumExpState] = {}
     left, done = [len(plan.pieces) for plan in plans], 0
     with Tasks[_Task](client) as tasks:
-        for file, plan in enumerate(plans):
-            for number, piece in enumerate(plan.pieces):
-                tasks.submit(_Task(file, number, str(piece)), piece.state)
+        for number, (file, plan) in enumerate(zip(files, plans, strict=True)):
+            for place, piece in enumerate(plan.pieces):
+                tasks.submit(_Task(number, place, file.named(str(piece))), file.read, piece.state)
         tell(done, read.scores)
         for task, state in tasks:
             if state is None:  # of a check
@@ -114,7 +136,8 @@ def _states(client: Client, plans: Sequence[Plan], tell: Callable[[int, Scores],
             states[task.file, task.piece] = state
             left[task.file] -= 1
             if not left[task.file]:
-                tasks.submit(_Task(task.file, 0, str(plans[task.file].path)), plans[task.file].check)
+                file = files[task.file]
+                tasks.submit(_Task(task.file, 0, file.name), file.read, plans[task.file].check)
             done += int(state.n)
             read.bytes += plans[task.file].pieces[task.piece].size
             tell(done, read.scores)

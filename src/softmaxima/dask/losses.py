@@ -59,7 +59,8 @@ def chunked_loss(
         weight: of the classes [C], a NumPy or a Dask array in whatever chunks, or a tensor.
         ignore_index, reduction, label_smoothing, temperature, options: as the loss has them. Temperature and numbers a row may
             be NumPy or Dask arrays.
-        split_every: how many states are merged at a time, by default as many as Dask's setting of that name says.
+        split_every: how many states are merged at a time, an int of at least 2 or a dict with one for each axis as Dask has it; by
+            default what Dask's setting of that name says, or 32.
 
     Returns:
         A Dask array of the dtype of the scores, of which nothing is computed yet.
@@ -78,7 +79,8 @@ def chunked_loss(
     """
     found, given = find_loss("dask.chunked_loss", loss)
     name = f"dask.{found.name}"
-    scores, split_every = check_scores(name, input), check_split(name, split_every)
+    scores = check_scores(name, input)
+    split_every = check_split(name, split_every, scores)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
     ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, label_smoothing)
     if scores.ndim == 0:

@@ -17,6 +17,7 @@ from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, per_row, rows_last, stand_in
+from softmaxima.maps.softmax import SOFTMAX
 
 
 def chunked_map(
@@ -31,7 +32,8 @@ def chunked_map(
         x: scores of any shape, in chunks of known sizes along any axes; a chunk may be empty.
         dim, temperature, where, params: as of the map. Each may be a NumPy or a Dask array where it may be an array there: it
             broadcasts against x, temperature and parameters with size 1 along `dim`.
-        split_every: how many states are merged at a time, by default as many as Dask's setting of that name says.
+        split_every: how many states are merged at a time, an int of at least 2 or a dict with one for each axis as Dask has it; by
+            default what Dask's setting of that name says, or 32.
 
     Returns:
         A Dask array of the shape, chunks and dtype of x, of which nothing is computed yet.
@@ -51,10 +53,30 @@ def chunked_map(
            [0. , 1. , 0. ]])
     """
     found = find_map(map, "dask")
-    name = f"dask.{found.name}"
+    return _chunked(f"dask.{found.name}", found, x, dim, temperature, where, split_every, params)
+
+
+def softmin(x: Array, dim: int = -1, *, temperature: Any = 1.0, where: Any = None, split_every: Any = None) -> Array:
+    """Softmin, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of a Dask array in whatever chunks. Here +∞ is the score that gets exactly zero.
+
+    Arguments, errors and cost as of `chunked_map`.
+
+    >>> import dask.array as da, numpy as np, softmaxima as sm
+    >>> sm.dask.softmin(da.from_array(np.array([2.0, 1.0, 0.1]), chunks=2)).compute().round(3)
+    array([0.096, 0.261, 0.643])
+    """
+    name = "dask.softmin"
+    check_dtype(name, stand_in(name, "scores", check_scores(name, x)), cast="astype(float)")
+    return _chunked(name, SOFTMAX, -x, dim, temperature, where, split_every, {})
+
+
+def _chunked(
+    name: str, found: Map, x: Array, dim: int, temperature: Any, where: Any, split_every: Any, params: dict[str, Any]
+) -> Array:
     if found.blocks is None:
         raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
-    scores, split_every = check_scores(name, x), check_split(name, split_every)
+    scores = check_scores(name, x)
+    split_every = check_split(name, split_every, scores)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
     given = found.complete(params, name)
     axis, *_ = check_rows(name, like, dim, stand_in(name, "temperature", temperature), stand_in(name, "where", where))
@@ -68,7 +90,7 @@ def chunked_map(
         {key: (numbers[key], ()) if key in numbers else matching(value, scores, every) for key, value in beside.items()},
         places=not found.blocks.is_sum,
     )  # fmt: skip
-    of = MapOfChunk(found, (axis,))
+    of = MapOfChunk(name, found, (axis,))
     known = chunks.summary(of.begin, found.blocks.passes(**numbers), split_every)
     return chunks.each(of.finish, x.dtype.newbyteorder("="), known=known, whole=True).reshape(x.shape)
 
@@ -81,14 +103,11 @@ def _token(map: Map) -> Any:
 
 @dataclass(frozen=True)
 class MapOfChunk:
-    """What a map has of a chunk, whose `axes` are those of its rows."""
+    """What a map has of a chunk, whose `axes` are those of its rows; `name` is the caller's, for messages."""
 
+    name: str
     map: Map
     axes: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return f"dask.{self.map.name}"
 
     def own(self, x: np.ndarray, *, first: int, where: np.ndarray | None, temperature: Any, **params: Any) -> OwnPart:
         scores = rows_last(x, self.axes, self.name)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from softmaxima.core import monoid
 from softmaxima.core.arguments import as_floating
-from softmaxima.core.contract import find_map
 from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, stand_in
 from softmaxima.dask.maps import MapOfChunk
 from softmaxima.lse.logsumexp import check_real, prepare
+from softmaxima.maps.softmax import SOFTMAX
 
 NAME = "dask.logsumexp"
 
@@ -29,7 +29,8 @@ def logsumexp(
     Args:
         x: scores of any shape, in chunks of known sizes along any axes; a chunk may be empty. Integers become float64.
         dim, keepdim, where, temperature: as of `sm.logsumexp`; `where` and `temperature` may be NumPy or Dask arrays.
-        split_every: how many states are merged at a time, by default as many as Dask's setting of that name says.
+        split_every: how many states are merged at a time, an int of at least 2 or a dict with one for each axis as Dask has it; by
+            default what Dask's setting of that name says, or 32.
 
     Returns:
         A Dask array of x's dtype, without `dim`, of which nothing is computed yet: −∞ for a sum of nothing, +∞ if any score is +∞.
@@ -47,7 +48,8 @@ def logsumexp(
     >>> sm.dask.logsumexp(x, (0, 1))
     dask.array<squeeze, shape=(), dtype=float64, chunksize=(), chunktype=numpy.ndarray>
     """
-    scores, split_every = check_scores(NAME, x), check_split(NAME, split_every)
+    scores = check_scores(NAME, x)
+    split_every = check_split(NAME, split_every, scores)
     like = as_floating(NAME, stand_in(NAME, "scores", scores), torch.float64)
     check_real(NAME, like, "take dask.array.logaddexp for pairs, or sm.logsumexp of one array")
     tau, mask = stand_in(NAME, "temperature", temperature), stand_in(NAME, "where", where)
@@ -61,7 +63,7 @@ def logsumexp(
     beside = {"where": where, "temperature": temperature}
     every = tuple(range(rows.ndim))
     chunks = Chunks(NAME, rows, axes, {key: matching(value, rows, every) for key, value in beside.items()}, places=False)
-    known = chunks.summary(MapOfChunk(find_map("softmax"), axes).begin, 1, split_every)
+    known = chunks.summary(MapOfChunk(NAME, SOFTMAX, axes).begin, 1, split_every)
     value = chunks.of_rows(_value, known, scores.dtype.newbyteorder("="))
     return value if keepdim and scores.ndim else da.squeeze(value, axes)
 

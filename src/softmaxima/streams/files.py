@@ -58,7 +58,8 @@ def file_logsumexp(
             spaces, commas or line ends, or "-" for standard input; a named pipe is read as standard input is. Arrays may have any
             shape. Of these .npy, .csv, .txt, Arrow streams and raw memory may be compressed: .npy.gz, .csv.zst and so on. A
             pattern, as "part-*.parquet", stands for all files that it matches, in the order of their names; s3://, https:// and the
-            other URLs of fsspec for what is elsewhere. Several paths, or patterns, are summed together.
+            other URLs of fsspec for what is elsewhere. Several paths, or patterns, are summed together; a file that is meant
+            twice, as by patterns that overlap, another way of writing its path or URL or a symbolic link, is summed once.
         column: the array of an .npz, the column of a table, the dataset of an HDF5 or Zarr file, the field of a structured .npy;
             where there is only one it may be left out.
         dtype: for raw memory: float64, float32, bfloat16, float16, int64, int32, int16, int8 or uint8, in the machine's byte order.
