@@ -32,20 +32,29 @@ struct State : LogSumExp<T, double> {
         return true;
     }
 
-    // A row of float or less that stays in cache.
+    // A row of float or less, whose gaps in double are near enough.
     bool put_row(const Row<T>& row, Scratch<C>& scratch) const {
         const Exponential<double> exponential(Origin<double>{});
-        const C* x = row.raw(0, row.n, scratch.high);
-        const C highest_x = highest(x, row.n);
-        const double top = double(highest_x);
+        Part part{{}, -std::numeric_limits<C>::infinity(), 0};
+        for (int64_t i = 0; i < row.n; i += BLOCK) {
+            const int64_t length = minimum(BLOCK, row.n - i);
+            const C* x = row.raw(i, length, scratch.high);
+            const C highest_x = highest(x, length);
+            if (highest_x >= part.highest) include(part, highest_x, occurrences(x, length, highest_x));
+        }
+        const double top = double(part.highest);
         if (!(std::fabs(top) < -NOTHING)) return whole_row(*this, row, scratch);
         double rest = 0;
+        for (int64_t i = 0; i < row.n; i += BLOCK) {
+            const int64_t length = minimum(BLOCK, row.n - i);
+            const C* x = row.raw(i, length, scratch.high);
 #pragma omp simd reduction(+ : rest)
-        for (int64_t i = 0; i < row.n; ++i) {
-            const double e = exponential(gap(x[i], top, row.scale));
-            rest += double(x[i]) == top ? 0.0 : e;
+            for (int64_t j = 0; j < length; ++j) {
+                const double e = exponential(gap(x[j], top, row.scale));
+                rest += double(x[j]) == top ? 0.0 : e;
+            }
         }
-        put(row.index, rest, top, occurrences(x, row.n, highest_x));
+        put(row.index, rest, top, part.count);
         return true;
     }
 
@@ -93,7 +102,7 @@ int logsumexp_state(const SoftmaximaState* call) {
         State<T> kernel;
         kernel.call = call;
         if constexpr (sizeof(T) < sizeof(double)) {
-            if (call->rows.inner == 1 && call->rows.n <= BLOCK) {
+            if (call->rows.inner == 1 && (call->rows.n < 16 * BLOCK || call->rows.outer >= 64)) {
                 return for_each_whole_row<T>(call->rows, nullptr, 0, nullptr, 1.0,
                                              [&](const Row<T>& row, const T* const*, Scratch<compute_t<T>>& scratch) { return kernel.put_row(row, scratch); });
             }

@@ -70,6 +70,8 @@ class OwnPart:
         near = log_mass.squeeze(-1) < NEAR_ZERO
         if not self.x.is_cpu or not bool(near.any()):
             return state
+        if bool(near.all()):
+            return _exactly(self.x, self.rows.tau, self.mask)
         of = lambda value: value.expand(*near.shape, value.shape[-1])[near] if isinstance(value, Tensor) and value.ndim else value
         exact = _exactly(of(self.x), of(self.rows.tau), of(self.mask))
         return monoid.LogSum(*(values.masked_scatter(near.unsqueeze(-1), own) for values, own in zip(state, exact, strict=True)))
