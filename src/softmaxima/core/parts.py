@@ -253,8 +253,8 @@ def in_parts(map: AnyMap, *, temperature: float | Array = 1.0, **params: Any) ->
         TypeError or ValueError for what the map would refuse, for scores that require grad, of which `pull` has the gradient, and
         for an iterator where the parts are read more than once.
 
-    Cost: `passes` reads of the parts for a state, which is as large as the largest support of a row of its parts (k for top-k), and
-    one more for the probabilities.
+    Cost: up to `passes` reads of the parts for a state, which is as large as the largest support of a row of its parts (k for
+    top-k; of the first pass of top-p up to 512 scores and places), and one more for the probabilities.
 
     >>> import numpy as np, softmaxima as sm
     >>> rows = sm.in_parts("sparsemax", temperature=0.5)
