@@ -246,15 +246,12 @@ def _settled(state: State, tau: float | Tensor, p: float) -> State | None:
     x, places = pad(known.x, (0, 1), value=-math.inf), pad(known.places, (0, 1), value=_HIGHEST)
     weights = known.sum.weigh(x, tau)
     before = (weights.cumsum(-1) < p * mass).sum(-1, keepdim=True)
-    last = torch.minimum(before, ((x > -math.inf).sum(-1, keepdim=True) - 1).clamp_min(0))  # the lowest that is kept
-    lowest, each = x.gather(-1, last), weights.gather(-1, last)
+    if bool((before == x.shape[-1]).any()):
+        return None
+    lowest, each = x.gather(-1, before), weights.gather(-1, before)  # that is kept; any in a row of nothing, with NaN or +∞
     key, above = ordered_bits(lowest) ^ _LOWEST, torch.where(x > lowest, weights, 0.0).sum(-1, keepdim=True)
     found = Nucleus(*known.sum, torch.full_like(known.passes, _passes(p)), key, above, each, places)
-    equal = x == lowest
-    is_among = (before < x.shape[-1]) & (found.wanted(p) <= equal.sum(-1, keepdim=True))
-    if not bool((is_among | (known.floor == -math.inf) | ~(mass > 0)).all()):
-        return None
-    return found._replace(places=_first(torch.where(equal, places, _HIGHEST), found, p))
+    return found._replace(places=_first(torch.where(x == lowest, places, _HIGHEST), found, p))
 
 
 def _finish(part: Part, state: State, p: float) -> Tensor:
