@@ -109,6 +109,49 @@ def test_a_second_message_comes_where_a_support_is_wide_and_only_there(three: Pr
         assert sent == [3 * (rows.CANDIDATES + 1), 3 * 300, 3 * (rows.CANDIDATES + 1)]
 
 
+def of_a_nucleus(rank: int) -> list[tuple[float, bool, list[int]]]:
+    """Of rows whose nucleus is among the largest scores of each rank, or not, or both: (how far results are, in what p, gradient
+    and loss are rounded to, whether the same scores are kept, what was sent).
+    """
+    widths = (300, 100, 200)
+    own, y, sent, found = own_of(rank, widths), torch.tensor([5, 310, 599]), list[int](), list[Any]()
+    few, many = 4 * normal(3, 600, seed=1), 1e-3 * normal(3, 600, seed=2)
+    tied = (normal(3, 600, seed=3) > 1.4).double() * torch.tensor([[9.0], [8.0], [30.0]])  # some 48 equal scores
+    several = torch.cat((few[:2], many[:1]))
+    gather = ranks.ALL_GATHER
+    for x, p in ((few, 0.5), (many, 0.9), (several, 0.9), (tied, 0.8), (tied.bfloat16(), 0.8), (few, 1.0)):
+        whole, shard = x.double().requires_grad_(), x[:, own].clone().requires_grad_()
+        ranks.ALL_GATHER = lambda out, message, group: (sent.append(message.numel()), gather(out, message, group))
+        try:
+            ours, loss = sm.distributed.topp_softmax(shard, p=p), sm.distributed.sparse_softmax_loss(shard, y, p=p)
+        finally:
+            ranks.ALL_GATHER = gather
+        theirs, g = sm.topp_softmax(whole, p=p), normal(3, 600, seed=4)
+        slopes = torch.autograd.grad((ours * g[:, own]).sum() + loss, shard)[0]
+        least = sm.sparse_softmax_loss(whole, y, p=p)
+        expected = torch.autograd.grad((theirs * g).sum() + least, whole)[0][:, own]
+        pairs = [(ours, theirs[:, own].to(x.dtype)), (slopes, expected.to(x.dtype)), (loss, least.to(x.dtype))]
+        narrow = 1e-13 if x.dtype == torch.float64 else 2 * torch.finfo(x.dtype).eps
+        found.append(
+            (max(apart(a.detach(), b.detach()) for a, b in pairs) / narrow, torch.equal(ours > 0, theirs[:, own] > 0), sent[:])
+        )
+        sent.clear()
+    return found
+
+
+def test_a_nucleus_among_the_largest_scores_of_ranks_is_one_message(three: Processes) -> None:
+    first, others, last = 3 * (7 + 2 * rows.CANDIDATES), [3 * 263] * 8, 3 * (8 + rows.CANDIDATES)
+    for found in three.run(of_a_nucleus):
+        assert max(far for far, _, _ in found) <= 1
+        assert all(same for _, same, _ in found)
+        few, many, several, *tied, all_scores = [sent for _, _, sent in found]
+        for one in (few, *tied):  # the map's, and the loss's with the scores of its labels
+            assert one == [first, first + 3]
+        for more in (many, several):
+            assert more == [first, *others, last, first + 3, *others, last]
+        assert all_scores == [9, 12]
+
+
 # Losses and sums --------------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from softmaxima.core.monoid import LogSum, log_sum, merge
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.losses import Loss
 from softmaxima.maps import REGISTRY, InParts
+from softmaxima.maps.topp_softmax import LARGEST
 
 INF, NAN = math.inf, math.nan
 
@@ -48,17 +49,25 @@ def merged(states: list[State], merge: Callable[[State, State], State], draw: ra
 
 def in_parts(case: Case, parts: list[Tensor], shuffle: int, tau: float | Tensor = 1.0) -> Tensor:
     """As a stranger would: states in any order, sent as one tensor a part, merged in any tree."""
-    rows, draw, known = rows_of(case, tau), random.Random(shuffle), None
+    rows, draw = rows_of(case, tau), random.Random(shuffle)
     numbered = list(rows.parts(parts))
-    for _ in range(rows.passes):
+
+    def one(known: State | None) -> State:
         nothing = rows.identity(numbered[0], known)
         states = [rows.begin(part, known) for part in numbered] + [nothing]
         varying = [i for i, values in enumerate(nothing) if values.shape[-1] == 0]
         width = max((state[i].shape[-1] for state in states for i in varying), default=0)
         sent = [rows.pack(state, nothing, width) for state in states]
         assert len({values.shape for values in sent}) == 1
-        known = merged([rows.unpack(values, nothing) for values in sent], rows.merge, draw)
-    return torch.cat([rows.finish(part, known) for part in numbered], -1)
+        return merged([rows.unpack(values, nothing) for values in sent], rows.merge, draw)
+
+    if shuffle % 2:
+        state = rows.in_passes(one)
+    else:  # all passes, whether they are needed or not
+        state = None
+        for _ in range(rows.passes):
+            state = one(state)
+    return torch.cat([rows.finish(part, state) for part in numbered], -1)
 
 
 def undecided(case: Case, x: Tensor, tau: float) -> bool:
@@ -133,6 +142,117 @@ def test_long_rows_whose_support_is_a_few_scores_or_all(case: Case, scale: float
     expected = torch.autograd.grad(whole.masked_fill(whole.isinf(), 0.0), scores, g)[0]
     torch.testing.assert_close(p, whole.detach(), rtol=1e-11, atol=1e-15)
     torch.testing.assert_close(v, expected, rtol=1e-9, atol=1e-13 * float(expected.abs().max()))
+
+
+# Nuclei of long rows: among the largest scores of the parts, which one pass tells, or not.
+
+EACH = LARGEST + 36  # scores of a part
+ZEROS = torch.zeros(2, 3 * EACH, dtype=torch.float64)
+ONE = (torch.arange(3 * EACH) == 40).double()
+LONG: dict[str, tuple[Tensor, float, int]] = {  # (rows, p, passes)
+    "a few high scores": (3 * normal(4, 3 * EACH, seed=1), 0.5, 1),
+    "no more than one part tells": (1e-3 * normal(2, 3 * EACH, seed=1), 0.2, 1),
+    "more than the parts tell": (1e-3 * normal(2, 3 * EACH, seed=1), 0.9, 10),
+    "one row of several": (torch.cat((6 * normal(3, 3 * EACH, seed=1), 1e-3 * normal(1, 3 * EACH, seed=2))), 0.9, 10),
+    "the largest in one part": (0.1 * normal(2, 3 * EACH, seed=1) + (torch.arange(3 * EACH) < EACH) * 20.0, 0.95, 10),
+    "equal scores, of which the first part tells enough": (ZEROS, (LARGEST - 0.5) / (3 * EACH), 1),
+    "one equal score more": (ZEROS, (LARGEST + 0.5) / (3 * EACH), 10),
+    "equal scores, of which those of other parts count less": (ZEROS - (torch.arange(3 * EACH) < EACH) * 1.0, 0.1, 1),
+    "a high score, and then equal ones beyond the first part": (ZEROS + (torch.arange(3 * EACH) == 7) * 3.0, 0.36, 10),
+    "rows of nothing, of one score and of two kinds of zeros": (
+        torch.stack((ZEROS[0] - INF, ONE.log(), torch.where(ONE > 0, -0.0, ZEROS[0]))), (LARGEST - 0.5) / (3 * EACH), 1
+    ),
+    "rows with NaN and with +∞ beside others": (
+        torch.where(torch.arange(3 * EACH) == 150, torch.tensor([[NAN], [INF], [9.0]]), normal(3, 3 * EACH)).double(), 0.5, 1
+    ),
+}  # fmt: skip
+
+
+def literal_nucleus(x: Tensor, p: float) -> Tensor:
+    """Which scores are kept, by sorting."""
+    ordered = (x + 0.0).sort(dim=-1, descending=True, stable=True)
+    mass = (ordered.values - ordered.values[..., :1]).nan_to_num(-INF, neginf=-INF).exp()
+    before = mass.cumsum(-1) - mass
+    return torch.zeros_like(x, dtype=torch.bool).scatter(
+        -1, ordered.indices, (before < p * mass.sum(-1, keepdim=True)) & (mass > 0)
+    )
+
+
+def passes_and_state(rows: InParts, parts: list[Part], shuffle: int = 0) -> tuple[int, State]:
+    """(how many passes there were, the state that they make in any order)."""
+    taken: list[int] = []
+
+    def one(known: State | None) -> State:
+        taken.append(1)
+        return merged([rows.begin(part, known) for part in parts], rows.merge, random.Random(shuffle))
+
+    state = rows.in_passes(one)
+    return len(taken), state
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("shuffle", range(3))
+def test_a_nucleus_among_the_largest_scores_of_parts_takes_one_pass(kind: str, shuffle: int):
+    x, share, passes = LONG[kind]
+    tau, g = torch.linspace(0.5, 2.0, len(x), dtype=torch.float64).unsqueeze(-1), normal(*x.shape, seed=9)
+    rows = sm.in_parts("topp_softmax", p=share, temperature=tau)
+    parts, slopes = list(rows.parts(pieces(tau * x, [EACH, 2 * EACH]))), pieces(g, [EACH, 2 * EACH])
+    taken, state = passes_and_state(rows, parts, shuffle)
+    assert taken == passes
+    assert sum(values.shape[-1] for values in state) <= 7 + 2 * EACH
+    scores = (tau * x).requires_grad_()
+    whole = sm.topp_softmax(scores, p=share, temperature=tau)
+    p = torch.cat([rows.finish(part, state) for part in parts], -1)
+    torch.testing.assert_close(p, whole.detach(), rtol=1e-13, atol=0, equal_nan=True)
+    ordinary = ~whole.isnan().any(-1)
+    assert torch.equal((p > 0)[ordinary], literal_nucleus(x, share)[ordinary])
+    sums = rows.sums(parts, slopes, state)
+    v = torch.cat([rows.pull(part, slope, state, sums)[0] for part, slope in zip(parts, slopes, strict=True)], -1)
+    expected = torch.autograd.grad((whole * g)[ordinary].sum(), scores)[0]
+    torch.testing.assert_close(v[ordinary], expected[ordinary], rtol=1e-11, atol=1e-15)
+
+
+@pytest.mark.parametrize(("count", "passes"), [(8, 1), (12, 10)])
+def test_of_many_parts_no_more_scores_are_kept_than_of_eight(count: int, passes: int):
+    """A state of the first pass is bounded, however many parts there are, and is exact where it tells less."""
+    ordered = torch.linspace(0.0, -1e-3, count * LARGEST, dtype=torch.float64)
+    x = ordered.view(LARGEST, count).t().reshape(1, -1)  # so that every part has scores of all sizes
+    rows = sm.in_parts("topp_softmax", p=0.9)
+    parts = list(rows.parts(pieces(x, list(range(LARGEST, count * LARGEST, LARGEST)))))
+    first = merged([rows.begin(part) for part in parts], rows.merge, random.Random(1))
+    assert max(values.shape[-1] for values in first) == min(count, 8) * LARGEST
+    taken, state = passes_and_state(rows, parts)
+    assert taken == passes
+    p = torch.cat([rows.finish(part, state) for part in parts], -1)
+    assert torch.equal(p > 0, literal_nucleus(x, 0.9))
+
+
+@at_most(40)
+@given(
+    levels=st.sampled_from([1, 2, 5, 1000]),
+    cuts=st.lists(st.integers(0, 300), max_size=4),
+    share=st.sampled_from([0.01, 0.2, 0.47, 0.9]),
+    seed=st.integers(0, 1000),
+)
+def test_equal_scores_of_long_rows_in_parts(levels: int, cuts: list[int], share: float, seed: int):
+    x = torch.randint(levels, (3, 300), generator=torch.Generator().manual_seed(seed)).double() / max(1, levels // 4)
+    x = x.masked_fill(normal(3, 300, seed=seed) > 1.0, -INF)
+    assume(not undecided(Case(REGISTRY["topp_softmax"], {"p": share}), x, 1.0))
+    rows = sm.in_parts("topp_softmax", p=share)
+    parts = list(rows.parts(pieces(x, cuts)))
+    _, state = passes_and_state(rows, parts, seed)
+    p = torch.cat([rows.finish(part, state) for part in parts], -1)
+    assert torch.equal(p > 0, literal_nucleus(x, share))
+    torch.testing.assert_close(p, sm.topp_softmax(x, p=share), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("n", [12, 400])
+@pytest.mark.parametrize("share", [1 - 2**-53, 1 - 2**-52, 1 - 1e-13])
+def test_a_share_of_nearly_all_keeps_no_more_scores_than_there_are(n: int, share: float):
+    """Rounding asks for one more of the lowest scores, whose probability would be missing."""
+    x = torch.randint(4, (200, n), generator=torch.Generator().manual_seed(1)).double() * -0.37
+    p = torch.cat(list(sm.in_parts("topp_softmax", p=share).probabilities(pieces(x, [n // 3]))), -1)
+    torch.testing.assert_close(p.sum(-1), torch.ones(200, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
 @at_most(15)

@@ -52,7 +52,7 @@ class Blocks:
         scores it is the identity; what has no width then, scores and places, may have any in other states.
     merge(a, b, tau) → the state of both, in either order.
     finish(part, state) → the probabilities of a part, from the state of all.
-    passes() → how many passes over all parts make that state.
+    passes() → how many passes over all parts make that state, at most.
     conjugate(state, tau) → (M, c) with V = M/τ + c, of which the map is the gradient: what a loss needs.
     factor(a, b, tau) → what takes probabilities under the state a, of some parts, to those under b, of more: what attention needs
         to begin before it knows all parts. None where a score that comes later takes others out.
@@ -60,6 +60,7 @@ class Blocks:
         when it is given the whole row. Without it `of` is taken of each score by itself.
     support(part, state) → where the scores of a part are that may have a probability, indices [..., w], or None for anywhere. The
         others have none and no derivative, `finish` and `derivative` are given a part of those w alone, and places must not matter.
+    settled(state, tau) → the state after the last pass, where that of all parts after an earlier one tells it; None elsewhere.
     is_sum: whether a state is the `monoid.LogSum` of x/τ and no more, which kernels make and of which many merge at once.
     """
 
@@ -71,6 +72,7 @@ class Blocks:
     factor: Callable[..., Tensor] | None = None
     derivative: Callable[..., Any] = _of_each_score
     support: Callable[..., Tensor | None] | None = None
+    settled: Callable[..., State | None] = lambda state, tau, **params: None
     is_sum: bool = False
 
 

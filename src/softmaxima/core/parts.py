@@ -1,7 +1,7 @@
 """A map over rows that come in parts: call this from long rows, chunks of classes, key blocks, shards and files.
 
     rows = in_parts(map, temperature=…, **params)
-    state = rows.state(parts)              or, by hand, for each of rows.passes: merge of begin(part, known) over all parts
+    state = rows.state(parts)              or, by hand, rows.in_passes(one), where one(known) merges begin(part, known) of all
     p = rows.finish(part, state)           and again for each part
 
 The derivative takes two steps as well, for ⟨q, g⟩ and its like are sums over the whole row:
@@ -68,7 +68,7 @@ class InParts:
 
     @property
     def passes(self) -> int:
-        """How many passes over all parts make a state; one more tells the probabilities."""
+        """How many passes over all parts make a state, at most; one more tells the probabilities."""
         return self.blocks.passes(**self.params)
 
     @property
@@ -125,12 +125,21 @@ class InParts:
         return self.begin(replace(like, x=like.x[..., :0]), known)
 
     def state(self, parts: Iterable[Any]) -> State:
-        """The state of rows, of which `parts` are all, each read `passes` times."""
+        """The state of rows, of which `parts` are all, each read `passes` times at most."""
         again(parts, self.passes, self.map.name)
+        return self.in_passes(
+            lambda known: merged((self.begin(part, known) for part in self.parts(parts)), self.merge, self.map.name)
+        )
+
+    def in_passes(self, one: Callable[[State | None], State]) -> State:
+        """The state of rows by passes, `one(known)` of which makes that of all parts from what it was in the pass before, None at
+        first; there are no more than are needed.
+        """
         known: State | None = None
         for _ in range(self.passes):
-            before = known
-            known = merged((self.begin(part, before) for part in self.parts(parts)), self.merge, self.map.name)
+            known = one(known)
+            if (last := self.blocks.settled(known, self.tau, **self.params)) is not None:
+                return last
         return known  # type: ignore[return-value]
 
     def pack(self, state: State, identity: State, width: int | None = None) -> Tensor:
@@ -244,8 +253,8 @@ def in_parts(map: AnyMap, *, temperature: float | Array = 1.0, **params: Any) ->
         TypeError or ValueError for what the map would refuse, for scores that require grad, of which `pull` has the gradient, and
         for an iterator where the parts are read more than once.
 
-    Cost: `passes` reads of the parts for a state, which is as large as the largest support of a row of its parts (k for top-k), and
-    one more for the probabilities.
+    Cost: up to `passes` reads of the parts for a state, which is as large as the largest support of a row of its parts (k for
+    top-k; of the first pass of top-p up to 512 scores and places), and one more for the probabilities.
 
     >>> import numpy as np, softmaxima as sm
     >>> rows = sm.in_parts("sparsemax", temperature=0.5)

@@ -67,7 +67,8 @@ def shared_loss(
         ranks. There is no second derivative, and none by temperature or options: divide the scores before.
 
     Cost: one all-gather, of what the map takes and the label's score a row, with weights one number more, of probabilities 8; one
-    more for a loss of probabilities, as `soft_accuracy_loss`. The gradient needs none.
+    more for a loss of probabilities, as `soft_accuracy_loss`, and up to nine with top-p, as of `shared_map`. The gradient needs
+    none.
     """
     ranks = ranks_of("distributed.shared_loss", group)
     with ranks.telling("distributed.shared_loss"):
@@ -181,25 +182,28 @@ class RowLosses:
         return cls(name, ranks, agreement, replace(bound, n=agreement.whole), target, batch.class_weight)
 
     def evaluate(self, scores: Scores) -> Found:
-        """One message for each pass of the map; one more for a loss of probabilities."""
+        """One message for each pass that the map needs; one more for a loss of probabilities."""
         whole = self._shared(self.target.new_zeros((*self._shape, 0), dtype=torch.float64))
         targets: list[Tensor] = []
-        state: State | None = None
-        for number in range(self.own.rows.passes):
+
+        def one(known: State | None) -> State:
             states, beside = [], []
             for some, x in scores():
                 rows = self._rows(some)
                 shared = rows._shared(x)
-                states.append(shared.own.begun(None if state is None else tuple(values[some] for values in state)))
-                beside += [rows._beside(shared)] if number == 0 else []
-            state, every = whole.exchanged(joined(states), state, torch.cat(beside) if beside else None)
-            targets = targets or every
+                states.append(shared.own.begun(None if known is None else tuple(values[some] for values in known)))
+                beside += [rows._beside(shared)] if known is None else []
+            state, every = whole.exchanged(joined(states), known, torch.cat(beside) if beside else None)
+            targets.extend(every)
+            return state
+
+        state = whole.rows.in_passes(one)
         found = merged(map(self._targets, targets), merge_targets, self.name)
         counted, sums = self._counted(found), ()
         if self.own.form.of_p is None:
-            values = self.own.value(state, found)  # type: ignore[arg-type]
+            values = self.own.value(state, found)
         else:
-            values, sums = self._values_of_p(scores, whole, state)  # type: ignore[arg-type]
+            values, sums = self._values_of_p(scores, whole, state)
         if counted.is_floating_point():  # NaN for a label of no class
             values = torch.where(counted.squeeze(-1).isnan(), math.nan, values)
         weighed = counted if self.is_soft or self.weight is None else found.weight

@@ -39,12 +39,14 @@ class Shared:
 
     def state(self, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(that of whole rows, the same on every rank; what each has `beside` [..., m], which the first message takes along)."""
-        known: State | None = None
         told: list[Tensor] = []
-        for number in range(self.rows.passes):
-            known, others = self.exchanged(self.own.begun(known), known, beside if number == 0 else None)
-            told = told or others
-        return known, told  # type: ignore[return-value]
+
+        def one(known: State | None) -> State:
+            state, others = self.exchanged(self.own.begun(known), known, beside if known is None else None)
+            told.extend(others)
+            return state
+
+        return self.rows.in_passes(one), told
 
     def exchanged(self, own: State, known: State | None, beside: Tensor | None = None) -> tuple[State, list[Tensor]]:
         """(the state of whole rows in a pass of which `own` is this rank's, what each has beside)."""

@@ -51,18 +51,31 @@ class Selected(NamedTuple):
     place: Tensor
 
 
-def _selected(x: Tensor, place: Tensor, k: int) -> Selected:
+def selected(x: Tensor, place: Tensor, k: int) -> Selected:
+    """The k highest of scores that stand anywhere in their rows."""
+    x, place = _narrowed(x, place, k) if x.shape[-1] > 4 * k else (x, place)
     by_place = place.argsort(-1)
     ordered = x.gather(-1, by_place).sort(dim=-1, descending=True, stable=True)
     return Selected(ordered.values[..., :k], place.gather(-1, by_place).gather(-1, ordered.indices)[..., :k])
 
 
+def _narrowed(x: Tensor, place: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """2k scores with the k highest among them, and their places: far less work than to sort a long row."""
+    nowhere = torch.iinfo(place.dtype).max
+    top = x.topk(k, -1)  # of scores that equal the lowest any
+    lowest = top.values[..., -1:]
+    first = torch.where(x == lowest, place, nowhere).topk(k, -1, largest=False).values
+    higher = ~(top.values <= lowest)  # NaN too
+    values = torch.where(higher, top.values, -math.inf), torch.where(first < nowhere, lowest, -math.inf)
+    return torch.cat(values, -1), torch.cat((torch.where(higher, place.gather(-1, top.indices), nowhere), first), -1)
+
+
 def _begin(part: Part, known: State | None, k: int) -> State:
-    return _selected(part.x, places(part), k)
+    return selected(part.x, places(part), k)
 
 
 def _merge(a: State, b: State, tau: float | Tensor, k: int) -> State:
-    return _selected(torch.cat((a[0], b[0]), -1), torch.cat((a[1], b[1]), -1), k)
+    return selected(torch.cat((a[0], b[0]), -1), torch.cat((a[1], b[1]), -1), k)
 
 
 def _finish(part: Part, state: State, k: int) -> Tensor:

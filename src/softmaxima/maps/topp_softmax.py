@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from softmaxima.core.arguments import Array
 from softmaxima.core.blocks import Blocks, Part, State, places
@@ -21,7 +22,7 @@ from softmaxima.core.tracing import is_exporting_to_onnx, is_recorded, is_traced
 from softmaxima.kernels.native import Kernel
 from softmaxima.maps._module import MapModule
 from softmaxima.maps.softmax import sensitivity
-from softmaxima.maps.topk_softmax import first_of_ties
+from softmaxima.maps.topk_softmax import first_of_ties, selected
 
 
 def reference(x: Tensor, p: float) -> Tensor:
@@ -95,35 +96,73 @@ def forward(z: Tensor, p: float) -> Tensor:
     return normalise_exp(z.masked_fill(~topp_mask(z, p), -math.inf))
 
 
-# On parts of a row: the sum over all scores, then the lowest that is kept, a byte of its key a pass, then the places of its equals.
+# On parts of a row: the sum over all scores, and the largest of them, which as a rule have the nucleus among them. Where they have
+# not, the lowest that is kept is found, a byte of its key a pass, and then the places of its equals.
+LARGEST = 64  # scores of a part that are told at once
+MOST = 8 * LARGEST  # of several
 _BYTES = 8
 _LOWEST, _HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
-class Nucleus(NamedTuple):
-    """What some passes have found."""
+class Largest(NamedTuple):
+    """What the first pass has found: a sum, and the largest scores in order, of equal ones the first."""
 
     top: Tensor
     ties: Tensor
     rest: Tensor  # of the sum over all scores, as in `LogSum`
     passes: Tensor  # how many there were [..., 1]
+    floor: Tensor  # the highest score that is not among the largest, −∞ where there is none [..., 1]
+    floor_place: Tensor
+    x: Tensor  # the largest [..., m], −∞ behind them
+    places: Tensor
+
+    @property
+    def sum(self) -> LogSum:
+        return LogSum(self.top, self.ties, self.rest)
+
+    def cut(self, most: int) -> Largest:
+        """With so many of the largest at most, all of which are above the floor."""
+        x, places = selected(self.x, self.places, most + 1)
+        floor, floor_place = _higher((x[..., most:], self.floor), (places[..., most:], self.floor_place))
+        width = int((x[..., :most] > -math.inf).sum(-1).max()) if x.numel() else 0
+        return self._replace(floor=floor, floor_place=floor_place, x=x[..., :width], places=places[..., :width])
+
+
+def _higher(floors: tuple[Tensor, Tensor], floor_places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The highest floor, of equal scores the first."""
+    x, where = torch.cat(floors, -1), torch.cat(floor_places, -1)
+    floor = x.amax(-1, keepdim=True)
+    return floor, torch.where(x == floor, where, _HIGHEST).amin(-1, keepdim=True)
+
+
+class Nucleus(NamedTuple):
+    """What further passes have found."""
+
+    top: Tensor
+    ties: Tensor
+    rest: Tensor
+    passes: Tensor
     key: Tensor  # of the lowest score that is kept, the bytes that are known [..., 1]
     above: Tensor  # the weight of all scores that are higher, whatever the other bytes are
     bins: Tensor  # that of the scores with these bytes, by the next one [..., 256]; at the end that of each of them [..., 1]
-    places: Tensor  # the first of those [..., m]
+    places: Tensor  # the first of those [..., m]; until then none [..., 1]
 
     @property
     def sum(self) -> LogSum:
         return LogSum(self.top, self.ties, self.rest)
 
     def wanted(self, p: float) -> Tensor:
-        """How many of the scores that equal the lowest are kept."""
+        """How many scores that equal the lowest the share takes."""
         missing = p * self.sum.mass - self.above
         return (missing / self.bins).nan_to_num(1.0, posinf=1.0).ceil().clamp_min(1.0)
 
+    def kept(self, p: float) -> Tensor:
+        """How many of them are kept: by rounding the share may take more than there are."""
+        return torch.minimum(self.wanted(p), (self.places < _HIGHEST).sum(-1, keepdim=True).clamp_min(1).double())
+
     def mass(self, p: float) -> Tensor:
         """Of the nucleus, by the largest score; NaN in a row with NaN or +∞."""
-        return self.above + self.wanted(p) * self.bins + 0.0 * self.sum.mass
+        return self.above + self.kept(p) * self.bins + 0.0 * self.sum.mass
 
     def with_byte(self, byte: int, p: float) -> Nucleus:
         """With one more byte of the key: the highest at which the weight reaches its share."""
@@ -139,11 +178,17 @@ def _shift(byte: int) -> int:
 
 def _begin(part: Part, known: State | None, p: float) -> State:
     x = part.x
+    if p == 1.0:
+        return log_sum(x, part.tau)
     if known is None:
-        row, none = x.new_zeros((*x.shape[:-1], 1)), x.new_zeros((*x.shape[:-1], 0))
-        return Nucleus(*log_sum(x, part.tau), row.long() + 1, row.long(), row, none, none.long())
-    known = Nucleus(*known)
-    byte = _pass(known) - 1
+        row = x.new_zeros((*x.shape[:-1], 1))
+        floor, floor_place = torch.full_like(row, -math.inf), torch.full_like(row, _HIGHEST, dtype=torch.int64)
+        return Largest(*log_sum(x, part.tau), row.long() + 1, floor, floor_place, x, places(part)).cut(LARGEST)
+    if (number := _pass(known)) == 1:
+        top, ties, rest, passes, *_ = known
+        nowhere = torch.full_like(passes, _HIGHEST)
+        known = Nucleus(top, ties, rest, passes, torch.zeros_like(passes), torch.zeros_like(top), top, nowhere)
+    known, byte = Nucleus(*known), number - 1
     passes = known.passes + 1
     if byte > 0:
         known = known.with_byte(byte - 1, p)
@@ -155,30 +200,67 @@ def _begin(part: Part, known: State | None, p: float) -> State:
         return known._replace(passes=passes, bins=bins)
     each = weights.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros((*x.shape[:-1], 1))
     here = known._replace(passes=passes, bins=each)
-    most = int(here.wanted(p).max()) if each.numel() else 0
-    return here._replace(places=torch.where(equal, places(part), _HIGHEST).sort(-1).values[..., :most])
+    return here._replace(places=_first(torch.where(equal, places(part), _HIGHEST), here, p))
 
 
-def _pass(state: Nucleus) -> int:
-    return int(state.passes.flatten()[0]) if state.passes.numel() else 1
+def _pass(state: State) -> int:
+    passes = state[3]
+    return int(passes.flatten()[0]) if passes.numel() else 1
+
+
+def _first(where: Tensor, state: Nucleus, p: float) -> Tensor:
+    """Of the places of scores that equal the lowest as many as a row may keep."""
+    most = int(state.wanted(p).max()) if state.bins.numel() else 0
+    return where.sort(-1).values[..., :most]
 
 
 def _merge(a: State, b: State, tau: float | Tensor, p: float) -> State:
-    a, b = Nucleus(*a), Nucleus(*b)
+    if p == 1.0:
+        return merge(LogSum(*a), LogSum(*b), tau)
+    if a[0].numel() == 0:  # no rows, which say in which pass they are
+        return a
     if _pass(a) == 1:
-        return a._replace(**merge(a.sum, b.sum, tau)._asdict())
+        return _merge_largest(Largest(*a), Largest(*b), tau)
+    a, b = Nucleus(*a), Nucleus(*b)
     if _pass(a) <= _BYTES + 1:
         return a._replace(bins=a.bins + b.bins)
     both = a._replace(bins=torch.maximum(a.bins, b.bins))
-    most = int(both.wanted(p).max()) if both.bins.numel() else 0
-    return both._replace(places=torch.cat((a.places, b.places), -1).sort(-1).values[..., :most])
+    return both._replace(places=_first(torch.cat((a.places, b.places), -1), both, p))
+
+
+def _merge_largest(a: Largest, b: Largest, tau: float | Tensor) -> Largest:
+    """Of both those above the higher floor: what is between the floors is not all known."""
+    floor, floor_place = _higher((a.floor, b.floor), (a.floor_place, b.floor_place))
+    x, places = torch.cat((a.x, b.x), -1), torch.cat((a.places, b.places), -1)
+    above = (x > floor) | ((x == floor) & (places < floor_place))
+    x, places = torch.where(above, x, -math.inf), torch.where(above, places, _HIGHEST)
+    return Largest(*merge(a.sum, b.sum, tau), a.passes, floor, floor_place, x, places).cut(MOST)
+
+
+def _settled(state: State, tau: float | Tensor, p: float) -> State | None:
+    """The state of the last pass where the largest scores of every row have its nucleus among them."""
+    if p == 1.0 or _pass(state) != 1:
+        return None
+    known = Largest(*state)
+    mass = known.sum.mass
+    x, places = pad(known.x, (0, 1), value=-math.inf), pad(known.places, (0, 1), value=_HIGHEST)
+    weights = known.sum.weigh(x, tau)
+    before = (weights.cumsum(-1) < p * mass).sum(-1, keepdim=True)
+    if bool((before == x.shape[-1]).any()):
+        return None
+    lowest, each = x.gather(-1, before), weights.gather(-1, before)  # that is kept; any in a row of nothing, with NaN or +∞
+    key, above = ordered_bits(lowest) ^ _LOWEST, torch.where(x > lowest, weights, 0.0).sum(-1, keepdim=True)
+    found = Nucleus(*known.sum, torch.full_like(known.passes, _passes(p)), key, above, each, places)
+    return found._replace(places=_first(torch.where(x == lowest, places, _HIGHEST), found, p))
 
 
 def _finish(part: Part, state: State, p: float) -> Tensor:
+    if p == 1.0:
+        return LogSum(*state).shares(part.x, part.tau)
     known = Nucleus(*state)
-    if p == 1.0 or part.x.numel() == 0 or known.places.shape[-1] == 0:
-        return known.sum.shares(part.x, part.tau)
-    last = known.places.gather(-1, (known.wanted(p).long() - 1).clamp_max(known.places.shape[-1] - 1))
+    if part.x.numel() == 0:
+        return part.x
+    last = known.places.gather(-1, known.kept(p).long() - 1)
     keys, lowest = ordered_bits(part.x), known.key ^ _LOWEST
     kept = (keys > lowest) | ((keys == lowest) & (places(part) <= last))
     weights = torch.where(kept, known.sum.weigh(part.x, part.tau), 0.0)
@@ -190,12 +272,14 @@ def _passes(p: float) -> int:
 
 
 def _conjugate(state: State, tau: float | Tensor, p: float) -> tuple[Tensor, Tensor]:
+    if p == 1.0:
+        return LogSum(*state).anchor, LogSum(*state).log_mass()
     known = Nucleus(*state)
     # Where there are no rows, which say in which pass they are, there are more bins.
-    return known.sum.anchor, known.sum.log_mass() if p == 1.0 else known.mass(p)[..., :1].log()
+    return known.sum.anchor, known.mass(p)[..., :1].log()
 
 
-BLOCKS = Blocks(_begin, _merge, _finish, _passes, _conjugate)
+BLOCKS = Blocks(_begin, _merge, _finish, _passes, _conjugate, settled=_settled)
 
 TOPP_SOFTMAX = register(
     Map(
