@@ -108,7 +108,9 @@ def test_a_scale_that_learns_may_be_wider_than_the_layer(narrow: torch.dtype):
     wide = [x.detach().double().requires_grad_() for x in (hidden, weight, scale)]
     sm.margin_softmax_loss(*wide[:2], torch.tensor([0, 5, 2]), scale=wide[2]).backward()
     for own, exact in zip((hidden, weight, scale), wide, strict=True):
-        torch.testing.assert_close(own.grad, exact.grad.to(own.dtype), rtol=16 * torch.finfo(narrow).eps, atol=4 * torch.finfo(narrow).eps)
+        torch.testing.assert_close(
+            own.grad, exact.grad.to(own.dtype), rtol=16 * torch.finfo(narrow).eps, atol=4 * torch.finfo(narrow).eps
+        )
 
 
 @pytest.mark.parametrize("called", ["cross_entropy", "sparsemax", "soft_accuracy"])

@@ -27,8 +27,8 @@ def check_range(name: str, labels: Tensor, ignored: Tensor | None, agreement: Ag
     wrong = wrong if ignored is None else wrong & ~ignored
     if bool(wrong.any()):
         raise RanksError(
-            f"{name}: each target must be a label on one rank, got {int(labels[wrong][0])}, out of range for {agreement.whole} classes of "
-            "all ranks"
+            f"{name}: each target must be a label on one rank, got {int(labels[wrong][0])}, out of range for {agreement.whole} "
+            "classes of all ranks"
         )
 
 

@@ -95,7 +95,7 @@ class Ranks:
 
     @functools.cached_property
     def store(self) -> Store:
-        """That by which the ranks talk, where nothing is left of an earlier group of the same name; who asks first meets all others.
+        """That by which the ranks talk, with nothing left of an earlier group of the same name; who asks first meets all others.
 
         Each says that it is here by a word of its own, and the first answers that with one for all.
         """
