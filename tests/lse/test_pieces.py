@@ -219,6 +219,17 @@ def test_what_changes_beside_the_file_is_no_change(servers: type[Servers]) -> No
 # Several files ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_server_that_does_not_answer_is_no_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def info(place: Remote, *causes: Exception) -> Any:
+        raise FileNotFoundError("fake://one/x.npy") from (causes or [None])[0]
+
+    monkeypatch.setattr(Remote, "_info", info)
+    assert not Remote("fake://one/x.npy").exists()
+    monkeypatch.setattr(Remote, "_info", lambda place: info(place, ConnectionError("refused")))
+    with pytest.raises(OSError, match="refused"):
+        Remote("fake://one/x.npy").exists()
+
+
 def test_several_files_are_one_sum_in_the_order_of_their_names(softmaxima_lse: Callable, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     x = scores(4, 700)

@@ -169,8 +169,8 @@ def test_files_are_named_as_they_were_given(client: Any, tmp_path: Path, monkeyp
     for given, message in (
         ("spoilt.parquet", r"spoilt.parquet, scores \d+ to \d+ of 20000, cannot be read \("),
         (["x.npy", "no.npy"], "no.npy cannot be read \\(the magic string"),
-        ("./none.npy", "none.npy cannot be read \\(No such file"),
-        (str(tmp_path / "none.npy"), f"{tmp_path}/none.npy cannot be read \\(No such file"),
+        ("./none.npy", "there is no file none.npy; give a path"),
+        (str(tmp_path / "none.npy"), f"there is no file {tmp_path}/none.npy; give a path"),
         ("x.npy", "x.npy was written to while it was read"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):

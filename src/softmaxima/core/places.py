@@ -71,8 +71,10 @@ class Remote:
     def exists(self) -> bool:
         try:
             return bool(self._info())
-        except FileNotFoundError:
-            return False
+        except FileNotFoundError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise OSError(str(error.__cause__)) from error  # a server that does not answer is no missing file
 
     def is_file(self) -> bool:
         return self.exists() and self._info()["type"] == "file"

@@ -158,6 +158,8 @@ def _from_file(path: Place, column: str | None, dtype: str | None) -> Scores:
 def unreadable(name: str, error: Exception) -> InputError:
     """What the system or a library said, in one line."""
     said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileNotFoundError) and error.errno:  # the system's: zarr has one for files of another kind
+        return InputError(f"there is no file {name}; give a path to an existing file")
     if isinstance(error, PermissionError):
         return InputError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
     repair = "or download it first" if "://" in name else "and write it again"
