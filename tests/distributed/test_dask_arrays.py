@@ -394,6 +394,7 @@ def test_what_is_wrong_is_told_at_once(call: Any, kind: Any, words: str) -> None
         (lambda: D.softmin(X, temperature=da.zeros((4, 1))), ValueError, "dask.softmin: temperature must be positive"),
         (lambda: D.logsumexp(X, temperature=da.zeros((4, 1))), ValueError, "dask.logsumexp: temperature must be positive"),
         (lambda: D.entmax(X, alpha=da.zeros((4, 1))), ValueError, "entmax: alpha must be at least 1"),
+        (lambda: D.cross_entropy(X, LABELS, weight=torch.ones(6, device="meta")), ValueError, "weight must hold values, got a meta"),
         (lambda: D.cross_entropy(X, LABELS + 1), IndexError, "cross_entropy: target 6 is out of range for 6 classes"),
         (lambda: D.cross_entropy(X, LABELS, da.arange(-1.0, 5.0, chunks=3)), ValueError, "got -1.0 for class 0"),
         (lambda: D.cross_entropy(X, LABELS, -da.arange(6.0, chunks=3) * (da.arange(6, chunks=3) > 3)), ValueError, "for class 4"),

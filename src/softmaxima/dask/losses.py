@@ -12,7 +12,7 @@ import torch
 from dask.tokenize import normalize_token
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor, check_per_row, moved_last
+from softmaxima.core.arguments import as_tensor, check_per_row, check_values, moved_last
 from softmaxima.core.arguments import check_scores as check_dtype
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
@@ -90,7 +90,7 @@ def chunked_loss(
     targets = check_target(name, like, stand_in(name, "target", target, 0), axis, ignore_index)
     if weight is not None:
         check_class_weight(name, weight if isinstance(weight, Tensor) else stand_in(name, "weight", weight), classes)
-        weight = weight.detach().double().cpu().numpy() if isinstance(weight, Tensor) else weight
+        weight = check_values(name, "weight", weight).detach().double().cpu().numpy() if isinstance(weight, Tensor) else weight
     own = found.complete({**given, **options}, name)
     of = LossOfChunk(found, axis, classes, targets.is_floating_point(), smoothing, ignore_index, tuple(own))
     tau, early = check_per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis, *TEMPERATURE), {}
