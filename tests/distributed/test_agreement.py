@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import math
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -443,6 +446,24 @@ class Scaled:
         return self.factor * z
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """The same without a dictionary."""
+
+    factor: float
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.factor * z
+
+
+def local(factor: float) -> Callable[[Tensor], Tensor]:
+    class Local:
+        def __call__(self, z: Tensor) -> Tensor:
+            return factor * z
+
+    return Local()
+
+
 def composed(inner: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda z: inner(z) + 1
 
@@ -458,6 +479,10 @@ def with_default(factor: float) -> Callable[[Tensor], Tensor]:
     "make",
     [
         Scaled,
+        Slotted,
+        local,
+        lambda factor: functools.lru_cache(lambda z: factor * z),
+        lambda factor: operator.methodcaller("pow", factor),
         lambda factor: Scaled(factor).applied,
         with_default,
         lambda factor: composed(lambda z: factor * z),

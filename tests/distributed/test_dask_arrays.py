@@ -369,7 +369,7 @@ LABELS = np.array([0, 1, 2, 5])
         (lambda: D.softmax(X, split_every="a"), TypeError, "split_every must be an int of at least 2, got the string 'a'"),
         (lambda: D.softmin(np.zeros(3)), TypeError, "dask.softmin: scores must be a dask.array.Array, got ndarray"),
         (lambda: D.softmin(X > 0), TypeError, "dask.softmin: scores must be float64"),
-        (lambda: D.cross_entropy(X, LABELS, weight=torch.ones(6, device="meta")), ValueError, "weight must hold values, got a meta"),
+        (lambda: D.cross_entropy(X, LABELS, weight=torch.ones(6, device="meta")), ValueError, "weight must hold values, got"),
         (lambda: D.softmin(X, 2), IndexError, r"dask.softmin: dim must be in \[-2, 1\]"),
         (lambda: D.softmox(X), AttributeError, "no attribute 'softmox'"),
         (lambda: D.logsumexp(X.astype(complex)), TypeError, "logsumexp: scores must be real"),

@@ -93,8 +93,10 @@ def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
         return f"{deeper(value.__func__)} of {deeper(value.__self__)}"
     if isinstance(value, FunctionType):
         return f"{value.__qualname__} with the checksum {_checksum(_of_code(value.__code__), deeper(_taken(value)))}"
-    if callable(value) and hasattr(value, "__dict__") and not hasattr(value, "__qualname__"):
-        return f"{type(value).__qualname__} with the checksum {_checksum(deeper(vars(value)))}"
+    if hasattr(value, "__wrapped__"):
+        return deeper(value.__wrapped__)
+    if callable(value) and not hasattr(value, "__qualname__"):
+        return f"{type(value).__qualname__} with the checksum {_checksum(deeper(type(value).__call__), deeper(_held(value)))}"
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
@@ -114,6 +116,16 @@ def _of_tensor(x: Tensor) -> str:
 
 def _checksum(*said: Any) -> str:
     return f"{zlib.crc32(repr(said).encode()):08x}"
+
+
+def _held(value: Any) -> Any:
+    """What an object that is called keeps, by what would be pickled of it."""
+    if hasattr(value, "__dict__"):
+        return vars(value)
+    try:
+        return value.__reduce_ex__(2)
+    except TypeError:  # that cannot be pickled
+        return None
 
 
 def _taken(function: FunctionType) -> list[Any]:
