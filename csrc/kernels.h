@@ -194,6 +194,37 @@ struct SoftmaximaLinearBackward {
     void* bias_grad;          // [classes]
 };
 
+// Scores [outer, elements, inner] whose elements are in segments of any lengths: those of segment s stand, in order, at order[k] for k
+// from starts[s] to starts[s + 1]. Each segment of each outer and inner index is a row of `forward` or `derivative`; numbers of a row are
+// [outer, segments, inner]. Without g, out is what `forward` returns; with g, what `derivative` does.
+struct SoftmaximaSegments {
+    int64_t dtype, outer, elements, inner, segments;
+    int64_t threads;
+    const int64_t* starts;  // [segments + 1]
+    const int64_t* order;   // [elements]; null where each k stands at k
+    const void* x;          // null where `derivative` does without
+    const uint8_t* mask;    // [outer, elements, inner]: 0 leaves a score out; may be null
+    double tau;             // τ of all, or
+    const double* taus;     // of each row
+    const double* theta;    // of the map, as in SoftmaximaRows
+    int64_t distance;       // from that of one row to the next
+    int64_t sums;           // whether `forward` gives one number a row, as logsumexp does
+    const void* forward;    // a kernel of SoftmaximaForward
+    const void* derivative; // a kernel of SoftmaximaBackward: of sums with the states that `forward` leaves, else with p
+    const void* p;          // [outer, elements, inner], of maps
+    const void* g;          // [outer, elements, inner]; of sums [outer, segments, inner]
+    void* out;              // [outer, elements, inner]; of sums without g [outer, segments, inner]
+};
+
+// The elements of each segment, in order: starts and order as above.
+struct SoftmaximaGrouping {
+    int64_t elements, segments, threads;
+    const int64_t* index;  // [elements]: the segment of each
+    int64_t* starts;       // [segments + 1]
+    int64_t* order;        // [elements]; not written where the index is in order
+    int64_t* found;        // [3]: the smallest index, the largest, and whether they are in order; of one that is out of range no more is written
+};
+
 // log(e^x + e^y) over n pairs, or, where g is given, its gradients.
 struct SoftmaximaPairs {
     int64_t dtype, n, threads;
@@ -212,7 +243,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 11
+#define SOFTMAXIMA_INTERFACE 12
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 11  # the version that csrc/kernels.h states
+INTERFACE = 12  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -197,6 +197,39 @@ class LinearBackward(NamedTuple):
     bias_grad: int
 
 
+class Segments(NamedTuple):
+    dtype: int
+    outer: int
+    elements: int
+    inner: int
+    segments: int
+    threads: int
+    starts: int
+    order: int
+    x: int
+    mask: int
+    tau: float
+    taus: int
+    theta: int
+    distance: int
+    sums: int
+    forward: int
+    derivative: int
+    p: int
+    g: int
+    out: int
+
+
+class Grouping(NamedTuple):
+    elements: int
+    segments: int
+    threads: int
+    index: int
+    starts: int
+    order: int
+    found: int
+
+
 class Pairs(NamedTuple):
     dtype: int
     n: int
@@ -226,6 +259,7 @@ LOSS, GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, Give
 WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
 LINEAR, LINEAR_BACKWARD = _packer(Linear), _packer(Linear, LinearBackward)
+SEGMENTS, GROUPING = _packer(Segments), _packer(Grouping)
 ATTENTION, ATTENTION_BACKWARD = _packer(*[Matrices] * 5, Attention), _packer(*[Matrices] * 5, Attention, AttentionBackward)
 
 

@@ -1,0 +1,158 @@
+"""What works on rows, of segments: by the native library as they lie, or by rows that are padded to few lengths, with all derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.routing import is_native
+from softmaxima.core.tracing import outside_compilers, transforming
+from softmaxima.kernels import native_segments
+from softmaxima.kernels.native_segments import Rows
+from softmaxima.segments.grouping import Segments
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A map, or a sum, of rows [..., n], the axis last.
+
+    rows(x, tau, mask, params): its value [..., n], or [...] of sums, with every derivative; a parameter that is a tensor is
+        [..., 1], or [..., n] where it is one of weights.
+    kernels(params): (address of the forward kernel, of the derivative, θ), None where there is none for them.
+    uses_scores: whether the derivative needs the scores beside the value.
+    """
+
+    rows: Callable[[Tensor, Any, Tensor | None, Sequence[Any]], Tensor]
+    kernels: Callable[[Sequence[Any]], tuple[int, int, Any] | None]
+    sums: bool
+    uses_scores: bool
+    weighted: bool = False  # whether the first parameter has a number for each element
+
+
+def of_segments(
+    operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
+) -> Tensor:
+    """The operation of each segment of x along `axis`; τ and parameters that are tensors have the segments there."""
+    if not transforming() and is_native(x) and (kernels := operation.kernels(params)) is not None:
+        return outside_compilers(_ByLibrary.apply, "a map of segments")(operation, kernels, segments, axis, mask, x, tau, *params)
+    return outside_compilers(by_rows, "a map of segments")(operation, segments, axis, x, tau, mask, params)
+
+
+class _ByLibrary(torch.autograd.Function):
+    """By the library, and its first derivative by the scores; what more is asked for by rows."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        operation, kernels, segments, axis, mask, x, tau, *params = inputs
+        rows = _rows(operation, kernels, segments, axis, mask, x.ndim, tau)
+        value = native_segments.forward(x, axis, rows)
+        numbers = [v if isinstance(v, Tensor) else None for v in (tau, *params)]
+        ctx.plain, ctx.given = inputs[:5], [None if isinstance(v, Tensor) else v for v in (tau, *params)]
+        ctx.save_for_backward(x, None if operation.sums else value, *numbers)
+        ctx.set_materialize_grads(False)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        g = grad_outputs[0]
+        operation, kernels, segments, axis, mask = ctx.plain
+        x, value, *numbers = ctx.saved_tensors
+        given = [n if n is not None else v for n, v in zip(numbers, ctx.given, strict=True)]
+        needs = ctx.needs_input_grad[5:]
+        if g is None:
+            return (None,) * (5 + len(needs))
+        if not torch.is_grad_enabled() and not any(needs[1:]):
+            rows = _rows(operation, kernels, segments, axis, mask, x.ndim, given[0])
+            scores = x if operation.uses_scores or operation.sums else None
+            return *(None,) * 5, native_segments.backward(x, axis, rows, g, value, scores), *(None,) * len(given)
+        inputs = [v for v, needed in zip((x, *given), needs, strict=True) if needed]
+        with torch.enable_grad():
+            value = by_rows(operation, segments, axis, x, given[0], mask, given[1:])
+            found = iter(torch.autograd.grad(value, inputs, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
+        return *(None,) * 5, *(next(found) if needed else None for needed in needs)
+
+
+def _rows(
+    operation: Operation, kernels: tuple[int, int, Any], segments: Segments, axis: int, mask: Tensor | None, ndim: int, tau: Any
+) -> Rows:
+    forward, derivative, theta = kernels
+    wide = lambda v: v.unsqueeze(-1) if isinstance(v, Tensor) and v.ndim == ndim else v
+    return Rows(
+        segments.starts, segments.order, wide(tau), mask, [wide(v) for v in theta], forward, derivative, operation.sums
+    )
+
+
+def by_rows(
+    operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
+) -> Tensor:
+    """The same by rows of a few lengths, padded where there are none."""
+    last = lambda v: v.movedim(axis, -1) if isinstance(v, Tensor) and v.ndim else v
+    value = _padded(operation, segments, *(last(v) for v in (x, tau)), last(mask), [last(v) for v in params])
+    return value.movedim(-1, axis)
+
+
+def _padded(
+    operation: Operation, segments: Segments, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
+) -> Tensor:
+    table = segments.table
+    sizes = [bucket.rows * bucket.width for bucket in table.buckets]
+    counts = [bucket.rows for bucket in table.buckets]
+
+    def of_rows(value: Any) -> Sequence[Any]:
+        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[-1] == 1:
+            return [value.unsqueeze(-1) if isinstance(value, Tensor) and value.ndim else value] * len(counts)
+        return [part.unsqueeze(-1) for part in value.index_select(-1, table.segments).split(counts, -1)]
+
+    def of_cells(value: Tensor, fill: Any) -> Sequence[Tensor]:
+        return _move(value, table.there, table.back, fill).split(sizes, -1)
+
+    scores = of_cells(x, -math.inf)
+    allowed = None if mask is None else of_cells(mask.expand(*mask.shape[:-1], segments.elements), False)
+    taus, weights = of_rows(tau), [of_cells(v, 0) for v in params[: operation.weighted]]
+    values = [of_rows(v) for v in params[operation.weighted :]]
+    results = []
+    for i, (rows, width, padding) in enumerate(table.buckets):
+        if width == 0 and not operation.sums:
+            continue
+        where = padding if allowed is None else allowed[i].unflatten(-1, (rows, width))
+        own = [*(cells[i].unflatten(-1, (rows, width)) for cells in weights), *(value[i] for value in values)]
+        value = operation.rows(scores[i].unflatten(-1, (rows, width)), taus[i], where, own)
+        results.append(value if operation.sums else value.flatten(-2))
+    if not results:
+        return x.clone() if not operation.sums else x.new_empty((*x.shape[:-1], 0))
+    joined = torch.cat(results, -1)
+    return joined.index_select(-1, table.rows) if operation.sums else _move(joined, table.back, table.there, None)
+
+
+class _Move(torch.autograd.Function):
+    """x[..., there], and `fill` where `there` is beyond; the derivative moves `back`. Each number goes to one place at most, so that
+    nothing is added up, and results are the same in every run."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, there: Tensor, back: Tensor, fill: Any) -> Tensor:
+        if fill is not None:
+            x = torch.cat((x, x.new_full((*x.shape[:-1], 1), fill)), -1)
+        return x.index_select(-1, there)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.there, ctx.back, ctx.fill = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return _Move.apply(grad_outputs[0], ctx.back, ctx.there, 0.0 if ctx.fill is None else None), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Move.apply(tangents[0], ctx.there, ctx.back, None if ctx.fill is None else 0.0)  # type: ignore[return-value]
+
+
+def _move(x: Tensor, there: Tensor, back: Tensor, fill: Any) -> Tensor:
+    return _Move.apply(x, there, back, fill)  # type: ignore[return-value]
