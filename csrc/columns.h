@@ -14,7 +14,7 @@ struct alignas(LINE) Columns : Group<Columns<T>, compute_t<T>, 256 / sizeof(comp
     using typename Base::C;
     static constexpr int64_t CACHED = int64_t(1) << 17;  // bytes of exponentials that rest in the second-level cache
 
-    // Scores [n, width], `inner` from one line to the next; a mask of the same shape, or none.
+    // Scores [n, width], `inner` from one line to the next; a mask that lies like them, or none.
     Columns(const T* x, const uint8_t* mask, int64_t n, int64_t inner, int64_t width, const SoftmaximaRows& rows, int64_t index)
         : Base(rows, n, width, index), x_(x), mask_(mask), inner_(inner) {}
 
@@ -248,11 +248,12 @@ bool for_each_columns(const SoftmaximaRows& rows, T* out, double nanoseconds, co
     using C = compute_t<T>;
     constexpr int64_t WIDTH = Columns<T>::WIDTH;
     const int64_t tiles = (rows.inner + WIDTH - 1) / WIDTH, size = rows.n * rows.inner;
+    const int64_t line = rows.stride ? rows.stride : rows.inner;
     const int team = team_size(rows.threads, nanoseconds * double(rows.outer) * double(size));
     return share_out<C>(rows.outer * tiles, team, [&](int64_t task, Scratch<C>& scratch) __attribute__((noinline)) {
         const int64_t o = task / tiles, first = task % tiles * WIDTH, offset = o * size + first, index = o * rows.inner + first;
         const uint8_t* mask = rows.mask ? rows.mask + (rows.blocks ? rows.blocks[o] : o * size) + first : nullptr;
-        Columns<T> columns(static_cast<const T*>(rows.x) + offset, mask, rows.n, rows.inner, minimum(WIDTH, rows.inner - first), rows, index);
+        Columns<T> columns(static_cast<const T*>(rows.x) + o * rows.n * line + first, mask, rows.n, line, minimum(WIDTH, rows.inner - first), rows, index);
         return body(columns, out ? out + offset : nullptr, rows.inner, index, scratch);
     });
 }

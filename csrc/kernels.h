@@ -1,7 +1,8 @@
 // The C interface. Every kernel takes one structure of 8-byte fields, and returns 0, or 1 where memory ran out.
 //
 // Scores are [outer, n, inner], inner contiguous: rows of n scores along the middle axis, row r = outer · inner + i. The rows
-// of a tensor with inner = 1 may lie `stride` scores apart; all else is contiguous. A pointer that is null means: none.
+// of a tensor with inner = 1 may lie `stride` scores apart, and so may the lines [inner] of one whose logsumexp is asked for without a
+// mask; all else is contiguous. A pointer that is null means: none.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ struct SoftmaximaRows {
     int64_t outer, n, inner;
     int64_t threads;
     const void* x;
-    int64_t stride;         // from one row of x to the next where inner is 1
+    int64_t stride;         // from one row of x to the next where inner is 1, else from one line to the next, 0 for inner
     double tau;             // τ of every row, or
     const double* taus;     // τ, one a row
     const double* theta;    // θ, what the map's `Kernel` makes of its parameters; null where there are none

@@ -8,10 +8,10 @@ matrices. Sparsemax leaves a few items a user, and so a sparse array.
 
 from __future__ import annotations
 
+import dask
 import dask.array as da
 import numpy as np
 
-import dask
 import softmaxima as sm
 
 USERS, ITEMS, SIZE = 200, 20_000, 16

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 import torch
 from dask.callbacks import Callback
 
-import dask
 import softmaxima as sm
 from conftest import Case, LossCase, exhaustively, some
 from softmaxima.core.blocks import thresholded
@@ -113,6 +113,20 @@ def test_narrow_scores_are_as_right_as_those_of_whole_rows(name: str, narrow: An
     assert np.max(np.abs(found.astype(np.float64) - expected) / np.maximum(np.abs(expected), least)) <= 4 * np.finfo(narrow).eps
 
 
+@pytest.mark.parametrize("chunks", [((1, 0), (3, 0, 2)), ((0, 1), (0, 5))])
+def test_an_axis_of_one_score_may_have_an_empty_chunk(chunks: Any) -> None:
+    x = normal(1, 5, seed=1)
+    lazy, mask, tau = da.from_array(x, chunks=chunks), x < 1.0, np.array([[0.5]])
+    for axis in (0, 1):
+        for name in ("softmax", "sparsemax", "topk_softmax"):
+            within(getattr(sm.dask, name)(lazy, axis, where=mask).compute(), getattr(sm, name)(x, axis, where=mask), 1e-15)
+        within(sm.dask.logsumexp(lazy, axis, where=mask[:, :1]).compute(), sm.logsumexp(x, axis, where=mask[:, :1]), 1e-15)
+        within(sm.dask.softmax(lazy, axis, temperature=tau).compute(), sm.softmax(x, axis, temperature=tau), 1e-15)
+    one = da.from_array(x[:, :1], chunks=(chunks[0], (0, 1)))
+    assert sm.dask.cross_entropy(one, np.array([0]), np.array([2.0])).compute() == 0.0
+    assert apart(sm.dask.sparsemax_loss(lazy, np.array([3])).compute(), sm.sparsemax_loss(x, np.array([3]))) <= 1e-15
+
+
 @pytest.mark.parametrize("name", ["softmax", "sparsemax"])
 def test_scores_of_no_axes_and_of_none(name: str) -> None:
     assert getattr(sm.dask, name)(da.from_array(np.array(3.0))).compute() == 1.0
@@ -184,6 +198,16 @@ def test_every_loss_is_that_of_the_whole_array(name: str, chunks: Any) -> None:
             x = np.nan_to_num(x)
             found = getattr(sm.dask, name)(da.from_array(x, chunks=chunks), soft, weight, **options).compute()
             assert apart(found, getattr(sm, name)(x, soft, weight, **options)) <= 1e-13
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "entmax15_loss", "soft_accuracy_loss"])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda weight: da.from_array(weight, chunks=2)])
+def test_class_weights_may_be_any_array(name: str, kind: Any) -> None:
+    x, labels, weight = normal(5, 9, seed=4), np.array([0, 8, 3, 3, 7]), np.abs(normal(9, seed=2)) + 0.1
+    for narrow in (np.float64, np.float32):
+        given = kind(weight.astype(narrow))
+        found = getattr(sm.dask, name)(da.from_array(x, chunks=(2, 4)), labels, given).compute()
+        assert apart(found, getattr(sm, name)(x, labels, weight.astype(narrow).astype(np.float64))) <= 1e-13
 
 
 def test_losses_without_a_form_in_parts_say_so() -> None:
@@ -324,6 +348,8 @@ LABELS = np.array([0, 1, 2, 5])
         (lambda: D.cross_entropy(X, LABELS[:3]), ValueError, r"target must hold class indices of shape \(4,\)"),
         (lambda: D.cross_entropy(X, LABELS, reduction="all"), ValueError, "cross_entropy: reduction must be one of mean"),
         (lambda: D.cross_entropy(X, LABELS, np.ones(5)), ValueError, "number for each of the 6 classes"),
+        (lambda: D.cross_entropy(X, LABELS, da.ones(5)), ValueError, "number for each of the 6 classes"),
+        (lambda: D.cross_entropy(X, LABELS, torch.ones(6, dtype=torch.int64)), ValueError, "floating-point number for each"),
         (lambda: D.chunked_loss("no", X, LABELS), ValueError, "dask.chunked_loss: unknown loss 'no'"),
         (lambda: D.entmax_loss(X, LABELS, alpha=0.5), ValueError, "alpha must be at least 1"),
     ],
@@ -339,6 +365,8 @@ def test_what_is_wrong_is_told_at_once(call: Any, kind: Any, words: str) -> None
         (lambda: D.softmax(X, temperature=da.zeros((4, 1))), ValueError, "softmax: temperature must be positive"),
         (lambda: D.entmax(X, alpha=da.zeros((4, 1))), ValueError, "entmax: alpha must be at least 1"),
         (lambda: D.cross_entropy(X, LABELS + 1), IndexError, "cross_entropy: target 6 is out of range for 6 classes"),
+        (lambda: D.cross_entropy(X, LABELS, da.arange(-1.0, 5.0, chunks=3)), ValueError, "got -1.0 for class 0"),
+        (lambda: D.cross_entropy(X, LABELS, -da.arange(6.0, chunks=3) * (da.arange(6, chunks=3) > 3)), ValueError, "for class 4"),
         (lambda: D.sparsemax_loss(X, da.ones((4, 6))), ValueError, "each row of target probabilities must sum to 1"),
     ],
 )  # fmt: skip

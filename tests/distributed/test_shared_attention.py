@@ -18,7 +18,7 @@ import softmaxima as sm
 from conftest import cases, exhaustively
 from softmaxima.attn.arguments import Visible, check_request
 from softmaxima.distributed import ranks
-from softmaxima.distributed.places import LAYOUTS, Span, spans_of
+from softmaxima.distributed.layouts import LAYOUTS, Span, spans_of
 from softmaxima.distributed.ranks import Agreement
 from softmaxima.distributed.rounds import part_of, rounds_of, sees
 from softmaxima.maps import REGISTRY as MAPS

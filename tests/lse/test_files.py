@@ -488,7 +488,7 @@ def test_a_scale_is_of_eight_bits_and_belongs_to_the_checkpoint(softmaxima_lse: 
     ):
         assert part in softmaxima_lse(str(path), *options)[2]
     assert (
-        "--scale and --zero-point are of int8 and uint8, and x.npy holds float32"
+        f"--scale and --zero-point are of int8 and uint8, and {tmp_path / 'x.npy'} holds float32"
         in softmaxima_lse(str(tmp_path / "x.npy"), "--scale=2")[2]
     )
     monkeypatch.setattr(formats, "CACHED", 40)

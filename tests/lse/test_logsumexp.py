@@ -161,3 +161,27 @@ def test_softplus_of_half_precision_is_computed_wide():
     x = torch.tensor([-8.0, 0.5, 9.0], dtype=torch.float16)
     torch.testing.assert_close(sm.softplus(x), torch.nn.functional.softplus(x.double()).half(), rtol=2**-10, atol=0)
     assert sm.inverse_softplus(torch.tensor([0.0, -1.0])).isnan().tolist() == [False, True]
+
+
+CUTS = (np.s_[:, 3:40], np.s_[5:90, :33], np.s_[:, 10:11], np.s_[20:21, 2:70], np.s_[7:, 1:], np.s_[::2, 4:50])
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_columns_of_a_slice_are_summed_where_they_lie(cut: tuple[slice, slice], dtype: torch.dtype) -> None:
+    whole = (3 * torch.randn(4, 100, 77, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(dtype)
+    whole[0, 30, 5] = -math.inf
+    for x in (whole[0][cut], whole[(slice(None), *cut)], whole[1:3, 20:60][(slice(None), *cut)]):
+        wide = x.double()
+        expected = torch.logsumexp(wide, -2)
+        tolerance = 2e-15 if dtype == torch.float64 else float(torch.finfo(dtype).eps)  # of torch's sums
+        torch.testing.assert_close(sm.logsumexp(x, -2).double(), expected, rtol=tolerance, atol=tolerance)
+        tau = torch.linspace(0.5, 2, x.shape[-1], dtype=torch.float64)
+        found = sm.logsumexp(x, -2, temperature=tau.to(dtype))
+        expected = torch.logsumexp(wide / tau.to(dtype).double(), -2)
+        torch.testing.assert_close(found.double(), expected, rtol=2 * tolerance, atol=2 * tolerance)
+        torch.testing.assert_close(
+            sm.softmax(x, -2).double(), wide.softmax(-2), rtol=4 * tolerance, atol=float(torch.finfo(dtype).tiny)
+        )
+        mask = wide < 2.0
+        found, expected = sm.logsumexp(x, -2, where=mask), torch.logsumexp(wide.masked_fill(~mask, -math.inf), -2)
+        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=2 * tolerance)

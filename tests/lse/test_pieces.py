@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,12 +206,39 @@ def test_a_name_with_brackets_is_a_file_and_a_pattern_may_go_deep(tmp_path: Path
     assert found("test", f"file://{tmp_path}/**/y.txt") == [tmp_path / "a/b/y.txt"]
 
 
+def test_a_file_that_is_meant_twice_is_summed_once(
+    softmaxima_lse: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = scores(3, 10)
+    for i in range(3):
+        np.save(f"part-{i}.npy", x[i])
+    os.symlink("part-1.npy", "part-1-again.npy")
+    os.symlink(".", "here")
+    whole = of_all(x)
+    for given in (
+        ("part-*.npy",),
+        ("part-*.npy", "part-[12].npy", "./part-0.npy"),
+        ("part-0.npy", "part-1-again.npy", str(tmp_path / "part-2.npy"), "part-1.npy", "here/part-0.npy", "part-0.npy"),
+    ):
+        state = sm.file_logsumexp(given)
+        assert int(state.n) == x.size
+        assert float(state.value) == pytest.approx(whole, rel=1e-14)
+        code, out, err = softmaxima_lse(*given)
+        assert (code, err) == (0, "")
+        assert "30 scores" in out.splitlines()[0]
+    assert [str(place) for place in found("test", ["here/part-0.npy", "part-0.npy"])] == ["here/part-0.npy"]
+    assert softmaxima_lse("part-0.npy", "./part-0.npy")[1].startswith("part-0.npy: 10 scores")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (("q-*.npy",), "no file matches q-*.npy; give another pattern, or a path to an existing file"),
-        (("x.npy", "x.npy"), "x.npy is given twice, and would be summed twice; give each file once"),
-        (("x.npy", "./*.npy"), "x.npy is given twice"),
+        (("sub/no.npy", "x.npy"), "sub/no.npy cannot be read (the magic string is not correct"),
+        (("sub/none.npy",), "there is no file sub/none.npy"),
+        (("sub/empty.npy",), "sub/empty.npy is empty"),
+        (("sub/cut.npy",), "sub/cut.npy is cut off"),
         (("x.npy", "-"), "standard input is one of several files; give it alone"),
         (("x.npy", "pipe"), "pipe cannot be one of several files, for it can be read once alone; give a file"),
         (("x.npy", "absent.npy"), "there is no file absent.npy"),
@@ -241,6 +269,10 @@ def test_what_cannot_be_summed_is_said_in_one_line(
     np.save("x.npy", scores(10))
     (tmp_path / "no.npy").write_bytes(b"nothing of the kind")
     os.mkfifo("pipe")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "no.npy").write_bytes(b"nothing of the kind")
+    (tmp_path / "sub" / "empty.npy").touch()
+    (tmp_path / "sub" / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
     code, out, err = softmaxima_lse(*given)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
@@ -305,3 +337,27 @@ def test_files_of_other_places_are_summed_without_torch_and_dask(tmp_path: Path)
         "assert not {'torch', 'dask', 'distributed'} & {*sys.modules}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_server_that_gives_no_parts_of_a_file_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library raises an error of its own, as that of HTTP does."""
+    with fsspec.open("memory://parts/x.npy", "wb") as file:
+        np.save(file, scores(5000))
+
+    def wrong(done: int, of: object) -> None:
+        raise ValueError("of who watches")
+
+    with pytest.raises(ValueError, match=r"^of who watches$"):
+        sm.file_logsumexp("memory://parts/x.npy", progress=wrong)
+
+    def opened(path: Remote, mode: str = "rb", buffering: int = -1, old=Remote.open) -> Any:
+        file = old(path, mode, buffering)
+        file.readinto = failed
+        return file
+
+    def failed(data: Any) -> int:
+        raise ValueError("The server does not support range requests.")
+
+    monkeypatch.setattr(Remote, "open", opened)
+    with pytest.raises(InputError, match=r"x.npy cannot be read \(The server does not .* requests\); .*, or download it first$"):
+        sm.file_logsumexp("memory://parts/x.npy")

@@ -244,7 +244,7 @@ def _handshake() -> float:
     ranks, seconds = ranks_of("bench-ranks", None), []
     for _ in range(HANDSHAKES):
         begun = time.perf_counter()
-        ranks.agree("bench-ranks", 1)
+        ranks.agree("bench-ranks", 1, {})
         seconds.append(time.perf_counter() - begun)
     return median(seconds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,7 +188,7 @@ def shown(kept: Callable[[int], str]) -> Iterator[Callable[[int, Scores], None]]
             nonlocal seen, task
             read, total = scores.bytes_read(done)
             if task is None:
-                task = progress.add_task(escape(scores.name), total=total, scores=0)
+                task = progress.add_task(escape(os.path.basename(scores.name)), total=total, scores=0)
             seen = done
             progress.update(task, completed=read, scores=done)
 

@@ -60,6 +60,7 @@ class Blocks:
         when it is given the whole row. Without it `of` is taken of each score by itself.
     support(part, state) → where the scores of a part are that may have a probability, indices [..., w], or None for anywhere. The
         others have none and no derivative, `finish` and `derivative` are given a part of those w alone, and places must not matter.
+    is_sum: whether a state is the `monoid.LogSum` of x/τ and no more, which kernels make and of which many merge at once.
     """
 
     begin: Callable[..., State]
@@ -70,6 +71,7 @@ class Blocks:
     factor: Callable[..., Tensor] | None = None
     derivative: Callable[..., Any] = _of_each_score
     support: Callable[..., Tensor | None] | None = None
+    is_sum: bool = False
 
 
 def packed(state: State, identity: State, width: int | None = None) -> Tensor:
@@ -140,8 +142,8 @@ def exponential(shares: Callable[..., Tensor], conjugate: Callable[..., tuple[Te
         return of(p, monoid.LogSum(*state).value(part.tau), **params)
 
     if conjugate is None:
-        return Blocks(begin, merge, finish, derivative=derivative)
-    return Blocks(begin, merge, finish, conjugate=value, factor=factor, derivative=derivative)
+        return Blocks(begin, merge, finish, derivative=derivative, is_sum=True)
+    return Blocks(begin, merge, finish, conjugate=value, factor=factor, derivative=derivative, is_sum=True)
 
 
 def growth(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], tau: float | Tensor) -> Tensor:

@@ -179,12 +179,13 @@ class Map:
         """The public function, which has the map's name, in the map's file."""
         return getattr(sys.modules.get(self.reference.__module__), self.name, None)
 
-    def complete(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters in the map's order, defaults filled in."""
+    def complete(self, params: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+        """The parameters in the map's order, defaults filled in; `name` is of what is called, if it is not the map."""
         unknown = params.keys() - {parameter.name for parameter in self.params}
         if unknown:
             known = ", ".join(parameter.name for parameter in self.params) or "none"
-            raise TypeError(f"{self.name}: unknown parameter {', '.join(sorted(unknown))}; this map takes: {known}")
+            got, of = ", ".join(sorted(unknown)), "" if name is None else f" of {self.name}"
+            raise TypeError(f"{name or self.name}: unknown parameter {got}{of}; this map takes: {known}")
         return {parameter.name: params.get(parameter.name, parameter.default) for parameter in self.params}
 
     def __reduce__(self) -> Any:

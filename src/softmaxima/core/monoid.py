@@ -16,6 +16,7 @@ each new maximum would round what came before. Here (m, r) are relative to M, as
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -161,6 +162,14 @@ def merge(a: LogSum, b: LogSum, tau: float | Tensor) -> LogSum:
     if not ties.is_complex():
         ties = ties.masked_fill((top == math.inf) & (a.ties * b.ties < 0), math.nan)
     return LogSum(top, ties, a.rest + b.rest)
+
+
+def total(sums: Sequence[LogSum], tau: float | Tensor) -> LogSum:
+    """The sum over many parts of real rows with weights of 1, as by `merge`, at once: each term is moved once."""
+    apart = LogSum(*(torch.cat(fields, -1) for fields in zip(*sums, strict=True)))  # [..., parts]
+    top = apart.top.amax(-1, keepdim=True)
+    moved = apart.at(top, tau)
+    return LogSum(top, moved.ties.sum(-1, keepdim=True), moved.rest.sum(-1, keepdim=True))
 
 
 def _higher(a: Tensor, b: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from softmaxima.core.parts import InParts, spread
 from softmaxima.core.temperature import over
 from softmaxima.kernels.devices import library
 
+NEAR = 2.0**-8  # of log Σ exp((x − M)/τ), of which kernels have 53 binary digits behind the point
+
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
@@ -36,10 +38,9 @@ class OwnPart:
     @functools.cached_property
     def kernels(self) -> Any:
         """Those of logsumexp where the state is one of it; or None. Of narrow scores they round each term as the shares are."""
-        if self.x.shape[-1] == 0 or not (self.x.dtype == torch.float64 or self._is_of_shares):
+        if self.x.shape[-1] == 0 or not self.rows.blocks.is_sum or not (self.x.dtype == torch.float64 or self._is_of_shares):
             return None
-        is_sum = isinstance(self.rows.identity(Part(self.x[..., :0].double())), monoid.LogSum)
-        return library(self.x.device.type) if is_sum else None
+        return library(self.x.device.type)
 
     @property
     def has_shares(self) -> bool:
@@ -54,11 +55,21 @@ class OwnPart:
         """The state of this part in a pass."""
         if self.kernels is None:
             return self.rows.begin(self.part, known)
-        _, (top, log_mass) = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
-        spoilt = log_mass.isnan()  # the largest of the others is no state
-        top, log_mass, spoilt = (values.unsqueeze(-1) for values in (top.masked_fill(spoilt, math.nan), log_mass, spoilt))
-        rest = torch.where((top > -math.inf) & (top < math.inf), log_mass.expm1(), 0.0).masked_fill(spoilt, math.nan)
-        return monoid.LogSum(top, (top > -math.inf).double(), rest)
+        _, state = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
+        top, log_mass = state.unsqueeze(-1)
+        rest = log_mass.expm1()
+        spoilt = rest.isnan()  # the largest of the others is no state
+        top = top.masked_fill(spoilt, math.nan)
+        return self._near_zero(log_mass, monoid.LogSum(top, (top > -math.inf).double(), rest.masked_fill(top.isinf(), 0.0)))
+
+    def _near_zero(self, log_mass: Tensor, state: monoid.LogSum) -> monoid.LogSum:
+        """With the digits of the sums that are little more than their largest score, which the kernels of double round away."""
+        near = log_mass.squeeze(-1).abs() < NEAR
+        if self.x.dtype != torch.float64 or not self.x.is_cpu or not bool(near.any()):
+            return state
+        of = lambda value: value.expand(*near.shape, value.shape[-1])[near] if isinstance(value, Tensor) and value.ndim else value
+        exact = self.rows.begin(Part(of(self.part.x), of(self.rows.tau)))
+        return monoid.LogSum(*(values.masked_scatter(near.unsqueeze(-1), own) for values, own in zip(state, exact, strict=True)))
 
     def probabilities(self, state: State) -> Tensor:
         """Those of these scores, in their dtype."""
@@ -69,13 +80,26 @@ class OwnPart:
         if not self.has_shares:
             p, where = self.rows.sparse(self.part, state)
             return self._narrow(torch.where(p == 0, 0.0, over(p * g, self.rows.tau)), where)
-        top, rest = self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
+        top, rest = self._conjugate(state)
         rest = rest.masked_fill(rest == -math.inf, 0.0)  # of nothing, where every score is −∞
         x = self.x.to(COMPUTE_DTYPE[self.x.dtype])
         g = torch.as_tensor(g, dtype=torch.float64, device=x.device).expand(top.shape)
         g = torch.where(state[0] == math.inf, math.nan, g).squeeze(-1).to(x.dtype)
         found = self.kernels.logsumexp_backward(x, torch.stack((top, rest)).squeeze(-1), g, self.rows.tau, self.mask)
         return narrowed(found, self.x.dtype)
+
+    def at(self, score: Tensor, place: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """(p, p − 1) in float64 of one score a row, in float64, −∞ for none; `place` is where it is in this part."""
+        if not self.has_shares:
+            p = self.rows.wide(Part(score, self.rows.tau, self.first + place), state)
+            return p, p - 1
+        top, rest = self._conjugate(state)
+        log_p = torch.where(score == -math.inf, -math.inf, (score - top) / self.rows.tau - rest)
+        log_p = log_p.masked_fill(rest == math.inf, math.nan)
+        return log_p.exp(), log_p.expm1()
+
+    def _conjugate(self, state: State) -> tuple[Tensor, Tensor]:
+        return self.rows.blocks.conjugate(state, self.rows.tau, **self.rows.params)  # type: ignore[misc]
 
     def _narrow(self, values: Tensor, where: Tensor | None) -> Tensor:
         return spread(narrowed(values, self.x.dtype), where, self.part)

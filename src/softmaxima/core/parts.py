@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softmaxima.core import monoid
 from softmaxima.core.arguments import Array, as_scores, check_per_row, check_value, check_where, like_input
 from softmaxima.core.blocks import Blocks, Part, State, packed, unpacked
 from softmaxima.core.contract import AnyMap, Map, find_map
@@ -112,6 +113,12 @@ class InParts:
     def merge(self, a: State, b: State) -> State:
         """The state of the parts of both."""
         return self.blocks.merge(a, b, self.tau, **self.params)
+
+    def together(self, states: Iterable[State]) -> State:
+        """The state of all parts."""
+        if self.blocks.is_sum:
+            return monoid.total([monoid.LogSum(*state) for state in states], self.tau)
+        return merged(states, self.merge, self.map.name)
 
     def identity(self, like: Part, known: State | None = None) -> State:
         """The state of no scores, for rows like those of a part: merging it changes nothing."""
@@ -250,14 +257,19 @@ def in_parts(map: AnyMap, *, temperature: float | Array = 1.0, **params: Any) ->
     found = find_map(map, "in_parts")
     if found.blocks is None:
         raise ValueError(f"in_parts: {found.name} does not say how it works on parts; give its Map `blocks`")
-    values = {"temperature": check_value("in_parts", "temperature", temperature, *TEMPERATURE)}
-    values |= {p.name: p.check("in_parts", value) for p, value in zip(found.params, found.complete(params).values(), strict=True)}
-    for name, value in values.items():
+    return bound_in_parts("in_parts", found, temperature, params)
+
+
+def bound_in_parts(name: str, found: Map, temperature: Any, params: Mapping[str, Any]) -> InParts:
+    """The same of a map with `blocks`, where `name` is of the function that was called."""
+    values = {"temperature": check_value(name, "temperature", temperature, *TEMPERATURE)}
+    values |= {p.name: p.check(name, value) for p, value in zip(found.params, found.complete(params, name).values(), strict=True)}
+    for what, value in values.items():
         if isinstance(value, Tensor):
-            no_graph(name, value)
+            no_graph(what, value, name)
             if value.ndim and value.shape[-1] != 1:
-                raise ValueError(f"in_parts: {name} must have size 1 along the last axis, got shape {tuple(value.shape)}")
-            values[name] = value.double()
+                raise ValueError(f"{name}: {what} must have size 1 along the last axis, got shape {tuple(value.shape)}")
+            values[what] = value.double()
     return InParts(found, values.pop("temperature"), values)
 
 

@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,21 +141,27 @@ def is_pattern(given: str) -> bool:
 
 
 def found(name: str, given: Any) -> list[Place]:
-    """The files that a path, a pattern or a URL stands for, or several of these: in their order, and those of a pattern by name."""
+    """The files that a path, a pattern or a URL stands for, or several of these: in their order, and those of a pattern by name.
+
+    One that is meant twice, as by patterns that overlap, by another way of writing its path or by a symbolic link, is found once.
+    """
     if isinstance(given, (str, os.PathLike)):
-        return _found(name, given)
+        given = (given,)
     if not isinstance(given, Iterable):
         raise TypeError(f"{name}: path must be a path, got {described(given, 'a str or a pathlib.Path, or several of these')}")
     places = [place for one in given for place in _found(name, one)]
     if not places:
         raise InputError(f"{name}: path holds no paths; name a file")
-    counts = Counter(str(place.absolute()) for place in places)
-    for place in places:
-        if counts[str(place.absolute())] > 1:
-            raise InputError(f"{place} is given twice, and would be summed twice; give each file once")
+    once = {_itself(place): place for place in reversed(places)}  # of each the first way of writing it
+    places = [place for place in places if once[_itself(place)] is place]
     if STANDARD_INPUT in places and len(places) > 1:
         raise InputError("standard input is one of several files; give it alone")
     return places
+
+
+def _itself(place: Place) -> str:
+    """What is the same for two paths of one file."""
+    return place.url if isinstance(place, Remote) else str(place) if place == STANDARD_INPUT else os.path.realpath(place)
 
 
 def _found(name: str, given: Any) -> list[Place]:

@@ -6,19 +6,22 @@ Dask's `blockwise` and `reduction` are all that makes graphs here. A block of st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dask.array as da
+import dask.config
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import as_tensor
+from softmaxima.core.arguments import as_tensor, check_per_row
+from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_int
-from softmaxima.core.parts import merged
+from softmaxima.core.own_part import OwnPart
+from softmaxima.core.parts import InParts
 from softmaxima.kernels.interface import one_thread
 
 if TYPE_CHECKING:
@@ -27,11 +30,33 @@ else:
     from dask.array import Array  # or another class, as Dask is configured
 
 
+TOGETHER = 32  # states that are merged at a time, where Dask is not told; they are small, and each merge is a task
+
+
 class Summary(Protocol):
     """What is known of the rows of some chunks."""
 
-    def merge(self, other: Any) -> Any:
-        """What is known of them by both."""
+    def together(self, others: Sequence[Any]) -> Any:
+        """What is known of them by this and others, which are one or more."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The state of the rows of some chunks, with the map that merges it, and of a loss what their targets come to."""
+
+    rows: InParts
+    state: State
+    targets: Any = None  # a `Summary`
+
+    @staticmethod
+    def begun(own: OwnPart, known: Known | None, targets: Any = None) -> Known:
+        """Of a chunk, after what is known of all in the pass before."""
+        return Known(own.rows, compact(own.begun(None if known is None else known.state)), targets)
+
+    def together(self, others: Sequence[Known]) -> Known:
+        state = self.rows.together([self.state, *(other.state for other in others)])
+        targets = None if self.targets is None else self.targets.together([other.targets for other in others])
+        return Known(self.rows, compact(state), targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +67,17 @@ class Chunks:
     x: Array
     axes: tuple[int, ...]
     beside: Mapping[str, tuple[Any, tuple[int, ...]]]  # (values, their axes)
+    places: bool = True  # whether a chunk is told where it stands in its rows, which lie along one axis then; a task for each chunk
 
     def each(self, function: Callable[..., Any], dtype: Any = object, *, known: Array | None = None, whole: bool = False) -> Array:
         """function(x, first=, known=, **beside) of each chunk: of its own shape, or, unless `whole`, one number or object for it.
 
-        `first` is the place in its row of a chunk's first score, where rows lie along one axis; `known` is of all chunks of a row.
+        `first` is the place in its row of a chunk's first score, or 0; `known` is of all chunks of a row.
         """
         every, axis = tuple(range(self.x.ndim)), self.axes[0]
         starts = np.cumsum((0, *self.x.chunks[axis][:-1]))
         given = {name: (value, axes if isinstance(value, Array) else None) for name, (value, axes) in self.beside.items()}
-        given["first"] = (in_chunks(starts, (1,)), (axis,)) if len(self.axes) == 1 else (0, None)
+        given["first"] = (in_chunks(starts, (1,)), (axis,)) if self.places else (0, None)
         given["known"] = (known, None if known is None else every)
         return da.blockwise(
             _OfAChunk(function, tuple(given)), every, self.x, every, *(each for pair in given.values() for each in pair),
@@ -64,7 +90,7 @@ class Chunks:
         what is known of all after the pass before, and merged in a tree.
         """
         known: Any = None
-        merge = _Merged(self.name)
+        merge = _Merged()
         for _ in range(passes):
             known = da.reduction(
                 self.each(begin, known=known), chunk=_as_it_is, combine=merge, aggregate=merge, axis=self.axes, keepdims=True,
@@ -115,11 +141,10 @@ class _OfRows:
 class _Merged:
     """What several say of the same rows, in a list of lists, one for each axis."""
 
-    name: str
-
     def __call__(self, summaries: Any, axis: Any, keepdims: bool) -> Any:
         with one_thread():
-            return merged(_flat(summaries), lambda a, b: a.merge(b), self.name)
+            first, *others = _flat(summaries)
+            return first.together(others) if others else first
 
 
 def _flat(summaries: Any) -> Iterator[Any]:
@@ -168,12 +193,15 @@ def stand_in(name: str, what: str, value: Any, fill: Any = 1) -> Any:
     return torch.full_like(like, fill).expand(value.shape)
 
 
-def matching(value: Any, x: Array, axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
-    """(an array in chunks as x has them along these of its axes, one where it broadcasts; these axes); anything else as it came."""
+def matching(value: Any, x: Array, axes: tuple[int, ...], whole: bool = False) -> tuple[Any, tuple[int, ...]]:
+    """(an array in chunks as x has them along these of its axes, one where it broadcasts; these axes); anything else as it came.
+
+    A `whole` one has these axes as x has them. Else one number stands for all of an axis, that of one score too.
+    """
     if not isinstance(value, (Array, np.ndarray)):
         return value, ()
     value = value.reshape((1,) * (len(axes) - value.ndim) + value.shape)
-    chunks = tuple(x.chunks[axis] if size == x.shape[axis] != 1 else (size,) for axis, size in zip(axes, value.shape, strict=True))
+    chunks = tuple(x.chunks[axis] if whole or size != 1 else (1,) for axis, size in zip(axes, value.shape, strict=True))
     return in_chunks(value, chunks) if isinstance(value, np.ndarray) else value.rechunk(chunks), axes
 
 
@@ -183,8 +211,10 @@ def in_chunks(values: np.ndarray, chunks: Any) -> Array:
 
 
 def check_split(name: str, split_every: Any) -> Any:
-    """How many states are merged at a time: None for Dask's own number, an int, or one for each axis."""
-    if split_every is None or isinstance(split_every, dict):
+    """How many states are merged at a time: an int, or one for each axis."""
+    if split_every is None:
+        return dask.config.get("split_every", None) or TOGETHER
+    if isinstance(split_every, dict):
         return split_every
     return check_int(name, "split_every", split_every, lambda count: count >= 2, "an int of at least 2")
 
@@ -196,10 +226,19 @@ def rows_last(x: np.ndarray, axes: tuple[int, ...], name: str, what: str = "scor
     """A chunk as a tensor with `axes` as one, last."""
     if axes == (x.ndim - 1,):
         return as_tensor(name, what, x)
-    tensor = as_tensor(name, what, np.ascontiguousarray(x))  # which kernels read along any axis, and copy of slices otherwise
-    return tensor.movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes))
+    return as_tensor(name, what, x).movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes))
+
+
+def per_row(name: str, what: str, value: Any, scores: Tensor, axes: tuple[int, ...], valid: Any, domain: str) -> float | Tensor:
+    """A number, or one for each row of scores [..., n], [..., 1] of an array that lies as the chunk does."""
+    if isinstance(value, np.ndarray):
+        value = rows_last(value, axes, name, what).double()
+    return check_per_row(name, what, value, scores, scores.ndim - 1, valid, domain)
 
 
 def compact(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same with memory of its own: a view would keep that of its chunk, and be sent with it."""
-    return tuple(values.clone(memory_format=torch.contiguous_format) for values in state)
+    return tuple(
+        values if values.untyped_storage().nbytes() == values.nbytes else values.clone(memory_format=torch.contiguous_format)
+        for values in state
+    )

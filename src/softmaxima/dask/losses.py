@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_per_row, moved_last
 from softmaxima.core.arguments import check_scores as check_dtype
-from softmaxima.core.blocks import State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
-from softmaxima.dask.chunks import Array, Chunks, check_scores, check_split, compact, matching, stand_in
+from softmaxima.core.parts import merged
+from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, compact, matching, per_row, rows_last, stand_in
 from softmaxima.losses._classification import (
     Loss,
     check_class_weight,
@@ -30,6 +30,8 @@ from softmaxima.losses._classification import (
 )
 from softmaxima.losses._finding import find_loss
 from softmaxima.losses._parts import LossInParts, RowForm, Targets, bind, merge_targets
+
+A_NUMBER = (lambda values: values == values, "a number")  # (valid, domain) of what the loss checks itself
 
 
 def chunked_loss(
@@ -54,7 +56,7 @@ def chunked_loss(
         loss: a registered name, that of a map which has a loss, the function of a loss or a `Loss`.
         input: scores [N, C, …] or [C], in chunks of known sizes along any axes.
         target: labels [N, …] or probabilities of the shape of the scores, a NumPy or a Dask array in whatever chunks.
-        weight: of the classes [C], a NumPy array.
+        weight: of the classes [C], a NumPy or a Dask array in whatever chunks, or a tensor.
         ignore_index, reduction, label_smoothing, temperature, options: as the loss has them. Temperature and numbers a row may
             be NumPy or Dask arrays.
         split_every: how many states are merged at a time, by default as many as Dask's setting of that name says.
@@ -85,18 +87,19 @@ def chunked_loss(
     classes = scores.shape[axis]
     targets = check_target(name, like, stand_in(name, "target", target, 0), axis, ignore_index)
     if weight is not None:
-        check_class_weight(name, weight, classes)
+        check_class_weight(name, weight if isinstance(weight, Tensor) else stand_in(name, "weight", weight), classes)
+        weight = weight.detach().double().cpu().numpy() if isinstance(weight, Tensor) else weight
     own = found.complete({**given, **options}, name)
-    of = OfChunk(found, axis, classes, targets.is_floating_point(), smoothing, ignore_index, tuple(own))
-    tau, early = _per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis), {}
+    of = LossOfChunk(found, axis, classes, targets.is_floating_point(), smoothing, ignore_index, tuple(own))
+    tau, early = check_per_row(name, "temperature", stand_in(name, "temperature", temperature), like, axis, *TEMPERATURE), {}
     for what, value in own.items():
-        early[what] = (
-            _per_row(name, what, stand_in(name, what, value), like, axis) if isinstance(value, (Array, np.ndarray)) else value
-        )
-    rows = of.bound(tau, {key: value for key, value in early.items() if not isinstance(own[key], Array)}).rows
+        is_array = isinstance(value, (Array, np.ndarray))
+        early[what] = check_per_row(name, what, stand_in(name, what, value), like, axis, *A_NUMBER) if is_array else value
+    moved = {key: moved_last(value, axis) for key, value in early.items() if not isinstance(own[key], Array)}
+    rows = of.bound(moved_last(tau, axis), moved).rows
     beside = {
-        "target": matching(target, scores, every if of.is_soft else every[:axis] + every[axis + 1 :]),
-        "weight": matching(weight, scores, (axis,)),
+        "target": matching(target, scores, every if of.is_soft else every[:axis] + every[axis + 1 :], whole=True),
+        "weight": matching(weight, scores, (axis,), whole=True),
         **{key: matching(value, scores, every) for key, value in {"temperature": temperature, **own}.items()},
     }
     chunks = Chunks(name, scores, (axis,), beside)
@@ -106,12 +109,6 @@ def chunked_loss(
     else:
         value = chunks.each(of.part_value, np.float64, known=known).sum(axis, keepdims=True, split_every=split_every)
     return _reduced(value, chunks.of_rows(of.counted, known, np.float64), reduction, axis, scores.dtype.newbyteorder("="))
-
-
-def _per_row(name: str, what: str, value: Any, x: Tensor, axis: int) -> float | Tensor:
-    """A number, or one a row [..., 1], the classes of x last."""
-    valid = TEMPERATURE if what == "temperature" else (lambda values: values == values, "a number")
-    return moved_last(check_per_row(name, what, value, x, axis, *valid), axis)
 
 
 def _reduced(value: Array, counted: Array, reduction: str, axis: int, dtype: np.dtype) -> Array:
@@ -134,20 +131,19 @@ def _token(loss: Loss) -> Any:
 
 
 @dataclass(frozen=True)
-class Known:
-    """The state of the rows of some chunks and what their targets come to, with what merges them."""
+class KnownTargets:
+    """What the targets of the rows of some chunks come to, with the loss of these rows."""
 
     own: LossInParts
-    state: State
-    targets: Targets
+    sums: Targets
 
-    def merge(self, other: Known) -> Known:
-        state = self.own.rows.merge(self.state, other.state)
-        return Known(self.own, compact(state), Targets(*compact(merge_targets(self.targets, other.targets))))
+    def together(self, others: Sequence[KnownTargets]) -> KnownTargets:
+        sums = merged([self.sums, *(other.sums for other in others)], merge_targets, self.own.rows.map.name)
+        return KnownTargets(self.own, Targets(*compact(sums)))
 
 
 @dataclass(frozen=True)
-class OfChunk:
+class LossOfChunk:
     """What a loss has of a chunk, whose classes are on an axis."""
 
     loss: Loss
@@ -175,12 +171,13 @@ class OfChunk:
         self, x: np.ndarray, *, first: int, target: np.ndarray, weight: np.ndarray | None, temperature: Any, **options: Any
     ) -> tuple[LossInParts, OwnPart, Tensor, Tensor | None]:
         """(the loss, a chunk of its scores, 0 where they are ignored, its targets, the weights of its classes)."""
-        like, y = as_tensor(self.name, "scores", x), as_tensor(self.name, "target", target)
-        tau, per_row = _per_row(self.name, "temperature", temperature, like, self.axis), dict(options)
-        for what, value in options.items():
-            if isinstance(value, np.ndarray):
-                per_row[what] = _per_row(self.name, what, value, like, self.axis)
-        own, scores = self.bound(tau, per_row), like.movedim(self.axis, -1)
+        scores, y = rows_last(x, (self.axis,), self.name), as_tensor(self.name, "target", target)
+        tau = per_row(self.name, "temperature", temperature, scores, (self.axis,), *TEMPERATURE)
+        numbers = {
+            what: per_row(self.name, what, value, scores, (self.axis,), *A_NUMBER) if isinstance(value, np.ndarray) else value
+            for what, value in options.items()
+        }
+        own = self.bound(tau, numbers)
         if self.is_soft:
             y = y.movedim(self.axis, -1)
             check_soft(self.name, scores, y, self.ignore_index)
@@ -188,7 +185,7 @@ class OfChunk:
             y = y.long()
             _, ignored = check_labels(self.name, y, self.classes, self.ignore_index)
             scores = scores if ignored is None else scores.masked_fill(ignored.unsqueeze(-1), 0.0)  # whatever they hold
-        weights = None if weight is None else check_class_weight(self.name, weight, None)
+        weights = None if weight is None else check_class_weight(self.name, weight, None, first=first)
         return own, OwnPart(own.rows, scores, None, first), y, weights
 
     def begin(self, x: np.ndarray, *, known: Known | None, **beside: Any) -> Known:
@@ -198,13 +195,13 @@ class OfChunk:
             if own.is_of_labels(target)
             else own.begin(part.part, target, weight)
         )
-        return Known(own, compact(part.begun(None if known is None else known.state)), Targets(*compact(targets)))
+        return Known.begun(part, known, KnownTargets(own, Targets(*compact(targets))))
 
     def value(self, known: Known) -> Tensor:
         """The loss of each row [...], of one that is made of a value."""
         if self.is_soft and self.form.fenchel:
-            check_sums(self.name, known.targets.mass.squeeze(-1))
-        return known.own.value(known.state, known.targets)
+            check_sums(self.name, known.targets.sums.mass.squeeze(-1))
+        return known.targets.own.value(known.state, known.targets.sums)
 
     def part_value(self, x: np.ndarray, *, known: Known, **beside: Any) -> np.ndarray:
         """What a chunk adds to the loss of each row, of one that is made of probabilities."""
@@ -215,5 +212,5 @@ class OfChunk:
     def counted(self, known: Known) -> Tensor:
         """What each row [...] counts in a mean."""
         if self.is_soft:
-            return torch.ones_like(known.targets.mass).squeeze(-1)
-        return known.targets.weight.squeeze(-1)
+            return torch.ones_like(known.targets.sums.mass).squeeze(-1)
+        return known.targets.sums.weight.squeeze(-1)

@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 from dask.tokenize import normalize_object, normalize_token
-from torch import Tensor
 
-from softmaxima.core.arguments import check_per_row, check_where
 from softmaxima.core.arguments import check_scores as check_dtype
+from softmaxima.core.arguments import check_where
 from softmaxima.core.arguments import rows_last as check_rows
-from softmaxima.core.blocks import State
 from softmaxima.core.contract import REGISTRY, AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts
-from softmaxima.dask.chunks import Array, Chunks, check_scores, check_split, compact, matching, rows_last, stand_in
+from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, per_row, rows_last, stand_in
 
 
 def chunked_map(
@@ -58,7 +56,7 @@ def chunked_map(
         raise ValueError(f"{name}: the map does not say how it works on parts; give its Map `blocks`")
     scores, split_every = check_scores(name, x), check_split(name, split_every)
     like = check_dtype(name, stand_in(name, "scores", scores), cast="astype(float)")
-    given = found.complete(params)
+    given = found.complete(params, name)
     axis, *_ = check_rows(name, like, dim, stand_in(name, "temperature", temperature), stand_in(name, "where", where))
     values = {p.name: stand_in(name, p.name, given[p.name], p.default if p.kind is float else 1) for p in found.params}
     checked = check_params(found, values, like if like.ndim else like.reshape(1), axis, name)
@@ -68,8 +66,9 @@ def chunked_map(
     chunks = Chunks(
         name, scores, (axis,),
         {key: (numbers[key], ()) if key in numbers else matching(value, scores, every) for key, value in beside.items()},
+        places=not found.blocks.is_sum,
     )  # fmt: skip
-    of = OfChunk(found, (axis,))
+    of = MapOfChunk(found, (axis,))
     known = chunks.summary(of.begin, found.blocks.passes(**numbers), split_every)
     return chunks.each(of.finish, x.dtype.newbyteorder("="), known=known, whole=True).reshape(x.shape)
 
@@ -81,18 +80,7 @@ def _token(map: Map) -> Any:
 
 
 @dataclass(frozen=True)
-class Known:
-    """The state of the rows of some chunks, with the map that merges it."""
-
-    rows: InParts
-    state: State
-
-    def merge(self, other: Known) -> Known:
-        return Known(self.rows, compact(self.rows.merge(self.state, other.state)))
-
-
-@dataclass(frozen=True)
-class OfChunk:
+class MapOfChunk:
     """What a map has of a chunk, whose `axes` are those of its rows."""
 
     map: Map
@@ -108,21 +96,17 @@ class OfChunk:
         if where is not None:
             wide = where if len(self.axes) == 1 else np.broadcast_to(where, x.shape)
             mask = check_where(self.name, rows_last(wide, self.axes, self.name, "where"), scores)
-        tau = self._of_rows("temperature", temperature, scores, *TEMPERATURE)
+        tau = per_row(self.name, "temperature", temperature, scores, self.axes, *TEMPERATURE)
         values = {
-            p.name: self._of_rows(p.name, params[p.name], scores, p.valid, p.domain) if p.gradient is not None else params[p.name]
+            p.name: per_row(self.name, p.name, params[p.name], scores, self.axes, p.valid, p.domain)
+            if p.gradient is not None
+            else params[p.name]
             for p in self.map.params
         }
         return OwnPart(InParts(self.map, tau, values), scores, mask, first)
 
-    def _of_rows(self, what: str, value: Any, scores: Tensor, valid: Any, domain: str) -> float | Tensor:
-        if isinstance(value, np.ndarray):
-            value = rows_last(value, self.axes, self.name, what).double()
-        return check_per_row(self.name, what, value, scores, scores.ndim - 1, valid, domain)
-
     def begin(self, x: np.ndarray, *, known: Known | None, **beside: Any) -> Known:
-        own = self.own(x, **beside)
-        return Known(own.rows, compact(own.begun(None if known is None else known.state)))
+        return Known.begun(self.own(x, **beside), known)
 
     def finish(self, x: np.ndarray, *, known: Known, **beside: Any) -> np.ndarray:
-        return self.own(x, **beside).probabilities(known.state).movedim(-1, self.axes[0]).numpy()
+        return self.own(np.ascontiguousarray(x), **beside).probabilities(known.state).movedim(-1, self.axes[0]).numpy()

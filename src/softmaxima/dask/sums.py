@@ -13,8 +13,8 @@ from torch import Tensor
 from softmaxima.core import monoid
 from softmaxima.core.arguments import as_floating
 from softmaxima.core.contract import find_map
-from softmaxima.dask.chunks import Array, Chunks, check_scores, check_split, matching, stand_in
-from softmaxima.dask.maps import Known, OfChunk
+from softmaxima.dask.chunks import Array, Chunks, Known, check_scores, check_split, matching, stand_in
+from softmaxima.dask.maps import MapOfChunk
 from softmaxima.lse.logsumexp import check_real, prepare
 
 NAME = "dask.logsumexp"
@@ -60,8 +60,8 @@ def logsumexp(
     rows = scores if scores.ndim else scores.reshape(1)
     beside = {"where": where, "temperature": temperature}
     every = tuple(range(rows.ndim))
-    chunks = Chunks(NAME, rows, axes, {key: matching(value, rows, every) for key, value in beside.items()})
-    known = chunks.summary(OfChunk(find_map("softmax"), axes).begin, 1, split_every)
+    chunks = Chunks(NAME, rows, axes, {key: matching(value, rows, every) for key, value in beside.items()}, places=False)
+    known = chunks.summary(MapOfChunk(find_map("softmax"), axes).begin, 1, split_every)
     value = chunks.of_rows(_value, known, scores.dtype.newbyteorder("="))
     return value if keepdim and scores.ndim else da.squeeze(value, axes)
 

@@ -13,10 +13,10 @@ from softmaxima.core.by_name import by_name
 from softmaxima.distributed.attention import attention
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.layers import LinearLoss, MarginSoftmax, SampledSoftmax
+from softmaxima.distributed.layouts import places
 from softmaxima.distributed.losses import shared_loss
-from softmaxima.distributed.maps import shared_map
+from softmaxima.distributed.maps import shared_map, softmin
 from softmaxima.distributed.means import batch_mean
-from softmaxima.distributed.places import places
 from softmaxima.distributed.ranks import RanksError
 from softmaxima.distributed.sampled import sampled_softmax_loss
 from softmaxima.distributed.sequence import unshard
@@ -38,6 +38,7 @@ __all__ = [
     "sampled_softmax_loss",
     "shared_loss",
     "shared_map",
+    "softmin",
     "unshard",
 ]
 

@@ -18,8 +18,9 @@ from softmaxima.core.blocks import State
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_choice, check_count
 from softmaxima.core.parts import merged
+from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.kept import Kept
-from softmaxima.distributed.places import Span, check_layout, spans_of
+from softmaxima.distributed.layouts import Span, check_layout, spans_of
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 from softmaxima.distributed.rounds import Part, Rounds, part_of, rounds_of, rows_of, scores_of, sees
 from softmaxima.distributed.rows import told
@@ -105,9 +106,8 @@ def attention(
                 f"{NAME}: {own.map.name} does not say how it works on parts; gather the keys, by form='gather', or give its Map "
                 "`blocks`"
             )
-    given = " ".join(what for what, x in of_all_keys.items() if x is not None) or "nothing"
-    length, same = own.query.shape[-2], _same(own, bias, form=form, layout=layout, first_query=first_query, beside=given)
-    of_queries, of_keys = ranks.agree_on(NAME, (length, own.key.shape[-2]), **same)
+    length, same = own.query.shape[-2], _alike(own, of_all_keys, form=form, layout=layout, first_query=first_query)
+    of_queries, of_keys = ranks.agree_on(NAME, (length, own.key.shape[-2]), same)
     keys = spans_of(NAME, "keys", of_keys, layout)
     queries = [(Span(0, length, 0),)] * ranks.size if form == "merge" else spans_of(NAME, "queries", of_queries, layout)
     queries = [tuple(replace(span, place=span.place + first_query) for span in spans) for spans in queries]
@@ -115,39 +115,34 @@ def attention(
     with ranks.telling(NAME):
         everywhere = (x.new_zeros(1).expand(*x.shape[:-2], of_keys.whole, x.shape[-1]) for x in (own.key, own.value))
         request = check_request(NAME, query, *everywhere, **of_all_keys, **options)
-    if given != "nothing":
-        ranks.agree(NAME, 0)  # a mask may have been refused
+    if any(x is not None for x in of_all_keys.values()):
+        ranks.agree(NAME, 0, {})  # one may have been refused
     reads = [[any(sees(request.visible, i, j) for i in mine for j in theirs) for theirs in keys] for mine in queries]
     parts = Parts(NAME, ranks, keys, reads)
-    if form == "gather":
-        output = _gathered(Shared(form, request, queries[ranks.rank], parts), own.key, own.value)
-    else:
-        shared = Shared(form, _without_graph(request), queries[ranks.rank], parts)
-        learns_bias = request.bias is not None and request.bias.requires_grad
-        output = _Attention.apply(shared, learns_bias, own.key, own.value, *_tensors(request).values())
+    with ranks.working(NAME):
+        if form == "gather":
+            output = _gathered(Shared(form, request, queries[ranks.rank], parts), own.key, own.value)
+        else:
+            shared = Shared(form, _without_graph(request), queries[ranks.rank], parts)
+            learns_bias = request.bias is not None and request.bias.requires_grad
+            output = _Attention.apply(shared, learns_bias, own.key, own.value, *_tensors(request).values())
     return output.to(value.dtype) if isinstance(value, Tensor) else output
 
 
-def _same(request: Request, bias: Tensor | None, **others: Any) -> dict[str, Any]:
-    """What must be the same on all ranks."""
-    tensors = {"query": request.query, "key": request.key, "value": request.value, "bias": bias}
+def _alike(request: Request, of_all_keys: Mapping[str, Tensor | None], **others: Any) -> dict[str, str]:
+    """What must be the same on all ranks; numbers that are tensors are of own queries, which all have in the form "merge"."""
     numbers = {"temperature": request.temperature, **request.params}
-    learn = [what for what, x in {**tensors, **numbers}.items() if isinstance(x, Tensor) and x.requires_grad]
-    same = {
-        **others,
-        "map": request.map.name,
-        "dtype": request.query.dtype,
-        "batch": tuple(request.query.shape[:-2]),
-        "batch of keys": tuple(request.key.shape[:-2]),
-        "batch of values": tuple(request.value.shape[:-2]),
-        "sizes": (request.key.shape[-1], request.value.shape[-1]),
-        "groups": request.groups,
-        "scale": request.scale,
-        "window": (request.visible.left, request.visible.right),
-        "gradients": " ".join(learn) if learn and torch.is_grad_enabled() else "none",
-        **{what: "a tensor" if isinstance(x, Tensor) else x for what, x in numbers.items()},
-    }
-    return {**same, "queries": request.query.shape[-2]} if others["form"] == "merge" else same
+    learning = {"query": request.query, "key": request.key, "value": request.value, "bias": of_all_keys["bias"], **numbers}
+    merges = others["form"] == "merge"
+    own = numbers if merges else {what: "a tensor" if isinstance(x, Tensor) else x for what, x in numbers.items()}
+    options = {
+        **others, "map": request.map, "dtype": request.query.dtype, "batch": request.query.shape[:-2],
+        "batch of keys": request.key.shape[:-2], "batch of values": request.value.shape[:-2],
+        "sizes": (request.key.shape[-1], request.value.shape[-1]), "groups": request.groups, "scale": request.scale,
+        "window": (request.visible.left, request.visible.right), **own, "queries": request.query.shape[-2] if merges else "own",
+        "key_lengths": of_all_keys["key_lengths"],
+    }  # fmt: skip
+    return alike(options, beside={what: of_all_keys[what] for what in ("attn_mask", "bias")}, learning=learning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,18 +298,19 @@ class _Attention(torch.autograd.Function):
         shared: Shared = ctx.shared
         if torch.is_grad_enabled():
             raise RuntimeError(f"{NAME}: there is no second derivative by form={shared.form!r}; gather the keys, by form='gather'")
-        ctx.kept.check(NAME)
-        key, value, *saved = ctx.saved_tensors
-        saved = iter(saved)
-        ends = [tuple(itertools.islice(saved, width)) for width in ctx.widths]
-        slopes = [g[..., span.own, :] for span in shared.queries]
-        with torch.autocast(key.device.type, enabled=False):
-            rounds = _InRounds.of(shared, key, value, ctx.learns_bias)
-            of_queries, (of_key, of_value, *of_bias) = rounds.pull(key, value, slopes, ends)
-        found = {what: torch.cat([each[what] for each in of_queries], -2) for what in of_queries[0]}
-        found |= {"bias": of_bias[0]} if of_bias else {}
-        by_tensor = [found[what].sum_to_size(x.shape).to(x.dtype) for what, x in _tensors(shared.request).items()]
-        return None, None, of_key.to(key.dtype), of_value.to(value.dtype), *by_tensor
+        with shared.ranks.working(NAME):
+            ctx.kept.check(NAME)
+            key, value, *saved = ctx.saved_tensors
+            saved = iter(saved)
+            ends = [tuple(itertools.islice(saved, width)) for width in ctx.widths]
+            slopes = [g[..., span.own, :] for span in shared.queries]
+            with torch.autocast(key.device.type, enabled=False):
+                rounds = _InRounds.of(shared, key, value, ctx.learns_bias)
+                of_queries, (of_key, of_value, *of_bias) = rounds.pull(key, value, slopes, ends)
+            found = {what: torch.cat([each[what] for each in of_queries], -2) for what in of_queries[0]}
+            found |= {"bias": of_bias[0]} if of_bias else {}
+            by_tensor = [found[what].sum_to_size(x.shape).to(x.dtype) for what, x in _tensors(shared.request).items()]
+            return None, None, of_key.to(key.dtype), of_value.to(value.dtype), *by_tensor
 
 
 def _tensors(request: Request) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -26,9 +27,10 @@ from softmaxima.core.arguments import as_scores, as_tensor, check_dim, moved_las
 from softmaxima.core.contract import Map
 from softmaxima.core.dtensors import FORMS
 from softmaxima.core.evaluation import check_params, evaluate
+from softmaxima.distributed.agreement import Agreement, learns
 from softmaxima.distributed.losses import Total, loss_of_scores
 from softmaxima.distributed.maps import of_shared_rows
-from softmaxima.distributed.ranks import Agreement, MeshRanks, learns, ranks_along
+from softmaxima.distributed.ranks import MeshRanks, ranks_along
 from softmaxima.distributed.sums import sum_of_shared_rows
 from softmaxima.losses import REGISTRY
 from softmaxima.losses._classification import Evaluation, check_labels, check_shared, prepare
@@ -66,6 +68,11 @@ class Layout:
         """Mesh axes whose ranks have other rows."""
         return [number for number, axis in enumerate(self.axes) if axis is not None and axis not in self.dims]
 
+    def working(self) -> contextlib.AbstractContextManager[None]:
+        """What is raised within on one rank is left for those who wait for a message of it; compilers do not look for that."""
+        number = [*self.along, *self.across]
+        return contextlib.nullcontext() if is_compiling() else ranks_along(self.name, self.mesh, number).working(self.name)
+
     def whole(self) -> Layout:
         """The same with whole rows on every rank."""
         placements = [Replicate() if number in self.along else p for number, p in enumerate(self.scores.placements)]
@@ -78,12 +85,12 @@ class Layout:
     def agreement(self) -> Agreement:
         """How many scores of a row each rank has, in the order of the ranks along rows."""
         widths = []
-        for places in itertools.product(*(range(self.mesh.size(number)) for number in self.along)):
+        for coordinates in itertools.product(*(range(self.mesh.size(number)) for number in self.along)):
             sizes = list(self.scores.shape)
-            for number, place in zip(self.along, places, strict=True):
+            for number, coordinate in zip(self.along, coordinates, strict=True):
                 axis: Any = self.axes[number]
                 step = -(-sizes[axis] // self.mesh.size(number))  # as torch.chunk has it
-                sizes[axis] = max(0, min(step, sizes[axis] - place * step))
+                sizes[axis] = max(0, min(step, sizes[axis] - coordinate * step))
             widths.append(math.prod([sizes[axis] for axis in self.dims]))
         return Agreement(tuple(widths))
 
@@ -221,8 +228,7 @@ def of_loss(
         raise ValueError(f"{name}: scores need a class axis: (C), (N, C) or (N, C, d…); got a 0-d tensor")
     ignore_index, reduction, smoothing = check_shared(name, ignore_index, reduction, smoothing)
     target = target if isinstance(target, Tensor) else as_tensor(name, "target", target)
-    axis, every = 0 if x.ndim == 1 else 1, range(x.ndim)
-    rows = [each for each in every if each != axis]
+    axis = 0 if x.ndim == 1 else 1
     layout = laid_out(name, x, (axis,))
     tau = layout.beside("temperature", temperature, layout.of_rows)
     options = {what: layout.beside(what, value, layout.of_rows) for what, value in options.items()}
@@ -230,6 +236,26 @@ def of_loss(
     if layout.along and not learns(target, weight, tau, *options.values()):
         bound = _in_parts(name, layout, target.is_floating_point(), smoothing, ignore_index, tau, options)
     layout = layout if bound is not None else layout.whole()
+    with layout.working():
+        return _loss(layout, bound, evaluation, options, target, weight, ignore_index, reduction, smoothing, tau)
+
+
+def _loss(
+    layout: Layout,
+    bound: LossInParts | None,
+    evaluation: Callable[..., Evaluation],
+    options: Mapping[str, Any],
+    target: Tensor,
+    weight: Any,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    tau: Any,
+) -> DTensor:
+    """The loss of checked options, in parts where it is bound to them."""
+    name, x, (axis,) = layout.name, layout.scores, layout.dims
+    every = range(x.ndim)
+    rows = [each for each in every if each != axis]
     if not (isinstance(target, DTensor) or target.is_floating_point()):
         check_labels(name, target.long(), x.shape[axis], ignore_index)  # those of all rows, so that all ranks raise
     y = layout.beside("target", target, lambda y: every if y.is_floating_point() and y.ndim == x.ndim else rows)

@@ -16,10 +16,10 @@ from torch import Tensor
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import check_flag
 from softmaxima.core.tracing import sizes
-from softmaxima.distributed.labels import here, spoken
-from softmaxima.distributed.losses import Found, RowLosses, Scores, agreed, bind_to, check_constants, per_row
+from softmaxima.distributed.labels import here
+from softmaxima.distributed.losses import Found, RowLosses, Scores, alike_of_batch, bind_to, check_constants, per_row
 from softmaxima.distributed.partial import some_classes
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of, requiring, summed
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.labelled import slices
 from softmaxima.heads.linear_loss import as_layer, as_request, check_z_loss
@@ -82,9 +82,10 @@ def linear_loss(
     with ranks.telling(name):
         states, layer, more = as_layer(name, hidden, weight, bias, temperature, softcap, z_loss)
         asked = _Asked(loss, ignore_index, label_smoothing, class_weight, reduction, chunk, reduce_hidden)
-        head, same = _checked(name, ranks, asked, states, layer, target, more)
-    agreement = ranks.agree(name, head.classes, **same)
-    return head.evaluate(agreement, sizes(states)[:-1]).to(states.dtype)
+        head = _checked(name, ranks, asked, states, layer, target, more)
+    agreement = ranks.agree(name, head.classes, head.alike(sizes(states)[:-1]))
+    with ranks.working(name):
+        return head.evaluate(agreement, sizes(states)[:-1]).to(states.dtype)
 
 
 def margin_softmax_loss(
@@ -134,14 +135,14 @@ def margin_softmax_loss(
     with ranks.telling(name):
         states, layer, labels, more = as_cosines(name, hidden, weight, target, kind, margin, scale, centres)
         asked = _Asked(loss, ignore_index, label_smoothing, class_weight, reduction, chunk, reduce_hidden)
-        head, same = _checked(name, ranks, asked, states, layer, labels, more)
+        head = _checked(name, ranks, asked, states, layer, labels, more)
         drawing = None if samples is None else some_classes(name, head.request, samples, generator)
-    batch = head.request.batch
-    agreement = ranks.agree(name, head.classes, samples=samples, labels=spoken(batch.labels, batch.ignored), **same)  # type: ignore[arg-type]
-    if drawing is not None:
-        request, agreement, log_rates = drawing.draw(agreement, ranks.rank)
-        head = replace(head, request=request, ignore_index=-1, log_rates=log_rates)
-    return head.evaluate(agreement, sizes(states)[:-1]).to(hidden.dtype)
+    agreement = ranks.agree(name, head.classes, head.alike(sizes(states)[:-1], samples=samples))
+    with ranks.working(name):
+        if drawing is not None:
+            request, agreement, log_rates = drawing.draw(agreement, ranks.rank)
+            head = replace(head, request=request, ignore_index=-1, log_rates=log_rates)
+        return head.evaluate(agreement, sizes(states)[:-1]).to(hidden.dtype)
 
 
 class _Asked(NamedTuple):
@@ -156,10 +157,7 @@ class _Asked(NamedTuple):
     reduce_hidden: Any
 
 
-def _checked(
-    name: str, ranks: Ranks, asked: _Asked, states: Tensor, layer: Tensor, target: Any, more: dict[str, Any]
-) -> tuple[Head, dict[str, Any]]:
-    """(the head, what must be the same on all ranks)."""
+def _checked(name: str, ranks: Ranks, asked: _Asked, states: Tensor, layer: Tensor, target: Any, more: dict[str, Any]) -> Head:
     found, options = find_loss(name, asked.loss)
     check_constants(name, options)
     reduces = check_flag(name, "reduce_hidden", asked.reduce_hidden)
@@ -171,13 +169,7 @@ def _checked(
     )  # fmt: skip
     bind_to(request.batch, found, request.options, asked.ignore_index)
     check_z_loss(name, request)
-    same = {
-        "rows": sizes(states)[:-1], "features": sizes(states)[-1], "dtype": layer.dtype, "loss": found.name, **options,
-        "bias": "none" if request.bias is None else "given", "temperature": request.tau, "softcap": request.softcap,
-        "z_loss": request.z_loss, "centres": request.centres, "margin": request.margin, "reduce_hidden": str(reduces),
-        "gradient": requiring(hidden=states, temperature=more["tau"]), **agreed(request.batch, asked.ignore_index),
-    }  # fmt: skip
-    return Head(name, ranks, request, asked.ignore_index, reduces), same
+    return Head(name, ranks, request, asked.ignore_index, reduces)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +186,17 @@ class Head:
     @property
     def classes(self) -> int:
         return sizes(self.request.weight)[0] // self.request.centres
+
+    def alike(self, rows: tuple[int, ...], **more: Any) -> dict[str, str]:
+        """What must be the same on all ranks, where rows came in this shape."""
+        request = self.request
+        options = {
+            "rows": rows, "features": sizes(request.hidden)[1], "dtype": request.weight.dtype, "loss": request.loss.name,
+            **request.options, "1/scale" if request.unit else "temperature": request.tau, "softcap": request.softcap,
+            "z_loss": request.z_loss, "centres": request.centres, "margin": request.margin, "reduce_hidden": self.reduces, **more,
+        }  # fmt: skip
+        learning = {"hidden": request.hidden, "temperature": request.tau}
+        return alike_of_batch(request.batch, self.ignore_index, options, {"bias": request.bias}, **learning)
 
     def evaluate(self, agreement: Any, shape: tuple[int, ...]) -> Tensor:
         """The reduced loss, or one value a row in this shape, in the dtype of scores."""
@@ -279,26 +282,27 @@ class _LayerLoss(torch.autograd.Function):
         head, losses = ctx.head, ctx.losses
         if torch.is_grad_enabled():
             raise RuntimeError(f"{head.name}: there is no second derivative; take the loss of whole rows")
-        ctx.kept.check(head.name)
-        hidden, weight, bias, tau, scale, *saved = ctx.saved_tensors  # bias and tau may be None
-        by_hidden, by_weight, by_bias, by_tau = ctx.needs_input_grad[2:]
-        own = head.of(hidden, weight, bias, ctx.tau if tau is None else tau)
-        layer, found = own.layer(), Found.again(saved, ctx.width)
-        by_rows = per_row(upstream[0], scale, found, head.request.batch.reduction == "none")
-        of_layer = LayerGradients.of(own.request.hidden, layer, (by_hidden, by_weight, by_bias))
-        of_tau = torch.zeros_like(tau, dtype=torch.float64) if by_tau and tau is not None else None
-        with unrounded(hidden):
-            for span, part, scores, labels in own.parts(losses, layer):
-                g = losses.slope(span, scores.x, found, by_rows[span] / part.tau)
-                if of_tau is not None:  # where x is −∞, g is 0
-                    x = scores.x if own.log_rates is None else scores.x + own.log_rates.to(g.dtype)
-                    moments = torch.linalg.vecdot(x.clamp_min(torch.finfo(g.dtype).min), g).double().unsqueeze(-1)
-                    some = of_rows(of_tau, span)
-                    some -= moments.sum_to_size(some.shape)
-                if labels is not None:
-                    g.scatter_(-1, labels.place, g.gather(-1, labels.place) * labels.moved.slope)
-                of_layer.add(part.hidden, scores.back(g), span.start)
-            of_layer.finish()
+        with head.ranks.working(head.name):
+            ctx.kept.check(head.name)
+            hidden, weight, bias, tau, scale, *saved = ctx.saved_tensors  # bias and tau may be None
+            by_hidden, by_weight, by_bias, by_tau = ctx.needs_input_grad[2:]
+            own = head.of(hidden, weight, bias, ctx.tau if tau is None else tau)
+            layer, found = own.layer(), Found.again(saved, ctx.width)
+            by_rows = per_row(upstream[0], scale, found, head.request.batch.reduction == "none")
+            of_layer = LayerGradients.of(own.request.hidden, layer, (by_hidden, by_weight, by_bias))
+            of_tau = torch.zeros_like(tau, dtype=torch.float64) if by_tau and tau is not None else None
+            with unrounded(hidden):
+                for span, part, scores, labels in own.parts(losses, layer):
+                    g = losses.slope(span, scores.x, found, by_rows[span] / part.tau)
+                    if of_tau is not None:  # where x is −∞, g is 0
+                        x = scores.x if own.log_rates is None else scores.x + own.log_rates.to(g.dtype)
+                        moments = torch.linalg.vecdot(x.clamp_min(torch.finfo(g.dtype).min), g).double().unsqueeze(-1)
+                        some = of_rows(of_tau, span)
+                        some -= moments.sum_to_size(some.shape)
+                    if labels is not None:
+                        g.scatter_(-1, labels.place, g.gather(-1, labels.place) * labels.moved.slope)
+                    of_layer.add(part.hidden, scores.back(g), span.start)
+                of_layer.finish()
         dtype, of_hidden = head.request.dtype, of_layer.hidden
         whole, of_tau = summed(head.ranks, head.name, (of_hidden if head.reduces else None, of_tau), dtype)
         of_hidden = whole if head.reduces else of_hidden

@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softmaxima.distributed.ranks import Agreement
+from softmaxima.distributed.agreement import Agreement, digest
 
 
 def spoken(labels: Tensor, ignored: Tensor | None) -> str:
-    """Which labels there are, told apart from others as a rule, for ranks to agree on; where that can be read without waiting."""
+    """Which labels there are, for ranks to agree on; where that can be read without waiting."""
     if not labels.is_cpu:
-        return "on a device"
+        return "labels on a device"
     seen = labels if ignored is None else labels[~ignored]
-    return f"{int(seen.min())} to {int(seen.max())}, {seen.numel()} that add up to {int(seen.sum())}" if seen.numel() else "none"
+    span = f"from {int(seen.min())} to {int(seen.max())}" if seen.numel() else "that are all ignored"
+    known = labels if ignored is None else labels.masked_fill(ignored, -1)  # whatever they hold
+    return f"{labels.numel()} labels {span} with the checksum {digest(known.long())}"
 
 
 def check_range(name: str, labels: Tensor, ignored: Tensor | None, agreement: Agreement) -> None:

@@ -14,9 +14,10 @@ from torch.distributed.tensor import empty as empty_dtensor
 
 from softmaxima.core.arguments import as_tensor, like_input, scale_domain
 from softmaxima.core.modules import OptionsModule, WithOptions, held_value
-from softmaxima.core.numbers import check_choice, check_count, check_flag, check_int
+from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness, as_torch_generator
 from softmaxima.core.tracing import sizes
+from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.heads import linear_loss, margin_softmax_loss
 from softmaxima.distributed.maps import shared_map
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
@@ -27,7 +28,8 @@ from softmaxima.heads.labelled import Rows, as_rows
 from softmaxima.heads.margin_softmax import KINDS, as_cosine_rows, check_margin
 from softmaxima.heads.sampled import check_options as check_correction
 from softmaxima.heads.samplers import as_sampler
-from softmaxima.losses._classification import REDUCTIONS, check_class_weight
+from softmaxima.heads.sampling_head import held_options
+from softmaxima.losses._classification import check_class_weight
 from softmaxima.losses._finding import find_loss
 
 BLOCK = 1024  # classes whose first values are drawn together, whatever rank they are on
@@ -48,6 +50,13 @@ class ShardedHead(WithOptions, nn.Module):
         shape = (classes, in_features) if centres == 1 else (classes, centres, in_features)
         self.weight = self._parameter(*shape, dtype=place["dtype"])
         self.bias = self._parameter(classes, dtype=place["dtype"]) if check_flag(name, "bias", bias) else None
+
+    def _agree(self, **more: Any) -> None:
+        """That all ranks make the same head; `more` are arguments that it does not hold, or a part of them."""
+        own = {what: value for what, value in self.options.items() if not isinstance(value, DTensor)}
+        shape, kind = tuple(self.weight.shape), (self.weight.dtype, self.weight.device.type)
+        same = alike({"weight": shape, "kind": kind, **own, **more}, beside={"bias": self.bias})
+        self._ranks.agree(self._name, len(self.own_classes), same)
 
     def _parameter(self, *shape: int, dtype: torch.dtype) -> nn.Parameter:
         return nn.Parameter(empty_dtensor(*shape, dtype=dtype, device_mesh=self.mesh, placements=[Shard(0)]))
@@ -113,15 +122,16 @@ class ShardedHead(WithOptions, nn.Module):
             rows, k = self._rows(hidden), check_count(name, "k", k)
             if k > self.classes:
                 raise ValueError(f"{name}: k must be at most {self.classes}, the number of classes, got {k}")
-        agreement = ranks.agree(name, rows.classes, rows=rows.shape, k=k)
-        values, index = best_scores(rows, k)
-        room = min(k, max(agreement.widths)) - sizes(values)[1]
-        values = nn.functional.pad(values.double(), (0, room), value=-math.inf)
-        index = nn.functional.pad(index + agreement.first(ranks.rank), (0, room))
-        every = ranks.gather(name, torch.stack((values, index.double())))
-        found, places = torch.cat(every, -1)
+        agreement = ranks.agree(name, rows.classes, alike({"rows": rows.shape, "k": k}))
+        with ranks.working(name):
+            values, index = best_scores(rows, k)
+            room = min(k, max(agreement.widths)) - sizes(values)[1]
+            values = nn.functional.pad(values.double(), (0, room), value=-math.inf)
+            index = nn.functional.pad(index + agreement.first(ranks.rank), (0, room))
+            every = ranks.gather(name, torch.stack((values, index.double())))
+        found, classes = torch.cat(every, -1)
         best = torch.sort(found, dim=-1, descending=True, stable=True).indices[:, :k]
-        return like_input(places.gather(-1, best).long().reshape(*rows.shape, k), rows.given)
+        return like_input(classes.gather(-1, best).long().reshape(*rows.shape, k), rows.given)
 
     def extra_repr(self) -> str:
         own = self.own_classes
@@ -161,12 +171,15 @@ class LinearLoss(ShardedHead):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(in_features, classes, group=group, bias=bias, device=device, dtype=dtype)
-        check_options(self._name, linear_loss, options)
-        self.loss, own = find_loss(self._name, loss)
-        self.loss_options = OptionsModule(**own)
-        tau = held_value(self._name, "temperature", temperature, *scale_domain(self.weight.dtype))
-        self.hold(temperature=tau, class_weight=self._own_class_weight(class_weight), **options)
+        with ranks_of(self._name, group).telling(self._name):
+            super().__init__(in_features, classes, group=group, bias=bias, device=device, dtype=dtype)
+            check_options(self._name, linear_loss, options)
+            self.loss, own = find_loss(self._name, loss)
+            self.loss_options = OptionsModule(**own)
+            tau = held_value(self._name, "temperature", temperature, *scale_domain(self.weight.dtype))
+            self.hold(temperature=tau, class_weight=self._own_class_weight(class_weight), **options)
+        own = {what: value for what, value in own.items() if not isinstance(value, nn.Module)}
+        self._agree(loss=self.loss.name, **own, class_weight=class_weight)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -177,9 +190,10 @@ class LinearLoss(ShardedHead):
                 self._draw(parameter, lambda values, generator: values.uniform_(-bound, bound, generator=generator))
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
-        hidden = as_tensor(self._name, "hidden", hidden)  # the layer learns from arrays too
-        loss = (self.loss, self.loss_options.options)
-        own = {"bias": self._own(self.bias), "group": self.mesh, **self._own_options()}
+        with self._ranks.telling(self._name):
+            hidden = as_tensor(self._name, "hidden", hidden)  # the layer learns from arrays too
+            loss = (self.loss, self.loss_options.options)
+            own = {"bias": self._own(self.bias), "group": self.mesh, **self._own_options()}
         return linear_loss(hidden, self._own_vectors(), target, loss=loss, **own)
 
 
@@ -214,18 +228,20 @@ class MarginSoftmax(ShardedHead):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        centres = check_count("distributed.MarginSoftmax", "centres", centres)
-        super().__init__(in_features, classes, group=group, bias=False, device=device, dtype=dtype, centres=centres)
-        name = self._name
-        check_options(name, margin_softmax_loss, options)
-        size = check_margin(name, kind, margin)
-        margin = (size.factor, size.angle, size.cosine) if kind == "combined" else getattr(size, KINDS[kind])
-        scale = held_value(name, "scale", scale, *scale_domain(self.weight.dtype))
-        self.samples = None if samples is None else check_count(name, "samples", samples)
-        self.generator = as_torch_generator(name, generator)
-        self.hold(
-            kind=kind, margin=margin, scale=scale, centres=centres, class_weight=self._own_class_weight(class_weight), **options
-        )
+        with ranks_of(self._name, group).telling(self._name):
+            centres = check_count(self._name, "centres", centres)
+            super().__init__(in_features, classes, group=group, bias=False, device=device, dtype=dtype, centres=centres)
+            name = self._name
+            check_options(name, margin_softmax_loss, options)
+            size = check_margin(name, kind, margin)
+            margin = (size.factor, size.angle, size.cosine) if kind == "combined" else getattr(size, KINDS[kind])
+            scale = held_value(name, "scale", scale, *scale_domain(self.weight.dtype))
+            self.samples = None if samples is None else check_count(name, "samples", samples)
+            self.generator = as_torch_generator(name, generator)
+            self.hold(
+                kind=kind, margin=margin, scale=scale, centres=centres, class_weight=self._own_class_weight(class_weight), **options
+            )
+        self._agree(samples=self.samples, class_weight=class_weight)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -233,9 +249,10 @@ class MarginSoftmax(ShardedHead):
         self._draw(self.weight, lambda values, generator: values.normal_(std=self.in_features**-0.5, generator=generator))
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
-        hidden = as_tensor(self._name, "hidden", hidden)  # the vectors learn from arrays too
-        own = {"samples": self.samples if self.training else None, "generator": self.generator, "group": self.mesh}
-        return margin_softmax_loss(hidden, self._own_vectors(), target, **own, **self._own_options())
+        with self._ranks.telling(self._name):
+            hidden = as_tensor(self._name, "hidden", hidden)  # the vectors learn from arrays too
+            own = {"samples": self.samples if self.training else None, "generator": self.generator, **self._own_options()}
+        return margin_softmax_loss(hidden, self._own_vectors(), target, group=self.mesh, **own)
 
     def _rows(self, hidden: Any) -> Rows:
         return as_cosine_rows(self._name, hidden, self._own_vectors(), self.options["centres"])
@@ -274,45 +291,48 @@ class SampledSoftmax(ShardedHead):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, classes, group=group, bias=bias, device=device, dtype=dtype)
-        name, own = self._name, self.own_classes
-        self.samples = check_count(name, "samples", samples)
-        if isinstance(sampler, Tensor) or hasattr(sampler, "__array__"):
-            sampler = as_tensor(name, "sampler", sampler)[own.start : own.stop]
-        by_rank = isinstance(sampler, str) and sampler == "log_uniform"  # whose place among all ranks the loss knows
-        self.sampler = sampler if by_rank or not own else as_sampler(name, sampler, len(own))
-        self.generator = as_torch_generator(name, generator)
-        self.hold(
-            temperature=held_value(name, "temperature", temperature, *scale_domain(self.weight.dtype)),
-            correction=correction,
-            shared=check_flag(name, "shared", shared),
-            remove_hits=check_correction(name, correction, remove_hits),
-            ignore_index=check_int(name, "ignore_index", ignore_index),
-            reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
-            reduce_hidden=check_flag(name, "reduce_hidden", reduce_hidden),
-        )
+        with ranks_of(self._name, group).telling(self._name):
+            super().__init__(in_features, classes, group=group, bias=bias, device=device, dtype=dtype)
+            name, own = self._name, self.own_classes
+            self.samples = check_count(name, "samples", samples)
+            given = type(sampler).__name__
+            if isinstance(sampler, str):
+                given = sampler
+            elif isinstance(sampler, Tensor) or hasattr(sampler, "__array__"):
+                given = as_tensor(name, "sampler", sampler)
+                sampler = given[own.start : own.stop]
+            by_rank = isinstance(sampler, str) and sampler == "log_uniform"  # whose place among all ranks the loss knows
+            self.sampler = sampler if by_rank or not own else as_sampler(name, sampler, len(own))
+            self.generator = as_torch_generator(name, generator)
+            self.hold(
+                **held_options(name, self.weight.dtype, shared, temperature, ignore_index, reduction),
+                correction=correction,
+                remove_hits=check_correction(name, correction, remove_hits),
+                reduce_hidden=check_flag(name, "reduce_hidden", reduce_hidden),
+            )
+        self._agree(samples=self.samples, sampler=given)
         self.reset_parameters()
 
     reset_parameters = LinearLoss.reset_parameters
 
     def forward(self, hidden: Any, target: Any) -> Tensor:
-        name, own, options = self._name, self._own_vectors(), self.options
-        hidden, bias, ranks = as_tensor(name, "hidden", hidden), self._own(self.bias), self._ranks
-        if not self.training:
-            known = ("temperature", "ignore_index", "reduction", "reduce_hidden")
-            return linear_loss(hidden, own, target, bias=bias, group=self.mesh, **{key: options[key] for key in known})
+        name, own, bias, ranks = self._name, self._own_vectors(), self._own(self.bias), self._ranks
         with ranks.telling(name):
-            drawn = {"samples": self.samples, "sampler": self.sampler, "sparse": False, "generator": self.generator, "learns": True}
-            asked = as_sampled(name, hidden, own, target, bias, **options, **drawn)
-        return asked.evaluate(ranks)
+            hidden, options = as_tensor(name, "hidden", hidden), self.options
+            drawn = {"samples": self.samples, "sampler": self.sampler, "sparse": False, "generator": self.generator}
+            asked = as_sampled(name, hidden, own, target, bias, **options, **drawn, learns=True) if self.training else None
+        if asked is not None:
+            return asked.evaluate(ranks)
+        known = ("temperature", "ignore_index", "reduction", "reduce_hidden")
+        return linear_loss(hidden, own, target, bias=bias, group=self.mesh, **{key: options[key] for key in known})
 
     def log_prob(self, hidden: Any) -> Any:
         """Log softmax over all classes, of own classes, (…, own classes), in nats. The gradient by hidden is that of all ranks."""
         with self._ranks.telling(self._name):
             given = as_tensor(self._name, "hidden", hidden)
             rows = self._rows(_OfAllRanks.apply(given, self._ranks, self._name))
-        with unrounded(given):
-            scores = all_scores(rows).reshape(*rows.shape, rows.classes)
+            with unrounded(given):
+                scores = all_scores(rows).reshape(*rows.shape, rows.classes)
         return like_input(shared_map("log_softmax", scores, group=self.mesh).to(rows.dtype), hidden)
 
     def _rows(self, hidden: Any) -> Rows:

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import check_per_row, moved_last
-from softmaxima.core.blocks import Part, State, joined
+from softmaxima.core.blocks import State, joined
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.numbers import TEMPERATURE
 from softmaxima.core.parts import InParts, merged
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers, sizes
+from softmaxima.distributed.agreement import Agreement, alike, learns
 from softmaxima.distributed.kept import Kept
 from softmaxima.distributed.labels import spoken
-from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, RanksError, learns, ranks_of, reads_values
+from softmaxima.distributed.ranks import AnyRanks, Group, RanksError, ranks_of, reads_values
 from softmaxima.distributed.rows import MESSAGES, Shared
 from softmaxima.losses._classification import Batch, Loss, check_sums, prepare
 from softmaxima.losses._finding import find_loss
@@ -79,10 +80,7 @@ def shared_loss(
         options = found.complete({**own, **options}, name)
         check_constants(name, {"temperature": tau, **options})
         bound = bind_to(batch, found, options, ignore_index, tau)
-    agreement = ranks.agree(
-        name, batch.rows.shape[-1], rows=tuple(batch.rows.shape[:-1]), dtype=batch.rows.dtype, temperature=tau, **options,
-        **agreed(batch, ignore_index),
-    )  # fmt: skip
+    agreement = ranks.agree(name, batch.rows.shape[-1], alike_of_batch(batch, ignore_index, {"temperature": tau, **options}))
     return loss_of_scores(name, ranks, agreement, bound, batch, ignore_index)
 
 
@@ -104,13 +102,16 @@ def bind_to(
     return bind(batch.name, loss.row_form, 0, is_soft, batch.smoothing, ignore_index, tau, constants, z_loss)
 
 
-def agreed(batch: Batch, ignore_index: int) -> dict[str, Any]:
-    """What must be the same on all ranks of the arguments that all losses have."""
-    return {
-        "reduction": batch.reduction, "label_smoothing": batch.smoothing, "ignore_index": ignore_index,
-        "target": "probabilities" if batch.labels is None else f"labels {spoken(batch.labels, batch.ignored)}",
-        "weight": "none" if batch.class_weight is None else "given",
+def alike_of_batch(
+    batch: Batch, ignore_index: int, options: dict[str, Any], beside: dict[str, Any] | None = None, **learning: Any
+) -> dict[str, str]:
+    """What must be the same on all ranks, the arguments that all losses have and these."""
+    options = {
+        "rows": tuple(batch.rows.shape[:-1]), "dtype": batch.rows.dtype, "reduction": batch.reduction, **options,
+        "label_smoothing": batch.smoothing, "ignore_index": ignore_index,
+        "target": "probabilities" if batch.labels is None else spoken(batch.labels, batch.ignored),
     }  # fmt: skip
+    return alike(options, beside={"weight": batch.class_weight, **(beside or {})}, learning=learning)
 
 
 def loss_of_scores(
@@ -286,15 +287,7 @@ class RowLosses:
         excess = own.excess(state) if own.z_loss else torch.zeros_like(factor)
         slope = shared.own.slope(state, factor * (1 + excess))
         has_none = ~(mine.score > -math.inf)  # a label that is masked, or on another rank
-        score = mine.score.masked_fill(has_none, -math.inf)
-        if shared.own.has_shares:
-            top, rest = own.rows.blocks.conjugate(state, own.rows.tau, **own.rows.params)  # type: ignore[misc]
-            log_p = torch.where(has_none, -math.inf, (score - top) / own.rows.tau - rest)
-            log_p = log_p.masked_fill(rest == math.inf, math.nan)
-            p, less_one = log_p.exp(), log_p.expm1()
-        else:
-            p = own.rows.wide(Part(score, own.rows.tau, shared.own.first + mine.place), state)
-            less_one = p - 1
+        p, less_one = shared.own.at(mine.score.masked_fill(has_none, -math.inf), mine.place, state)
         at_label = torch.where(has_none, 0.0, over(factor * (less_one + excess * p), own.rows.tau))
         return slope.scatter(-1, mine.place, torch.where(mine.hit, narrowed(at_label, slope.dtype), slope.gather(-1, mine.place)))
 
@@ -321,8 +314,9 @@ class RowLosses:
 class _SharedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: RowLosses, reduction: str, total: Total | None, x: Tensor) -> Tensor:
-        found = loss.evaluate(lambda: [(..., x.detach())])
-        value, scale = found.reduced(reduction, total)
+        with loss.ranks.working(loss.name):
+            found = loss.evaluate(lambda: [(..., x.detach())])
+            value, scale = found.reduced(reduction, total)
         saved, ctx.width = found.saved()
         ctx.loss, ctx.is_of_rows, ctx.kept = loss, reduction == "none", loss.kept()
         ctx.save_for_backward(x, scale, *saved)

@@ -14,9 +14,11 @@ from softmaxima.core.evaluation import check_params
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts
 from softmaxima.core.tracing import outside_compilers
+from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept
-from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of, requiring
+from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
+from softmaxima.maps.softmax import SOFTMIN
 
 
 def shared_map(
@@ -32,14 +34,15 @@ def shared_map(
             of scores, and none.
         group: a process group, a mesh of one axis, or None for all ranks.
         dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
-            on every rank; each gets the gradient of whole rows by one that requires grad.
+            on every rank to the last bit, a function by its code; each gets the gradient of whole rows by one that requires grad.
 
     Returns:
         The probabilities of this rank's scores, in their dtype: those of whole rows, merged in float64.
 
     Raises:
-        RanksError on every rank: where rows, dtypes or maps differ among them, one has refused its arguments, one has NaN, or does
-        not answer within the group's timeout; each names the ranks. There is no second derivative.
+        RanksError on every rank: where rows, dtypes, maps or options differ among them, one has refused its arguments, one has NaN,
+        or does not answer within the group's timeout; each names the ranks, and where one has raised since they agreed, its error,
+        which that rank raises itself. There is no second derivative, no torch.func and no forward mode.
 
     Cost: one all-gather of the map's state for each of its passes, which are ten for top-p and one for any other: of 3 numbers a
     row for softmax, of room for 64 candidates a row for a map with a threshold or top-k (where a rank has more in a row, one more
@@ -56,17 +59,21 @@ def shared_map(
         axis, rows, tau, mask = rows_last(name, x, dim, temperature, where)
         values = [moved_last(value, axis) for value in check_params(found, found.complete(params), x, axis, name)]
     named = {parameter.name: value for parameter, value in zip(found.params, values, strict=True)}
-    agreement = ranks.agree(
-        name,
-        rows.shape[-1],
-        rows=tuple(rows.shape[:-1]),
-        dtype=rows.dtype,
-        dim=axis,
-        temperature=tau,
-        **named,
-        **{"what requires grad": requiring(scores=rows, temperature=tau, **named)},
-    )
+    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "temperature": tau, **named}
+    same = alike(options, learning={"scores": rows, "temperature": tau, **named})
+    agreement = ranks.agree(name, rows.shape[-1], same)
     return of_shared_rows(name, found, ranks, agreement, rows, tau, mask, values).movedim(-1, axis)
+
+
+def softmin(shard: Tensor, dim: int = -1, *, group: Group = None, temperature: Any = 1.0, where: Any = None) -> Tensor:
+    """Softmin of whole rows, exp(−x_i/τ) / Σ_j exp(−x_j/τ), of which every rank of a group has the scores `shard`.
+
+    Arguments, errors and cost as of `shared_map`. Here +∞ is the score that gets exactly zero.
+    """
+    name = "distributed.softmin"
+    with ranks_of(name, group).telling(name):
+        x = as_scores(name, shard)
+    return shared_map(SOFTMIN, -x, dim, group=group, temperature=temperature, where=where)
 
 
 def of_shared_rows(
@@ -86,13 +93,15 @@ class _SharedMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Any, map: Map, x: Tensor, tau: Any, *values: Any) -> Tensor:
         shared = share(x.detach(), tau, values)
-        state, _ = shared.state()
-        ctx.share, ctx.map, ctx.width = share, map, len(state)
+        with shared.ranks.working(shared.name):
+            state, _ = shared.state()
+            p = shared.own.probabilities(state)
+        ctx.share, ctx.ranks, ctx.map, ctx.width = share, shared.ranks, map, len(state)
         given = [x, tau, *values]
         ctx.numbers = [value if not isinstance(value, Tensor) else None for value in given]
         ctx.save_for_backward(*state, *(value for value in given if isinstance(value, Tensor)))
         ctx.kept = Kept(shared.mask)
-        return shared.own.probabilities(state)
+        return p
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -100,13 +109,14 @@ class _SharedMap(torch.autograd.Function):
         name = f"distributed.{ctx.map.name}"
         if torch.is_grad_enabled():
             raise RuntimeError(f"{name}: there is no second derivative; gather the scores, and take the map of whole rows")
-        ctx.kept.check(name)
-        state, tensors = ctx.saved_tensors[: ctx.width], iter(ctx.saved_tensors[ctx.width :])
-        x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
-        shared = ctx.share(x, tau, values)
-        sums = shared.sums(g.double(), state)
-        v, learned = shared.rows.pull(shared.own.part, g.double(), state, sums)
-        return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
+        with ctx.ranks.working(name):
+            ctx.kept.check(name)
+            state, tensors = ctx.saved_tensors[: ctx.width], iter(ctx.saved_tensors[ctx.width :])
+            x, tau, *values = [next(tensors) if number is None else number for number in ctx.numbers]
+            shared = ctx.share(x, tau, values)
+            sums = shared.sums(g.double(), state)
+            v, learned = shared.rows.pull(shared.own.part, g.double(), state, sums)
+            return None, None, narrowed(v, x.dtype), *_of_all(shared, [tau, *values], ctx.needs_input_grad[3:], learned)
 
 
 def _of_all(shared: Shared, values: Sequence[Any], needed: Sequence[bool], learned: dict[str, Tensor]) -> list[Tensor | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_scores, check_value
+from softmaxima.distributed.agreement import alike
 from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 
 NAME = "distributed.batch_mean"
@@ -23,7 +25,7 @@ def batch_mean(total: Tensor, count: float | Tensor, *, group: Group = None) -> 
 
     Args:
         total: the sum of this rank's losses, a floating-point tensor of no axes.
-        count: of this rank, at least 0: how many rows count, or with class weights the sum of those of its labels.
+        count: of this rank, finite and at least 0: how many rows count, or with class weights the sum of those of its labels.
         group: a process group, a mesh of one axis, or None for all ranks.
 
     Returns:
@@ -40,10 +42,10 @@ def batch_mean(total: Tensor, count: float | Tensor, *, group: Group = None) -> 
         loss = as_scores(NAME, total, "total")
         if loss.ndim:
             raise ValueError(f"{NAME}: total must have no axes, got shape {tuple(loss.shape)}; take the loss with reduction='sum'")
-        number = check_value(NAME, "count", count, lambda n: n >= 0, "at least 0")
+        number = check_value(NAME, "count", count, lambda n: (n >= 0) & (n < math.inf), "finite and at least 0")
         if isinstance(number, Tensor) and number.ndim:
             raise ValueError(f"{NAME}: count must be one number, got shape {tuple(number.shape)}; call count.sum()")
-    ranks.agree(NAME, 1, dtype=loss.dtype)
+    ranks.agree(NAME, 1, alike({"dtype": loss.dtype}))
     return _Mean.apply(ranks, loss, number)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import as_torch_generator
 from softmaxima.core.tracing import sizes
+from softmaxima.distributed.agreement import Agreement
 from softmaxima.distributed.labels import check_range, here
-from softmaxima.distributed.ranks import Agreement
 from softmaxima.heads.request import Request
 
 

@@ -2,15 +2,18 @@
 
 Each rank has some scores of the same rows, in the order of ranks. A collective with tensors of unequal sizes ends the process in
 gloo and never ends in NCCL, so before it the ranks agree on what they have, through the store by which they met, which is no
-collective. A rank that refuses its arguments says so there, and all of them raise.
+collective: each says what it has, and the first reads that and tells all what is wrong, so that a store is asked some times a rank.
+A rank that refuses its arguments says so there, and all of them raise. One that raises later, while others wait for its message,
+leaves word in the store, which they read when the group's timeout ends their wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,31 +25,21 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
 
+from softmaxima.core.tracing import transforming
+from softmaxima.distributed.agreement import Agreement, wrong
+
 Group = dist.ProcessGroup | DeviceMesh | None
 
 START = dist.batch_isend_irecv
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 ALL_REDUCE = dist.all_reduce
+NOTHING = timedelta()
+GONE = "the store by which the ranks met does not answer; see how the process ended that has it, rank 0 or torchrun"
 PATIENCE = timedelta(seconds=5)  # for the others to say that they have left a collective too
 
 
 class RanksError(RuntimeError):
     """The ranks do not work on the same rows, or one of them is gone."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What is known of all ranks in a call."""
-
-    widths: tuple[int, ...]  # scores of a row on each rank
-
-    def first(self, rank: int) -> int:
-        """The place in its row of a rank's first score."""
-        return sum(self.widths[:rank])
-
-    @property
-    def whole(self) -> int:
-        return sum(self.widths)
 
 
 class Ranks:
@@ -55,7 +48,11 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.step = 0  # of what they have told each other
+        self.step = 0  # agreements so far
+        self.sent = 0  # messages since
+        self.raised = False  # whether this rank raised since, while others may have waited for its message
+        self.broken = ""  # why messages of this group no longer meet
+        self._stale: list[str] = []  # keys that nobody reads once all have come to the next step
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -74,32 +71,31 @@ class Ranks:
 
     @contextmanager
     def telling(self, name: str) -> Iterator[None]:
-        """What is raised within is told to the other ranks, which raise too."""
+        """Before the ranks agree: what is raised within is told to the others, which raise too."""
         try:
+            check_transforms(name)
             yield
         except Exception as error:
-            self._exchange(name, {"problem": f"{type(error).__name__}: {error}"})
+            self._say(name, {"problem": f"{type(error).__name__}: {error}"})
             raise
 
-    def agree(self, name: str, width: int, **same: Any) -> Agreement:
-        """What all ranks have in this call, of which `same` must be the same on all. Raises RanksError on all where it is not."""
-        return self.agree_on(name, (width,), **same)[0]
+    def agree(self, name: str, width: int, same: Mapping[str, str]) -> Agreement:
+        """What all ranks have in this call. Raises RanksError on all where `same`, which is by `alike`, is not."""
+        return self.agree_on(name, (width,), same)[0]
 
-    def agree_on(self, name: str, widths: Sequence[int], **same: Any) -> list[Agreement]:
+    def agree_on(self, name: str, widths: Sequence[int], same: Mapping[str, str]) -> list[Agreement]:
         """The same of several axes that are shared."""
-        told = self._exchange(name, {"call": name, **{key: _in_words(value) for key, value in same.items()}, "widths": [*widths]})
-        refused = [f"on rank {rank}: {each['problem']}" for rank, each in zip(self.names, told, strict=True) if "problem" in each]
-        if refused:
-            raise RanksError(f"{name}: refused {'; '.join(refused)}")
-        for key in told[0]:
-            if key != "widths" and len({each.get(key) for each in told}) > 1:
-                each = ", ".join(f"{each.get(key)} on rank {rank}" for rank, each in zip(self.names, told, strict=True))
-                raise RanksError(f"{name}: {key} must be the same on all ranks, got {each}; give every rank the same {key}")
-        return [Agreement(tuple(each)) for each in zip(*(each["widths"] for each in told), strict=True)]
+        told = self._say(name, {"call": name, **same, "widths": [*widths]})
+        if "problem" in told:
+            raise RanksError(f"{name}: {told['problem']}")
+        return [Agreement(tuple(each)) for each in zip(*told["widths"], strict=True)]
 
-    @property
+    @functools.cached_property
     def store(self) -> Store:
-        return PrefixStore("softmaxima", _get_process_group_store(self.group))
+        """That by which the group met, with a connection and a patience of this rank's own."""
+        store = PrefixStore("softmaxima", _get_process_group_store(self.group)).clone()  # pyright: ignore[reportAttributeAccessIssue]
+        store.set_timeout(self.timeout + (PATIENCE if self.rank else NOTHING))  # the first tells who did not come
+        return store
 
     @property
     def timeout(self) -> timedelta:
@@ -110,29 +106,72 @@ class Ranks:
         """Where its messages are."""
         return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
 
-    def _exchange(self, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each rank says at this step of the group's talk."""
+    def _say(self, name: str, own: dict[str, Any]) -> dict[str, Any]:
+        """Says what this rank has: {"widths": of each rank} where nothing is wrong, {"problem": what is}."""
         if self.size == 1:
-            return [own]
-        store, self.step = self.store, self.step + 1
-        store.set(f"{self.step}/{self.rank}", json.dumps(own))
-        if silent := self._silent(f"{self.step}/", self.timeout):
-            raise RanksError(
-                f"{name}: nothing came from {silent} within {self.timeout.total_seconds():g} s; every rank must make the "
-                "same calls in the same order"
-            )
-        # Who says something at this step has read what was said at the last.
-        store.delete_key(f"{self.step - 1}/{self.rank}")
-        return [json.loads(each) for each in store.multi_get([f"{self.step}/{rank}" for rank in range(self.size)])]
-
-    def _silent(self, key: str, timeout: timedelta) -> str:
-        """The ranks that have not said a thing in time, in words; "" where all have."""
-        keys = [f"{key}{rank}" for rank in range(self.size)]
+            return self._judged([own])
+        self.step, self.sent, self.raised = self.step + 1, 0, False
+        if self.broken:
+            own = {"problem": f"{self.broken} in an earlier call"}
         try:
-            self.store.wait(keys, timeout)
-        except RuntimeError:  # of a store that is there, DistStoreError
-            return ", ".join(f"rank {self.names[rank]}" for rank, each in enumerate(keys) if not self._is_there(each))
-        return ""
+            self.store.set(f"{self.step}/{self.rank}", json.dumps(own))
+            told = self._first(own) if self.rank == 0 else self._other(own)
+        except dist.DistNetworkError:
+            told = {"problem": GONE}
+        self._check_unbroken(name)
+        return told
+
+    def _judged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        problem = wrong(said, self.names)
+        return {"widths": [each["widths"] for each in said]} if problem is None else {"problem": problem}
+
+    def _first(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Reads what all say, and tells them; what it refuses itself, at once."""
+        store, step, read = self.store, self.step, []
+        if "problem" in own:
+            told = {"problem": wrong([own], self.names[:1])}
+        else:
+            try:
+                others = store.multi_get([f"{step}/{rank}" for rank in range(1, self.size)])
+            except RuntimeError:  # of a store that is there, DistStoreError
+                told = {"problem": self._silent()}
+            else:
+                told = self._judged([own, *map(json.loads, others)])
+                read = [*self._stale]  # who says something now has read what was told before
+        store.set(f"{step}/told", json.dumps(told))
+        self._forget(read)
+        self._stale += [f"{step}/0", f"{step}/told"]
+        return told
+
+    def _other(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Hears what the first tells; who refuses its arguments does not wait for that."""
+        self._stale.append(f"{self.step}/{self.rank}")
+        if "problem" in own:
+            return own
+        try:
+            told = json.loads(self.store.get(f"{self.step}/told"))
+        except RuntimeError:
+            return {"problem": self._silent()}
+        self._forget(self._stale)  # nobody reads what this rank said, once the first has told
+        return told
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.store.delete_key(key)
+        self._stale = self._stale[len(keys) :]
+
+    def _silent(self) -> str:
+        """Which ranks have not said anything at this step."""
+        silent = [rank for rank in range(self.size) if not self._is_there(f"{self.step}/{rank}")]
+        if self.rank in silent:
+            return GONE
+        return (
+            f"nothing came from {self._listed(silent or [0])} within {self.timeout.total_seconds():g} s; every rank must make the "
+            "same calls in the same order"
+        )
+
+    def _listed(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"rank {self.names[rank]}" for rank in ranks)
 
     def _is_there(self, key: str) -> bool:
         try:
@@ -140,12 +179,70 @@ class Ranks:
         except RuntimeError:  # the store went with its rank, which is the first
             return False
 
+    # What goes wrong later -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def working(self, name: str) -> Iterator[None]:
+        """After the ranks have agreed: what is raised within is left for those who wait for a message of this rank."""
+        try:
+            yield
+        except Exception as error:
+            if self.size > 1 and not self.broken:
+                self.raised = True
+                self._leave(f"{type(error).__name__}: {error}")
+            raise
+
+    def _leave(self, problem: str = "") -> None:
+        """Says that this rank has left off, raising a problem or waiting for a message."""
+        key = f"left/{self.step}/{self.rank}"
+        with contextlib.suppress(RuntimeError):  # the store went with its rank
+            self.store.set(key, json.dumps([self.sent, problem]))
+            self._stale.append(key)
+
+    def _check_unbroken(self, name: str) -> None:
+        if self.broken:
+            raise RanksError(
+                f"{name}: the messages of this group no longer meet: {self.broken} in an earlier call; make a new group"
+            )
+
+    def _next(self, name: str) -> None:
+        """Before a message: where this rank has raised, the others may wait for one of an earlier call, which that must not be."""
+        self._check_unbroken(name)
+        if self.raised:
+            self.agree(f"{name} after an error", 0, {})
+        self.sent += 1
+
+    @contextmanager
+    def _answered(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self.broken = self._why()
+            raise RanksError(f"{name}: {self.broken}") from error
+
+    def _why(self) -> str:
+        """Why this rank's last message did not meet those of all."""
+        self._leave()
+        keys, raised, missing = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], []
+        with contextlib.suppress(RuntimeError):
+            self.store.wait(keys, PATIENCE)
+        if not self._is_there(keys[self.rank]):
+            return GONE
+        for rank, key in enumerate(keys):
+            sent, problem = json.loads(self.store.get(key)) if self._is_there(key) else (-1, "")
+            if problem:
+                raised.append(f"rank {self.names[rank]} raised {problem}")
+            elif sent < self.sent:
+                missing.append(rank)
+        return " and ".join(raised) or f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout"
+
     # Messages --------------------------------------------------------------------------------------------------------------------
 
     def gather(self, name: str, message: Tensor) -> list[Tensor]:
         """The message of each rank, all of one shape, in the order of ranks."""
         if self.size == 1:
             return [message]
+        self._next(name)
         message = message.contiguous()
         every = message.new_empty((self.size, *message.shape))
         with self._answered(name):
@@ -157,6 +254,7 @@ class Ranks:
 
         Of two ranks each begins its messages to the other in the order in which that expects them.
         """
+        self._next(name)
         operations = [dist.P2POp(dist.isend, x.contiguous(), self.names[to], self.group) for x, to in sends]
         operations += [dist.P2POp(dist.irecv, x, self.names[of], self.group) for x, of in receives]
         with self._answered(name):
@@ -170,29 +268,15 @@ class Ranks:
 
         return wait
 
-    @contextmanager
-    def _answered(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise RanksError(f"{name}: {self._missing()} did not answer within the group's timeout") from error
-
     def sum(self, name: str, message: Tensor) -> Tensor:
         """The sum over all ranks of tensors of one shape, the same on every rank."""
         if self.size == 1:
             return message
+        self._next(name)
         total = message.clone(memory_format=torch.contiguous_format)
         with self._answered(name):
             ALL_REDUCE(total, group=self.group)
         return total
-
-    def _missing(self) -> str:
-        """The ranks that do not say that they have left a collective too."""
-        try:
-            self.store.set(f"left/{self.rank}", "")
-        except RuntimeError:
-            return f"rank {self.names[0]}, which has the store,"
-        return self._silent("left/", PATIENCE) or "a rank"
 
 
 @dataclass(frozen=True)
@@ -207,6 +291,14 @@ class MeshRanks:
     @property
     def rank(self) -> int:
         return functools.reduce(lambda place, ranks: place * ranks.size + ranks.rank, self.axes, 0)
+
+    @contextmanager
+    def working(self, name: str) -> Iterator[None]:
+        """As of the ranks along each axis."""
+        with contextlib.ExitStack() as stack:
+            for ranks in self.axes:
+                stack.enter_context(ranks.working(name))
+            yield
 
     def gather(self, name: str, message: Tensor) -> list[Tensor]:
         """The message of each rank, all of one shape, in their order; by one collective an axis."""
@@ -231,24 +323,16 @@ def reads_values(ranks: AnyRanks) -> TypeGuard[Ranks]:
 
 def ranks_along(name: str, mesh: DeviceMesh, axes: Iterable[int]) -> MeshRanks:
     """The ranks along axes of a mesh, which are given by their numbers."""
+    check_transforms(name)
     return MeshRanks(tuple(ranks_of(name, mesh.get_group(axis)) for axis in axes))
 
 
-def learns(*values: Any) -> bool:
-    """Whether any is asked for a gradient."""
-    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
-
-
-def requiring(**values: Any) -> str:
-    """Which require grad, for ranks to agree on: the gradient of each is a message."""
-    return " and ".join(what for what, value in values.items() if learns(value)) or "of own classes"
-
-
-def _in_words(value: Any) -> str:
-    """What is the same in every process where the value is."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
-    return str(value) if isinstance(value, (str, int, float, tuple, torch.dtype, type(None))) else type(value).__name__
+def check_transforms(name: str) -> None:
+    if transforming():
+        raise RuntimeError(
+            f"{name}: torch.func and forward mode do not go through what ranks send; take torch.autograd.grad or .backward(), or "
+            "gather the scores, and take the function of whole rows"
+        )
 
 
 _RANKS: weakref.WeakKeyDictionary[dist.ProcessGroup, Ranks] = weakref.WeakKeyDictionary()

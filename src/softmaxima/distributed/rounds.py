@@ -27,7 +27,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import State
 from softmaxima.core.contract import find_map
 from softmaxima.core.parts import InParts
-from softmaxima.distributed.places import Span
+from softmaxima.distributed.layouts import Span
 from softmaxima.distributed.ranks import Ranks
 from softmaxima.distributed.rows import gathered, told
 from softmaxima.lse.logaddexp import logaddexp

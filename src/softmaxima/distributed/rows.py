@@ -14,7 +14,8 @@ from softmaxima.core import monoid
 from softmaxima.core.blocks import State
 from softmaxima.core.own_part import OwnPart
 from softmaxima.core.parts import InParts, merged
-from softmaxima.distributed.ranks import Agreement, AnyRanks, RanksError, reads_values
+from softmaxima.distributed.agreement import Agreement
+from softmaxima.distributed.ranks import AnyRanks, RanksError, reads_values
 
 MESSAGES = "what ranks tell each other of rows that they share"
 CANDIDATES = 64  # scores of a row that may be in the support of a rank's part, of which one message has room

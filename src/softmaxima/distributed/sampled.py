@@ -18,9 +18,10 @@ from torch import Tensor
 from softmaxima.core.numbers import check_count, check_flag
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.tracing import sizes
+from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.labels import check_range, here, spoken
 from softmaxima.distributed.losses import bind_to, loss_of_scores
-from softmaxima.distributed.ranks import Agreement, Group, Ranks, ranks_of, requiring, summed
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of, summed
 from softmaxima.heads.arguments import unrounded
 from softmaxima.heads.candidates import Candidates, Drawing, as_drawing
 from softmaxima.heads.corrections import target_correction
@@ -100,13 +101,22 @@ class Sampled:
     reduces: bool
 
     def evaluate(self, ranks: Ranks) -> Tensor:
+        agreement = ranks.agree(self.name, self.labelled.rows.classes, self._alike())
+        with ranks.working(self.name):
+            return self._loss(ranks, agreement)
+
+    def _alike(self) -> dict[str, str]:
+        """What must be the same on all ranks."""
+        labelled, rows = self.labelled, self.labelled.rows
+        options = {
+            "rows": rows.shape, "features": sizes(rows.hidden)[1], "dtype": rows.dtype, "reduction": labelled.reduction,
+            "samples": self.samples, "correction": self.correction, "remove_hits": self.removes, "temperature": rows.tau,
+            "reduce_hidden": self.reduces, "target": spoken(labelled.labels, labelled.ignored),
+        }  # fmt: skip
+        return alike(options, beside={"bias": rows.bias}, learning={"hidden": rows.hidden, "temperature": rows.tau})
+
+    def _loss(self, ranks: Ranks, agreement: Agreement) -> Tensor:
         rows, labels, ignored = self.labelled.rows, self.labelled.labels, self.labelled.ignored
-        agreement = ranks.agree(
-            self.name, rows.classes, rows=rows.shape, features=sizes(rows.hidden)[1], dtype=rows.dtype, samples=self.samples,
-            correction=self.correction, remove_hits=str(self.removes), reduction=self.labelled.reduction, temperature=rows.tau,
-            labels=spoken(labels, ignored), bias="none" if rows.bias is None else "given", reduce_hidden=str(self.reduces),
-            gradient=requiring(hidden=rows.hidden, temperature=rows.tau),
-        )  # fmt: skip
         check_range(self.name, labels, ignored, agreement)
         same = _Copied.apply(ranks, self.name, self.reduces, rows.hidden, rows.tau)
         rows = replace(rows, hidden=same[0], tau=same[1])

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import as_tensor, check_dim
-from softmaxima.distributed.places import Spans, check_layout, spans_of
-from softmaxima.distributed.ranks import Group, Ranks, ranks_of, requiring
+from softmaxima.distributed.agreement import alike
+from softmaxima.distributed.layouts import Spans, check_layout, spans_of
+from softmaxima.distributed.ranks import Group, Ranks, ranks_of
 
 
 def unshard(shard: Tensor, dim: int = -2, *, layout: str = "balanced", group: Group = None) -> Tensor:
@@ -36,12 +37,12 @@ def unshard(shard: Tensor, dim: int = -2, *, layout: str = "balanced", group: Gr
         layout, x = check_layout(name, layout), as_tensor(name, "shard", shard)
         axis = check_dim(name, dim, x.ndim)
     rest = (*x.shape[:axis], *x.shape[axis + 1 :])
-    agreement = ranks.agree(
-        name, x.shape[axis], shape=rest, dim=axis, dtype=x.dtype, layout=layout, **{"what requires grad": requiring(x=x)}
-    )
+    same = alike({"shape": rest, "dim": axis, "dtype": x.dtype, "layout": layout}, learning={"shard": x})
+    agreement = ranks.agree(name, x.shape[axis], same)
     every = [[True] * ranks.size] * ranks.size
     parts = Parts(name, ranks, spans_of(name, "places", agreement, layout), every)
-    (whole,) = parts.gathered(x.movedim(axis, -1).unsqueeze(-1))
+    with ranks.working(name):
+        (whole,) = parts.gathered(x.movedim(axis, -1).unsqueeze(-1))
     return whole.squeeze(-1).movedim(-1, axis)
 
 

@@ -12,12 +12,14 @@ from softmaxima.core import monoid
 from softmaxima.core.arguments import as_scores, rows_last
 from softmaxima.core.contract import find_map
 from softmaxima.core.jacobian import narrowed
+from softmaxima.core.numbers import check_flag
 from softmaxima.core.parts import InParts
 from softmaxima.core.rows import without_mask
 from softmaxima.core.temperature import over
 from softmaxima.core.tracing import outside_compilers
+from softmaxima.distributed.agreement import Agreement, alike
 from softmaxima.distributed.kept import Kept
-from softmaxima.distributed.ranks import Agreement, AnyRanks, Group, ranks_of, requiring
+from softmaxima.distributed.ranks import AnyRanks, Group, ranks_of
 from softmaxima.distributed.rows import MESSAGES, Shared
 
 NAME = "distributed.logsumexp"
@@ -44,15 +46,9 @@ def logsumexp(
     with ranks.telling(NAME):
         x = as_scores(NAME, shard)
         axis, rows, tau, mask = rows_last(NAME, x, dim, temperature, where)
-    agreement = ranks.agree(
-        NAME,
-        rows.shape[-1],
-        rows=tuple(rows.shape[:-1]),
-        dtype=rows.dtype,
-        dim=axis,
-        temperature=tau,
-        **{"what requires grad": requiring(temperature=tau)},
-    )
+        keepdim = check_flag(NAME, "keepdim", keepdim)
+    options = {"rows": tuple(rows.shape[:-1]), "dtype": rows.dtype, "dim": axis, "keepdim": keepdim, "temperature": tau}
+    agreement = ranks.agree(NAME, rows.shape[-1], alike(options, learning={"temperature": tau}))
     value = sum_of_shared_rows(NAME, ranks, agreement, rows, tau, mask).movedim(-1, axis)
     return value if keepdim else value.squeeze(axis)
 
@@ -71,8 +67,10 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Any, x: Tensor, tau: Any) -> Tensor:
         shared = share(x.detach(), tau)
-        state, _ = shared.state()
-        ctx.share, ctx.tau = share, None if isinstance(tau, Tensor) else tau
+        with shared.ranks.working(shared.name):
+            state, _ = shared.state()
+        ctx.share, ctx.ranks = share, shared.ranks
+        ctx.tau = None if isinstance(tau, Tensor) else tau
         ctx.kept, ctx.name = Kept(shared.mask), shared.name
         ctx.save_for_backward(*state, x, *([tau] if isinstance(tau, Tensor) else []))
         return narrowed(monoid.LogSum(*state).value(shared.rows.tau), x.dtype)
@@ -82,21 +80,22 @@ class _Sum(torch.autograd.Function):
         (g,) = upstream
         if torch.is_grad_enabled():
             raise RuntimeError(f"{NAME}: there is no second derivative; gather the scores, and take the sum of whole rows")
-        ctx.kept.check(ctx.name)
-        *state, x = ctx.saved_tensors[:4]
-        tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
-        shared = ctx.share(x, tau)
-        of_tau = None
-        shares = _of_infinities(shared, state[0])
-        if shared.own.has_shares and shares is None and not ctx.needs_input_grad[2]:
-            return None, shared.own.slope(tuple(state), g), None
-        p = shared.rows.wide(shared.own.part, tuple(state))
-        p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
-        v = over(p * g.double(), shared.rows.tau)
-        if ctx.needs_input_grad[2]:
-            own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
-            of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
-        return None, narrowed(v, x.dtype), of_tau
+        with ctx.ranks.working(ctx.name):
+            ctx.kept.check(ctx.name)
+            *state, x = ctx.saved_tensors[:4]
+            tau = ctx.tau if ctx.tau is not None else ctx.saved_tensors[4]
+            shared = ctx.share(x, tau)
+            of_tau = None
+            shares = _of_infinities(shared, state[0])
+            if shared.own.has_shares and shares is None and not ctx.needs_input_grad[2]:
+                return None, shared.own.slope(tuple(state), g), None
+            p = shared.rows.wide(shared.own.part, tuple(state))
+            p = p if shares is None else torch.where(state[0] == math.inf, shares, p)
+            v = over(p * g.double(), shared.rows.tau)
+            if ctx.needs_input_grad[2]:
+                own = -(without_mask(shared.own.part.z) * v).sum(-1, keepdim=True)
+                of_tau = torch.stack([each[0] for each in shared.told([own])]).sum(0).sum_to_size(tau.shape).to(tau.dtype)
+            return None, narrowed(v, x.dtype), of_tau
 
 
 def _of_infinities(shared: Shared, top: Tensor) -> Tensor | None:

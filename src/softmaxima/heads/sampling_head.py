@@ -22,6 +22,16 @@ from softmaxima.heads.samplers import as_sampler
 from softmaxima.losses._classification import REDUCTIONS
 
 
+def held_options(name: str, dtype: torch.dtype, shared: Any, temperature: Any, ignore_index: Any, reduction: Any) -> dict[str, Any]:
+    """What heads hold that train with negatives, checked."""
+    return {
+        "temperature": held_value(name, "temperature", temperature, *scale_domain(dtype)),
+        "shared": check_flag(name, "shared", shared),
+        "ignore_index": check_int(name, "ignore_index", ignore_index),
+        "reduction": check_choice(name, "reduction", reduction, REDUCTIONS),
+    }
+
+
 class SamplingHead(WithOptions, nn.Module):
     """A linear layer whose loss draws negatives in training mode. Subclasses say which loss a `Drawing` has."""
 
@@ -53,14 +63,8 @@ class SamplingHead(WithOptions, nn.Module):
         place = check_place(name, device, dtype)
         self.weight = nn.Parameter(torch.empty(classes, in_features, **place))
         self.bias = nn.Parameter(torch.empty(classes, **place)) if check_flag(name, "bias", bias) else None
-        self.hold(
-            temperature=held_value(name, "temperature", temperature, *scale_domain(place["dtype"])),
-            shared=check_flag(name, "shared", shared),
-            sparse=check_flag(name, "sparse", sparse),
-            ignore_index=check_int(name, "ignore_index", ignore_index),
-            reduction=check_choice(name, "reduction", reduction, REDUCTIONS),
-            **options,
-        )
+        held = held_options(name, place["dtype"], shared, temperature, ignore_index, reduction)
+        self.hold(**held, sparse=check_flag(name, "sparse", sparse), **options)
         if isinstance(self.sampler, nn.Module) and device is not None:
             self.sampler.to(device)
         self.reset_parameters()

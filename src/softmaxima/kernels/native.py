@@ -165,28 +165,45 @@ def in_memory(x: Tensor) -> Tensor:
 
 def layout_of(x: Tensor) -> Layout:
     """How rows x [..., n] are read, and what is computed of them lies: in x's own order, or copied to have the rows' axis last."""
-    shape, stride = x.shape, x.stride()[-1]
-    n, last = shape[-1], len(shape) - 1
+    shape, strides = x.shape, x.stride()
+    n, stride, last = shape[-1], strides[-1], len(shape) - 1
     outer = x.numel() // n if n else 0
     if stride != 1 and not x.is_contiguous():
         inner, axis = 1, last
-        while axis > 0 and inner < stride:
+        while axis > 0 and inner < stride and (shape[axis - 1] == 1 or strides[axis - 1] == inner):
             axis -= 1
             inner *= shape[axis]
-        if inner == stride and inner > 1 and x.movedim(-1, axis).is_contiguous():
+        if 1 < inner <= stride:
             return Layout(outer // inner, n, inner, axis)
     return Layout(outer, n, 1, last)
 
 
-def _layout(x: Tensor) -> tuple[Layout, Tensor, int]:
-    """(layout, x as it is read, distance of its rows where inner is 1)."""
+def _layout(x: Tensor, lines: bool = False) -> tuple[Layout, Tensor, int]:
+    """(layout, x as it is read, distance of its rows where inner is 1).
+
+    With `lines` those of x [inner] may lie apart where inner is not 1, and the distance is theirs.
+    """
     layout = layout_of(x)
     if layout.inner > 1:
-        return layout, x, 0
+        if x.movedim(-1, layout.axis).is_contiguous():
+            return layout, x, 0
+        distance = _line_stride(x, layout) if lines else 0
+        return layout, x if distance else layout.laid_out(x), distance
     if x.is_contiguous():
         return layout, x, layout.n
     stride = one_stride(x)
     return (layout, x.contiguous(), layout.n) if stride is None else (layout, x, stride)
+
+
+def _line_stride(x: Tensor, layout: Layout) -> int:
+    """The distance of consecutive lines of x as [outer · n, inner], if they are evenly apart; else 0."""
+    distance = x.stride(-1)
+    expected = layout.n * distance
+    for axis in reversed(range(layout.axis)):
+        if x.shape[axis] != 1 and x.stride(axis) != expected:
+            return 0
+        expected *= x.shape[axis]
+    return distance
 
 
 def one_stride(x: Tensor) -> int | None:
@@ -280,14 +297,14 @@ def _rows(
 
 
 def _read(
-    x: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta = ()
+    x: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta = (), lines: bool = False
 ) -> tuple[tuple[Any, ...], Layout, tuple[Any, ...]]:
-    """(the fields of `Rows`, how the rows lie, what the fields point into)."""
+    """(the fields of `Rows`, how the rows lie, what the fields point into); `lines` may lie apart."""
     if where is None and type(tau) is float and not theta and x.is_contiguous() and x.numel() > 0 and not x.is_neg():
         rows = _plain_rows(x, tau, 0)
         return rows, Layout(rows[1], rows[2], 1, x.ndim - 1), ()
     x = x.resolve_neg()
-    layout, read, stride = _layout(x)
+    layout, read, stride = _layout(x, lines and where is None)
     rows, kept = _rows(x, layout, read.data_ptr(), stride, tau, where, theta)
     return rows, layout, (read, *kept)
 
@@ -343,7 +360,7 @@ def log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: 
 def _sum(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, wide: bool) -> tuple[Tensor, Tensor | None]:
     out = torch.empty(tuple(x.shape[:-1]), dtype=x.dtype, device="cpu")
     states = torch.empty((2, *out.shape), dtype=torch.float64, device="cpu") if wide else None
-    rows, _, _kept = _read(x, tau, where)
+    rows, _, _kept = _read(x, tau, where, lines=name == "logsumexp")
     run(find_function(name), FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
 

@@ -466,9 +466,9 @@ def check_shared(name: str, ignore_index: Any, reduction: Any, label_smoothing: 
 
 
 def check_class_weight(
-    name: str, weight: Any, classes: int | None, dtype: torch.dtype | None = None, what: str = "weight"
+    name: str, weight: Any, classes: int | None, dtype: torch.dtype | None = None, what: str = "weight", first: int = 0
 ) -> Tensor:
-    """Floating-point numbers [classes], finite in a dtype and not negative; any number of them where that is not known."""
+    """Floating-point numbers [classes], finite in a dtype and not negative; of any number, they are those from class `first` on."""
     if isinstance(weight, (str, Real)):
         raise TypeError(f"{name}: {what} must hold one number for each class, got {weight!r}; pass other options by name")
     values = as_tensor(name, what, weight)
@@ -484,7 +484,7 @@ def check_class_weight(
             place = int(wrong.nonzero()[0])
             got = float(given[place])
             beyond = f", beyond {values.dtype}," if math.isfinite(got) and got > 0 else ""
-            raise ValueError(f"{name}: {what} must be finite and not negative, got {got}{beyond} for class {place}")
+            raise ValueError(f"{name}: {what} must be finite and not negative, got {got}{beyond} for class {first + place}")
     return values
 
 

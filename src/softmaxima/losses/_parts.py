@@ -17,7 +17,7 @@ from torch import Tensor
 
 from softmaxima.core.blocks import Part, State, places
 from softmaxima.core.contract import AnyMap, find_map
-from softmaxima.core.parts import Anew, InParts, in_parts, merged
+from softmaxima.core.parts import Anew, InParts, bound_in_parts, merged
 from softmaxima.core.tracing import sizes
 
 # (the loss's name and options) → (a map, its parameters, the options that are left)
@@ -256,4 +256,4 @@ def bind(
         raise ValueError(f"{name}: {found.name} has no regulariser, so no Fenchel–Young loss")
     if form.fenchel and (soft or smoothing > 0) and not found.properties.additive_regulariser:
         raise ValueError(f"{name}: the regulariser of {found.name} does not add up over parts; take labels, without smoothing")
-    return LossInParts(name, in_parts(found, temperature=temperature, **params), form, n, smoothing, ignore_index, own, z_loss)
+    return LossInParts(name, bound_in_parts(name, found, temperature, params), form, n, smoothing, ignore_index, own, z_loss)

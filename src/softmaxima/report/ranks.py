@@ -115,7 +115,7 @@ SIMULATION = (
     "lognormal factor (σ = 0.05) and, once in 1000, three times as long, and a message of m bytes takes α + βm: 20 µs and "
     "12.5 GB/s, or 4 µs and 200 GB/s. Collectives go by doubling or by a ring, whichever is faster. rounds: messages one after "
     "the other. "
-    "Not in it: how ranks agree on what they have, which takes longer with the square of their number, for all ask one store. "
+    "Not in it: how ranks agree on what they have, which takes longer with their number, for all ask one store. "
     "waiting: share of a step in which a rank waits for the work of others. 300 steps, with the same draws for all."
 )
 

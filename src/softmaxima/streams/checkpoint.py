@@ -42,7 +42,7 @@ class Fingerprint:
         try:
             return Fingerprint._of(path)
         except OSError as error:
-            raise unreadable(path.name, error) from None
+            raise unreadable(str(path), error) from None
 
     @staticmethod
     def _of(path: Place) -> Fingerprint:

@@ -93,10 +93,35 @@ def open_scores(path: Place, column: str | None = None, dtype: str | None = None
         if sys.stdin is None:
             raise InputError("standard input is closed; give a file, or the output of another command")
         return _from_pipe("standard input", sys.stdin.buffer, column, dtype)
+    if isinstance(path, Path):
+        try:
+            return _from_file(path, column, dtype)
+        except OSError as error:
+            raise unreadable(str(path), error) from None
+    with _told(path):
+        scores = _from_file(path, column, dtype)
+    part = scores.part
+    return replace(
+        scores,
+        blocks=lambda start: _all_told(path, scores.blocks(start)),
+        part=None if part is None else lambda start, stop: _all_told(path, part(start, stop)),
+    )
+
+
+@contextlib.contextmanager
+def _told(path: Place) -> Iterator[None]:
+    """What a library of a protocol raises of its own, as where a server gives no parts of a file, is an InputError."""
     try:
-        return _from_file(path, column, dtype)
-    except OSError as error:
-        raise unreadable(path.name, error) from None
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise unreadable(str(path), error) from None
+
+
+def _all_told(path: Place, blocks: Iterator[Block]) -> Iterator[Block]:
+    with _told(path):
+        yield from blocks
 
 
 def read_once(path: Place) -> bool:
@@ -104,7 +129,7 @@ def read_once(path: Place) -> bool:
     try:
         return path == STANDARD_INPUT or path.is_fifo()
     except OSError as error:
-        raise unreadable(path.name, error) from None
+        raise unreadable(str(path), error) from None
 
 
 def _from_file(path: Place, column: str | None, dtype: str | None) -> Scores:
@@ -118,15 +143,15 @@ def _from_file(path: Place, column: str | None, dtype: str | None) -> Scores:
     if not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a device or a socket; give a file, or - for standard input")
     if suffix in {*READERS, *COMPRESSIONS} - {".txt"} and path.is_file() and path.stat().st_size == 0:
-        raise InputError(f"{path.name} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
+        raise InputError(f"{path} is empty: it has 0 bytes, where a file of no scores has a header; write it again")
     if suffix in COMPRESSIONS:
         return _compressed(path, column, dtype, suffix)
     if dtype is None and suffix not in READERS:
         raise InputError(
-            f"{path.name}: unknown suffix {suffix!r}; give `dtype` for raw memory, or convert it to one of: {', '.join(READERS)}"
+            f"{path}: unknown suffix {suffix!r}; give `dtype` for raw memory, or convert it to one of: {', '.join(READERS)}"
         )
     if dtype is not None and suffix in READERS:
-        raise InputError(f"{path.name}: a file with the suffix {suffix} states its own dtype; leave `dtype` out")
+        raise InputError(f"{path}: a file with the suffix {suffix} states its own dtype; leave `dtype` out")
     return _raw(path, column, dtype) if dtype is not None else READERS[suffix](path, column)
 
 
@@ -135,7 +160,8 @@ def unreadable(name: str, error: Exception) -> InputError:
     said = (str(getattr(error, "strerror", None) or error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, PermissionError):
         return InputError(f"{name} cannot be read ({said}); permit it to this user (chmod +r, and +x of its folders)")
-    return InputError(f"{name} cannot be read ({said}); check that it is whole, and write it again")
+    repair = "or download it first" if "://" in name else "and write it again"
+    return InputError(f"{name} cannot be read ({said.rstrip('.')}); check that it is whole, {repair}")
 
 
 # Plain memory ---------------------------------------------------------------------------------------------------------------
@@ -143,16 +169,16 @@ def unreadable(name: str, error: Exception) -> InputError:
 
 def _npy(path: Place, column: str | None) -> Scores:
     with path.open("rb") as file:
-        dtype, count = _header(file, path.name)
+        dtype, count = _header(file, str(path))
         offset = file.tell()
-    items, field = _field(path.name, dtype, column)
+    items, field = _field(str(path), dtype, column)
     held = path.stat().st_size - offset
     if held < count * dtype.itemsize:
         raise InputError(
-            f"{path.name} is cut off: its header states {count} scores, and it holds {held // dtype.itemsize}; copy it again"
+            f"{path} is cut off: its header states {count} scores, and it holds {held // dtype.itemsize}; copy it again"
         )
     if held > count * dtype.itemsize:
-        raise _too_long(path.name, count)
+        raise _too_long(str(path), count)
     return _plain(path, offset, count, items, field)
 
 
@@ -161,13 +187,11 @@ def _too_long(name: str, count: int) -> InputError:
 
 
 def _raw(path: Place, column: str | None, dtype: str) -> Scores:
-    _no_column(path.name, column)
+    _no_column(str(path), column)
     plain = _numpy_dtype(dtype)
     count, rest = divmod(path.stat().st_size, plain.itemsize)
     if rest:
-        raise InputError(
-            f"{path.name}: {path.stat().st_size} bytes are no whole number of {dtype}; check `dtype`, or copy it again"
-        )
+        raise InputError(f"{path}: {path.stat().st_size} bytes are no whole number of {dtype}; check `dtype`, or copy it again")
     return _plain(path, 0, count, plain, None, bfloat16=dtype == "bfloat16")
 
 
@@ -185,7 +209,7 @@ def _plain(path: Place, offset: int, count: int, dtype: np.dtype, field: str | N
                 filled = 0
                 while filled < n * item:
                     if not (more := file.readinto(data[filled : n * item])):
-                        raise InputError(f"{path.name} was cut off while it was read; copy it again")
+                        raise InputError(f"{path} was cut off while it was read; copy it again")
                     filled += more
                 block = memory[:n] if field is None else np.ascontiguousarray(memory[field][:n])
                 yield _bfloat16(block) if bfloat16 else block
@@ -196,14 +220,14 @@ def _plain(path: Place, offset: int, count: int, dtype: np.dtype, field: str | N
         try:
             items = np.memmap(handed(path), dtype, "r", offset, (count,))
         except OSError as error:
-            raise unreadable(path.name, error) from None
+            raise unreadable(str(path), error) from None
         if bfloat16:
             return _bfloat16(items)
         return items if field is None else items[field]
 
     name = "bfloat16" if bfloat16 else scores.name
     return Scores(
-        path.name,
+        str(path),
         name,
         item,
         count,
@@ -299,22 +323,22 @@ def _npz(path: Place, column: str | None) -> Scores:
     try:
         with zipfile.ZipFile(handed(path)) as archive:
             arrays = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            chosen = _choose(path.name, "array", arrays, column) + ".npy"
+            chosen = _choose(str(path), "array", arrays, column) + ".npy"
             with archive.open(chosen) as file:
-                dtype, count = _header(file, path.name)
+                dtype, count = _header(file, str(path))
     except zipfile.BadZipFile as error:
-        raise unreadable(path.name, error) from None
-    dtype, field = _field(path.name, dtype, None)
+        raise unreadable(str(path), error) from None
+    dtype, field = _field(str(path), dtype, None)
 
     def blocks(start: int) -> Iterator[Block]:
         try:
             with zipfile.ZipFile(handed(path)) as archive, archive.open(chosen) as file:
-                _header(file, path.name)
-                yield from _skip(_streamed(file, path.name, dtype, field, count), start)
+                _header(file, str(path))
+                yield from _skip(_streamed(file, str(path), dtype, field, count), start)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise unreadable(path.name, error) from None
+            raise unreadable(str(path), error) from None
 
-    return Scores(path.name, dtype.name, dtype.itemsize, count, blocks)
+    return Scores(str(path), dtype.name, dtype.itemsize, count, blocks)
 
 
 def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> Scores:
@@ -340,7 +364,7 @@ def _from_pipe(name: str, file: Any, column: str | None, dtype: str | None) -> S
 def _named_pipe(path: Place, column: str | None, dtype: str | None) -> Scores:
     file = path.open("rb")
     try:
-        scores = _from_pipe(path.name, file, column, dtype)
+        scores = _from_pipe(str(path), file, column, dtype)
     except BaseException:
         file.close()
         raise
@@ -370,7 +394,7 @@ class Stream:
     """A file that is read from its beginning, through a decompressor if it has one; `position()` is where in the file that is."""
 
     def __init__(self, path: Place, decompress: Callable[[Any], Any] = contextlib.nullcontext) -> None:
-        self.path, self.name, self.size = path, path.name, path.stat().st_size
+        self.path, self.name, self.size = path, str(path), path.stat().st_size
         self._decompress = decompress
         self._at: Callable[[], int] = lambda: 0
 
@@ -406,27 +430,25 @@ def _compressed(path: Place, column: str | None, dtype: str | None, suffix: str)
     stream, inner = Stream(path, COMPRESSIONS[suffix]()), Path(path.stem).suffix.lower()
     with path.open("rb") as file:
         if suffix == ".gz" and file.read(len(_GZIP)) != _GZIP:
-            raise InputError(
-                f"{path.name} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it"
-            )
+            raise InputError(f"{path} is not compressed by gzip, as its suffix says; take {suffix} from its name, or compress it")
     if inner in READERS:
         if dtype is not None:
-            raise InputError(f"{path.name}: a file with the suffix {inner} states its own dtype; leave `dtype` out")
+            raise InputError(f"{path}: a file with the suffix {inner} states its own dtype; leave `dtype` out")
         if inner not in STREAMS:
-            raise InputError(f"{path.name}: a file with the suffix {inner} is read from several places; decompress it first")
+            raise InputError(f"{path}: a file with the suffix {inner} is read from several places; decompress it first")
     if dtype is not None:
-        _no_column(path.name, column)
+        _no_column(str(path), column)
         raw = dtype
-        return stream.scores(raw, lambda file: _streamed(file, path.name, _numpy_dtype(raw), None, None, raw == "bfloat16"))
+        return stream.scores(raw, lambda file: _streamed(file, str(path), _numpy_dtype(raw), None, None, raw == "bfloat16"))
     with stream.open() as file:
         start = file.read(len(_MAGIC))
         if not start and inner in STREAMS and inner != ".txt":
-            raise InputError(f"{path.name} is empty: it has 0 bytes when decompressed, where a file of no scores has a header")
+            raise InputError(f"{path} is empty: it has 0 bytes when decompressed, where a file of no scores has a header")
     if start == _MAGIC:
         return _npy_stream(stream, column)
     if inner == ".npy":
         with stream.open() as file:
-            _header(file, path.name)  # which raises
+            _header(file, str(path))  # which raises
     return STREAMS.get(inner, _text_stream)(stream, column)
 
 
@@ -553,18 +575,18 @@ def _parquet(path: Place, column: str | None) -> Scores:
     try:
         file = parquet.ParquetFile(handed(path))
     except pyarrow.ArrowException as error:
-        raise unreadable(path.name, error) from None
-    chosen, dtype = _column(path.name, file.schema_arrow, column)
+        raise unreadable(str(path), error) from None
+    chosen, dtype = _column(str(path), file.schema_arrow, column)
     count, groups = file.metadata.num_rows, range(file.metadata.num_row_groups)
     begins = _beginnings(file.metadata.row_group(i).num_rows for i in groups)
 
     def part(start: int, stop: int) -> Iterator[Block]:
         held = _of_parts(begins, start, stop)
         chunks = file.iter_batches(PIECE, row_groups=list(held), columns=[chosen]) if held else iter(())
-        decoded = _decoded(path.name, (batch.column(0) for batch in chunks), pyarrow)
+        decoded = _decoded(str(path), (batch.column(0) for batch in chunks), pyarrow)
         return _first(_skip(decoded, start - begins[held.start]), stop - start)
 
-    return Scores(path.name, str(dtype), dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
+    return Scores(str(path), str(dtype), dtype.itemsize, count, lambda start: part(start, count), part, lambda: begins)
 
 
 def _arrow(path: Place, column: str | None) -> Scores:
@@ -578,11 +600,11 @@ def _arrow(path: Place, column: str | None) -> Scores:
         return _arrow_stream(Stream(path), column)
     try:
         file = ipc.open_file(pyarrow.memory_map(str(path)) if isinstance(path, Path) else path.open())
-        chosen, dtype = _column(path.name, file.schema, column)
+        chosen, dtype = _column(str(path), file.schema, column)
         system, place = (None, path) if isinstance(path, Path) else path.place
         count = _library("pyarrow.dataset", "Arrow").dataset(place, format="ipc", filesystem=system).count_rows()
     except pyarrow.ArrowException as error:
-        raise unreadable(path.name, error) from None
+        raise unreadable(str(path), error) from None
 
     @functools.cache
     def begins() -> Sequence[int]:
@@ -590,16 +612,16 @@ def _arrow(path: Place, column: str | None) -> Scores:
 
     def blocks(start: int) -> Iterator[Block]:
         chunks = (file.get_batch(i).column(chosen) for i in range(file.num_record_batches))
-        return _skip(_decoded(path.name, chunks, pyarrow), start)
+        return _skip(_decoded(str(path), chunks, pyarrow), start)
 
     def part(start: int, stop: int) -> Iterator[Block]:
         held = _of_parts(begins(), start, stop)
         chunks = (file.get_batch(i).column(chosen) for i in held)
-        return _first(_skip(_decoded(path.name, chunks, pyarrow), start - begins()[held.start]), stop - start)
+        return _first(_skip(_decoded(str(path), chunks, pyarrow), start - begins()[held.start]), stop - start)
 
     if not isinstance(path, Path):  # from elsewhere all batches would be fetched to be counted
-        return Scores(path.name, str(dtype), dtype.itemsize, count, blocks)
-    return Scores(path.name, str(dtype), dtype.itemsize, count, blocks, part, begins)
+        return Scores(str(path), str(dtype), dtype.itemsize, count, blocks)
+    return Scores(str(path), str(dtype), dtype.itemsize, count, blocks, part, begins)
 
 
 def _arrow_stream(stream: Stream, column: str | None) -> Scores:
@@ -624,14 +646,14 @@ def _feather_v1(path: Place, column: str | None) -> Scores:
             warnings.simplefilter("ignore", DeprecationWarning)  # pyarrow's, of a file that is there and can be read
             table = feather.read_table(handed(path), memory_map=isinstance(path, Path))
     except pyarrow.ArrowException as error:
-        raise unreadable(path.name, error) from None
-    chosen, dtype = _column(path.name, table.schema, column)
+        raise unreadable(str(path), error) from None
+    chosen, dtype = _column(str(path), table.schema, column)
 
     def blocks(start: int) -> Iterator[Block]:
         rest = table.column(chosen).slice(start)
-        return _decoded(path.name, (piece for i in range(0, len(rest), PIECE) for piece in rest.slice(i, PIECE).chunks), pyarrow)
+        return _decoded(str(path), (piece for i in range(0, len(rest), PIECE) for piece in rest.slice(i, PIECE).chunks), pyarrow)
 
-    return Scores(path.name, str(dtype), dtype.itemsize, table.num_rows, blocks)
+    return Scores(str(path), str(dtype), dtype.itemsize, table.num_rows, blocks)
 
 
 def _csv(path: Place, column: str | None) -> Scores:
@@ -721,16 +743,16 @@ def _hdf5(path: Place, column: str | None) -> Scores:
     names: list[str] = []
     with h5py.File(handed(path)) as file:
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-        chosen = _choose(path.name, "dataset", names, None if column is None else column.strip("/"))
+        chosen = _choose(str(path), "dataset", names, None if column is None else column.strip("/"))
         dtype, shape, chunks = file[chosen].dtype, file[chosen].shape, file[chosen].chunks
-    _check_real(path.name, dtype)
+    _check_real(str(path), dtype)
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
         with h5py.File(handed(path)) as file:
             yield file[chosen]
 
-    return _chunked(path.name, dtype, shape, chunks, reading)
+    return _chunked(str(path), dtype, shape, chunks, reading)
 
 
 def _zarr(path: Place, column: str | None) -> Scores:
@@ -738,22 +760,22 @@ def _zarr(path: Place, column: str | None) -> Scores:
     try:
         array = zarr.open(path if isinstance(path, Path) else path.url, mode="r")
     except (FileNotFoundError, KeyError, ValueError) as error:
-        raise unreadable(path.name, error) from None
+        raise unreadable(str(path), error) from None
     if isinstance(array, zarr.Group):
         names = [name for name, member in array.members(max_depth=None) if isinstance(member, zarr.Array)]
-        array = array[_choose(path.name, "array", names, None if column is None else column.strip("/"))]
+        array = array[_choose(str(path), "array", names, None if column is None else column.strip("/"))]
     else:
-        _no_column(path.name, column)
-    _check_real(path.name, array.dtype)
+        _no_column(str(path), column)
+    _check_real(str(path), array.dtype)
 
     @contextlib.contextmanager
     def reading() -> Iterator[Any]:
         try:
             yield array
         except RuntimeError as error:  # of its decompressors
-            raise unreadable(path.name, error) from None
+            raise unreadable(str(path), error) from None
 
-    return _chunked(path.name, array.dtype, array.shape, getattr(array, "shards", None) or array.chunks, reading)
+    return _chunked(str(path), array.dtype, array.shape, getattr(array, "shards", None) or array.chunks, reading)
 
 
 def _chunked(

@@ -39,17 +39,15 @@ class Piece:
 
     def state(self) -> LogSumExpState:
         """Read and summed, by one thread. Raises InputError that names the file and which of its scores could not be read."""
-        name = self.path.name
         try:
             with interface.one_thread():
                 scores, reading = self.request.opened(self.path)
-                name = scores.name
                 if scores.part is None or self.stop is None:
                     return reading.state(scores.blocks(self.start))
                 return reading.state(scores.part(self.start, self.stop))
         except Exception as error:  # of any library that reads files
-            said = str(error if isinstance(error, InputError) else unreadable(name, error))
-            rest = said.removeprefix(str(self.path)).removeprefix(name)
+            said = str(error if isinstance(error, InputError) else unreadable(str(self.path), error))
+            rest = said.removeprefix(str(self.path))
             between = ": " if rest == said else "" if rest.startswith(":") or str(self) == str(self.path) else ","
             raise InputError(f"{self}{between}{rest}") from error
 

@@ -150,7 +150,7 @@ def test_a_piece_that_cannot_be_read_is_named(client: Any, tmp_path: Path) -> No
         sm.dask.file_logsumexp(f"{tmp_path}/part-*.parquet", client=client)
     assert "\n" not in str(raised.value)
     (tmp_path / "part-2.npy").write_bytes(b"nothing of the kind")
-    with pytest.raises(InputError, match=r"^part-2.npy cannot be read \(the magic string is not correct"):
+    with pytest.raises(InputError, match=r"part-2.npy cannot be read \(the magic string is not correct"):
         sm.dask.file_logsumexp([*tmp_path.glob("part-*")], client=client)
 
 
@@ -223,6 +223,29 @@ def test_the_command_begins_workers_and_prints_nothing_of_them(tmp_path: Path) -
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert f"softmaxima: {tmp_path}/part-1.parquet cannot be read (" in ended.stderr
+
+
+@pytest.mark.exhaustive
+def test_workers_that_are_killed_as_they_begin_are_told_in_one_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", scores(1000))
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'spawn_main' in ' '.join(sys.orig_argv):\n    os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", SOFTMAXIMA, "lse", str(tmp_path / "x.npy"), "--workers=1"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=300)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith("softmaxima: the workers could not be begun: ")
+
+
+def test_workers_that_cannot_begin_are_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", scores(10))
+
+    def dies(**options: Any) -> Any:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(distributed, "LocalCluster", dies)
+    with pytest.raises(InputError, match=r"^the workers could not be begun: Nanny failed to start. Call again, with fewer of them"):
+        sm.dask.file_logsumexp(tmp_path / "x.npy", workers=1)
 
 
 @pytest.mark.exhaustive

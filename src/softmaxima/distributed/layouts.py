@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.numbers import check_choice, check_count
-from softmaxima.distributed.ranks import Agreement, Group, RanksError, ranks_of
+from softmaxima.distributed.agreement import Agreement
+from softmaxima.distributed.ranks import Group, RanksError, ranks_of
 
 LAYOUTS = ("contiguous", "balanced")
 

@@ -1,0 +1,349 @@
+"""What three ranks must agree on, each option by itself; and what one of them raises once they have agreed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import Processes
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+import softmaxima as sm
+from softmaxima.distributed import RanksError, agreement
+from softmaxima.distributed.ranks import ranks_of
+
+d = sm.distributed
+X = torch.arange(12.0, dtype=torch.float64).view(3, 4)
+LABELS = torch.tensor([0, 11, 5])
+LAYER: dict[str, Any] = {"hidden": X, "weight": X[:, :4], "target": torch.tensor([0, 8, 5])}
+PARTS: dict[str, Any] = dict.fromkeys(("query", "key", "value"), X.view(1, 3, 4))
+
+# What a rank has for itself: its part of the rows, and how it computes that
+OWN = {
+    "shard", "target", "group", "where", "hidden", "weight", "bias", "class_weight", "chunk", "generator", "sampler", "sparse",
+    "query", "key", "value", "attn_mask", "total", "count", "params", "options", "shared", "map", "loss",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
+    yield processes
+    processes.close()
+
+
+def rows(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
+
+
+def power(exponent: int) -> Callable[[Tensor], Tensor]:
+    return lambda z: z.abs() ** exponent + 1
+
+
+# (a call, what it is given, the option that differs, its value on all ranks but one, its value there)
+DIFFERING: list[tuple[str, dict[str, Any], str, Any, Any]] = [
+    ("softmax", {"shard": X}, "temperature", 0.5, 0.7),
+    ("softmax", {"shard": X}, "temperature", torch.tensor(0.5), torch.tensor(0.7)),
+    ("softmax", {"shard": X}, "temperature", rows(1, 2, 3), rows(1, 3, 2)),
+    ("softmax", {"shard": X}, "dim", -1, 0),
+    ("softmin", {"shard": X}, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
+    ("softmin", {"shard": X}, "dim", -1, 0),
+    ("entmax", {"shard": X}, "alpha", rows(1.5, 1.5, 1.2), rows(1.5, 1.2, 1.5)),
+    ("proportional", {"shard": X}, "f", torch.exp, torch.square),
+    ("proportional", {"shard": X}, "f", power(2), power(4)),
+    ("logsumexp", {"shard": X}, "keepdim", False, True),
+    ("logsumexp", {"shard": X}, "dim", -1, 0),
+    ("logsumexp", {"shard": X}, "temperature", rows(1, 2, 3), rows(3, 2, 1)),
+    ("cross_entropy", {"shard": X}, "target", LABELS, LABELS[[0, 2, 1]]),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "reduction", "none", "sum"),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "ignore_index", -100, -1),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "label_smoothing", 0.1, 0.2),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
+    ("cross_entropy", {"shard": X, "target": LABELS}, "weight", None, torch.ones(4, dtype=torch.float64)),
+    ("fenchel_young_loss", {"shard": X, "target": LABELS}, "map", "sparsemax", "entmax15"),
+    ("linear_loss", LAYER, "loss", "sparsemax", "entmax15"),
+    ("linear_loss", LAYER, "temperature", rows(1, 2, 3), rows(1, 2, 4)),
+    ("linear_loss", LAYER, "softcap", 2.0, 3.0),
+    ("linear_loss", LAYER, "z_loss", 0.0, 0.1),
+    ("linear_loss", LAYER, "reduce_hidden", True, False),
+    ("linear_loss", LAYER, "reduction", "mean", "none"),
+    ("linear_loss", LAYER, "label_smoothing", 0.0, 0.1),
+    ("linear_loss", LAYER, "ignore_index", -100, -1),
+    ("margin_softmax_loss", LAYER, "kind", "arcface", "cosface"),
+    ("margin_softmax_loss", LAYER, "margin", 0.5, 0.4),
+    ("margin_softmax_loss", LAYER, "scale", rows(8, 9, 8), rows(8, 8, 9)),
+    ("margin_softmax_loss", LAYER, "centres", 1, 3),
+    ("margin_softmax_loss", LAYER, "samples", 2, None),
+    ("margin_softmax_loss", LAYER, "reduce_hidden", True, False),
+    ("margin_softmax_loss", LAYER, "reduction", "mean", "sum"),
+    ("margin_softmax_loss", LAYER, "label_smoothing", 0.0, 0.1),
+    ("margin_softmax_loss", LAYER, "ignore_index", -100, -1),
+    *(
+        ("sampled_softmax_loss", {**LAYER, "samples": 2, "sampler": "uniform"}, what, usual, other)
+        for what, usual, other in (
+            ("samples", 2, 3), ("correction", "log_q", "none"), ("temperature", 1.0, 2.0),
+            ("reduction", "mean", "sum"), ("reduce_hidden", True, False), ("ignore_index", -100, 5),
+        )
+    ),
+    ("sampled_softmax_loss", {**LAYER, "samples": 2, "sampler": "uniform", "correction": "log_q"}, "remove_hits", True, False),
+    *(
+        ("attention", PARTS, what, usual, other)
+        for what, usual, other in (
+            ("form", "ring", "gather"), ("layout", "contiguous", "balanced"), ("is_causal", False, True), ("first_query", 0, 1),
+            ("scale", 0.5, 1.0), ("enable_gqa", False, True), ("temperature", 1.0, 2.0), ("window", 2, 1),
+            ("map", "softmax", "sparsemax"),
+            ("key_lengths", torch.tensor([7]), torch.tensor([8])), ("bias", None, torch.zeros(3, 9, dtype=torch.float64)),
+        )
+    ),
+    ("unshard", {"shard": X}, "dim", 0, 1),
+    ("unshard", {"shard": X, "dim": 0}, "layout", "contiguous", "balanced"),
+    ("LinearLoss", {"in_features": 4, "classes": 9}, "classes", 9, 8),
+    ("LinearLoss", {"in_features": 4, "classes": 9}, "class_weight", torch.arange(1.0, 10), torch.arange(9.0, 0, -1)),
+    ("MarginSoftmax", {"in_features": 4, "classes": 9}, "margin", 0.5, 0.4),
+    ("SampledSoftmax", {"in_features": 4, "classes": 9}, "samples", 4, 5),
+]  # fmt: skip
+SAME_WITHOUT_EFFECT = {("attention", "enable_gqa")}  # changes nothing where heads are as many
+
+
+def of_differences(rank: int) -> list[str]:
+    """What each call raises where rank 1 has another value, and whether the next call is right."""
+    told = []
+    for name, given, what, usual, other in DIFFERING:
+        try:
+            getattr(d, name)(**{**given, what: other if rank == 1 else usual})
+        except RanksError as error:
+            told.append(str(error))
+        except (TypeError, ValueError) as error:
+            told.append(f"own: {error}")
+        else:
+            told.append("nothing")
+    right = torch.allclose(d.softmax(X), sm.softmax(torch.cat([X, X, X], -1))[:, :4], rtol=1e-14, atol=0)
+    return [*told, "right" if right else "wrong"]
+
+
+def test_every_option_that_differs_is_named_on_every_rank(three: Processes) -> None:
+    every = three.run(of_differences)
+    for case, told in zip(DIFFERING, zip(*(each[:-1] for each in every), strict=True), strict=True):
+        if (case[0], case[2]) not in SAME_WITHOUT_EFFECT:
+            assert all("rank 1" in each for each in told), (case, told)
+            assert len({each.split(": ", 1)[1] for each in told}) == 1, (case, told)
+    assert [each[-1] for each in every] == ["right"] * 3
+
+
+@pytest.mark.parametrize("name", sorted({name for name, *_ in DIFFERING if not name[0].isupper()}))
+def test_no_option_is_left_out(name: str) -> None:
+    listed = {what for other, _, what, *_ in DIFFERING if other == name}
+    shared = {"temperature", "dim"} if name in ("entmax", "proportional") else set()  # the same code as of softmax
+    shared |= {"ignore_index", "label_smoothing", "reduction", "temperature"} if name == "fenchel_young_loss" else set()
+    assert set(inspect.signature(getattr(d, name)).parameters) <= OWN | listed | shared
+
+
+# What is raised later -----------------------------------------------------------------------------------------------------------
+
+
+def fails_on_one(z: Tensor) -> Tensor:
+    if dist.get_rank() == 1:
+        raise ValueError("no such power")
+    return z.square()
+
+
+class Fails(sm.Sampler):
+    """A sampler that has nothing to draw on one rank."""
+
+    def log_prob(self, classes: Tensor) -> Tensor:
+        return torch.full(classes.shape, -math.log(self.classes))
+
+    def sample(self, *shape: Any, **more: Any) -> Tensor:
+        if dist.get_rank() == 1:
+            raise ValueError("nothing to draw")
+        return torch.zeros(*shape, dtype=torch.long)
+
+
+def a_map(group: Any) -> None:
+    d.proportional(X, f=fails_on_one, group=group)
+
+
+def a_sampler(group: Any) -> None:
+    d.sampled_softmax_loss(**LAYER, samples=2, sampler=Fails(3), group=group)
+
+
+def a_gradient(group: Any) -> None:
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    value = d.softmax(X.clone().requires_grad_(), where=mask, group=group).square().sum()
+    if dist.get_rank() == 1:
+        mask.zero_()
+    value.backward()
+
+
+def a_label(group: Any) -> None:
+    """Of DTensors, of which each rank has other rows."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    labels = torch.tensor([12 if dist.get_rank() == 1 else 1])
+    x = DTensor.from_local(X[:1], mesh, [Shard(0)])
+    sm.cross_entropy(x, DTensor.from_local(labels, mesh, [Shard(0)]))
+
+
+LATER = [
+    (a_map, "ValueError: no such power"),
+    (a_sampler, "ValueError: nothing to draw"),
+    (a_gradient, "RuntimeError: distributed.softmax: a tensor that the gradient needs was changed in place"),
+    (a_label, "IndexError: cross_entropy: target 12 is out of range"),
+]
+
+
+def of_later_errors(rank: int) -> list[list[str]]:
+    """What is raised by a call that fails on rank 1, how soon, and by the next call, in a group of its own each."""
+    found = []
+    for call, _ in LATER:
+        group, told = dist.new_group(timeout=timedelta(seconds=3)), []
+        for function in (call, lambda group: d.softmax(X, group=group)):
+            begun = time.monotonic()
+            try:
+                function(group)
+                told.append("nothing")
+            except Exception as error:
+                told.append(f"{type(error).__name__}: {error}")
+            told.append("in time" if time.monotonic() - begun < 12 else "late")
+        found.append(told)
+        dist.barrier()
+    return found
+
+
+def test_what_one_rank_raises_after_they_have_agreed_reaches_all(three: Processes) -> None:
+    first, second, third = three.run(of_later_errors)
+    for (call, words), own, *others in zip(LATER, second, first, third, strict=True):
+        assert words in own[0], call
+        assert own[1] == own[3] == "in time"
+        assert own[2].startswith("RanksError: ")
+        for told in others:
+            assert told[0].startswith("RanksError: "), (call, told)
+            assert f"rank 1 raised {words}" in told[0], (call, told)
+            assert "rank 1 raised" in told[2], (call, told)  # what is wrong with the group is told again
+            assert "make a new group" in told[2]
+            assert told[1] == told[3] == "in time"
+
+
+def of_alike(rank: int) -> list[str]:
+    """What two gradients come to where the first fails on every rank, before its message."""
+    masks, told = [torch.ones(3, 4, dtype=torch.bool) for _ in range(2)], []
+    x = X.clone().requires_grad_()
+    values = [d.softmax(x, where=mask).square().sum() for mask in masks]
+    masks[0].zero_()
+    for value in values:
+        try:
+            value.backward()
+        except RuntimeError as error:
+            told.append(str(error))
+    whole = torch.cat([X, X, X], -1).requires_grad_()
+    (expected,) = torch.autograd.grad(sm.softmax(whole).square().sum(), whole)
+    assert x.grad is not None
+    return [*told, str(float((x.grad - expected[:, 4 * rank : 4 * rank + 4]).abs().max()) <= 1e-15)]
+
+
+def test_what_all_raise_alike_leaves_the_group_as_it_was(three: Processes) -> None:
+    for changed, same in three.run(of_alike):
+        assert "changed in place" in changed
+        assert same == "True"
+
+
+def of_modules(rank: int) -> list[str]:
+    """What heads raise where one rank gives other than a tensor, and makes a head that cannot be."""
+    calls: list[Callable[[], Any]] = []
+    for make in (lambda: d.LinearLoss(4, 9), lambda: d.MarginSoftmax(4, 9), lambda: d.SampledSoftmax(4, 9, 2)):
+        head = make()
+        calls.append(lambda head=head: head([1.0] if rank == 1 else torch.zeros(1, 4), torch.tensor([1])))
+    calls.append(lambda: d.LinearLoss(4, 9, temperature=-1.0 if rank == 1 else 1.0))
+    calls.append(lambda: d.SampledSoftmax(4, 9, 2, reduction="median" if rank == 1 else "mean"))
+    calls.append(lambda: torch.func.grad(lambda x: d.softmax(x).square().sum())(X) if rank == 1 else d.softmax(X))
+    calls.append(lambda: d.batch_mean(torch.tensor(1.0), math.inf if rank == 1 else 2))
+    told = []
+    for call in calls:
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
+            call()
+        told.append(f"{type(caught.value).__name__}: {caught.value}")
+    return told
+
+
+def test_what_a_rank_refuses_is_told_by_modules_too(three: Processes) -> None:
+    first, second, third = three.run(of_modules)
+    assert [each.split(": ")[1] for each in second[-2:]] == ["distributed.shared_map", "distributed.batch_mean"]
+    assert "torch.func and forward mode do not go through" in second[-2]
+    assert "finite and at least 0, got inf" in second[-1]
+    for own, *others in zip(second, first, third, strict=True):
+        assert not own.startswith("RanksError")
+        for told in others:
+            assert told.startswith("RanksError")
+            assert told.endswith(f"refused on rank 1: {own}")
+
+
+# How agreement is reached -------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A store that counts what it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.asked = store, Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self.store, name)
+
+
+def of_questions(rank: int) -> dict[str, int]:
+    ranks = ranks_of("test", None)
+    ranks.agree("test", 1, {})
+    whole = ranks.store
+    ranks.store = counted = Counted(whole)  # type: ignore[assignment]
+    try:
+        for _ in range(10):
+            ranks.agree("test", 1, {})
+    finally:
+        ranks.store = whole  # type: ignore[assignment]
+    return dict(counted.asked)
+
+
+def test_a_store_is_asked_some_times_a_rank(three: Processes) -> None:
+    first, *others = three.run(of_questions)
+    assert first == {"set": 20, "multi_get": 10, "delete_key": 20}
+    assert all(each == {"set": 10, "get": 10, "delete_key": 10} for each in others)
+
+
+def of_near_sums(rank: int) -> list[float]:
+    """How far softmin is from that of whole rows, and logarithms near 0 from those, in relative units."""
+    x, cut = torch.randn(200, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64), slice(3 * rank, 3 * rank + 3)
+    far = float((d.softmin(x[:, cut], temperature=0.7) - sm.softmin(x, temperature=0.7)[:, cut]).abs().max())
+    one = x[:, : int(rank == 1)]  # one class, on one rank
+    of_one = float(d.log_softmax(one).abs().sum() + d.cross_entropy(one, torch.zeros(200, dtype=torch.long)))
+    x[:, 1:] -= 40.0
+    ours, theirs = d.log_softmax(x[:, cut]), sm.log_softmax(x)[:, cut]
+    return [far, of_one, float((ours / theirs - 1).abs().max())]
+
+
+def test_softmin_and_logarithms_near_zero(three: Processes) -> None:
+    for far, of_one, near in three.run(of_near_sums):
+        assert far <= 1e-15
+        assert of_one == 0.0
+        assert near <= 1e-14
+
+
+def test_values_in_words_tell_values_apart_and_nothing_else() -> None:
+    words = agreement.in_words
+    x = torch.arange(6.0)
+    assert words(x) == words(x.clone()) != words(x.flip(0))
+    assert words(x[::2]) == words(x[::2].clone())
+    assert words(torch.tensor([0.0, 1.0])) == words(torch.tensor([-0.0, 1.0]))
+    assert words(x.bfloat16()) != words(x)
+    assert words(power(2)) == words(power(2)) != words(power(3))
+    assert words(torch.exp) != words(torch.sin)
+    assert words({"a": (1, x)}) == words({"a": (1, x.clone())})
