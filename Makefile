@@ -75,10 +75,10 @@ compare-estimators: $(INSTALLED)-test
 	$(BIN)/python docs/update.py compare-estimators
 
 test: $(INSTALLED)-test
-	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 test-all: $(INSTALLED)-test
-	$(BIN)/python -m pytest --numprocesses auto -m "not compiles" --hypothesis-profile=thorough $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not compiles" --hypothesis-profile=thorough $(ARGS)
 
 gpu-test: PROFILE ?= thorough
 gpu-test: INTERPRET ?= $(if $(wildcard /dev/nvidia0),0,1)

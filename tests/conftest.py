@@ -248,6 +248,45 @@ def rows(draw: st.DrawFn, dtype: torch.dtype = torch.float64, masks: bool = True
     return torch.tensor(table, dtype=dtype)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of what is made once, for a module or for all, go to one worker of pytest-xdist, by --dist loadgroup."""
+    for item in items if "PYTEST_XDIST_WORKER" in os.environ else []:
+        info = getattr(item, "_fixtureinfo", None)
+        fixtures = [every[-1] for every in info.name2fixturedefs.values()] if info is not None else []
+        if any(fixture.argname == "pool" for fixture in fixtures):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+        elif any(fixture.scope == "module" for fixture in fixtures):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Processes for groups of ranks."""
+    from processes import Pool  # of tests/distributed, whose tests alone need it
+
+    pool = Pool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def three(pool: Any) -> Any:
+    """Three ranks."""
+    return pool.group(range(3))
+
+
+@pytest.fixture
+def four(pool: Any) -> Any:
+    return pool.group(range(4))
+
+
+@pytest.fixture
+def one(pool: Any) -> Any:
+    """One rank, that is not of the three."""
+    return pool.group([3])
+
+
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -33,13 +33,6 @@ OWN = {
     "shard", "target", "group", "where", "hidden", "weight", "bias", "class_weight", "chunk", "generator", "sampler", "sparse",
     "query", "key", "value", "attn_mask", "total", "count", "params", "options", "shared", "map", "loss",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
 
 
 def rows(*values: float) -> Tensor:
@@ -335,6 +328,96 @@ def test_softmin_and_logarithms_near_zero(three: Processes) -> None:
         assert far <= 1e-15
         assert of_one == 0.0
         assert near <= 1e-14
+
+
+def of_narrow_losses(rank: int) -> list[float]:
+    """How far cross-entropy of narrow scores, from 1 to 1e-20, is from that in float64, in units of its result's precision."""
+    worst = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.randn(400, 18, generator=torch.Generator().manual_seed(1))
+        x[torch.arange(400), torch.arange(400) % 18] += torch.linspace(0, 45, 400)
+        x, labels = x.to(dtype), torch.arange(400) % 18
+        own = x[:, 6 * rank : 6 * rank + 6].clone().requires_grad_()
+        loss = d.cross_entropy(own, labels, reduction="none")
+        loss.sum().backward()
+        exact = torch.nn.functional.cross_entropy(x.double(), labels, reduction="none")
+        z = x.double() - x.double()[torch.arange(400), labels].unsqueeze(-1)
+        rest = z.exp().masked_fill(z == 0, 0.0).sum(-1)
+        assert own.grad is not None
+        assert bool((own.grad.gather(1, (labels % 6).unsqueeze(-1))[labels // 6 == rank] <= 0).all())
+        exact = torch.where(exact < 0.1, rest.log1p(), exact)
+        normal = exact > torch.finfo(dtype).tiny
+        worst.append(float((loss.double() / exact - 1).abs()[normal].max()) / torch.finfo(dtype).eps)
+    return worst
+
+
+def test_losses_near_zero_keep_their_digits(three: Processes) -> None:
+    for worst in three.run(of_narrow_losses):
+        assert max(worst) <= 2, worst
+
+
+def of_a_late_rank(rank: int) -> str:
+    """What is said where rank 1 comes to a message when the others have given up, and is there to say that it has left."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    value = d.sparsemax(X.clone().requires_grad_(), group=group).square().sum()
+    time.sleep(3.0 if rank == 1 else 0.0)
+    with pytest.raises(RanksError) as caught:
+        value.backward()
+    dist.barrier()
+    return str(caught.value)
+
+
+def test_a_rank_that_comes_late_is_named(three: Processes) -> None:
+    for told in three.run(of_a_late_rank):
+        assert "rank 1 did not answer within the group's timeout" in told
+
+
+class Scaled:
+    """A callable with a number of its own."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.factor * z
+
+    def applied(self, z: Tensor) -> Tensor:
+        return self.factor * z
+
+
+def composed(inner: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda z: inner(z) + 1
+
+
+def with_default(factor: float) -> Callable[[Tensor], Tensor]:
+    def function(z: Tensor, *, by: float = factor) -> Tensor:
+        return by * z
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Scaled,
+        lambda factor: Scaled(factor).applied,
+        with_default,
+        lambda factor: composed(lambda z: factor * z),
+        lambda factor: torch.nn.Softplus(beta=factor),
+        lambda factor: torch.nn.PReLU(init=factor),
+    ],
+)
+def test_functions_are_known_by_all_that_they_hold(make: Callable[[float], Any]) -> None:
+    assert agreement.in_words(make(2.0)) == agreement.in_words(make(2.0)) != agreement.in_words(make(3.0))
+
+
+def test_words_are_those_of_every_process() -> None:
+    assert agreement.in_words(frozenset(("b", "a"))) == "{a, b}"
+    assert agreement.in_words(-0.0) == agreement.in_words(0.0) == "0.0"
+    assert agreement.in_words(torch.tensor(-0.0)) == agreement.in_words(torch.tensor(0.0))
+    holder: list[Any] = []
+    holder.append(holder)
+    assert agreement.in_words(holder) == "(itself,)"
 
 
 def test_values_in_words_tell_values_apart_and_nothing_else() -> None:

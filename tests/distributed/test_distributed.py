@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
+import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import Processes
+from processes import Pool, Processes
+from shards import apart, finite, in_turns, normal, own_of
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import LossCase, cases, exhaustively
+from conftest import Case, LossCase, cases, exhaustively, some
 from softmaxima.distributed import RanksError, ranks, rows
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
@@ -24,33 +27,6 @@ from softmaxima.maps import REGISTRY as MAPS
 WIDTHS = [(5, 0, 4), exhaustively((3, 3, 3)), exhaustively((0, 0, 9)), exhaustively((1, 2, 6))]
 SHARED = [name for name, map in MAPS.items() if map.blocks is not None]
 FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
-
-
-def own_of(rank: int, widths: tuple[int, ...]) -> slice:
-    return slice(sum(widths[:rank]), sum(widths[: rank + 1]))
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def finite(p: Tensor) -> Tensor:
-    return torch.where(p.isfinite(), p, 0.0)
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference, in shares of the largest number."""
-    assert a.shape == b.shape
-    assert a.dtype == b.dtype
-    assert torch.equal(a.isinf(), b.isinf())
-    return 0.0 if a.numel() == 0 else float((finite(a) - finite(b)).abs().max() / finite(b).abs().max().clamp_min(1.0))
 
 
 # Maps -------------------------------------------------------------------------------------------------------------------------
@@ -65,21 +41,24 @@ def of_a_map(rank: int, name: str, widths: tuple[int, ...], dim: int) -> float:
     per_row[dim] = 1
     cut = lambda values: values.movedim(dim, -1)[..., own].movedim(-1, dim)
     where = where & (normal(*per_row, seed=4) > -1.5)  # some rows have nothing
-    for case in cases(MAPS[name]):
-        learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
-        for tau, mask, params in ((1.0, None, {}), (normal(*per_row, seed=6).abs() + 0.5, where, {}), (0.7, None, learnt)):
-            numbers = [value for value in (tau, *params.values()) if isinstance(value, Tensor)]
-            results = []
-            for shared in (False, True):
-                scores = (cut(x) if shared else x).clone().requires_grad_()
-                wrt = [scores, *(value.requires_grad_() for value in numbers)]
-                given: Any = {**case.params, **params, "temperature": tau}
-                if mask is not None:
-                    given["where"] = cut(mask) if shared else mask
-                p = getattr(sm.distributed if shared else sm, name)(scores, dim, **given)
-                slopes = torch.autograd.grad((finite(p) * (cut(g) if shared else g)).sum(), wrt)
-                results.append([p.detach(), *slopes] if shared else [cut(p.detach()), cut(slopes[0]), *slopes[1:]])
-            farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+    learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+    options: list[Any] = [(1.0, None, {}), (normal(*per_row, seed=6).abs() + 0.5, where, {}), (0.7, None, learnt)]
+    every = list(itertools.product(cases(MAPS[name]), options))
+
+    def results(case: Case, tau: Any, mask: Tensor | None, params: dict[str, Any], shared: bool) -> list[Tensor]:
+        scores = (cut(x) if shared else x).clone().requires_grad_()
+        wrt = [scores, *(value.requires_grad_() for value in (tau, *params.values()) if isinstance(value, Tensor))]
+        given: Any = {**case.params, **params, "temperature": tau}
+        if mask is not None:
+            given["where"] = cut(mask) if shared else mask
+        p = getattr(sm.distributed if shared else sm, name)(scores, dim, **given)
+        return [p.detach(), *torch.autograd.grad((finite(p) * (cut(g) if shared else g)).sum(), wrt)]
+
+    every = [*every[: len(options)], *some(every[len(options) :], name, widths, dim)]
+    whole = in_turns([functools.partial(results, case, *given, shared=False) for case, given in every])
+    for (case, given), (p, slope, *slopes) in zip(every, whole, strict=True):
+        expected = [cut(p), cut(slope), *slopes]
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(results(case, *given, shared=True), expected, strict=True)))
     return farthest / 1e-13
 
 
@@ -138,6 +117,7 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
     n, own, farthest = sum(widths), own_of(rank, widths), 0.0
     labels, soft = torch.tensor([0, n - 1, -100, 3, 2]), normal(5, n, seed=1).softmax(-1)
     weight = normal(n, seed=2).abs() + 0.1
+    every: list[tuple[dict[str, Any], Tensor, Tensor, dict[str, Any]]] = []
     for options in LOSSES[name].examples:
         case = LossCase(LOSSES[name], options)
         x = case.scores(5, n, seed=3)
@@ -145,16 +125,19 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...]) -> float:
         calls: list[tuple[Tensor, dict[str, Any]]] = [(labels, {}), (labels, {"weight": weight}), (labels, {"reduction": "none"})]
         calls += [(labels, {"temperature": 0.5, "reduction": "sum"})]
         calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1})] if adds_up else []
-        for target, more in calls:
-            results = []
-            for shared in (False, True):
-                scores = (x[:, own] if shared else x).clone().requires_grad_()
-                mine = {**more, "weight": weight[own]} if shared and "weight" in more else more
-                y = target[:, own] if shared and target.is_floating_point() else target
-                loss = getattr(sm.distributed if shared else sm, name)(scores, y, **mine, **options)
-                slope = torch.autograd.grad(loss.sum(), scores)[0]
-                results.append((loss.detach(), slope if shared else slope[:, own]))
-            farthest = max(farthest, *(apart(a, b) for a, b in zip(*reversed(results), strict=True)))
+        every += [(options, x, *call) for call in (calls if not every else some(calls, name, options, widths))]
+
+    def results(options: dict[str, Any], x: Tensor, target: Tensor, more: dict[str, Any], shared: bool) -> tuple[Tensor, Tensor]:
+        scores = (x[:, own] if shared else x).clone().requires_grad_()
+        mine = {**more, "weight": weight[own]} if shared and "weight" in more else more
+        y = target[:, own] if shared and target.is_floating_point() else target
+        loss = getattr(sm.distributed if shared else sm, name)(scores, y, **mine, **options)
+        return loss.detach(), torch.autograd.grad(loss.sum(), scores)[0]
+
+    whole = in_turns([functools.partial(results, *call, shared=False) for call in every])
+    for call, (expected, expected_slope) in zip(every, whole, strict=True):
+        loss, slope = results(*call, shared=True)
+        farthest = max(farthest, apart(loss, expected), apart(slope, expected_slope[:, own]))
     return farthest / 1e-13
 
 
@@ -308,13 +291,30 @@ def told(rank: int, what: str) -> str:
             sm.distributed.sparsemax(x if rank != 1 else x.fill_(math.nan))
         elif what == "reduction":
             sm.distributed.cross_entropy(x, torch.tensor([0, 1, 3]), reduction="sum" if rank else "mean")
+        elif what == "labels":
+            sm.distributed.cross_entropy(x, torch.tensor([0, 11, 5 + (rank == 1)]))
+        elif what == "a gradient":
+            sm.distributed.softmax(x.requires_grad_(rank == 1))
+        elif what == "a gradient by τ":
+            sm.distributed.logsumexp(x, temperature=torch.ones(3, 1).double().requires_grad_(rank == 2))
+        elif what == "a gradient of places":
+            sm.distributed.unshard(x.requires_grad_(rank == 0), layout="contiguous")
+        elif what == "any error":
+            sm.distributed.shared_loss("cross_entropy", x, torch.zeros(3).long(), temperature=Broken() if rank == 1 else 1.0)
         elif what == "second derivative":
             scores = x.requires_grad_()
             (slope,) = torch.autograd.grad(sm.distributed.softmax(scores)[:, 0].sum(), scores, create_graph=True)
             slope.sum().backward()
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+class Broken(torch.nn.Module):
+    """A temperature that is not to be had."""
+
+    def forward(self) -> Tensor:
+        raise KeyError("temperatures")
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,11 @@ def told(rank: int, what: str) -> str:
         ("no class", "each target must be a label on one rank, got 12 in a row, found on 0; ranks 0, 1, 2 have 12 classes"),
         ("NaN", "there are NaN, or +∞ that have no probability, in the scores of rank 1"),
         ("reduction", "reduction must be the same on all ranks, got mean on rank 0, sum on rank 1, sum on rank 2"),
+        ("labels", "target must be the same on all ranks, got 3 labels from 0 to 11 with the checksum"),
+        ("a gradient", "gradients must be the same on all ranks, got none on rank 0, scores on rank 1, none on rank 2"),
+        ("a gradient by τ", "gradients must be the same on all ranks, got none on rank 0, none on rank 1, temperature on rank 2"),
+        ("a gradient of places", "gradients must be the same on all ranks, got shard on rank 0, none on rank 1, none on rank 2"),
+        ("any error", "KeyError: 'temperatures'"),
         ("second derivative", "there is no second derivative; gather the scores, and take the map of whole rows"),
     ],
 )
@@ -357,18 +362,14 @@ def leave(rank: int, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["ends", exhaustively("hangs")])
-def test_a_rank_that_ends_or_hangs_is_named(how: str, tmp_path: Path) -> None:
-    processes = Processes(3, tmp_path / "store", seconds=4.0)
-    try:
-        for rank, (found, error) in enumerate(processes.outcomes(leave, how)):
-            if rank != 1:
-                assert error is None
-                assert found.startswith("RanksError")
-                assert "from rank 1 within 4 s" in found
-            elif how == "ends":
-                assert error == "gone"
-    finally:
-        processes.close()
+def test_a_rank_that_ends_or_hangs_is_named(how: str, pool: Pool) -> None:
+    for rank, (found, error) in enumerate(pool.group(range(3), seconds=4.0).outcomes(leave, how)):
+        if rank != 1:
+            assert error is None
+            assert found.startswith("RanksError")
+            assert "from rank 1 within 4 s" in found
+        elif how == "ends":
+            assert error == "gone"
 
 
 def test_without_a_group_it_says_how_to_make_one() -> None:
@@ -403,14 +404,36 @@ def test_no_rows_no_sink_and_a_rank_of_nan_alone(three: Processes) -> None:
     assert three.run(of_odd_rows) == [[], [], []]
 
 
+def of_groups_that_were(rank: int) -> list[bool]:
+    """Whether a group, and the store of its ranks' talk, are gone when it was destroyed, where calls and graphs have used it."""
+    gone = []
+    for _ in range(2):
+        group = dist.new_group([0, 1, 2])
+        there, x = weakref.ref(group), normal(3, 4, seed=rank).requires_grad_()
+        loss = sm.distributed.cross_entropy(x, torch.tensor([0, 11, 5]), group=group)
+        (loss + sm.distributed.sparsemax(x, group=group).square().sum()).backward()
+        assert sm.distributed.logsumexp(x, group=group).grad_fn is not None
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        gone.append(there() is None)
+    return gone
+
+
+def test_a_group_that_was_destroyed_is_freed(three: Processes) -> None:
+    assert three.run(of_groups_that_were) == [[True, True]] * 3
+
+
 def of_changes(rank: int) -> list[str]:
     """What a backward pass says of a mask, and of targets, that were changed since."""
     x, own, told = normal(3, 9, seed=1), own_of(rank, (4, 0, 5)), []
     mask, y = torch.ones(3, 9, dtype=torch.bool)[:, own].clone(), sm.softmax(normal(3, 9, seed=2))[:, own].clone()
+    tau = torch.ones(3, 1, dtype=torch.float64)
+    warm = lambda scores: sm.distributed.cross_entropy(scores, torch.tensor([0, 1, 8]), temperature=tau)
     masked = lambda scores: sm.distributed.softmax(scores, where=mask)
     summed = lambda scores: sm.distributed.logsumexp(scores, where=mask)
     soft = lambda scores: sm.distributed.cross_entropy(scores, y)
-    for function, kept in ((masked, mask), (summed, mask), (soft, y)):
+    for function, kept in ((masked, mask), (summed, mask), (soft, y), (warm, tau)):
         value = function(x[:, own].clone().requires_grad_()).square().sum()
         kept.zero_()
         try:
@@ -422,5 +445,5 @@ def of_changes(rank: int) -> list[str]:
 
 def test_what_the_gradient_needs_must_not_be_changed(three: Processes) -> None:
     for told in three.run(of_changes):
-        assert len(told) == 3
+        assert len(told) == 4
         assert all("changed in place after the call" in each for each in told)

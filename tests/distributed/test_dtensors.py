@@ -7,42 +7,26 @@ import itertools
 import math
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import Processes
+from processes import Processes, square
+from shards import apart, finite, in_turns, normal
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 import softmaxima as sm
-from conftest import LossCase, cases, exhaustively
+from conftest import Case, LossCase, cases, exhaustively, some
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
 S0, S1, S2, R, P = Shard(0), Shard(1), Shard(2), Replicate(), Partial()
 # Rows and classes of uneven shards, some of them empty, and each other way that an axis of the mesh can have them.
 PLACEMENTS = [(S0, S1), (S1, S1), *map(exhaustively, ((P, S1), (S1, R), (R, S0), (S0, S0), (S1, S0), (S0, P)))]
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(4, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
-
-
-@functools.cache
-def square() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def spread(x: Tensor, placements: tuple[Placement, ...]) -> DTensor:
@@ -54,20 +38,6 @@ def spread(x: Tensor, placements: tuple[Placement, ...]) -> DTensor:
         return found
     own = found.to_local() / count
     return DTensor.from_local(own, square(), placements, run_check=False, shape=x.shape, stride=x.stride())
-
-
-def finite(p: Tensor) -> Tensor:
-    return torch.where(p.isfinite(), p, 0.0)
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference, in shares of the largest number."""
-    a = a.full_tensor() if isinstance(a, DTensor) else a
-    assert a.shape == b.shape, (a.shape, b.shape)
-    assert a.dtype == b.dtype
-    assert torch.equal(a.isinf(), b.isinf())
-    assert torch.equal(a.isnan(), b.isnan())
-    return 0.0 if a.numel() == 0 else float((finite(a) - finite(b)).abs().max() / finite(b).abs().max().clamp_min(1.0))
 
 
 def added(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
@@ -82,30 +52,33 @@ def of_a_map(rank: int, name: str, placements: tuple[Placement, ...], dim: int) 
     per_row = list(shape)
     per_row[dim] = 1
     tau, mask = normal(*per_row, seed=6).abs() + 0.5, where & (normal(*per_row, seed=4) > -1.5)
-    for case in cases(MAPS[name]):
-        learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
-        for options in ({}, {"temperature": tau, "where": mask}, {"temperature": torch.tensor(0.7).double(), **learnt}):
-            results = []
-            for spreads in (True, False):
-                given = {key: v.clone().requires_grad_() if v.is_floating_point() else v for key, v in options.items()}
-                scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
-                wrt = [scores, *(v for v in given.values() if v.requires_grad)]
-                if spreads and "where" in given:  # what is plain is replicated; and as a DTensor of another placement
-                    given["where"] = distribute_tensor(mask, square(), [R, S0])
-                p = getattr(sm, name)(scores, dim, **{**case.params, **given})
-                if spreads:
-                    assert isinstance(p, DTensor)
-                    expected = added(placements)
-                    if MAPS[name].blocks is None:
-                        expected = tuple(R if q == Shard(dim) else q for q in expected)
-                    assert p.placements == expected
-                upstream = distribute_tensor(g, square(), [R, R]) if spreads else g
-                cut = torch.where(p.isfinite(), p, torch.zeros_like(p))
-                slopes = torch.autograd.grad((cut * upstream).sum(), wrt)
-                if spreads:
-                    assert slopes[0].placements == added(placements)
-                results.append([p.detach(), *slopes])
-            farthest = max(farthest, *(apart(a, b) for a, b in zip(*results, strict=True)))
+    learnt = {p.name: normal(*per_row, seed=5).abs() + 1.2 for p in MAPS[name].params if p.gradient is not None}
+    options: list[Any] = [{}, {"temperature": tau, "where": mask}, {"temperature": torch.tensor(0.7).double(), **learnt}]
+    every = list(itertools.product(cases(MAPS[name]), options))
+
+    def results(case: Case, options: dict[str, Any], spreads: bool) -> list[Tensor]:
+        given = {key: v.clone().requires_grad_() if v.is_floating_point() else v for key, v in options.items()}
+        scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
+        wrt = [scores, *(v for v in given.values() if v.requires_grad)]
+        if spreads and "where" in given:  # what is plain is replicated; and as a DTensor of another placement
+            given["where"] = distribute_tensor(mask, square(), [R, S0])
+        p = getattr(sm, name)(scores, dim, **{**case.params, **given})
+        if spreads:
+            assert isinstance(p, DTensor)
+            expected = added(placements)
+            if MAPS[name].blocks is None:
+                expected = tuple(R if q == Shard(dim) else q for q in expected)
+            assert p.placements == expected
+        upstream = distribute_tensor(g, square(), [R, R]) if spreads else g
+        slopes = torch.autograd.grad((finite(p) * upstream).sum(), wrt)
+        if spreads:
+            assert slopes[0].placements == added(placements)
+        return [p.detach(), *slopes]
+
+    every = [*every[: len(options)], *some(every[len(options) :], name, placements, dim)]
+    whole = in_turns([functools.partial(results, *each, spreads=False) for each in every])
+    for each, expected in zip(every, whole, strict=True):
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(results(*each, spreads=True), expected, strict=True)))
     return farthest / 1e-13
 
 
@@ -120,6 +93,8 @@ def of_a_loss(rank: int, name: str, placements: tuple[Placement, ...]) -> float:
     rows, n, farthest = 6, 5, 0.0
     labels, soft = torch.tensor([0, 4, -100, 3, 2, 1]), normal(rows, n, seed=1).softmax(-1)
     weight, tau = normal(n, seed=2).abs() + 0.1, normal(rows, 1, seed=4).abs() + 0.5
+    learnt = {"entmax_loss": "alpha", "elastic_cross_entropy": "beta", "arcface": "scale"}.get(name)
+    every: list[tuple[Tensor, Tensor, dict[str, Any], bool]] = []
     for options in LOSSES[name].examples:
         case = LossCase(LOSSES[name], options)
         x = case.scores(rows, n, seed=3)
@@ -127,24 +102,27 @@ def of_a_loss(rank: int, name: str, placements: tuple[Placement, ...]) -> float:
         calls += [(labels, {"reduction": "sum"}), (labels.clamp_min(0), {"weight": weight, "reduction": "sum"})]
         calls += [(soft, {"weight": weight}), (labels, {"label_smoothing": 0.1}), (labels.clamp(max=-100), {})]
         calls += [(labels, {"temperature": 0.5}), (labels, {"temperature": tau})] if not LOSSES[name].on_cosines else []
-        learnt = {"entmax_loss": "alpha", "elastic_cross_entropy": "beta", "arcface": "scale"}.get(name)
         calls += [(labels, {learnt: torch.tensor(1.5, dtype=torch.float64)})] if learnt else []
-        for number, (target, more) in enumerate(calls):
-            results = []
-            for spreads in (True, False):
-                scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
-                given = {**options, **more}
-                params = [key for key in ("temperature", learnt) if isinstance(given.get(key), Tensor)]
-                given |= {key: given[key].clone().requires_grad_() for key in params}
-                y = distribute_tensor(target, square(), [S0, R]) if spreads and number % 2 else target  # or plain, for all ranks
-                loss = getattr(sm, name)(scores, y, **given)
-                slopes = torch.autograd.grad(loss.sum(), [scores, *(given[key] for key in params)])
-                if spreads:
-                    kept = S0 if given.get("reduction") == "none" else R
-                    assert loss.placements == tuple(kept if p == S0 else R for p in placements)
-                    assert slopes[0].placements == added(placements)
-                results.append([loss.detach(), *slopes])
-            farthest = max(farthest, *(apart(a, b) for a, b in zip(*results, strict=True)))
+        of_one = [(x, y, {**options, **more}, number % 2 == 1) for number, (y, more) in enumerate(calls)]
+        every += of_one if not every else some(of_one, name, options, placements)
+
+    def results(x: Tensor, target: Tensor, options: dict[str, Any], is_spread: bool, spreads: bool) -> list[Tensor]:
+        scores = (spread(x, placements) if spreads else x).detach().requires_grad_()
+        own = {key: options[key] for key in ("temperature", learnt) if isinstance(options.get(key), Tensor)}
+        own = {key: value.clone().requires_grad_() for key, value in own.items()}
+        given, wrt = {**options, **own}, [scores, *own.values()]
+        y = distribute_tensor(target, square(), [S0, R]) if spreads and is_spread else target  # or plain, for all ranks
+        loss = getattr(sm, name)(scores, y, **given)
+        slopes = torch.autograd.grad(loss.sum(), wrt)
+        if spreads:
+            kept = S0 if given.get("reduction") == "none" else R
+            assert loss.placements == tuple(kept if p == S0 else R for p in placements)
+            assert slopes[0].placements == added(placements)
+        return [loss.detach(), *slopes]
+
+    whole = in_turns([functools.partial(results, *call, spreads=False) for call in every])
+    for call, expected in zip(every, whole, strict=True):
+        farthest = max(farthest, *(apart(a, b) for a, b in zip(results(*call, spreads=True), expected, strict=True)))
     return farthest / 1e-13
 
 

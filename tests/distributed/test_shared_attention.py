@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import Processes
+from processes import Pool, Processes
+from shards import apart, normal
 from torch import Tensor
 
 import softmaxima as sm
@@ -28,17 +27,6 @@ FORMS = ("ring", "gather", "merge")
 PLACES, WIDTHS = 13, (7, 0, 6)  # of the contiguous layout
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def places_of(rank: int, layout: str) -> Tensor:
     if layout == "balanced":
         return sm.distributed.places(PLACES)
@@ -49,12 +37,6 @@ def sequence(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """q of four heads, k and v of two, and a gradient."""
     shapes = ((2, 4, PLACES, 8), (2, 2, PLACES, 8), (2, 2, PLACES, 5), (2, 4, PLACES, 5))
     return [normal(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference, in shares of the largest number."""
-    assert a.shape == b.shape
-    return 0.0 if a.numel() == 0 else float((a.double() - b.double()).abs().max() / b.abs().max().clamp_min(1.0))
 
 
 def visible(is_causal: bool = False, window: tuple[int | None, int | None] = (None, None), first_query: int = 0) -> Tensor:
@@ -158,6 +140,46 @@ def of_what_is_beside(rank: int, form: str) -> dict[Any, float]:
 def test_masks_biases_and_numbers_that_learn(form: str, three: Processes) -> None:
     for found in three.run(of_what_is_beside, form):
         assert max(found.values()) <= 1e-12, found
+
+
+def of_autocast(rank: int) -> dict[Any, float]:
+    """In float32, within a region where torch multiplies in bfloat16: in float32's epsilons."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return {
+            (name, form): deviation(rank, form, "balanced", {"map": name}, SEEN[1], dtype=torch.float32) / 2**-23
+            for name, form in itertools.product(("softmax", "sparsemax", "entmax15"), ("ring", "merge"))
+        }
+
+
+def test_autocast_does_not_narrow_what_is_shared(three: Processes) -> None:
+    for found in three.run(of_autocast):
+        assert max(found.values()) <= 4, found
+
+
+def of_changes(rank: int) -> list[str]:
+    """What a backward pass says of temperatures of rows, masks, biases and lengths that were changed since."""
+    told = []
+    for form, what in itertools.product(("ring", "merge"), ("temperature", "attn_mask", "bias", "key_lengths")):
+        q, k, v = (normal(2, 4, 3, seed=seed).requires_grad_() for seed in range(3))
+        beside = {
+            "temperature": torch.ones(2, 4, 1).double(),
+            "attn_mask": torch.ones(4, 12).bool(),
+            "bias": torch.ones(4, 12).double(),
+            "key_lengths": torch.tensor([11, 7]),
+        }
+        output = sm.distributed.attention(q, k, v, form=form, map="softmax", **beside)
+        beside[what].zero_()
+        try:
+            output.sum().backward()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
+
+
+def test_what_the_gradient_needs_must_not_be_changed(three: Processes) -> None:
+    for told in three.run(of_changes):
+        assert len(told) == 8
+        assert all("changed in place after the call" in each for each in told)
 
 
 def of_a_dtype(rank: int, dtype: torch.dtype) -> dict[Any, float]:
@@ -469,12 +491,8 @@ def leave(rank: int) -> str:
 
 
 @pytest.mark.exhaustive
-def test_a_rank_that_ends_within_the_ring_is_named(tmp_path: Path) -> None:
-    processes = Processes(3, tmp_path / "store", seconds=4.0)
-    try:
-        first, second, third = processes.outcomes(leave)
-    finally:
-        processes.close()
+def test_a_rank_that_ends_within_the_ring_is_named(pool: Pool) -> None:
+    first, second, third = pool.group(range(3), seconds=4.0).outcomes(leave)
     assert second == (None, "gone")
     for found, _ in (first, third):
         assert found == "RanksError: distributed.attention: rank 1 did not answer within the group's timeout"

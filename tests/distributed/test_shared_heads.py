@@ -3,59 +3,31 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shards
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from processes import Processes
+from shards import normal, own_of
 from torch import Tensor
 
 import softmaxima as sm
-from conftest import exhaustively
+from conftest import exhaustively, some
 from softmaxima.distributed import heads, ranks
 from softmaxima.losses import REGISTRY as LOSSES
 from softmaxima.maps import REGISTRY as MAPS
 
 FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
 WIDTHS = [(5, 0, 4), exhaustively((3, 3, 3)), exhaustively((0, 0, 9)), exhaustively((1, 2, 6))]
+apart = functools.partial(shards.apart, least=1e-3)  # gradients of means are small
 NEAR = {torch.float64: 1e-12, torch.float32: 1e-6}
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(3, tmp_path_factory.mktemp("ranks") / "store")
-    yield processes
-    processes.close()
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(1, tmp_path_factory.mktemp("rank") / "store")
-    yield processes
-    processes.close()
-
-
-def own_of(rank: int, widths: tuple[int, ...]) -> slice:
-    return slice(sum(widths[:rank]), sum(widths[: rank + 1]))
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference, in shares of the largest number."""
-    assert a.shape == b.shape
-    if a.numel() == 0:
-        return 0.0
-    assert torch.equal(a.isfinite(), b.isfinite())
-    a, b = (torch.where(x.isfinite(), x, 0.0).double() for x in (a, b))
-    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-3))
 
 
 def compared(whole: Callable[..., Tensor], shared: Callable[..., Tensor], given: dict[str, Any], own: slice) -> float:
@@ -97,7 +69,7 @@ def of_a_loss(rank: int, name: str, widths: tuple[int, ...], dtype: torch.dtype)
         cases += [(labels, {"reduction": "none", "temperature": 0.7, "softcap": 3.0})]
         cases += [(labels, {"z_loss": 0.05, "reduction": "sum"})] if of_v else []
         cases += [(soft, {"class_weight": class_weight}), (labels, {"label_smoothing": 0.1, "chunk": 3})] if adds_up else []
-        for target, more in cases:
+        for target, more in cases if not found else some(cases, name, example, widths, dtype):
             mine = {**more, "class_weight": more["class_weight"][own]} if "class_weight" in more else more
             y = target[:, own] if target.is_floating_point() else target
             wide = {k: v.double() if isinstance(v, Tensor) else v for k, v in more.items()}
@@ -591,6 +563,33 @@ def test_margin_and_sampled_modules(three: Processes) -> None:
             assert far <= 1e-5, (what, found)
 
 
+def of_log_probabilities(rank: int) -> list[tuple[str, float]]:
+    """How far they and their gradients are from log_softmax of the whole layer, in float64 and in float32 beside autocast."""
+    found = []
+    for dtype, autocast in ((torch.float64, False), (torch.float32, False), (torch.float32, True)):
+        hidden, g = normal(7, 6, seed=1, dtype=dtype).requires_grad_(), normal(7, 10, seed=2, dtype=dtype)
+        head = sm.distributed.SampledSoftmax(6, 10, 20, "uniform", dtype=dtype)
+        own, weight = head.own_classes, head.weight.full_tensor().detach().double().requires_grad_()
+        wide, bias = hidden.detach().double().requires_grad_(), head.bias.full_tensor().detach().double()
+        expected = torch.log_softmax(wide @ weight.T + bias, -1)
+        by_hidden, by_weight = torch.autograd.grad(expected, (wide, weight), g.double())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            log_p = head.log_prob(hidden)
+        log_p.backward(g[:, own.start : own.stop])
+        slope = head.weight.grad.to_local()
+        found.append((f"log p {dtype} {autocast}", apart(log_p.detach(), expected.detach()[:, own.start : own.stop])))
+        found.append((f"by hidden {dtype} {autocast}", apart(hidden.grad, by_hidden)))
+        found.append((f"by weight {dtype} {autocast}", apart(slope, by_weight[own.start : own.stop])))
+        assert log_p.dtype == dtype
+    return found
+
+
+def test_log_probabilities_and_their_gradients_are_those_of_the_whole_layer(three: Processes) -> None:
+    for found in three.run(of_log_probabilities):
+        for what, far in found:
+            assert far <= (1e-13 if "float64" in what else 2e-6), found
+
+
 # Data parallel ----------------------------------------------------------------------------------------------------------------
 
 
@@ -706,7 +705,7 @@ def told(rank: int, what: str) -> str:
         ("z_loss", "z_loss needs a loss with ∂L/∂x = p − y"),
         ("samples", "samples are for cross_entropy without label_smoothing"),
         ("labels", "target must be the same on all ranks, got 3 labels from 1 to 12 with the checksum"),
-        ("sampled class", "target 12 is out of range for 12 classes of all ranks"),
+        ("sampled class", "each target must be a label on one rank, got 12, out of range for 12 classes of all ranks"),
         ("sampler", "sampler must be of the layer's 4 classes, got one of 12"),
         ("k", "k must be at most 12, the number of classes, got 13"),
         ("loss", "unknown loss 'sparsemox'; did you mean 'sparsemax'"),

@@ -445,6 +445,20 @@ def test_a_head_in_eval_mode_is_exact(bias: bool, monkeypatch: pytest.MonkeyPatc
             assert (best == scores.topk(k).indices).all()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_log_probabilities_have_the_gradient_of_log_softmax_whatever_autocast_is(autocast: bool):
+    head = SampledSoftmax(6, 10, 20, "uniform", temperature=0.7)
+    hidden, g = normal(7, 6, seed=1).float().requires_grad_(), normal(7, 10, seed=2).float()
+    inputs = [hidden, head.weight, head.bias]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    expected = ((wide[0] @ wide[1].T + wide[2]) / 0.7).log_softmax(-1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = head.log_prob(hidden)
+    slopes = zip(torch.autograd.grad(found, inputs, g), torch.autograd.grad(expected, wide, g.double()), strict=True)
+    for ours, theirs in ((found, expected), *slopes):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
 class Largest(TorchDispatchMode):
     """How many bytes the largest array has that is made, views and what is returned aside."""
 

@@ -16,9 +16,10 @@ from softmaxima.core.blocks import Part, State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts, spread
 from softmaxima.core.temperature import over
+from softmaxima.kernels import native
 from softmaxima.kernels.devices import library
 
-NEAR = 2.0**-8  # of log Σ exp((x − M)/τ), of which kernels have 53 binary digits behind the point
+NEAR_ZERO = 0.5  # of log Σ exp((x − M)/τ): below, kernels that round each term to 24 binary digits leave fewer of what is not M
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,8 @@ class OwnPart:
         """The state of this part in a pass."""
         if self.kernels is None:
             return self.rows.begin(self.part, known)
+        if self.x.is_cpu and self.x.dtype == torch.float64:
+            return _exactly(self.x, self.rows.tau, self.mask)
         _, state = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
         top, log_mass = state.unsqueeze(-1)
         rest = log_mass.expm1()
@@ -63,12 +66,12 @@ class OwnPart:
         return self._near_zero(log_mass, monoid.LogSum(top, (top > -math.inf).double(), rest.masked_fill(top.isinf(), 0.0)))
 
     def _near_zero(self, log_mass: Tensor, state: monoid.LogSum) -> monoid.LogSum:
-        """With the digits of the sums that are little more than their largest score, which the kernels of double round away."""
-        near = log_mass.squeeze(-1).abs() < NEAR
-        if self.x.dtype != torch.float64 or not self.x.is_cpu or not bool(near.any()):
+        """With the digits of the sums that are little more than their largest score."""
+        near = log_mass.squeeze(-1) < NEAR_ZERO
+        if not self.x.is_cpu or not bool(near.any()):
             return state
         of = lambda value: value.expand(*near.shape, value.shape[-1])[near] if isinstance(value, Tensor) and value.ndim else value
-        exact = self.rows.begin(Part(of(self.part.x), of(self.rows.tau)))
+        exact = _exactly(of(self.x), of(self.rows.tau), of(self.mask))
         return monoid.LogSum(*(values.masked_scatter(near.unsqueeze(-1), own) for values, own in zip(state, exact, strict=True)))
 
     def probabilities(self, state: State) -> Tensor:
@@ -103,3 +106,9 @@ class OwnPart:
 
     def _narrow(self, values: Tensor, where: Tensor | None) -> Tensor:
         return spread(narrowed(values, self.x.dtype), where, self.part)
+
+
+def _exactly(x: Tensor, tau: float | Tensor, where: Tensor | None) -> monoid.LogSum:
+    """The state of rows, every term in double."""
+    rest, top, count = (torch.from_numpy(value).unsqueeze(-1) for value in native.logsumexp_state(x, tau, where))
+    return monoid.LogSum(top, count.double(), rest.masked_fill(top.isinf(), 0.0))

@@ -10,7 +10,7 @@ import functools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -64,23 +64,38 @@ def wrong(said: Sequence[Mapping[str, Any]], names: Sequence[int]) -> str | None
 # Values in words --------------------------------------------------------------------------------------------------------------
 
 
-def in_words(value: Any) -> str:
-    """What is the same in every process where the value is, and as a rule differs where it differs."""
+def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
+    """What is the same in every process where the value is, and as a rule differs where it differs; `inside` it holds the value."""
+    if any(value is each for each in inside):
+        return "itself"
+    deeper = functools.partial(in_words, inside=(*inside, value))
     if isinstance(value, Tensor):
         return _of_tensor(value)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {value.shape} with the checksum {zlib.crc32(value.tobytes()):08x}"
+    if isinstance(value, np.generic):
+        return deeper(value.item())
     if isinstance(value, Map):
         return value.name
     if isinstance(value, Mapping):
-        return ", ".join(f"{what} {in_words(each)}" for what, each in value.items()) or "nothing"
+        return ", ".join(f"{what} {deeper(each)}" for what, each in value.items()) or "nothing"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(in_words, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(deeper, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, (set, frozenset)):  # each process has an order of its own
+        return f"{{{', '.join(sorted(map(deeper, value)))}}}"
+    if isinstance(value, float):
+        return str(value + 0.0)  # −0 is 0
+    if isinstance(value, (str, int, torch.dtype, type(None))):
+        return str(value)
     if isinstance(value, functools.partial):
-        return f"{in_words(value.func)} with {in_words(value.args)} and {in_words(value.keywords)}"
-    if hasattr(value, "__qualname__"):
-        return _of_function(value)
-    return str(value) if isinstance(value, (str, int, float, torch.dtype, type(None))) else type(value).__name__
+        return f"{deeper(value.func)} with {deeper(value.args)} and {deeper(value.keywords)}"
+    if isinstance(value, MethodType):
+        return f"{deeper(value.__func__)} of {deeper(value.__self__)}"
+    if isinstance(value, FunctionType):
+        return f"{value.__qualname__} with the checksum {_checksum(_of_code(value.__code__), deeper(_taken(value)))}"
+    if callable(value) and hasattr(value, "__dict__") and not hasattr(value, "__qualname__"):
+        return f"{type(value).__qualname__} with the checksum {_checksum(deeper(vars(value)))}"
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
 def digest(x: Tensor) -> str:
@@ -94,21 +109,20 @@ def _of_tensor(x: Tensor) -> str:
     kind = f"{x.dtype} of shape {tuple(x.shape)}"
     if not x.is_cpu:
         return kind
-    return f"{x.item()} in {kind}" if x.numel() == 1 else f"{kind} with the checksum {digest(x)}"
+    return f"{x.item() + 0} in {kind}" if x.numel() == 1 else f"{kind} with the checksum {digest(x)}"
 
 
-def _of_function(function: Any) -> str:
-    """Its name and, where Python has it, a checksum of what it does, with the values that it took along from where it was made."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return function.__qualname__
-    taken = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
-    taken = [getattr(each, "__qualname__", None) or in_words(each) for each in (*taken, *(function.__defaults__ or ()))]
-    said = repr((_of_code(code), taken)).encode()
-    return f"{function.__qualname__} with the checksum {zlib.crc32(said):08x}"
+def _checksum(*said: Any) -> str:
+    return f"{zlib.crc32(repr(said).encode()):08x}"
+
+
+def _taken(function: FunctionType) -> list[Any]:
+    """What a function takes along from where it was made."""
+    closed = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
+    return [closed, function.__defaults__, function.__kwdefaults__]
 
 
 def _of_code(code: CodeType) -> tuple[Any, ...]:
-    """Not where it was written."""
-    inner = tuple(_of_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts)
+    """What it does, wherever it was written."""
+    inner = tuple(_of_code(each) if isinstance(each, CodeType) else in_words(each) for each in code.co_consts)
     return code.co_code, code.co_names, inner

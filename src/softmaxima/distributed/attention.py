@@ -287,7 +287,7 @@ class _Attention(torch.autograd.Function):
         with torch.autocast(key.device.type, enabled=False):
             ends = _InRounds.of(shared, key, value, learns_bias).attend(key, value)
         request = shared.request
-        ctx.kept = Kept(*vars(request).values(), *request.params.values())
+        ctx.kept = Kept(*vars(request).values(), *request.params.values(), request.visible.lengths)
         ctx.shared, ctx.learns_bias, ctx.widths = shared, learns_bias, [len(end) for end in ends]
         ctx.save_for_backward(key, value, *(x for end in ends for x in end))
         return torch.cat([end[0].to(value.dtype) for end in ends], -2)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.distributed.agreement import Agreement, digest
+from softmaxima.distributed.ranks import RanksError
 
 
 def spoken(labels: Tensor, ignored: Tensor | None) -> str:
@@ -25,7 +26,10 @@ def check_range(name: str, labels: Tensor, ignored: Tensor | None, agreement: Ag
     wrong = (labels < 0) | (labels >= agreement.whole)
     wrong = wrong if ignored is None else wrong & ~ignored
     if bool(wrong.any()):
-        raise IndexError(f"{name}: target {int(labels[wrong][0])} is out of range for {agreement.whole} classes of all ranks")
+        raise RanksError(
+            f"{name}: each target must be a label on one rank, got {int(labels[wrong][0])}, out of range for {agreement.whole} classes of "
+            "all ranks"
+        )
 
 
 def here(labels: Tensor, ignored: Tensor | None, agreement: Agreement, rank: int) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ def shared_map(
             of scores, and none.
         group: a process group, a mesh of one axis, or None for all ranks.
         dim, temperature, where, params: as of the map; `where` is of this rank's scores. Temperature and parameters are the same
-            on every rank to the last bit, a function by its code; each gets the gradient of whole rows by one that requires grad.
+            on every rank to the last bit, a function by its code and what it holds; each gets the gradient of whole rows by one that requires grad.
 
     Returns:
         The probabilities of this rank's scores, in their dtype: those of whole rows, merged in float64.

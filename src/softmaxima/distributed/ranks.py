@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -192,11 +193,11 @@ class Ranks:
                 self._leave(f"{type(error).__name__}: {error}")
             raise
 
-    def _leave(self, problem: str = "") -> None:
-        """Says that this rank has left off, raising a problem or waiting for a message."""
+    def _leave(self, problem: str = "", waited: float = 0.0) -> None:
+        """Says that this rank has left off, raising a problem or having waited some seconds for a message."""
         key = f"left/{self.step}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the store went with its rank
-            self.store.set(key, json.dumps([self.sent, problem]))
+            self.store.set(key, json.dumps([self.sent, problem, waited]))
             self._stale.append(key)
 
     def _check_unbroken(self, name: str) -> None:
@@ -214,26 +215,31 @@ class Ranks:
 
     @contextmanager
     def _answered(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            self.broken = self._why()
+            self.broken = self._why(time.monotonic() - begun)
             raise RanksError(f"{name}: {self.broken}") from error
 
-    def _why(self) -> str:
-        """Why this rank's last message did not meet those of all."""
-        self._leave()
-        keys, raised, missing = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], []
+    def _why(self, waited: float) -> str:
+        """Why this rank's last message, for which it waited some seconds, did not meet those of all."""
+        self._leave(waited=waited)
+        keys, raised, missing, waits = [f"left/{self.step}/{rank}" for rank in range(self.size)], [], [], {}
         with contextlib.suppress(RuntimeError):
             self.store.wait(keys, PATIENCE)
         if not self._is_there(keys[self.rank]):
             return GONE
         for rank, key in enumerate(keys):
-            sent, problem = json.loads(self.store.get(key)) if self._is_there(key) else (-1, "")
+            sent, problem, seconds = json.loads(self.store.get(key)) if self._is_there(key) else (-1, "", 0.0)
             if problem:
                 raised.append(f"rank {self.names[rank]} raised {problem}")
             elif sent < self.sent:
                 missing.append(rank)
+            else:
+                waits[rank] = seconds
+        if waits and not missing and min(waits.values()) < max(waits.values()) / 2:  # who came last has waited least
+            missing = [min(waits, key=waits.__getitem__)]
         return " and ".join(raised) or f"{self._listed(missing) or 'a rank'} did not answer within the group's timeout"
 
     # Messages --------------------------------------------------------------------------------------------------------------------

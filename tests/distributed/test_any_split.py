@@ -1,0 +1,163 @@
+"""Rows split among three ranks in any way: results are those of one process, the same on every rank and again, by one message."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import Pool
+from shards import normal, own_of
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import DTYPES, at_most
+from softmaxima.distributed import ranks
+from softmaxima.losses import REGISTRY as LOSSES
+from softmaxima.maps import REGISTRY as MAPS
+
+SHARED = [name for name, map in MAPS.items() if map.blocks is not None]
+FORMED = [name for name, loss in LOSSES.items() if loss.row_form is not None]
+# Messages where no rank has more scores than one has room for: one of each pass, and one of a loss of probabilities.
+MESSAGES = {"topp_softmax": 10, **{name: 2 for name in FORMED if LOSSES[name].row_form.of_p is not None}}
+# Units in the last place of a number, of what is smaller at LEAST, from float64: itself rounded a few times, where one process
+# rounds otherwise. Kernels add float32 in float32, in one process too: a loss near 0 has the rounding of numbers near 1.
+LIMIT = {torch.float64: 8.0, torch.float32: 3.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+LEAST = {torch.float64: 1.0, torch.float32: 1e-3, torch.bfloat16: 1e-3, torch.float16: 1e-3}
+OF_SUMS = {**LIMIT, torch.float32: 2.0}, {**LEAST, torch.float32: 1.0}
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> dict[str, Any]:
+    """How many scores each rank has, some of them none; which dtype; what is masked, of some ranks everything."""
+    widths = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 9]), min_size=3, max_size=3).filter(any))
+    return {
+        "widths": tuple(widths),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "seed": draw(st.integers(0, 99)),
+        "scale": draw(st.sampled_from([0.1, 2.0, 30.0])),
+        "masked": draw(st.sampled_from([None, "some", "a rank", "all"])),
+        "soft": draw(st.booleans()),
+    }
+
+
+def scores(split: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """(those of whole rows, which of them count)."""
+    widths, seed = split["widths"], split["seed"]
+    x = (split["scale"] * normal(3, sum(widths), seed=seed)).to(split["dtype"])
+    if split["masked"] is None:
+        return x, None
+    where = normal(3, sum(widths), seed=seed + 100) > -0.3
+    if split["masked"] == "a rank":
+        where[:, own_of(seed % 3, widths)] = False
+    if split["masked"] == "all":
+        where[1] = False
+    return x, where
+
+
+def counted(call: Any) -> tuple[Any, int]:
+    """(what a call gives, how many collectives it begins)."""
+    begun: list[int] = []
+    gather, reduce, start = ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START
+    ranks.ALL_GATHER = lambda *given: (begun.append(1), gather(*given))
+    ranks.ALL_REDUCE = lambda *given, **more: (begun.append(1), reduce(*given, **more))
+    ranks.START = lambda *given: (begun.append(1), start(*given))[1]
+    try:
+        return call(), len(begun)
+    finally:
+        ranks.ALL_GATHER, ranks.ALL_REDUCE, ranks.START = gather, reduce, start
+
+
+def twice(call: Any) -> tuple[Tensor, int]:
+    """(what a call gives, to the last bit again, how many collectives it begins)."""
+    value, begun = counted(call)
+    assert torch.equal(value.nan_to_num(7.0), call().nan_to_num(7.0))
+    return value, begun
+
+
+def of_maps(rank: int, split: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor, int]]:
+    """(map, own probabilities, collectives)."""
+    x, where = scores(split)
+    own = own_of(rank, split["widths"])
+    mine = x[:, own].clone()
+    more = {} if where is None else {"where": where[:, own]}
+    return [(name, *twice(functools.partial(getattr(sm.distributed, name), mine, **more))) for name in names]
+
+
+def of_sums(rank: int, split: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor, int]]:
+    """(logsumexp or loss, its value for each row, collectives)."""
+    x, where = scores(split)
+    own, (y, weight) = own_of(rank, split["widths"]), targets(split)
+    mine = x[:, own].clone()
+    found = [
+        ("logsumexp", *twice(functools.partial(sm.distributed.logsumexp, mine, where=None if where is None else where[:, own])))
+    ]
+    y = y[:, own] if split["soft"] else y
+    for name in names:
+        call = functools.partial(getattr(sm.distributed, name), mine, y, weight[own], reduction="none", **LOSSES[name].examples[0])
+        found.append((name, *twice(call)))
+    return found
+
+
+def targets(split: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """(labels, one of them ignored, or probabilities; weights)."""
+    n, seed = sum(split["widths"]), split["seed"]
+    labels = torch.randint(n, (3,), generator=torch.Generator().manual_seed(seed))
+    labels[seed % 3] = labels[seed % 3] if seed % 2 else -100
+    y = normal(3, n, seed=seed + 1).softmax(-1) if split["soft"] else labels
+    return y, normal(n, seed=seed + 2).abs() + 0.1
+
+
+def takes_probabilities(name: str) -> bool:
+    (options, *_) = LOSSES[name].examples
+    return "map" not in options or MAPS[options["map"]].properties.additive_regulariser
+
+
+def ulps(found: Tensor, expected: Tensor, least: float) -> float:
+    """How far from float64 values, in units in the last place there, or at `least` where they are smaller."""
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.to(found.dtype).isinf())
+    keep = found.isfinite()
+    unit = torch.finfo(found.dtype).eps * expected[keep].abs().clamp_min(least).log2().floor().exp2()
+    return float(((found[keep].double() - expected[keep]).abs() / unit).max()) if keep.any() else 0.0
+
+
+@pytest.mark.parametrize("part", range(4))
+@at_most(12)
+@given(split=splits())
+def test_every_map_of_any_split_is_that_of_one_process(part: int, pool: Pool, split: dict[str, Any]) -> None:
+    names = SHARED[part::4]
+    every = pool.group(range(3)).run(of_maps, split, names)
+    x, where = scores(split)
+    for number, name in enumerate(names):
+        assert len({each[number][2] for each in every}) == 1
+        assert every[0][number][2] <= MESSAGES.get(name, 1)
+        p = torch.cat([each[number][1] for each in every], -1)
+        assert p.dtype == split["dtype"]
+        whole = getattr(sm, name)(x.double(), **({} if where is None else {"where": where}))
+        far = ulps(p, whole, LEAST[split["dtype"]])
+        assert far <= LIMIT[split["dtype"]], (name, far)
+
+
+@pytest.mark.parametrize("part", range(2))
+@at_most(12)
+@given(split=splits())
+def test_every_loss_and_sum_of_any_split_is_that_of_one_process(part: int, pool: Pool, split: dict[str, Any]) -> None:
+    names = [name for name in FORMED[part::2] if not split["soft"] or takes_probabilities(name)]
+    every = pool.group(range(3)).run(of_sums, split, names)
+    x, where = scores(split)
+    y, weight = targets(split)
+    for number, name in enumerate(["logsumexp", *names]):
+        values = [each[number][1] for each in every]
+        assert all(torch.equal(values[0].nan_to_num(7.0), value.nan_to_num(7.0)) for value in values)
+        assert {each[number][2] for each in every} == {MESSAGES.get(name, 1)}, name
+        if name == "logsumexp":
+            whole = sm.logsumexp(x.double(), where=where)
+        else:
+            whole = getattr(sm, name)(x.double(), y, weight, reduction="none", **LOSSES[name].examples[0])
+        limit, least = (of[split["dtype"]] for of in OF_SUMS)
+        far = ulps(values[0], whole, least)
+        assert far <= limit, (name, far)
