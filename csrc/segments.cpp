@@ -53,10 +53,14 @@ struct Segments {
     void for_scores(int64_t outer, const int64_t* segments, int64_t count, int64_t n, const Body& body) const {
         const int64_t inner = call.inner, before = outer * call.elements;
         for (int64_t c = 0; c < count; ++c) {
-            const int64_t begin = call.starts[segments[c]];
+            const int64_t begin = call.starts[segments[c]], row = c * inner * n;
+            if (inner == 1 && !call.order) {
+                for (int64_t k = 0; k < n; ++k) body(before + begin + k, row + k);
+                continue;
+            }
             for (int64_t k = 0; k < n; ++k) {
-                const int64_t element = (before + (call.order ? call.order[begin + k] : begin + k)) * inner, row = c * inner * n + k;
-                for (int64_t i = 0; i < inner; ++i) body(element + i, row + i * n);
+                const int64_t element = (before + (call.order ? call.order[begin + k] : begin + k)) * inner;
+                for (int64_t i = 0; i < inner; ++i) body(element + i, row + k + i * n);
             }
         }
     }
