@@ -217,63 +217,12 @@ struct Segments {
     }
 };
 
-// Each thread has a range of segments, and reads the whole index: what is written at random is then a part of it.
-constexpr int64_t MOST_RANGES = 4;
-
 }  // namespace
 
 int segments(const SoftmaximaSegments* call) {
     return with_dtype(call->dtype, [=](auto* type) { return Segments<std::remove_pointer_t<decltype(type)>>{*call}.put_all(); });
 }
 
-int grouping(const SoftmaximaGrouping* call) {
-    const int64_t *index = call->index, elements = call->elements, segments = call->segments;
-    const int team = team_size(call->threads, double(elements));
-    int64_t least = segments, most = -1, falls = 0;
-#pragma omp parallel for num_threads(team) reduction(min : least) reduction(max : most) reduction(+ : falls)
-    for (int64_t k = 0; k < elements; ++k) {
-        least = minimum(least, index[k]);
-        most = index[k] > most ? index[k] : most;
-        falls += k > 0 && index[k] < index[k - 1];
-    }
-    call->found[0] = least, call->found[1] = most, call->found[2] = falls == 0;
-    if (elements > 0 && (least < 0 || most >= segments)) return 0;
-    int64_t* starts = call->starts;
-    if (falls == 0) {
-#pragma omp parallel for num_threads(team)
-        for (int64_t k = 0; k <= elements; ++k) {
-            const int64_t before = k == 0 ? -1 : index[k - 1], own = k == elements ? segments : index[k];
-            for (int64_t s = before + 1; s <= own; ++s) starts[s] = k;
-        }
-        return 0;
-    }
-    const int64_t ranges = minimum(team, MOST_RANGES), each = (segments + ranges - 1) / ranges;
-    std::fill_n(starts, segments + 1, 0);
-#pragma omp parallel for num_threads(team) schedule(static, 1)
-    for (int64_t range = 0; range < ranges; ++range) {
-        const int64_t from = range * each, to = minimum(from + each, segments);
-        for (int64_t k = 0; k < elements; ++k)
-            if (index[k] >= from && index[k] < to) ++starts[index[k]];
-    }
-    for (int64_t s = 0, sum = 0; s <= segments; ++s) {
-        const int64_t own = starts[s];
-        starts[s] = sum;
-        sum += own;
-    }
-    Array<int64_t> memory;
-    int64_t* places = memory.at_least(segments);
-    if (!places) return 1;
-    std::copy_n(starts, segments, places);
-#pragma omp parallel for num_threads(team) schedule(static, 1)
-    for (int64_t range = 0; range < ranges; ++range) {
-        const int64_t from = range * each, to = minimum(from + each, segments);
-        for (int64_t k = 0; k < elements; ++k)
-            if (index[k] >= from && index[k] < to) call->order[places[index[k]]++] = k;
-    }
-    return 0;
-}
-
 }  // namespace SOFTMAXIMA_ISA
 
 SOFTMAXIMA_KERNEL(segments, Segments)
-SOFTMAXIMA_KERNEL(grouping, Grouping)

@@ -220,14 +220,68 @@ class Segments(NamedTuple):
     out: int
 
 
+class Index(NamedTuple):
+    elements: int
+    threads: int
+    index: int
+    found: int
+
+
+class Partition(NamedTuple):
+    elements: int
+    windows: int
+    shift: int
+    threads: int
+    index: int
+    bounds: int
+    places: int
+    numbers: int
+
+
 class Grouping(NamedTuple):
     elements: int
     segments: int
+    windows: int
+    shift: int
     threads: int
     index: int
+    bounds: int
+    numbers: int
     starts: int
     order: int
-    found: int
+
+
+class Move(NamedTuple):
+    size: int
+    outer: int
+    elements: int
+    inner: int
+    threads: int
+    back: int
+    places: int
+    source: int
+    to: int
+
+
+class Indexed(NamedTuple):
+    dtype: int
+    outer: int
+    elements: int
+    inner: int
+    segments: int
+    threads: int
+    starts: int
+    numbers: int
+    bounds: int
+    windows: int
+    shift: int
+    x: int
+    mask: int
+    tau: float
+    taus: int
+    p: int
+    g: int
+    out: int
 
 
 class Pairs(NamedTuple):
@@ -259,7 +313,8 @@ LOSS, GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, Give
 WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
 LINEAR, LINEAR_BACKWARD = _packer(Linear), _packer(Linear, LinearBackward)
-SEGMENTS, GROUPING = _packer(Segments), _packer(Grouping)
+SEGMENTS, INDEXED, INDEX, PARTITION = _packer(Segments), _packer(Indexed), _packer(Index), _packer(Partition)
+GROUPING, MOVE = _packer(Grouping), _packer(Move)
 ATTENTION, ATTENTION_BACKWARD = _packer(*[Matrices] * 5, Attention), _packer(*[Matrices] * 5, Attention, AttentionBackward)
 
 

@@ -26,7 +26,7 @@ def prepared(
             f"{name}: {what} {segments.elements}, and scores of shape {tuple(x.shape)} have {x.shape[axis]} elements along dim {axis}; "
             "there is one index for each"
         )
-    check_device(name, "index" if ptr is None else "ptr", segments.starts, x)
+    check_device(name, "index" if ptr is None else "ptr", segments.given, x)
     tau = value_of_segments(name, "temperature", temperature, x, axis, len(segments), *TEMPERATURE)
     return segments, axis, tau, check_where(name, where, x)
 

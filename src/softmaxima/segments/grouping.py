@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ class Segments:
     Raises:
         TypeError or ValueError for an index below 0 or beyond `num_segments`, and a ptr that falls.
 
-    Cost: two reads of an index that is in order; of another also E random reads and writes of 8 bytes.
+    Cost: one read of an index; the elements are put in order of their segments when that is first needed, which takes two reads of an
+    index that is in order, of another also two writes of E numbers.
 
     >>> import torch, softmaxima as sm
     >>> segments = sm.Segments(torch.tensor([1, 0, 1]), num_segments=3)
@@ -62,14 +63,13 @@ class Segments:
     """
 
     elements: int
-    starts: Tensor  # [segments + 1]
-    order: Tensor | None  # [elements]: the elements by segments; None where they are in order
+    given: Tensor  # the index, or where segments begin
 
     def __init__(self, index: Array, num_segments: int | None = None) -> None:
-        self._group("Segments", index, num_segments)
+        self._read("Segments", index, num_segments)
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return self._count
 
     def __repr__(self) -> str:
         return f"Segments({self.elements} elements in {len(self)} segments)"
@@ -105,40 +105,86 @@ class Segments:
     @classmethod
     def _of(cls, starts: Tensor) -> Segments:
         made = cls.__new__(cls)
-        made.starts, made.order, made.elements = starts, None, int(starts[-1])
+        made.elements, made._count, made.given = int(starts[-1]), len(starts) - 1, starts
+        made._numbers, made._in_order, made._grouped = None, True, (starts, None)
         return made
 
     @classmethod
     def _from_index(cls, name: str, index: Any, num_segments: Any) -> Segments:
         made = cls.__new__(cls)
-        made._group(name, index, num_segments)
+        made._read(name, index, num_segments)
         return made
 
-    def _group(self, name: str, index: Any, num_segments: Any) -> None:
-        numbers = _integers(name, "index", index)
-        self.elements = len(numbers)
-        if num_segments is None:
-            count = int(numbers.max()) + 1 if len(numbers) else 0
-        else:
-            count = check_int(name, "num_segments", num_segments, lambda n: n >= 0, "an int of at least 0")
-        group = native_segments.group if is_native_integers(numbers) else _group
-        least, most, found = group(numbers, max(count, 0))
-        if found is None:
-            beyond = f"below num_segments={count}" if num_segments is not None else "integers"
+    def _read(self, name: str, index: Any, num_segments: Any) -> None:
+        numbers = _integers(name, "index", index).contiguous()
+        if num_segments is not None:
+            check_int(name, "num_segments", num_segments, lambda n: n >= 0, "an int of at least 0")
+        self.elements, self.given = len(numbers), numbers
+        least, most, in_order = (native_segments.index_range if _is_native(numbers) else _index_range)(numbers)
+        count = most + 1 if num_segments is None else num_segments
+        if len(numbers) and (least < 0 or most >= count):
+            beyond = "integers" if num_segments is None else f"below num_segments={count}"
             got = least if least < 0 else most
             raise ValueError(f"{name}: index must be at least 0 and {beyond}, got {got}; it is the segment of each element")
-        self.starts, self.order = found
+        self._numbers, self._in_order, self._count = numbers, in_order, count
+
+    @functools.cached_property
+    def partition(self) -> native_segments.Partition | None:
+        """The elements by windows of segments, for kernels; None where they are in order, or there are no kernels."""
+        if self._numbers is None or self._in_order or not _is_native(self._numbers) or max(len(self), self.elements) > native_segments.MOST:
+            return None
+        return native_segments.partition(self._numbers, len(self))
+
+    @functools.cached_property
+    def _grouped(self) -> tuple[Tensor, Tensor | None]:
+        """(starts, the elements of each segment, at the places of the partition if there is one)."""
+        numbers = cast(Tensor, self._numbers)
+        if self.partition is not None or (self._in_order and _is_native(numbers)):
+            return native_segments.group(numbers, len(self), self.partition)
+        starts = torch.cat((numbers.new_zeros(1), numbers.bincount(minlength=len(self)).cumsum(0)))
+        return starts, None if self._in_order else numbers.argsort(stable=True)
+
+    @property
+    def starts(self) -> Tensor:
+        """[segments + 1]: where the elements of each begin, once they are in order."""
+        return self._grouped[0]
+
+    @functools.cached_property
+    def order(self) -> Tensor | None:
+        """[elements]: the elements by segments; None where they are in order."""
+        order = self._grouped[1]
+        if order is None or self.partition is None:
+            return order
+        places = self.partition.places.long()
+        return torch.empty_like(order).scatter_(0, places, torch.arange(len(places)))[order]
+
+    @functools.cached_property
+    def lay(self) -> native_segments.Lay:
+        """Where elements are, for kernels that take them in any order."""
+        return native_segments.Lay(len(self), self.partition, None if self.partition is not None else self.starts, None)
+
+    @functools.cached_property
+    def lay_of_rows(self) -> native_segments.Lay:
+        """The same for kernels of rows."""
+        return native_segments.Lay(len(self), self.partition, *self._grouped)
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """The length of the longest segment, or of its window."""
+        bounds = self.partition.bounds if self.partition is not None else self.starts
+        return int(bounds.diff().max()) if len(bounds) > 1 else 0
 
     @functools.cached_property
     def lengths(self) -> Tensor:
         """How many elements each segment has."""
         return self.starts.diff()
 
-    @functools.cached_property
+    @property
     def index(self) -> Tensor:
         """The segment of each element."""
-        numbers = torch.arange(len(self), device=self.starts.device).repeat_interleave(self.lengths, output_size=self.elements)
-        return numbers if self.order is None else torch.empty_like(numbers).scatter_(0, self.order, numbers)
+        if self._numbers is None:
+            self._numbers = torch.arange(len(self), device=self.given.device).repeat_interleave(self.lengths, output_size=self.elements)
+        return self._numbers
 
     @functools.cached_property
     def table(self) -> Table:
@@ -187,21 +233,17 @@ def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segmen
     return made
 
 
-def is_native_integers(index: Tensor) -> bool:
-    """Whether the native library groups such an index."""
+def _is_native(index: Tensor) -> bool:
+    """Whether the native library reads such an index."""
     return index.is_cpu and is_native(index.new_empty(0, dtype=torch.float32))
 
 
-def _group(index: Tensor, count: int) -> tuple[int, int, tuple[Tensor, Tensor | None] | None]:
-    """What `native_segments.group` says, by torch."""
+def _index_range(index: Tensor) -> tuple[int, int, bool]:
+    """What `native_segments.index_range` says, by torch."""
     if len(index) == 0:
-        return 0, -1, (index.new_zeros(count + 1), None)
-    least, most = (int(v) for v in index.aminmax())
-    if least < 0 or most >= count:
-        return least, most, None
-    starts = torch.cat((index.new_zeros(1), index.bincount(minlength=count).cumsum(0)))
-    order = None if bool((index[1:] >= index[:-1]).all()) else index.argsort(stable=True)
-    return least, most, (starts, order)
+        return 0, -1, True
+    least, most = index.aminmax()
+    return int(least), int(most), bool((index[1:] >= index[:-1]).all())
 
 
 def _integers(name: str, what: str, values: Any) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.autograd import apply
 from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.kernels.native_segments import BY_INDEX
 from softmaxima.segments.arguments import prepared, value_of_segments
 from softmaxima.segments.grouping import Segments
 from softmaxima.segments.ragged import Operation, of_segments
@@ -106,4 +107,7 @@ def _operation(map: Map) -> Operation:
         forward, backward, _ = kernel.addresses
         return None if forward is None or backward is None else (forward, backward, theta)
 
-    return Operation(rows, kernels, sums=False, uses_scores=map.uses_scores)
+    own = map.kernel is not None and map.kernel.library is None
+    return Operation(
+        rows, kernels, sums=False, uses_scores=map.uses_scores, by_index=BY_INDEX.get(map.kernel.forward) if own and map.kernel else None
+    )

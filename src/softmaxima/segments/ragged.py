@@ -13,8 +13,11 @@ from torch import Tensor
 from softmaxima.core.routing import is_native
 from softmaxima.core.tracing import outside_compilers, transforming
 from softmaxima.kernels import native_segments
-from softmaxima.kernels.native_segments import Rows
+from softmaxima.kernels.native_segments import Kernels, Numbers
 from softmaxima.segments.grouping import Segments
+
+
+LONG = 2**20  # elements of a segment, or of a window, for which a thread by itself takes long
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,14 @@ class Operation:
         [..., 1], or [..., n] where it is one of weights.
     kernels(params): (address of the forward kernel, of the derivative, θ), None where there is none for them.
     uses_scores: whether the derivative needs the scores beside the value.
+    by_index: the kernel of `native_segments.BY_INDEX`, if there is one.
     """
 
     rows: Callable[[Tensor, Any, Tensor | None, Sequence[Any]], Tensor]
     kernels: Callable[[Sequence[Any]], tuple[int, int, Any] | None]
     sums: bool
     uses_scores: bool
+    by_index: str | None = None
     weighted: bool = False  # whether the first parameter has a number for each element
 
 
@@ -49,8 +54,11 @@ class _ByLibrary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         operation, kernels, segments, axis, mask, x, tau, *params = inputs
-        rows = _rows(operation, kernels, segments, axis, mask, x.ndim, tau)
-        value = native_segments.forward(x, axis, rows)
+        if _goes_by_index(operation, segments, x):
+            value = native_segments.by_index(operation.by_index, x, axis, segments.lay, Numbers(tau, mask, ()), operation.sums)
+        else:
+            of_rows = _of_rows(operation, kernels, mask, tau)
+            value = native_segments.by_rows(x, axis, segments.lay_of_rows, *of_rows)
         numbers = [v if isinstance(v, Tensor) else None for v in (tau, *params)]
         ctx.plain, ctx.given = inputs[:5], [None if isinstance(v, Tensor) else v for v in (tau, *params)]
         ctx.save_for_backward(x, None if operation.sums else value, *numbers)
@@ -67,9 +75,14 @@ class _ByLibrary(torch.autograd.Function):
         if g is None:
             return (None,) * (5 + len(needs))
         if not torch.is_grad_enabled() and not any(needs[1:]):
-            rows = _rows(operation, kernels, segments, axis, mask, x.ndim, given[0])
             scores = x if operation.uses_scores or operation.sums else None
-            return *(None,) * 5, native_segments.backward(x, axis, rows, g, value, scores), *(None,) * len(given)
+            if _goes_by_index(operation, segments, x):
+                own = Numbers(given[0], mask, ())
+                slope = native_segments.by_index_backward(operation.by_index, x, axis, segments.lay, own, g, value, scores)
+            else:
+                of_rows = _of_rows(operation, kernels, mask, given[0])
+                slope = native_segments.by_rows_backward(x, axis, segments.lay_of_rows, *of_rows, g, value, scores)
+            return *(None,) * 5, slope, *(None,) * len(given)
         inputs = [v for v, needed in zip((x, *given), needs, strict=True) if needed]
         with torch.enable_grad():
             value = by_rows(operation, segments, axis, x, given[0], mask, given[1:])
@@ -77,14 +90,14 @@ class _ByLibrary(torch.autograd.Function):
         return *(None,) * 5, *(next(found) if needed else None for needed in needs)
 
 
-def _rows(
-    operation: Operation, kernels: tuple[int, int, Any], segments: Segments, axis: int, mask: Tensor | None, ndim: int, tau: Any
-) -> Rows:
+def _goes_by_index(operation: Operation, segments: Segments, x: Tensor) -> bool:
+    """Whether there is a kernel by index; threads do not share a segment there, as they do a row."""
+    return operation.by_index is not None and x.dtype in native_segments.NARROW and segments.longest <= LONG
+
+
+def _of_rows(operation: Operation, kernels: tuple[int, int, Any], mask: Tensor | None, tau: Any) -> tuple[Numbers, Kernels]:
     forward, derivative, theta = kernels
-    wide = lambda v: v.unsqueeze(-1) if isinstance(v, Tensor) and v.ndim == ndim else v
-    return Rows(
-        segments.starts, segments.order, wide(tau), mask, [wide(v) for v in theta], forward, derivative, operation.sums
-    )
+    return Numbers(tau, mask, theta), Kernels(forward, derivative, operation.sums)
 
 
 def by_rows(

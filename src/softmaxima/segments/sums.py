@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_floating, check_scores, like_input
-from softmaxima.kernels.native_segments import address_of
+from softmaxima.kernels.native_segments import BY_INDEX, address_of
 from softmaxima.lse.log_mean_exp import row_log_mean_exp
 from softmaxima.lse.logsumexp import check_real, check_weights, row_logsumexp, row_signed_logsumexp
 from softmaxima.segments.arguments import prepared
@@ -100,6 +100,7 @@ def _sum(name: str, rows: Callable[[Tensor, Any, Tensor | None], Tensor]) -> Ope
         lambda params: (address_of(name), address_of("logsumexp_backward"), ()),
         sums=True,
         uses_scores=True,
+        by_index=BY_INDEX.get(name),
     )
 
 
