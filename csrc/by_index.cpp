@@ -2,9 +2,8 @@
 // exp(z) where all scores of a window are near 0, and their sums are in double. Doubles, whose sums need more than a double, and maps
 // with a threshold go by rows (segments.cpp).
 
-#include <algorithm>
-
 #include "exponential.h"
+#include "windows.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -29,22 +28,42 @@ struct Terms {
     }
 };
 
-// Segments [first, last), and the elements [begin, end) of them.
-struct Window {
-    int64_t outer, first, last, begin, end;
+// What the calling thread moves elements to.
+template <class T>
+struct Moved {
+    Array<T> x, p, g, out;
+    Array<uint8_t> mask;
+
+    static Moved& of_this_thread() {
+        static thread_local Moved moved;
+        return moved;
+    }
+
+    void release_if_large() {
+        for (Array<T>* array : {&x, &p, &g, &out}) array->release_if_large();
+        mask.release_if_large();
+    }
 };
 
+// Segments [first, last), and the elements [begin, end) of them.
+struct Window {
+    int64_t first, last, begin, end;
+};
+
+// One of the outer indices: arrays [elements, inner], those of segments [segments, inner].
 template <class T>
 struct ByIndex {
     const SoftmaximaIndexed& call;
-    const int64_t inner = call.inner;
-    const T *x = static_cast<const T*>(call.x), *p = static_cast<const T*>(call.p), *g = static_cast<const T*>(call.g);
-    T* out = static_cast<T*>(call.out);
+    int64_t inner;
+    const T *x, *p, *g;
+    const uint8_t* mask;
+    const double* taus;
+    T* out;
 
     int64_t scores(const Window& w) const { return (w.end - w.begin) * inner; }
     int64_t rows(const Window& w) const { return (w.last - w.first) * inner; }
-    int64_t first_score(const Window& w) const { return (w.outer * call.elements + w.begin) * inner; }
-    int64_t first_row(const Window& w) const { return (w.outer * call.segments + w.first) * inner; }
+    int64_t first_score(const Window& w) const { return w.begin * inner; }
+    int64_t first_row(const Window& w) const { return w.first * inner; }
 
     // Calls body(score, row), both numbered from those of the window.
     template <class Body>
@@ -83,26 +102,26 @@ struct ByIndex {
     const float* read(const Window& w, Terms& memory) const {
         const T* from = x + first_score(w);
         if constexpr (sizeof(T) == sizeof(float)) {
-            if (!call.mask) return from;
+            if (!mask) return from;
         }
         const int64_t count = scores(w);
         float* to = memory.x.at_least(count);
         if (!to) return nullptr;
-        const uint8_t* mask = call.mask ? call.mask + first_score(w) : nullptr;
         for (int64_t i = 0; i < count; ++i) to[i] = widen(from[i]);
-        for (int64_t i = 0; mask && i < count; ++i) to[i] = mask[i] ? to[i] : float(NOTHING);
+        const uint8_t* allowed = mask ? mask + first_score(w) : nullptr;
+        for (int64_t i = 0; allowed && i < count; ++i) to[i] = allowed[i] ? to[i] : float(NOTHING);
         return to;
     }
 
     // Whether all are so near 0 that exp needs no origin.
     bool are_near(const float* values, int64_t count) const {
-        if (call.taus || call.tau != 1.0) return false;
+        if (taus || call.tau != 1.0) return false;
         int far = 0;
         for (int64_t i = 0; i < count; ++i) far |= !(values[i] <= HEADROOM<float> && values[i] >= -DEPTH<float>);
         return !far;
     }
 
-    double tau_of(const Window& w, int64_t row) const { return call.taus ? call.taus[first_row(w) + row] : call.tau; }
+    double tau_of(const Window& w, int64_t row) const { return taus ? taus[first_row(w) + row] : call.tau; }
 
     // The largest score of each row, 0 where there is none, and 1/τ.
     bool find_tops(const Window& w, const float* values, Terms& memory) const {
@@ -228,14 +247,12 @@ struct ByIndex {
     }
 
     template <class Body>
-    bool for_each_window(const Body& body) const {
+    bool for_each_window(int team, const Body& body) const {
         const int64_t every = std::max<int64_t>(1, WINDOW / std::max<int64_t>(1, inner));
         const int64_t windows = call.starts ? std::max<int64_t>(1, (call.elements + every - 1) / every) : call.windows;
-        const int team = team_size(call.threads, NANOSECONDS * double(call.outer) * double(call.elements + call.segments) * double(inner));
-        return share_out<float>(call.outer * windows, team, [&](int64_t task, Scratch<float>&) {
+        return share_out<float>(windows, team, [&](int64_t window, Scratch<float>&) {
             Terms& memory = Terms::of_this_thread();
-            const int64_t window = task % windows;
-            Window w{task / windows, 0, 0, 0, 0};
+            Window w{};
             if (call.starts) {  // those that begin among these elements, and all at the end with the last
                 const int64_t *starts = call.starts, *end = starts + call.segments;
                 w.first = std::lower_bound(starts, end, window * every) - starts;
@@ -243,17 +260,57 @@ struct ByIndex {
                 w.begin = starts[w.first];
                 w.end = starts[w.last];
             } else {
-                w.first = minimum(window << call.shift, call.segments);
-                w.last = minimum((window + 1) << call.shift, call.segments);
-                w.begin = call.bounds[window];
-                w.end = call.bounds[window + 1];
+                w = {minimum(window << call.shift, call.segments), minimum((window + 1) << call.shift, call.segments), call.bounds[window],
+                     call.bounds[window + 1]};
             }
-            const bool done = w.first >= w.last || body(w, memory);
+            const bool done = w.first >= w.last || body(*this, w, memory);
             memory.release_if_large();
             return done;
         });
     }
 };
+
+// body(the segments, a window, memory) for all windows, of elements that are moved there and back. `sums` tells whether it gives one number a
+// segment, or takes g as such.
+template <class T, class Body>
+bool for_each_window(const SoftmaximaIndexed& call, bool sums, const Body& body) {
+    const int64_t size = call.elements * call.inner, rows = call.segments * call.inner;
+    const bool of_rows = sums && !call.g;
+    const int team = team_size(call.threads, NANOSECONDS * double(call.elements + call.segments) * double(call.inner));
+    Moved<T>& moved = Moved<T>::of_this_thread();
+    bool done = true;
+    const auto part = [](auto* array, int64_t begin) { return array ? array + begin : nullptr; };
+    for (int64_t outer = 0; outer < call.outer; ++outer) {
+        ByIndex<T> segments{call,
+                            call.inner,
+                            part(static_cast<const T*>(call.x), outer * size),
+                            part(static_cast<const T*>(call.p), outer * size),
+                            part(static_cast<const T*>(call.g), outer * (sums ? rows : size)),
+                            part(call.mask, outer * size),
+                            part(call.taus, outer * rows),
+                            static_cast<T*>(call.out) + outer * (of_rows ? rows : size)};
+        T* out = segments.out;
+        const auto move = [&](auto& array, auto*& from) {
+            if (!from) return;
+            auto* to = array.at_least(size);
+            done = to && done;
+            if (to) move_to(call.places, from, call.elements, call.inner, team, to);
+            from = to;
+        };
+        if (call.places) {
+            move(moved.x, segments.x);
+            move(moved.p, segments.p);
+            if (!sums) move(moved.g, segments.g);
+            move(moved.mask, segments.mask);
+            if (!of_rows) segments.out = moved.out.at_least(size);
+            if (!done || !segments.out) return false;
+        }
+        done = segments.for_each_window(team, body) && done;
+        if (segments.out != out) move_back(call.places, segments.out, call.elements, call.inner, team, out);
+    }
+    moved.release_if_large();
+    return done;
+}
 
 template <class Body>
 int with_narrow_dtype(int64_t dtype, const Body& body) {
@@ -268,15 +325,17 @@ int with_narrow_dtype(int64_t dtype, const Body& body) {
 
 int softmax_by_index(const SoftmaximaIndexed* call) {
     return with_narrow_dtype(call->dtype, [=](auto* type) {
-        const ByIndex<std::remove_pointer_t<decltype(type)>> segments{*call};
-        return segments.for_each_window([&](const Window& w, Terms& memory) { return call->g ? segments.softmax_backward(w, memory) : segments.softmax(w, memory); });
+        return for_each_window<std::remove_pointer_t<decltype(type)>>(*call, false, [=](const auto& segments, const Window& w, Terms& memory) {
+            return call->g ? segments.softmax_backward(w, memory) : segments.softmax(w, memory);
+        });
     });
 }
 
 int logsumexp_by_index(const SoftmaximaIndexed* call) {
     return with_narrow_dtype(call->dtype, [=](auto* type) {
-        const ByIndex<std::remove_pointer_t<decltype(type)>> segments{*call};
-        return segments.for_each_window([&](const Window& w, Terms& memory) { return call->g ? segments.logsumexp_backward(w, memory) : segments.logsumexp(w, memory); });
+        return for_each_window<std::remove_pointer_t<decltype(type)>>(*call, true, [=](const auto& segments, const Window& w, Terms& memory) {
+            return call->g ? segments.logsumexp_backward(w, memory) : segments.logsumexp(w, memory);
+        });
     });
 }
 

@@ -1,38 +1,29 @@
 // Which elements belong together: an index is looked at, and its elements are put in order of their segments.
-//
-// What is anywhere is moved in two steps. First by windows of segments, among whose elements order stays: of a few hundred places that are
-// written to one after the other the cache holds the lines, of a million it does not. What is left to do is within a window.
+// windows.h says how elements are moved there.
 
 #include <algorithm>
 
-#include "rows.h"
+#include "windows.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
 
 template <class V>
-void move(const SoftmaximaMove& call) {
-    const int64_t inner = call.inner, elements = call.elements;
-    const int team = team_size(call.threads, 2.0 * double(call.outer) * double(elements) * double(inner));
+void move_all(const SoftmaximaMove& call) {
+    const int64_t size = call.elements * call.inner;
+    const int team = team_size(call.threads, MOVE_NANOSECONDS * double(size));
+    const auto *from = static_cast<const V*>(call.source);
+    auto *to = static_cast<V*>(call.to);
     for (int64_t outer = 0; outer < call.outer; ++outer) {
-        const V* from = static_cast<const V*>(call.source) + outer * elements * inner;
-        V* to = static_cast<V*>(call.to) + outer * elements * inner;
-        const int32_t* places = call.places;
-        const bool back = call.back;
-#pragma omp parallel for num_threads(team)
-        for (int64_t k = 0; k < elements; ++k) {
-            const int64_t place = int64_t(places[k]), own = back ? place : k, target = back ? k : place;
-            if (inner == 1) {
-                to[target] = from[own];
-            } else {
-                std::copy_n(from + own * inner, inner, to + target * inner);
-            }
+        if (call.back) {
+            move_back(call.places, from + outer * size, call.elements, call.inner, team, to + outer * size);
+        } else {
+            move_to(call.places, from + outer * size, call.elements, call.inner, team, to + outer * size);
         }
     }
 }
 
 }  // namespace
-
 int index_range(const SoftmaximaIndex* call) {
     const int64_t *index = call->index, elements = call->elements;
     const int team = team_size(call->threads, double(elements));
@@ -118,10 +109,10 @@ int grouping(const SoftmaximaGrouping* call) {
 
 int move(const SoftmaximaMove* call) {
     switch (call->size) {
-        case 1: move<uint8_t>(*call); break;
-        case 2: move<uint16_t>(*call); break;
-        case 4: move<uint32_t>(*call); break;
-        default: move<uint64_t>(*call);
+        case 1: move_all<uint8_t>(*call); break;
+        case 2: move_all<uint16_t>(*call); break;
+        case 4: move_all<uint32_t>(*call); break;
+        default: move_all<uint64_t>(*call);
     }
     return 0;
 }

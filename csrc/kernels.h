@@ -260,8 +260,9 @@ struct SoftmaximaIndexed {
     int64_t dtype, outer, elements, inner, segments;
     int64_t threads;
     const int64_t* starts;   // [segments + 1], of elements in order; or null, and
-    const int32_t* numbers;  // as above
-    const int64_t* bounds;   // likewise
+    const int32_t* places;   // as above
+    const int32_t* numbers;  // likewise
+    const int64_t* bounds;
     int64_t windows, shift;
     const void* x;        // null for the derivative of softmax
     const uint8_t* mask;  // [outer, elements, inner]: 0 leaves a score out; may be null

@@ -271,6 +271,7 @@ class Indexed(NamedTuple):
     segments: int
     threads: int
     starts: int
+    places: int
     numbers: int
     bounds: int
     windows: int

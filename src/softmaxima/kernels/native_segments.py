@@ -161,6 +161,7 @@ def _by_index(name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, su
         tau, taus = one_per_row(_per_row(numbers.tau, like), _rows_of(like, axis, lay))
         fields = Indexed(
             **_places(like, axis, lay),
+            places=0 if windows is None else windows.places.data_ptr(),
             numbers=0 if windows is None else windows.numbers.data_ptr(),
             bounds=0 if windows is None else windows.bounds.data_ptr(),
             windows=0 if windows is None else len(windows.bounds) - 1,
@@ -175,7 +176,7 @@ def _by_index(name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, su
         )
         run(find_function(name), INDEXED(*fields))
 
-    return _in_places(like, axis, lay, numbers.mask, sums, arrays, call)
+    return _filled(like, axis, lay, numbers.mask, sums, arrays, call)
 
 
 def by_rows(x: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels) -> Tensor:
@@ -217,23 +218,28 @@ def _by_rows(like: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kerne
     return _in_places(like, axis, lay, numbers.mask, kernels.sums, arrays, call)
 
 
+def _filled(
+    like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
+) -> Tensor:
+    """What call(arrays, mask, out) writes: of `sums` out has segments, unless there is a g, which then has."""
+    shape = _shape_of_sums(like, axis, lay) if sums and "g" not in arrays else like.shape
+    out = torch.empty(shape, dtype=like.dtype, device="cpu")
+    if out.numel():
+        call(arrays, None if where is None else where.expand(like.shape).contiguous(), out)
+    return out
+
+
 def _in_places(
     like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
 ) -> Tensor:
-    """What call(arrays, mask, out) makes of arrays whose elements are at the places of the partition; of `sums` out, or g if there is
-    one, has segments."""
-    of_segments = sums and "g" not in arrays
-    out = torch.empty(_shape_of_sums(like, axis, lay) if of_segments else like.shape, dtype=like.dtype, device="cpu")
-    if out.numel() == 0:
-        return out
-    mask = None if where is None else where.expand(like.shape).contiguous()
-    if lay.partition is None:
-        call(arrays, mask, out)
-        return out
+    """The same of arrays whose elements are at the places of the partition."""
+    if lay.partition is None or like.numel() == 0:
+        return _filled(like, axis, lay, where, sums, arrays, call)
     move = functools.partial(_moved, axis=axis, places=lay.partition.places)
+    mask = None if where is None else move(where.expand(like.shape).contiguous())
     arrays = {name: array if array is None or (sums and name == "g") else move(array) for name, array in arrays.items()}
-    call(arrays, None if mask is None else move(mask), out)
-    return out if of_segments else move(out, back=True)
+    out = _filled(like, axis, lay, mask, sums, arrays, call)
+    return out if sums and "g" not in arrays else move(out, back=True)
 
 
 def _shape_of_sums(x: Tensor, axis: int, lay: Lay) -> tuple[int, ...]:
