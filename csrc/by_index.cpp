@@ -28,6 +28,12 @@ struct Terms {
     }
 };
 
+// Of nothing too, so that null says that there is no memory.
+template <class V>
+V* room(Array<V>& array, int64_t count) {
+    return array.at_least(count > 0 ? count : 1);
+}
+
 // What the calling thread moves elements to.
 template <class T>
 struct Moved {
@@ -105,7 +111,7 @@ struct ByIndex {
             if (!mask) return from;
         }
         const int64_t count = scores(w);
-        float* to = memory.x.at_least(count);
+        float* to = room(memory.x, count);
         if (!to) return nullptr;
         for (int64_t i = 0; i < count; ++i) to[i] = widen(from[i]);
         const uint8_t* allowed = mask ? mask + first_score(w) : nullptr;
@@ -126,8 +132,8 @@ struct ByIndex {
     // The largest score of each row, 0 where there is none, and 1/τ.
     bool find_tops(const Window& w, const float* values, Terms& memory) const {
         const int64_t count = rows(w);
-        float* tops = memory.tops.at_least(count);
-        double* scales = memory.scales.at_least(count);
+        float* tops = room(memory.tops, count);
+        double* scales = room(memory.scales, count);
         if (!tops || !scales) return false;
         std::fill_n(tops, count, float(NOTHING));
         each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) { tops[row] = values[score] > tops[row] ? values[score] : tops[row]; });
@@ -143,14 +149,14 @@ struct ByIndex {
     bool exponentials(const Window& w, Terms& memory) const {
         const int64_t count = scores(w);
         const float* values = read(w, memory);
-        float* terms = memory.high.at_least(count);
-        double* sums = memory.sums.at_least(rows(w));
+        float* terms = room(memory.high, count);
+        double* sums = room(memory.sums, rows(w));
         if (!values || !terms || !sums) return false;
         const Exponential<float> exp(Origin<float>{});
         if (are_near(values, count)) {
             for (int64_t i = 0; i < count; ++i) terms[i] = exp(values[i]);
         } else {
-            float* lows = memory.low.at_least(count);
+            float* lows = room(memory.low, count);
             if (!lows || !find_tops(w, values, memory)) return false;
             const float* tops = memory.tops.at_least(0);
             const double* scales = memory.scales.at_least(0);
@@ -178,7 +184,7 @@ struct ByIndex {
     // p (g − Σ p g)/τ, in double, which holds what is beyond T on the way; no g is read where p is 0.
     bool softmax_backward(const Window& w, Terms& memory) const {
         const T *own_p = p + first_score(w), *own_g = g + first_score(w);
-        double *means = memory.sums.at_least(rows(w)), *scales = memory.scales.at_least(rows(w));
+        double *means = room(memory.sums, rows(w)), *scales = room(memory.scales, rows(w));
         if (!means || !scales) return false;
         for (int64_t r = 0; r < rows(w); ++r) scales[r] = inverse(tau_of(w, r));
         add(w, means, [=](int64_t score) __attribute__((always_inline)) {
@@ -196,7 +202,7 @@ struct ByIndex {
     bool logsumexp(const Window& w, Terms& memory) const {
         const int64_t count = scores(w);
         const float* values = read(w, memory);
-        double *terms = memory.wide.at_least(count), *sums = memory.sums.at_least(rows(w));
+        double *terms = room(memory.wide, count), *sums = room(memory.sums, rows(w));
         if (!values || !terms || !sums) return false;
         const auto term = [=](int64_t score) __attribute__((always_inline)) { return terms[score]; };
         T* to = out + first_row(w);
@@ -214,7 +220,7 @@ struct ByIndex {
                 return true;
             }
         }
-        double* ties = memory.counts.at_least(rows(w));
+        double* ties = room(memory.counts, rows(w));
         if (!ties || !find_tops(w, values, memory)) return false;
         const float* tops = memory.tops.at_least(0);
         const double* scales = memory.scales.at_least(0);

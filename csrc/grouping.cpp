@@ -76,7 +76,7 @@ int grouping(const SoftmaximaGrouping* call) {
     const int64_t elements = call->elements, segments = call->segments;
     const int team = team_size(call->threads, 2.0 * double(elements));
     int64_t* starts = call->starts;
-    if (call->index) {
+    if (!call->numbers) {  // no window, nor any element
         const int64_t* index = call->index;
 #pragma omp parallel for num_threads(team)
         for (int64_t k = 0; k <= elements; ++k) {

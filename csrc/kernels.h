@@ -238,7 +238,7 @@ struct SoftmaximaPartition {
 struct SoftmaximaGrouping {
     int64_t elements, segments, windows, shift;
     int64_t threads;
-    const int64_t* index;    // [elements], in order; or null, and
+    const int64_t* index;    // [elements], in order, where numbers are null
     const int64_t* bounds;   // as above
     const int32_t* numbers;  // likewise
     int64_t* starts;         // [segments + 1]

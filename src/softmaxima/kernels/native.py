@@ -365,9 +365,7 @@ def _sum(name: str, x: Tensor, tau: float | Tensor, where: Tensor | None, wide: 
     return out, states
 
 
-def logsumexp_state(
-    x: Tensor, tau: float | Tensor, where: Tensor | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def logsumexp_state(x: Tensor, tau: float | Tensor, where: Tensor | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `interface.logsumexp_state` says of a tensor [..., n]."""
     rows, _, _kept = _read(x, tau, where)
     return interface.logsumexp_state(rows, tuple(x.shape[:-1]))

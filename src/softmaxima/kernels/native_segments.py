@@ -1,9 +1,10 @@
-"""Segments of scores by the native library: softmax and logsumexp in the order of an index, and any kernel on rows of one length."""
+"""Segments of scores by the native library: softmax and logsumexp in the order of an index, any kernel on rows of one length."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -224,6 +225,8 @@ def _filled(
     """What call(arrays, mask, out) writes: of `sums` out has segments, unless there is a g, which then has."""
     shape = _shape_of_sums(like, axis, lay) if sums and "g" not in arrays else like.shape
     out = torch.empty(shape, dtype=like.dtype, device="cpu")
+    if like.numel() == 0:
+        return out.fill_(-math.inf)  # sums of nothing
     if out.numel():
         call(arrays, None if where is None else where.expand(like.shape).contiguous(), out)
     return out

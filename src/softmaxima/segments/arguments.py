@@ -23,8 +23,8 @@ def prepared(
     if segments.elements != x.shape[axis]:
         what = "ptr ends at" if ptr is not None else "index has"
         raise ValueError(
-            f"{name}: {what} {segments.elements}, and scores of shape {tuple(x.shape)} have {x.shape[axis]} elements along dim {axis}; "
-            "there is one index for each"
+            f"{name}: {what} {segments.elements}, and scores of shape {tuple(x.shape)} have {x.shape[axis]} "
+            f"elements along dim {axis}; there is one index for each"
         )
     check_device(name, "index" if ptr is None else "ptr", segments.given, x)
     tau = value_of_segments(name, "temperature", temperature, x, axis, len(segments), *TEMPERATURE)
@@ -42,6 +42,7 @@ def value_of_segments(
     shape = tuple(segments if a == axis else size for a, size in enumerate(x.shape))
     if not broadcasts(tensor, shape):
         raise ValueError(
-            f"{name}: {what} must broadcast to {shape}, scores with one for each segment along dim {axis}, got shape {tuple(tensor.shape)}"
+            f"{name}: {what} must broadcast to {shape}, scores with one for each segment along dim "
+            f"{axis}, got shape {tuple(tensor.shape)}"
         )
     return tensor[(None,) * (x.ndim - tensor.ndim)]

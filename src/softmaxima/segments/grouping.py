@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_tensor
+from softmaxima.core.arguments import Array, as_tensor, check_values
 from softmaxima.core.numbers import check_int
 from softmaxima.core.routing import is_native
 from softmaxima.kernels import native_segments
@@ -51,8 +51,8 @@ class Segments:
     Raises:
         TypeError or ValueError for an index below 0 or beyond `num_segments`, and a ptr that falls.
 
-    Cost: one read of an index; the elements are put in order of their segments when that is first needed, which takes two reads of an
-    index that is in order, of another also two writes of E numbers.
+    Cost: one read of an index; the elements are put in order of their segments when that is first needed, which takes two reads of
+    an index that is in order, of another also two writes of E numbers.
 
     >>> import torch, softmaxima as sm
     >>> segments = sm.Segments(torch.tensor([1, 0, 1]), num_segments=3)
@@ -97,8 +97,8 @@ class Segments:
         if bool(falls.any()):
             place = int(falls.int().argmax())
             raise ValueError(
-                f"{name}: ptr must not fall, got {int(starts[place])} before {int(starts[place + 1])} at {place}; for the segment of "
-                "each element give index="
+                f"{name}: ptr must not fall, got {int(starts[place])} before {int(starts[place + 1])} at {place}; "
+                "for the segment of each element give index="
             )
         return cls._of(starts.contiguous())
 
@@ -131,7 +131,12 @@ class Segments:
     @functools.cached_property
     def partition(self) -> native_segments.Partition | None:
         """The elements by windows of segments, for kernels; None where they are in order, or there are no kernels."""
-        if self._numbers is None or self._in_order or not _is_native(self._numbers) or max(len(self), self.elements) > native_segments.MOST:
+        if (
+            self._numbers is None
+            or self._in_order
+            or not _is_native(self._numbers)
+            or max(len(self), self.elements) > native_segments.MOST
+        ):
             return None
         return native_segments.partition(self._numbers, len(self))
 
@@ -183,7 +188,9 @@ class Segments:
     def index(self) -> Tensor:
         """The segment of each element."""
         if self._numbers is None:
-            self._numbers = torch.arange(len(self), device=self.given.device).repeat_interleave(self.lengths, output_size=self.elements)
+            self._numbers = torch.arange(len(self), device=self.given.device).repeat_interleave(
+                self.lengths, output_size=self.elements
+            )
         return self._numbers
 
     @functools.cached_property
@@ -247,7 +254,7 @@ def _index_range(index: Tensor) -> tuple[int, int, bool]:
 
 
 def _integers(name: str, what: str, values: Any) -> Tensor:
-    numbers = as_tensor(name, what, values)
+    numbers = check_values(name, what, as_tensor(name, what, values))
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise TypeError(f"{name}: {what} must be integers, got {numbers.dtype}; call {what}.long()")
     if numbers.ndim != 1:

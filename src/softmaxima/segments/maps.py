@@ -9,9 +9,11 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.autograd import apply
 from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.tracing import outside_compilers
 from softmaxima.kernels.native_segments import BY_INDEX
 from softmaxima.segments.arguments import prepared, value_of_segments
 from softmaxima.segments.grouping import Segments
+from softmaxima.segments.nested import is_jagged, nested_like, segments_of_nested
 from softmaxima.segments.ragged import Operation, of_segments
 
 
@@ -27,13 +29,15 @@ def segment_softmax(
 ) -> Array:
     """The softmax of each segment of scores: p_e = exp(x_e/τ) / Σ_{f in e's segment} exp(x_f/τ).
 
-    What `torch_geometric.utils.softmax` is, exact and several times faster on a CPU. Arguments, errors and cost as for `segment_map`.
+    What `torch_geometric.utils.softmax` is, several times faster on a CPU. Arguments, errors and cost as for `segment_map`.
 
     >>> import torch, softmaxima as sm
     >>> sm.segment_softmax(torch.tensor([1.0, 0.0, 1.0, 5.0]), torch.tensor([0, 1, 0, 1]))
     tensor([0.5000, 0.0067, 0.5000, 0.9933])
     """
-    return _segment_map("segment_softmax", "softmax", x, index, num_segments, ptr, dim, temperature, where, {})
+    return outside_compilers(_segment_map, "a map of segments")(
+        "segment_softmax", "softmax", x, index, num_segments, ptr, dim, temperature, where, {}
+    )
 
 
 def segment_map(
@@ -48,11 +52,12 @@ def segment_map(
     where: Array | None = None,
     **params: Any,
 ) -> Array:
-    """A map of each segment of scores, p = map(x/τ) over those with the same index: of the neighbours of a node, of a ragged sequence.
+    """A map of each segment of scores, p = map(x/τ) over those with the same index, as neighbours of a node or a ragged sequence.
 
     Args:
         map: the name of a map (`"sparsemax"`), its function, or a `Map`.
-        x: scores, E of them along `dim`; every other axis has segments of its own.
+        x: scores, E of them along `dim`; every other axis has segments of its own. Or a jagged nested tensor [batch, ragged, …] of
+            torch, whose rows are the segments, without an index.
         index: integers [E], the segment of each score, in any order; or `Segments`, which are found once for many calls.
         num_segments: how many segments there are, which may be empty; by default one more than the largest index.
         ptr: in the place of an index, where segments of scores in order begin: ptr[0] = 0 ≤ … ≤ ptr[S] = E.
@@ -63,20 +68,25 @@ def segment_map(
         params: the map's parameters.
 
     Returns:
-        Probabilities of x's shape, array kind and dtype. A segment with nothing allowed has zeros; NaN stays in its segment.
+        Probabilities of x's shape, array kind and dtype, nested where x is. A segment with nothing allowed has zeros; NaN stays in
+        its segment.
 
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Derivatives of every order, as of the map. Cost: on a CPU the first derivative and the value are one read and one write of each
-    array beside those of the index; elsewhere, and for derivatives by τ, by parameters and of second order, scores are copied to
-    rows of a few lengths first, padded by an eighth at most.
+    Derivatives of every order, as of the map. Cost: on a CPU the value and the first derivative take a read of the index and each
+    array, and a write; those of an index out of order are moved to where its segments are, and back. Elsewhere, and for derivatives
+    by τ, by parameters and of second order, scores are copied to rows of a few lengths first, padded by an eighth at most. Under
+    torch.compile the graph breaks here. A dtype of less than 64 bits has sums in double, in the order of the index, whatever the
+    number of threads.
 
     >>> import torch, softmaxima as sm
     >>> sm.segment_map("sparsemax", torch.tensor([1.0, 0.0, 0.6, 5.0]), ptr=torch.tensor([0, 3, 3, 4]))
     tensor([0.7000, 0.0000, 0.3000, 1.0000])
     """
-    return _segment_map("segment_map", map, x, index, num_segments, ptr, dim, temperature, where, params)
+    return outside_compilers(_segment_map, "a map of segments")(
+        "segment_map", map, x, index, num_segments, ptr, dim, temperature, where, params
+    )
 
 
 def _segment_map(
@@ -84,6 +94,9 @@ def _segment_map(
 ) -> Any:
     found = find_map(map, name)
     values = found.complete(params)
+    if is_jagged(x):
+        own, segments = segments_of_nested(name, x, {"index": index, "num_segments": num_segments, "ptr": ptr}, dim)
+        return nested_like(x, _segment_map(name, map, own, segments, None, None, 0, temperature, where, params))
     scores = as_scores(name, x)
     segments, axis, tau, mask = prepared(name, scores, index, num_segments, ptr, dim, temperature, where)
     checked: list[Any] = []
@@ -92,7 +105,9 @@ def _segment_map(
         if parameter.gradient is None:
             checked.append(parameter.check(name, value))
         else:
-            checked.append(value_of_segments(name, parameter.name, value, scores, axis, len(segments), parameter.valid, parameter.domain))
+            checked.append(
+                value_of_segments(name, parameter.name, value, scores, axis, len(segments), parameter.valid, parameter.domain)
+            )
     return like_input(of_segments(_operation(found), segments, axis, scores, tau, mask, checked), x)
 
 
@@ -109,5 +124,9 @@ def _operation(map: Map) -> Operation:
 
     own = map.kernel is not None and map.kernel.library is None
     return Operation(
-        rows, kernels, sums=False, uses_scores=map.uses_scores, by_index=BY_INDEX.get(map.kernel.forward) if own and map.kernel else None
+        rows,
+        kernels,
+        sums=False,
+        uses_scores=map.uses_scores,
+        by_index=BY_INDEX.get(map.kernel.forward) if own and map.kernel else None,
     )

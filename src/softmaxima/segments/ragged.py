@@ -1,4 +1,4 @@
-"""What works on rows, of segments: by the native library as they lie, or by rows that are padded to few lengths, with all derivatives."""
+"""What works on rows, of segments: by the native library, or by rows that are padded to few lengths, with all derivatives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.routing import is_native
-from softmaxima.core.tracing import outside_compilers, transforming
+from softmaxima.core.tracing import transforming
 from softmaxima.kernels import native_segments
 from softmaxima.kernels.native_segments import Kernels, Numbers
 from softmaxima.segments.grouping import Segments
-
 
 LONG = 2**20  # elements of a segment, or of a window, for which a thread by itself takes long
 
@@ -44,8 +43,8 @@ def of_segments(
 ) -> Tensor:
     """The operation of each segment of x along `axis`; τ and parameters that are tensors have the segments there."""
     if not transforming() and is_native(x) and (kernels := operation.kernels(params)) is not None:
-        return outside_compilers(_ByLibrary.apply, "a map of segments")(operation, kernels, segments, axis, mask, x, tau, *params)
-    return outside_compilers(by_rows, "a map of segments")(operation, segments, axis, x, tau, mask, params)
+        return _ByLibrary.apply(operation, kernels, segments, axis, mask, x, tau, *params)
+    return by_rows(operation, segments, axis, x, tau, mask, params)
 
 
 class _ByLibrary(torch.autograd.Function):
@@ -105,13 +104,11 @@ def by_rows(
 ) -> Tensor:
     """The same by rows of a few lengths, padded where there are none."""
     last = lambda v: v.movedim(axis, -1) if isinstance(v, Tensor) and v.ndim else v
-    value = _padded(operation, segments, *(last(v) for v in (x, tau)), last(mask), [last(v) for v in params])
+    value = _padded(operation, segments, last(x), last(tau), last(mask), [last(v) for v in params])
     return value.movedim(-1, axis)
 
 
-def _padded(
-    operation: Operation, segments: Segments, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
-) -> Tensor:
+def _padded(operation: Operation, segments: Segments, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]) -> Tensor:
     table = segments.table
     sizes = [bucket.rows * bucket.width for bucket in table.buckets]
     counts = [bucket.rows for bucket in table.buckets]
@@ -143,8 +140,8 @@ def _padded(
 
 
 class _Move(torch.autograd.Function):
-    """x[..., there], and `fill` where `there` is beyond; the derivative moves `back`. Each number goes to one place at most, so that
-    nothing is added up, and results are the same in every run."""
+    """x[..., there], and `fill` where `there` is beyond; the derivative moves `back`. Each number goes to one place at most, so
+    that nothing is added up, and results are the same in every run."""
 
     generate_vmap_rule = True
 

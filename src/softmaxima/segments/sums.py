@@ -1,4 +1,4 @@
-"""Sums of exponentials over segments: `segment_logsumexp`, and `segment_log_mean_exp` without the logarithm of a segment's length."""
+"""Sums of exponentials over segments: `segment_logsumexp`, and `segment_log_mean_exp` without log of a segment's length."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_floating, check_scores, like_input
+from softmaxima.core.tracing import outside_compilers
 from softmaxima.kernels.native_segments import BY_INDEX, address_of
 from softmaxima.lse.log_mean_exp import row_log_mean_exp
 from softmaxima.lse.logsumexp import check_real, check_weights, row_logsumexp, row_signed_logsumexp
 from softmaxima.segments.arguments import prepared
 from softmaxima.segments.grouping import Segments
+from softmaxima.segments.nested import is_jagged, segments_of_nested
 from softmaxima.segments.ragged import Operation, of_segments
 
 
@@ -50,16 +52,9 @@ def segment_logsumexp(
     >>> sm.segment_logsumexp(torch.zeros(3), torch.tensor([0, 2, 2]))
     tensor([0.0000,   -inf, 0.6931])
     """
-    name = "segment_logsumexp"
-    scores = as_floating(name, x)
-    check_real(name, scores)
-    scores = check_scores(name, scores)
-    segments, axis, tau, mask = prepared(name, scores, index, num_segments, ptr, dim, temperature, where)
-    if weights is None:
-        return like_input(of_segments(LOGSUMEXP, segments, axis, scores, tau, mask, ()), x)
-    factors = check_weights(name, weights, scores)
-    check_real(name, factors)
-    return like_input(of_segments(WEIGHTED, segments, axis, scores, tau, mask, (factors.expand(scores.shape),)), x)
+    return outside_compilers(_segment_sum, "a sum of segments")(
+        "segment_logsumexp", LOGSUMEXP, x, index, num_segments, ptr, dim, weights, temperature, where
+    )
 
 
 def segment_log_mean_exp(
@@ -81,12 +76,35 @@ def segment_log_mean_exp(
     >>> sm.segment_log_mean_exp(torch.ones(3), torch.tensor([0, 2, 2]))
     tensor([1., -inf, 1.])
     """
-    name = "segment_log_mean_exp"
+    return outside_compilers(_segment_sum, "a sum of segments")(
+        "segment_log_mean_exp", LOG_MEAN_EXP, x, index, num_segments, ptr, dim, None, temperature, where
+    )
+
+
+def _segment_sum(
+    name: str,
+    operation: Operation,
+    x: Any,
+    index: Any,
+    num_segments: Any,
+    ptr: Any,
+    dim: Any,
+    weights: Any,
+    temperature: Any,
+    where: Any,
+) -> Any:
+    if is_jagged(x):
+        own, segments = segments_of_nested(name, x, {"index": index, "num_segments": num_segments, "ptr": ptr}, dim)
+        return _segment_sum(name, operation, own, segments, None, None, 0, weights, temperature, where)
     scores = as_floating(name, x)
     check_real(name, scores)
     scores = check_scores(name, scores)
     segments, axis, tau, mask = prepared(name, scores, index, num_segments, ptr, dim, temperature, where)
-    return like_input(of_segments(LOG_MEAN_EXP, segments, axis, scores, tau, mask, ()), x)
+    if weights is None:
+        return like_input(of_segments(operation, segments, axis, scores, tau, mask, ()), x)
+    factors = check_weights(name, weights, scores)
+    check_real(name, factors)
+    return like_input(of_segments(WEIGHTED, segments, axis, scores, tau, mask, (factors.expand(scores.shape),)), x)
 
 
 def _weighted(x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]) -> Tensor:
