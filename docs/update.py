@@ -7,6 +7,7 @@ bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.pn
 gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
+graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -45,6 +46,7 @@ import torch
 
 from softmaxima.bench import chunked
 from softmaxima.bench.attention import read as read_attention
+from softmaxima.bench.graph import read as read_graph
 from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
@@ -89,6 +91,7 @@ from softmaxima.report import estimators as estimators_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
+from softmaxima.report import graph as graph_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
 from softmaxima.report import temperature as temperature_report
@@ -211,6 +214,14 @@ def heads_blocks() -> Blocks:
     """The tables of the last benchmarks of heads."""
     found = [read_heads(ROOT / "benchmarks" / f"heads-{name}.json") for name in ("cpu", "cpu-bfloat16")]
     return {"bench-heads": heads_report.markdown(*found)}
+
+
+def graph_blocks() -> Blocks:
+    """Draw the times of the last benchmark of graphs, and give their table."""
+    benchmark = read_graph(ROOT / "benchmarks" / "graph-cpu.json")
+    draw(graph_report.picture(benchmark), DOCS / "graph.png")
+    picture = "![Nanoseconds an edge of ours and torch_geometric's, forward and both passes](graph.png)"
+    return {"bench-graph": f"{picture}\n\n{graph_report.markdown(benchmark)}"}
 
 
 def ranks_blocks() -> Blocks:
@@ -376,6 +387,7 @@ COMMANDS = {
     "attention": attention_blocks,
     "heads": heads_blocks,
     "ranks": ranks_blocks,
+    "graph": graph_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,
