@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from softmaxima import attn as attn
     from softmaxima import dask as dask
     from softmaxima import distributed as distributed
+    from softmaxima import graph as graph
     from softmaxima import heads as heads
     from softmaxima import losses as losses
     from softmaxima import lse as lse
@@ -85,7 +86,7 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed", "dask")  # rooms whose names are those of others, of which they are another form
+    _APART = ("distributed", "dask", "graph")  # rooms by their own names: other forms of what is here, and of other libraries
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

@@ -14,7 +14,6 @@ HOUSE = Path(softmaxima.__file__).parent
 # From the ground up. A file may import what is below it, and inside its own room what makes no circle.
 STOREYS = (
     "core.writing",
-    "core.extras",
     "core.numbers",
     "core.places",
     "core.error_free",

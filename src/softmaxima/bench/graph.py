@@ -1,7 +1,7 @@
 """Maps and sums over the edges of a graph: seconds beside those of torch_geometric, and of a copy of the scores.
 
-The graph is drawn: degrees of a power law, so that most nodes have few edges and some have thousands. All ways have turns in the same
-pass, so that what slows one slows all.
+The graph is drawn: degrees of a power law, so that most nodes have few edges and some have thousands. All ways have turns in the
+same pass, so that what slows one slows all.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ def bench_graph(
 
     Beside them: torch_geometric's softmax, and logsumexp of its scatter.
     """
-    from softmaxima.core.extras import missing
-
-    if (reason := missing("bench-graph", "torch_geometric", "graph")) is not None:
-        fail(reason)
+    try:
+        import softmaxima.graph  # noqa: F401 - which says what is missing
+    except ImportError as error:
+        fail(str(error))
     from softmaxima.bench.graph import EDGES, PASSES, TASKS, bench, write
     from softmaxima.core.numbers import check_choice, check_count
 

@@ -11,8 +11,8 @@ from softmaxima.report.markdown import table
 
 CAPTION = (
     "Seconds with Segments that were found before, and the time of each other way / that: the median over turns and their range. "
-    "index: ours of an index, which is looked at and put in order in each call. torch_geometric: its softmax, and logsumexp made of "
-    "its scatter; it has no sparsemax. copies: our time in copies of the scores."
+    "index: ours of an index, which is looked at and put in order in each call. torch_geometric: its softmax, and logsumexp made "
+    "of its scatter; it has no sparsemax. copies: our time in copies of the scores."
 )
 
 
