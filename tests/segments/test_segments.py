@@ -212,6 +212,34 @@ def test_derivatives_of_every_order_and_kind(case: Case):
         torch.testing.assert_close(second[own], expected, atol=1e-8, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "sparsemax", "taylor_softmax", "logsumexp"])
+def test_slopes_by_temperature_are_those_of_each_segment(name: str):
+    index, segments = graph(400, 30), 31  # of up to a hundred elements, some none
+    function = lambda x, tau: (
+        sm.segment_logsumexp(x, index, segments, temperature=tau)[lengths > 0]
+        if name == "logsumexp"
+        else sm.segment_map(name, x, index, segments, temperature=tau)
+    )
+    lengths = index.bincount(minlength=segments)
+    x = normal(400, 2) + 1000 * (name not in ("taylor_softmax", "logsumexp"))
+    for tau in (torch.tensor(0.7), torch.linspace(0.5, 2, segments).unsqueeze(-1), torch.tensor([[0.5, 1.5]])):
+        inputs = (x.clone().requires_grad_(), tau.double().requires_grad_())
+        value = function(*inputs)
+        g = normal(*value.shape, seed=1)
+        found = torch.autograd.grad(value, inputs, g)
+        wanted = torch.autograd.grad(function(*inputs), inputs, g, create_graph=True)  # by rows
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs.detach(), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_second_derivatives_of_long_segments_with_masks(name: str):
+    index, where = torch.arange(90) % 3, normal(90, 2, seed=2) > -2
+    x = normal(90, 2).requires_grad_()
+    for options in ({}, {"where": where}):
+        assert torch.autograd.gradgradcheck(lambda x, options=options: sm.segment_map(name, x, index, **options), x)
+
+
 def test_sums_and_weighted_sums_have_every_derivative():
     index = torch.tensor([0, 2, 0, 2, 1, 1, 4])
     x, weights = normal(7, 2).requires_grad_(), (normal(7, 2, seed=1).abs() + 0.1).requires_grad_()

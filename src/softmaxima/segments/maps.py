@@ -128,5 +128,6 @@ def _operation(map: Map) -> Operation:
         kernels,
         sums=False,
         uses_scores=map.uses_scores,
+        shift_invariant=map.properties.shift_invariant,
         by_index=BY_INDEX.get(map.kernel.forward) if own and map.kernel else None,
     )

@@ -27,6 +27,7 @@ class Operation:
         [..., 1], or [..., n] where it is one of weights.
     kernels(params): (address of the forward kernel, of the derivative, θ), None where there is none for them.
     uses_scores: whether the derivative needs the scores beside the value.
+    shift_invariant: whether it is the same of x + c.
     by_index: the kernel of `native_segments.BY_INDEX`, if there is one.
     """
 
@@ -34,6 +35,7 @@ class Operation:
     kernels: Callable[[Sequence[Any]], tuple[int, int, Any] | None]
     sums: bool
     uses_scores: bool
+    shift_invariant: bool = False
     by_index: str | None = None
     weighted: bool = False  # whether the first parameter has a number for each element
 
@@ -73,7 +75,9 @@ class _ByLibrary(torch.autograd.Function):
         needs = ctx.needs_input_grad[5:]
         if g is None:
             return (None,) * (5 + len(needs))
-        if not torch.is_grad_enabled() and not any(needs[1:]):
+        # Of a narrower dtype the slope by x has not the digits of that by τ.
+        by_tau = needs[1] and x.dtype in (torch.float32, torch.float64)
+        if not torch.is_grad_enabled() and not any(needs[2:]) and by_tau == needs[1]:
             scores = x if operation.uses_scores or operation.sums else None
             if _goes_by_index(operation, segments, x):
                 own = Numbers(given[0], mask, ())
@@ -81,12 +85,26 @@ class _ByLibrary(torch.autograd.Function):
             else:
                 of_rows = _of_rows(operation, kernels, mask, given[0])
                 slope = native_segments.by_rows_backward(x, axis, segments.lay_of_rows, *of_rows, g, value, scores)
-            return *(None,) * 5, slope, *(None,) * len(given)
+            of_tau = _slope_of_temperature(operation, segments, axis, x, given[0], slope) if by_tau else None
+            return *(None,) * 5, slope, of_tau, *(None,) * (len(given) - 1)
         inputs = [v for v, needed in zip((x, *given), needs, strict=True) if needed]
         with torch.enable_grad():
             value = by_rows(operation, segments, axis, x, given[0], mask, given[1:])
             found = iter(torch.autograd.grad(value, inputs, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
         return *(None,) * 5, *(next(found) if needed else None for needed in needs)
+
+
+def _slope_of_temperature(operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Tensor, slope: Tensor) -> Tensor:
+    """∂/∂τ = −⟨∂/∂x, x − A⟩/τ, A a segment's largest score, which keeps digits, where a shift by it changes nothing, else 0."""
+    used, index = slope != 0, segments.index
+    scores, shape = x.double().masked_fill(~used, 0.0), list(x.shape)
+    shape[axis] = len(segments)
+    if operation.shift_invariant:
+        each = index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
+        tops = scores.new_full(shape, -math.inf).scatter_reduce_(axis, each, scores.masked_fill(~used, -math.inf), "amax")
+        scores = scores - tops.masked_fill(~tops.isfinite(), 0.0).index_select(axis, index)
+    moved = scores.new_zeros(shape).index_add_(axis, index, scores.mul_(slope))
+    return -(moved / tau).sum_to_size(tau.shape).to(tau.dtype)
 
 
 def _goes_by_index(operation: Operation, segments: Segments, x: Tensor) -> bool:
@@ -129,7 +147,9 @@ def _padded(operation: Operation, segments: Segments, x: Tensor, tau: Any, mask:
     for i, (rows, width, padding) in enumerate(table.buckets):
         if width == 0 and not operation.sums:
             continue
-        where = padding if allowed is None else allowed[i].unflatten(-1, (rows, width))
+        # A mask has all axes of the scores.
+        padded = None if padding is None else padding[(None,) * (x.ndim - 1)]
+        where = padded if allowed is None else allowed[i].unflatten(-1, (rows, width))
         own = [*(cells[i].unflatten(-1, (rows, width)) for cells in weights), *(value[i] for value in values)]
         value = operation.rows(scores[i].unflatten(-1, (rows, width)), taus[i], where, own)
         results.append(value if operation.sums else value.flatten(-2))
