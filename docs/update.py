@@ -8,6 +8,7 @@ gpu          what `softmaxima bench --device cuda` and `bench-attention` left in
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
+neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -38,6 +39,7 @@ import subprocess
 import sys
 import tempfile
 from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds
+from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds, neighbours
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -92,6 +94,7 @@ from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import graph as graph_report
+from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
 from softmaxima.report import temperature as temperature_report
@@ -222,6 +225,24 @@ def graph_blocks() -> Blocks:
     draw(graph_report.picture(benchmark), DOCS / "graph.png")
     picture = "![Nanoseconds an edge of ours and torch_geometric's, forward and both passes](graph.png)"
     return {"bench-graph": f"{picture}\n\n{graph_report.markdown(benchmark)}"}
+
+
+def neighbours_blocks() -> Blocks:
+    """Train networks with every aggregation on every task, and show what they reach."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=len(neighbours.TASKS) * len(neighbours.names()))
+        found = neighbours.run(starting=lambda what: progress.update(task, advance=1, description=what))
+    neighbours.write(found, made_on(), DOCS / "graph-study.json")
+    return show_neighbours(found)
+
+
+def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
+    """The table and the picture of what networks reached."""
+    draw(neighbours_report.picture(found), DOCS / "graph-study.png")
+    picture = "![Accuracy of each aggregation on each task, with standard errors](graph-study.png)"
+    note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
+    said = neighbours_report.sentence(found)
+    return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
 
 
 def ranks_blocks() -> Blocks:
@@ -388,6 +409,7 @@ COMMANDS = {
     "heads": heads_blocks,
     "ranks": ranks_blocks,
     "graph": graph_blocks,
+    "neighbours": neighbours_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,
