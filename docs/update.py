@@ -38,8 +38,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,11 @@ from softmaxima.report import calibration as calibration_report
 from softmaxima.report import chunked as chunked_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
+from softmaxima.report import graph as graph_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
-from softmaxima.report import precision as precision_report
-from softmaxima.report import graph as graph_report
 from softmaxima.report import neighbours as neighbours_report
+from softmaxima.report import precision as precision_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
 from softmaxima.report import temperature as temperature_report

@@ -1,8 +1,8 @@
 """Which neighbours matter: attention over the edges of a graph that gives the others exactly nothing.
 
 Every node has 12 neighbours, of which three are marked, by a feature that all can see, and its target is the mean of what these
-three say. The truth is known: a weight of 1/3 for each marked neighbour and 0 for the others. A softmax comes near that as its scores
-grow, and never reaches it; sparsemax is there once the scores are far enough apart.
+three say. The truth is known: a weight of 1/3 for each marked neighbour and 0 for the others. A softmax comes near that as its
+scores grow, and never reaches it; sparsemax is there once the scores are far enough apart.
 
     python examples/graph_attention.py
 """

@@ -12,10 +12,11 @@ from softmaxima.experiments.neighbours import BASELINE, FEATURES, NODES, STEPS, 
 from softmaxima.report.markdown import table
 
 CAPTION = (
-    f"Accuracy in % on the half of the nodes that is tested, the mean over seeds ± its standard error, and below it the gain over {BASELINE} in "
-    "points, with an interval that holds at once with those of the column at 95 % (paired by seed; Bonferroni); ↑ and ↓ where it leaves out "
-    f"0. Two layers of 16 channels, {STEPS} steps of Adam, the step of the least validation loss. blocks: a stochastic block model; largest, "
-    f"sum: the class is what that aggregation says of neighbours; {NODES} nodes with {FEATURES} features, drawn anew for each seed."
+    "Accuracy in % on the half of the nodes that is tested, the mean over seeds ± its standard error, and below it the gain over "
+    f"{BASELINE} in points, with an interval that holds at once with those of the column at 95 % (paired by seed; Bonferroni); ↑ and "
+    f"↓ where it leaves out 0. Two layers of 16 channels, {STEPS} steps of Adam, the step of the least validation loss. blocks: a "
+    "stochastic block model; largest, sum: the class is what that aggregation says of neighbours; "
+    f"{NODES} nodes with {FEATURES} features, drawn anew for each seed."
 )
 
 
