@@ -47,8 +47,8 @@ def test_bench_graph_measures_and_writes(run: Run, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--edges", "0"], "bench-graph: edges must be"),
-        (["--tasks", "nonsense"], "bench-graph: tasks must be"),
+        (["--edges", "0"], "--edges must be"),
+        (["--tasks", "nonsense"], "--tasks must be"),
     ],
 )
 def test_wrong_options_are_told(arguments: list[str], message: str, run: Run):
