@@ -48,7 +48,7 @@ def test_bench_graph_measures_and_writes(run: Run, tmp_path: Path):
     ("arguments", "message"),
     [
         (["--edges", "0"], "--edges must be"),
-        (["--tasks", "nonsense"], "--tasks must be"),
+        (["--tasks", "nonsense"], "tasks must be"),
     ],
 )
 def test_wrong_options_are_told(arguments: list[str], message: str, run: Run):

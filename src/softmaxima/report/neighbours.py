@@ -13,10 +13,11 @@ from softmaxima.report.markdown import table
 
 CAPTION = (
     "Accuracy in % on the half of the nodes that is tested, the mean over seeds ± its standard error, and below it the gain over "
-    f"{BASELINE} in points, with an interval that holds at once with those of the column at 95 % (paired by seed; Bonferroni); ↑ "
-    f"and ↓ where it leaves out 0. Two layers of 16 channels, {STEPS} steps of Adam, the step of the least validation loss. blocks: a "
-    "stochastic block model; largest, sum: the class is what that aggregation says of neighbours; "
-    f"{NODES} nodes with {FEATURES} features, drawn anew for each seed."
+    f"{BASELINE} in points, with an interval that holds at once with those of the column at 95 % (paired by seed; Bonferroni); "
+    "↑ and ↓ where it leaves out 0. "
+    f"Two layers of 16 channels, {STEPS} steps of Adam, the step of the least validation loss. blocks: a stochastic block model; "
+    f"largest, sum: the class is what that aggregation says of neighbours; {NODES} nodes with {FEATURES} features, drawn anew for "
+    "each seed."
 )
 
 
