@@ -115,7 +115,7 @@ def aggregations() -> dict[str, Callable[[int], Any]]:
     """What makes the `aggr` of a layer of so many channels."""
     from softmaxima.graph import LogSumExpAggregation, MapAggregation
 
-    learnt = lambda: sm.Temperature(1.0, minimum=0.05, maximum=20.0)
+    learnt: Callable[[], Any] = lambda: sm.Temperature(1.0, minimum=0.05, maximum=20.0)
     return {
         BASELINE: lambda width: "mean",
         "sum": lambda width: "sum",

@@ -14,7 +14,7 @@ from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_flag
 from softmaxima.graph.neighbours import held_map, over_neighbours, segments_of
 from softmaxima.maps import MapModule
-from softmaxima.segments import segment_log_mean_exp, segment_logsumexp
+from softmaxima.segments import segment_log_mean_exp, segment_logsumexp, segment_map
 
 
 class LogSumExpAggregation(Aggregation):
@@ -57,7 +57,6 @@ class LogSumExpAggregation(Aggregation):
         else:
             self.temperature = held
         self.gate = gate
-        self.weigh = None if gate is None else held_map("softmax")
 
     def forward(
         self,
@@ -72,8 +71,11 @@ class LogSumExpAggregation(Aggregation):
         segments = segments_of(index, ptr, dim_size)
         tau = self.temperature() if isinstance(self.temperature, nn.Module) else self.temperature
         if self.gate is not None:
-            weights = over_neighbours(self.weigh, self.gate(x), segments, dim)  # type: ignore[arg-type]
-            value = segment_logsumexp(x, segments, dim=dim, temperature=tau, weights=weights)
+            # Weights that are a softmax have a logarithm, and Σ w exp(z) is Σ exp(z + log w).
+            log_weights = segment_map("log_softmax", self.gate(x), segments, dim=dim)
+            of_nodes = isinstance(tau, Tensor) and tau.ndim == x.ndim and tau.shape[dim] > 1
+            own = tau.index_select(dim, segments.index) if of_nodes else tau
+            value = segment_logsumexp(x / own + log_weights, segments, dim=dim)
         else:
             value = (segment_log_mean_exp if self.normalise else segment_logsumexp)(x, segments, dim=dim, temperature=tau)
         # Where nothing is, so is its slope.
