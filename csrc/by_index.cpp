@@ -8,8 +8,8 @@
 namespace SOFTMAXIMA_ISA {
 namespace {
 
-constexpr int64_t WINDOW = 4096;      // scores that are worked on at a time
-constexpr double NANOSECONDS = 4;     // that a score takes, roughly
+constexpr int64_t WINDOW = 4096;       // scores that are worked on at a time
+constexpr double NANOSECONDS = 4;      // that a score takes, roughly
 constexpr double NEAR_ZERO = 0x1p-20;  // a logarithm of a sum below it has lost digits
 
 // What a thread works in.
@@ -246,9 +246,8 @@ struct ByIndex {
         double* sums = memory.sums.at_least(0);
         for (int64_t r = 0; r < rows(w); ++r) sums[r] = double(widen(g[first_row(w) + r])) / sums[r] * inverse(tau_of(w, r));
         T* to = out + first_score(w);
-        each(w, [&](int64_t score, int64_t row) __attribute__((always_inline)) {
-            put_any(terms[score] == 0 ? 0.0 : double(terms[score]) * sums[row], to[score]);
-        });
+        each(w, [&](int64_t score, int64_t row)
+                    __attribute__((always_inline)) { put_any(terms[score] == 0 ? 0.0 : double(terms[score]) * sums[row], to[score]); });
         return true;
     }
 

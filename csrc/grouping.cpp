@@ -12,8 +12,8 @@ template <class V>
 void move_all(const SoftmaximaMove& call) {
     const int64_t size = call.elements * call.inner;
     const int team = team_size(call.threads, MOVE_NANOSECONDS * double(size));
-    const auto *from = static_cast<const V*>(call.source);
-    auto *to = static_cast<V*>(call.to);
+    const auto* from = static_cast<const V*>(call.source);
+    auto* to = static_cast<V*>(call.to);
     for (int64_t outer = 0; outer < call.outer; ++outer) {
         if (call.back) {
             move_back(call.places, from + outer * size, call.elements, call.inner, team, to + outer * size);

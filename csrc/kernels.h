@@ -201,20 +201,20 @@ struct SoftmaximaLinearBackward {
 struct SoftmaximaSegments {
     int64_t dtype, outer, elements, inner, segments;
     int64_t threads;
-    const int64_t* starts;  // [segments + 1]
-    const int64_t* order;   // [elements]; null where each k stands at k
-    const void* x;          // null where `derivative` does without
-    const uint8_t* mask;    // [outer, elements, inner]: 0 leaves a score out; may be null
-    double tau;             // τ of all, or
-    const double* taus;     // of each row
-    const double* theta;    // of the map, as in SoftmaximaRows
-    int64_t distance;       // from that of one row to the next
-    int64_t sums;           // whether `forward` gives one number a row, as logsumexp does
-    const void* forward;    // a kernel of SoftmaximaForward
+    const int64_t* starts;   // [segments + 1]
+    const int64_t* order;    // [elements]; null where each k stands at k
+    const void* x;           // null where `derivative` does without
+    const uint8_t* mask;     // [outer, elements, inner]: 0 leaves a score out; may be null
+    double tau;              // τ of all, or
+    const double* taus;      // of each row
+    const double* theta;     // of the map, as in SoftmaximaRows
+    int64_t distance;        // from that of one row to the next
+    int64_t sums;            // whether `forward` gives one number a row, as logsumexp does
+    const void* forward;     // a kernel of SoftmaximaForward
     const void* derivative;  // a kernel of SoftmaximaBackward: of sums with the states that `forward` leaves, else with p
-    const void* p;          // [outer, elements, inner], of maps
-    const void* g;          // [outer, elements, inner]; of sums [outer, segments, inner]
-    void* out;              // [outer, elements, inner]; of sums without g [outer, segments, inner]
+    const void* p;           // [outer, elements, inner], of maps
+    const void* g;           // [outer, elements, inner]; of sums [outer, segments, inner]
+    void* out;               // [outer, elements, inner]; of sums without g [outer, segments, inner]
 };
 
 // What an index says of itself.

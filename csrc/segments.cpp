@@ -123,9 +123,8 @@ struct Segments {
         if (call.theta && call.distance) {
             double* theta = memory.theta.at_least(rows * call.distance);
             if (!theta) return false;
-            for_rows(outer, segments, count, [&](int64_t row, int64_t own) {
-                std::copy_n(call.theta + row * call.distance, call.distance, theta + own * call.distance);
-            });
+            for_rows(outer, segments, count,
+                     [&](int64_t row, int64_t own) { std::copy_n(call.theta + row * call.distance, call.distance, theta + own * call.distance); });
             described.theta = theta;
         }
 
