@@ -195,6 +195,84 @@ struct SoftmaximaLinearBackward {
     void* bias_grad;          // [classes]
 };
 
+// Scores [outer, elements, inner] whose elements are in segments of any lengths: those of segment s stand, in order, at order[k] for k
+// from starts[s] to starts[s + 1]. Each segment of each outer and inner index is a row of `forward` or `derivative`; numbers of a row are
+// [outer, segments, inner]. Without g, out is what `forward` returns; with g, what `derivative` does.
+struct SoftmaximaSegments {
+    int64_t dtype, outer, elements, inner, segments;
+    int64_t threads;
+    const int64_t* starts;   // [segments + 1]
+    const int64_t* order;    // [elements]; null where each k stands at k
+    const void* x;           // null where `derivative` does without
+    const uint8_t* mask;     // [outer, elements, inner]: 0 leaves a score out; may be null
+    double tau;              // τ of all, or
+    const double* taus;      // of each row
+    const double* theta;     // of the map, as in SoftmaximaRows
+    int64_t distance;        // from that of one row to the next
+    int64_t sums;            // whether `forward` gives one number a row, as logsumexp does
+    const void* forward;     // a kernel of SoftmaximaForward
+    const void* derivative;  // a kernel of SoftmaximaBackward: of sums with the states that `forward` leaves, else with p
+    const void* p;           // [outer, elements, inner], of maps
+    const void* g;           // [outer, elements, inner]; of sums [outer, segments, inner]
+    void* out;               // [outer, elements, inner]; of sums without g [outer, segments, inner]
+};
+
+// What an index says of itself.
+struct SoftmaximaIndex {
+    int64_t elements, threads;
+    const int64_t* index;
+    int64_t* found;  // [3]: the smallest number, the largest, and whether they are in order
+};
+
+// Segments of an index in any order are in windows, 2^shift of them each: the elements of a window stand together, in their order.
+struct SoftmaximaPartition {
+    int64_t elements, windows, shift;
+    int64_t threads;
+    const int64_t* index;  // [elements]: the segment of each
+    int64_t* bounds;       // [windows + 1]: where windows begin
+    int32_t* places;       // [elements]: where each goes
+    int32_t* numbers;      // [elements]: the segment of what stands at each place
+};
+
+// The elements of each segment, in order, of an index that is in order or of its windows: starts and order as above.
+struct SoftmaximaGrouping {
+    int64_t elements, segments, windows, shift;
+    int64_t threads;
+    const int64_t* index;    // [elements], in order, where numbers are null
+    const int64_t* bounds;   // as above
+    const int32_t* numbers;  // likewise
+    int64_t* starts;         // [segments + 1]
+    int64_t* order;          // [elements]; null where the index is in order
+};
+
+// to[places[k]] = source[k] of the elements k of arrays [outer, elements, inner], or to[k] = source[places[k]] where `back`.
+struct SoftmaximaMove {
+    int64_t size;  // of a number, in bytes
+    int64_t outer, elements, inner;
+    int64_t threads, back;
+    const int32_t* places;
+    const void* source;
+    void* to;
+};
+
+// softmax or logsumexp of segments, of dtype 1 to 3, or, where g is given, its derivative.
+struct SoftmaximaIndexed {
+    int64_t dtype, outer, elements, inner, segments;
+    int64_t threads;
+    const int64_t* starts;   // [segments + 1], of elements in order; or null, and
+    const int32_t* places;   // as above
+    const int32_t* numbers;  // likewise
+    const int64_t* bounds;
+    int64_t windows, shift;
+    const void* x;        // null for the derivative of softmax
+    const uint8_t* mask;  // [outer, elements, inner]: 0 leaves a score out; may be null
+    double tau;           // τ of all, or
+    const double* taus;   // [outer, segments, inner]
+    const void* p;        // [outer, elements, inner]: what softmax was, for its derivative
+    const void* g;        // [outer, elements, inner]; of logsumexp [outer, segments, inner]
+    void* out;            // [outer, elements, inner]; logsumexp itself is [outer, segments, inner]
+};
+
 // log(e^x + e^y) over n pairs, or, where g is given, its gradients.
 struct SoftmaximaPairs {
     int64_t dtype, n, threads;

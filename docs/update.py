@@ -7,6 +7,8 @@ bench        what `softmaxima bench` left in benchmarks/cpu*.json; docs/bench.pn
 gpu          what `softmaxima bench --device cuda` and `bench-attention` left in benchmarks/*gpu.json; tables
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
+graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
+neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -36,6 +38,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,12 +48,13 @@ import torch
 
 from softmaxima.bench import chunked
 from softmaxima.bench.attention import read as read_attention
+from softmaxima.bench.graph import read as read_graph
 from softmaxima.bench.heads import read as read_heads
 from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds
+from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds, neighbours
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -86,8 +90,10 @@ from softmaxima.report import calibration as calibration_report
 from softmaxima.report import chunked as chunked_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
+from softmaxima.report import graph as graph_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
+from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
@@ -211,6 +217,32 @@ def heads_blocks() -> Blocks:
     """The tables of the last benchmarks of heads."""
     found = [read_heads(ROOT / "benchmarks" / f"heads-{name}.json") for name in ("cpu", "cpu-bfloat16")]
     return {"bench-heads": heads_report.markdown(*found)}
+
+
+def graph_blocks() -> Blocks:
+    """Draw the times of the last benchmark of graphs, and give their table."""
+    benchmark = read_graph(ROOT / "benchmarks" / "graph-cpu.json")
+    draw(graph_report.picture(benchmark), DOCS / "graph.png")
+    picture = "![Nanoseconds an edge of ours and torch_geometric's, forward and both passes](graph.png)"
+    return {"bench-graph": f"{picture}\n\n{graph_report.markdown(benchmark)}"}
+
+
+def neighbours_blocks() -> Blocks:
+    """Train networks with every aggregation on every task, and show what they reach."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=len(neighbours.TASKS) * len(neighbours.names()))
+        found = neighbours.run(starting=lambda what: progress.update(task, advance=1, description=what))
+    neighbours.write(found, made_on(), DOCS / "graph-study.json")
+    return show_neighbours(found)
+
+
+def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
+    """The table and the picture of what networks reached."""
+    draw(neighbours_report.picture(found), DOCS / "graph-study.png")
+    picture = "![Accuracy of each aggregation on each task, with standard errors](graph-study.png)"
+    note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
+    said = neighbours_report.sentence(found)
+    return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
 
 
 def ranks_blocks() -> Blocks:
@@ -376,6 +408,8 @@ COMMANDS = {
     "attention": attention_blocks,
     "heads": heads_blocks,
     "ranks": ranks_blocks,
+    "graph": graph_blocks,
+    "neighbours": neighbours_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

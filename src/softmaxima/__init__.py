@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from softmaxima import attn as attn
     from softmaxima import dask as dask
     from softmaxima import distributed as distributed
+    from softmaxima import graph as graph
     from softmaxima import heads as heads
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
     from softmaxima import sampling as sampling
+    from softmaxima import segments as segments
     from softmaxima import streams as streams
     from softmaxima import temperature as temperature
     from softmaxima.attn import *
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from softmaxima.lse import *
     from softmaxima.maps import *
     from softmaxima.sampling import *
+    from softmaxima.segments import *
     from softmaxima.streams import *
     from softmaxima.temperature import *
 else:
@@ -74,6 +77,7 @@ else:
             TopClasses Tree UniformSampler UnigramSampler in_batch_softmax_loss linear_loss margin_softmax_loss
             noise_contrastive_loss sampled_softmax_loss
         """,
+        "segments": "Segments segment_log_mean_exp segment_logsumexp segment_map segment_softmax",
         "attn": "AttentionInParts MultiheadAttention attention attention_in_parts linear_attention merge_attention",
         "sampling": """
             GumbelSoftmax OrderedDraw Relax expectation gumbel_max gumbel_softmax gumbel_top_k perturbed_argmax
@@ -82,7 +86,7 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed", "dask")  # rooms whose names are those of others, of which they are another form
+    _APART = ("distributed", "dask", "graph")  # rooms by their own names: other forms of what is here, and of other libraries
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

@@ -36,6 +36,7 @@ STOREYS = (
     "kernels.native",
     "kernels.attention",
     "kernels.native_attention",
+    "kernels.native_segments",
     "kernels.triton",
     "kernels.devices",
     "kernels.operations",

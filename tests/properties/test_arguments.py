@@ -102,6 +102,7 @@ COMPLETED = {
     "noise_contrastive_loss": {"samples": 2, "sampler": "uniform"},
     "adaptive_logsumexp": {"around": 1.0},
     "median_of_means_logsumexp": {"shuffle": True, "generator": 0},
+    **{name: {"index": torch.tensor([0, 1])} for name in vars(sm)["_ROOMS"]["segments"].split() if name[0].islower()},
     **{name: {"generator": 0} for name in vars(sm)["_ROOMS"]["sampling"].split() if name[0].islower() and name not in NO_GENERATOR},
 }
 INSTEAD = {"p": "k", "between": "around"}
@@ -131,6 +132,7 @@ EXAMPLES = {
     "vdim": 6,
     "samples": 2,
     "minimum": 0.1,
+    "num_segments": 3,
 }
 CALLED = {"axis": "dim", "temperatures": "temperature"}  # as what
 NO_NUMBER = {
@@ -510,7 +512,8 @@ def of_tensors() -> Iterator[Any]:
             yield pytest.param(name, function, given, id=name)
 
 
-NEEDS_VALUES = {"bounds", "calibrate_scaling", "calibrate_temperature", "reliability"}
+SEGMENTS = {name for name in vars(sm)["_ROOMS"]["segments"].split() if name[0].islower()}
+NEEDS_VALUES = {"bounds", "calibrate_scaling", "calibrate_temperature", "reliability"} | SEGMENTS
 
 
 @pytest.mark.parametrize(("name", "function", "given"), list(of_tensors()))

@@ -128,3 +128,12 @@ def test_a_shared_sequence_is_recalled_and_balanced_places_have_the_same_work():
     first, last, again, same = (float(error) for error in re.findall(r"([0-9.]+) at (?:first|last)", out))
     assert first == again > 10 * last
     assert last == pytest.approx(same, rel=1e-3)
+
+
+def test_sparse_attention_over_neighbours_gives_the_others_nothing():
+    attend = example("graph_attention")["attend"]
+    soft, sparse = attend("softmax", 0, 200), attend("sparsemax", 0, 200)
+    assert soft["left out"] == 0
+    assert sparse["left out"] > 0.9
+    assert sparse["error"] < 0.5 * soft["error"]
+    assert abs(sparse["weight of a marked one"] - 1 / 3) < 0.01

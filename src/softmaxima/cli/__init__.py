@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from softmaxima.cli.bench import bench
 from softmaxima.cli.bench_attention import bench_attention
+from softmaxima.cli.bench_graph import bench_graph
 from softmaxima.cli.bench_heads import bench_heads
 from softmaxima.cli.bench_ranks import bench_ranks
 from softmaxima.cli.calibrate import calibrate
@@ -41,7 +42,7 @@ app = App(
 COMPARISONS = (compare, compare_attention, compare_heads, compare_estimators)
 COMMANDS = {
     command.__name__.replace("_", "-"): command
-    for command in (*COMPARISONS, predict, calibrate, bench, bench_attention, bench_heads, bench_ranks, lse)
+    for command in (*COMPARISONS, predict, calibrate, bench, bench_attention, bench_heads, bench_ranks, bench_graph, lse)
 }
 for command in COMMANDS.values():
     app.command(command)

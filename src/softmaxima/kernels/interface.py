@@ -197,6 +197,94 @@ class LinearBackward(NamedTuple):
     bias_grad: int
 
 
+class Segments(NamedTuple):
+    dtype: int
+    outer: int
+    elements: int
+    inner: int
+    segments: int
+    threads: int
+    starts: int
+    order: int
+    x: int
+    mask: int
+    tau: float
+    taus: int
+    theta: int
+    distance: int
+    sums: int
+    forward: int
+    derivative: int
+    p: int
+    g: int
+    out: int
+
+
+class Index(NamedTuple):
+    elements: int
+    threads: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    found: int
+
+
+class Partition(NamedTuple):
+    elements: int
+    windows: int
+    shift: int
+    threads: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    bounds: int
+    places: int
+    numbers: int
+
+
+class Grouping(NamedTuple):
+    elements: int
+    segments: int
+    windows: int
+    shift: int
+    threads: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    bounds: int
+    numbers: int
+    starts: int
+    order: int
+
+
+class Move(NamedTuple):
+    size: int
+    outer: int
+    elements: int
+    inner: int
+    threads: int
+    back: int
+    places: int
+    source: int
+    to: int
+
+
+class Indexed(NamedTuple):
+    dtype: int
+    outer: int
+    elements: int
+    inner: int
+    segments: int
+    threads: int
+    starts: int
+    places: int
+    numbers: int
+    bounds: int
+    windows: int
+    shift: int
+    x: int
+    mask: int
+    tau: float
+    taus: int
+    p: int
+    g: int
+    out: int
+
+
 class Pairs(NamedTuple):
     dtype: int
     n: int
@@ -226,6 +314,8 @@ LOSS, GIVEN_LOSS = _packer(Rows, Loss, Margin), _packer(Rows, Loss, Margin, Give
 WEIGHTED, QUANTIZED, PAIRS, ELEMENTWISE = _packer(Rows, Weighted), _packer(Quantized), _packer(Pairs), _packer(Elementwise)
 GAPS, KEPT = _packer(Rows, Gaps), _packer(Rows, Kept)
 LINEAR, LINEAR_BACKWARD = _packer(Linear), _packer(Linear, LinearBackward)
+SEGMENTS, INDEXED, INDEX, PARTITION = _packer(Segments), _packer(Indexed), _packer(Index), _packer(Partition)
+GROUPING, MOVE = _packer(Grouping), _packer(Move)
 ATTENTION, ATTENTION_BACKWARD = _packer(*[Matrices] * 5, Attention), _packer(*[Matrices] * 5, Attention, AttentionBackward)
 
 

@@ -60,11 +60,11 @@ def log_mean_exp(
     """
     rows, tau, mask, _, shape = prepare("log_mean_exp", x, dim, keepdim, where, temperature)
     check_real("log_mean_exp", rows)
-    return like_input(_row_log_mean_exp(rows, tau, mask).reshape(shape), x)
+    return like_input(row_log_mean_exp(rows, tau, mask).reshape(shape), x)
 
 
-def _row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
-    """[..., n] → [...] in x's dtype."""
+def row_log_mean_exp(x: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
+    """That of each row [..., n] → [...] in x's dtype, differentiable."""
     if sizes(x)[-1] == 0:
         return x.sum(-1) - math.inf
     composite = partial(_careful, tau=tau, where=where)

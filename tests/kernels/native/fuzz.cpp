@@ -72,6 +72,12 @@ struct Kernels {
     std::vector<Kernel<SoftmaximaElementwise>> elementwise;
     std::vector<Kernel<SoftmaximaLinear>> linear;
     std::vector<Kernel<SoftmaximaLinearBackward>> linear_backward;
+    std::vector<Kernel<SoftmaximaIndex>> index;
+    std::vector<Kernel<SoftmaximaPartition>> partition;
+    std::vector<Kernel<SoftmaximaGrouping>> grouping;
+    std::vector<Kernel<SoftmaximaMove>> move;
+    std::vector<Kernel<SoftmaximaIndexed>> indexed;
+    std::vector<Kernel<SoftmaximaSegments>> segments;
     std::vector<Kernel<SoftmaximaAttention>> attention;
     std::vector<Kernel<SoftmaximaAttentionBackward>> attention_backward;
 
@@ -88,6 +94,12 @@ struct Kernels {
     void add(const char* name, int (*run)(const SoftmaximaElementwise*)) { elementwise.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLinear*)) { linear.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaLinearBackward*)) { linear_backward.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaIndex*)) { index.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaPartition*)) { partition.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaGrouping*)) { grouping.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaMove*)) { move.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaIndexed*)) { indexed.push_back({name, run}); }
+    void add(const char* name, int (*run)(const SoftmaximaSegments*)) { segments.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaAttention*)) { attention.push_back({name, run}); }
     void add(const char* name, int (*run)(const SoftmaximaAttentionBackward*)) { attention_backward.push_back({name, run}); }
 };
@@ -732,6 +744,168 @@ void call_linear_backward(const Kernel<SoftmaximaLinearBackward>& kernel) {
     });
 }
 
+// Scores [outer, elements, inner] in segments: an index, found, moved to windows and put in order as the library does it.
+struct SegmentsProblem {
+    Problem rows = dense();
+    int64_t segments = choose<int64_t>({1, 2, 7, 100, 3000}), shift = below(4), windows = ((segments - 1) >> shift) + 1;
+    std::vector<int64_t> index, bounds, starts, order;
+    std::vector<int32_t> places, numbers;
+    bool in_order = true;
+
+    static Problem dense() {
+        Problem problem(chance(0.05));
+        while (!problem.contiguous() || !problem.blocks.empty() || problem.outer == 0) problem = Problem(false);
+        problem.taus.clear();
+        return problem;
+    }
+
+    explicit SegmentsProblem(const Kernels& kernels) {
+        index.resize(size_t(rows.n));
+        for (int64_t& each : index) each = below(1 + below(segments));
+        if (chance(0.4)) std::sort(index.begin(), index.end());
+        in_order = std::is_sorted(index.begin(), index.end());
+        std::vector<Bytes> found(1, Bytes(24));
+        twice("index_range", rows, found, [&](int64_t threads) {
+            const SoftmaximaIndex call = {rows.n, threads, index.data(), reinterpret_cast<int64_t*>(found[0].data())};
+            return kernels.index[0].run(&call);
+        });
+        int64_t said[3];
+        std::memcpy(said, found[0].data(), 24);
+        if (said[0] != *std::min_element(index.begin(), index.end()) || said[1] != *std::max_element(index.begin(), index.end()) || said[2] != in_order)
+            fail("index_range", rows, "misreads the index");
+        if (!in_order) partition(kernels);
+        group(kernels);
+        if (chance(0.3)) {
+            rows.taus.resize(size_t(rows.outer * segments * rows.inner));
+            for (double& each : rows.taus) each = std::exp(normal());
+        }
+    }
+
+    int64_t row_count() const { return rows.outer * segments * rows.inner; }
+
+    void partition(const Kernels& kernels) {
+        bounds.resize(size_t(windows + 1));
+        places.resize(size_t(rows.n));
+        numbers.resize(size_t(rows.n));
+        const SoftmaximaPartition call = {rows.n, windows, shift, choose<int64_t>({1, 3}), index.data(), bounds.data(), places.data(), numbers.data()};
+        if (kernels.partition[0].run(&call)) fail("partition", rows, "ran out of memory");
+        for (int64_t k = 0; k < rows.n; ++k)
+            if (numbers[size_t(places[size_t(k)])] != index[size_t(k)]) fail("partition", rows, "loses an element");
+    }
+
+    void group(const Kernels& kernels) {
+        starts.resize(size_t(segments + 1));
+        order.resize(size_t(in_order ? 0 : rows.n));
+        const SoftmaximaGrouping call = {rows.n,
+                                         segments,
+                                         in_order ? 0 : windows,
+                                         shift,
+                                         choose<int64_t>({1, 3}),
+                                         in_order ? index.data() : nullptr,
+                                         in_order ? nullptr : bounds.data(),
+                                         in_order ? nullptr : numbers.data(),
+                                         starts.data(),
+                                         in_order ? nullptr : order.data()};
+        if (kernels.grouping[0].run(&call)) fail("grouping", rows, "ran out of memory");
+        for (int64_t s = 0; s < segments; ++s)
+            for (int64_t k = starts[size_t(s)]; k < starts[size_t(s + 1)]; ++k)
+                if ((in_order ? index[size_t(k)] : int64_t(numbers[size_t(order[size_t(k)])])) != s) fail("grouping", rows, "puts an element elsewhere");
+    }
+};
+
+void call_move(const Kernels& kernels) {
+    SegmentsProblem problem(kernels);
+    if (problem.in_order) return;
+    const Problem& rows = problem.rows;
+    std::vector<Bytes> there(1, Bytes(rows.x.size())), back = there;
+    const auto move = [&](const Bytes& from, std::vector<Bytes>& to, bool is_back) {
+        twice("move", rows, to, [&](int64_t threads) {
+            const SoftmaximaMove call = {SIZE[rows.dtype], rows.outer, rows.n, rows.inner, threads, is_back, problem.places.data(), from.data(), to[0].data()};
+            return kernels.move[0].run(&call);
+        });
+    };
+    move(rows.x, there, false);
+    move(there[0], back, true);
+    if (back[0] != rows.x) fail("move", rows, "does not come back");
+}
+
+void call_indexed(const Kernels& kernels, const Kernel<SoftmaximaIndexed>& kernel) {
+    SegmentsProblem problem(kernels);
+    while (problem.rows.dtype == 0) problem = SegmentsProblem(kernels);
+    const Problem& rows = problem.rows;
+    const bool sums = kernel.name == "logsumexp_by_index", backward = chance(0.5), of_rows = sums && !backward;
+    const Bytes p = rows.random_numbers(!sums && backward ? rows.scores() : 0, 0.3);
+    const Bytes g = rows.random_numbers(!backward ? 0 : sums ? problem.row_count() : rows.scores(), 1.0);
+    std::vector<Bytes> outputs(1, Bytes(size_t((of_rows ? problem.row_count() : rows.scores()) * SIZE[rows.dtype])));
+    twice(kernel.name, rows, outputs, [&](int64_t threads) {
+        const SoftmaximaIndexed call = {rows.dtype,
+                                        rows.outer,
+                                        rows.n,
+                                        rows.inner,
+                                        problem.segments,
+                                        threads,
+                                        problem.in_order ? problem.starts.data() : nullptr,
+                                        problem.in_order ? nullptr : problem.places.data(),
+                                        problem.in_order ? nullptr : problem.numbers.data(),
+                                        problem.in_order ? nullptr : problem.bounds.data(),
+                                        problem.windows,
+                                        problem.shift,
+                                        !sums && backward ? nullptr : rows.x.data(),
+                                        rows.mask.empty() ? nullptr : rows.mask.data(),
+                                        rows.tau,
+                                        rows.taus.empty() ? nullptr : rows.taus.data(),
+                                        p.empty() ? nullptr : p.data(),
+                                        g.empty() ? nullptr : g.data(),
+                                        outputs[0].data()};
+        return kernel.run(&call);
+    });
+    for (int64_t i = 0; !sums && !backward && i < rows.scores(); ++i) {
+        const double value = get(outputs[0], rows.dtype, i);
+        if (value < 0 || value > 1 || (value != value && rows.has_numbers())) fail(kernel.name, rows, "is no probability");
+    }
+}
+
+void call_segments(const Kernels& kernels, const Kernel<SoftmaximaSegments>& kernel) {
+    SegmentsProblem problem(kernels);
+    const Problem& rows = problem.rows;
+    const bool sums = chance(0.3), backward = chance(0.5), of_rows = sums && !backward;
+    std::vector<const Example*> maps;
+    for (const Example& example : EXAMPLES)
+        if (!example.backward.empty()) maps.push_back(&example);
+    const Example& map = *maps[size_t(below(int64_t(maps.size())))];
+    const Bytes p = rows.random_numbers(!sums && backward ? rows.scores() : 0, 0.3);
+    const Bytes g = rows.random_numbers(!backward ? 0 : sums ? problem.row_count() : rows.scores(), 1.0);
+    std::vector<Bytes> outputs(1, Bytes(size_t((of_rows ? problem.row_count() : rows.scores()) * SIZE[rows.dtype])));
+    const auto address = [](const auto& functions, const std::string& name) -> const void* {
+        for (const auto& function : functions)
+            if (function.name == name) return reinterpret_cast<const void*>(function.run);
+        return nullptr;
+    };
+    twice(kernel.name + " of " + (sums ? "logsumexp" : map.kernel), rows, outputs, [&](int64_t threads) {
+        const SoftmaximaSegments call = {rows.dtype,
+                                         rows.outer,
+                                         rows.n,
+                                         rows.inner,
+                                         problem.segments,
+                                         threads,
+                                         problem.starts.data(),
+                                         problem.in_order ? nullptr : problem.order.data(),
+                                         rows.x.data(),
+                                         rows.mask.empty() ? nullptr : rows.mask.data(),
+                                         rows.tau,
+                                         rows.taus.empty() ? nullptr : rows.taus.data(),
+                                         sums ? nullptr : map.points[0].theta.data(),
+                                         0,
+                                         sums,
+                                         address(kernels.forward, sums ? "logsumexp" : map.kernel),
+                                         address(kernels.backward, sums ? "logsumexp_backward" : map.backward),
+                                         p.empty() ? nullptr : p.data(),
+                                         g.empty() ? nullptr : g.data(),
+                                         outputs[0].data()};
+        return kernel.run(&call);
+    });
+}
+
 void fuzz(const Kernels& kernels, int64_t rounds) {
     for (int64_t round = 0; round < rounds; ++round) {
         for (const auto& kernel : kernels.forward) call_forward(kernel, round % 25 == 0);
@@ -749,6 +923,9 @@ void fuzz(const Kernels& kernels, int64_t rounds) {
         for (const auto& kernel : kernels.elementwise) call_elementwise(kernel);
         for (const auto& kernel : kernels.linear) call_linear(kernel);
         for (const auto& kernel : kernels.linear_backward) call_linear_backward(kernel);
+        call_move(kernels);
+        for (const auto& kernel : kernels.indexed) call_indexed(kernels, kernel);
+        for (const auto& kernel : kernels.segments) call_segments(kernels, kernel);
         for (const auto& kernel : kernels.attention) call_attention(kernels, kernel);
         for (const auto& kernel : kernels.attention_backward) call_attention_backward(kernels, kernel);
     }

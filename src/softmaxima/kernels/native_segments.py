@@ -1,0 +1,274 @@
+"""Segments of scores by the native library: softmax and logsumexp in the order of an index, any kernel on rows of one length."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from softmaxima.kernels.interface import (
+    GROUPING,
+    INDEX,
+    INDEXED,
+    MOVE,
+    PARTITION,
+    SEGMENTS,
+    Grouping,
+    Index,
+    Indexed,
+    Move,
+    find_function,
+    run,
+    threads,
+)
+from softmaxima.kernels.interface import Partition as PartitionCall
+from softmaxima.kernels.interface import Segments as RowsCall
+from softmaxima.kernels.native import DTYPES, Theta, in_memory, one_per_row, theta_in_memory
+
+WINDOWS = 512  # that can be written to at a time
+WINDOW = 16384  # elements of a window, if there are no more than so many windows
+BY_INDEX = {"softmax": "softmax_by_index", "logsumexp": "logsumexp_by_index"}  # the kernels of rows that have one by index
+NARROW = {torch.float32, torch.bfloat16, torch.float16}  # what those take
+MOST = 2**31 - 1  # elements and segments that are counted in 32 bits
+
+
+class Partition(NamedTuple):
+    """Elements by windows of 2^shift segments, in order within each."""
+
+    shift: int
+    bounds: Tensor  # [windows + 1]: where windows begin
+    places: Tensor  # [elements], int32: where each element goes
+    numbers: Tensor  # [elements], int32: the segment of what stands at each place
+
+
+class Lay(NamedTuple):
+    """Where the elements of segments are."""
+
+    segments: int
+    partition: Partition | None  # None where they are in order
+    starts: Tensor | None  # [segments + 1]; None where the partition does
+    order: Tensor | None  # [elements]: those of each segment, among the places of the partition
+
+
+class Numbers(NamedTuple):
+    """What the kernels read beside scores [..., elements, inner] and their axis."""
+
+    tau: float | Tensor  # a tensor [..., segments, inner]
+    mask: Tensor | None  # [..., elements, inner]
+    theta: Theta  # tensors like τ
+
+
+class Kernels(NamedTuple):
+    """The addresses of the kernels of rows, and whether they give one number a row."""
+
+    forward: int
+    derivative: int
+    sums: bool
+
+
+@functools.cache
+def address_of(name: str) -> int:
+    """Where the library has a kernel."""
+    return ctypes.cast(find_function(name), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+# Grouping -------------------------------------------------------------------------------------------------------------------
+
+
+def index_range(index: Tensor) -> tuple[int, int, bool]:
+    """(the smallest number of an index, the largest, whether they are in order)."""
+    found = _integers(3)
+    run(find_function("index_range"), INDEX(*Index(len(index), threads(), index.data_ptr(), found.data_ptr())))
+    least, most, in_order = found.tolist()
+    return least, most, bool(in_order)
+
+
+def partition(index: Tensor, segments: int) -> Partition:
+    """An index in any order by windows."""
+    most = min(WINDOWS, max(1, len(index) // WINDOW))
+    shift = max(0, (-(-segments // most) - 1).bit_length())
+    bounds = _integers(-(-segments >> shift) + 1 if segments else 1)
+    places, numbers = (torch.empty(len(index), dtype=torch.int32, device="cpu") for _ in range(2))
+    addresses = (tensor.data_ptr() for tensor in (index, bounds, places, numbers))
+    run(find_function("partition"), PARTITION(*PartitionCall(len(index), len(bounds) - 1, shift, threads(), *addresses)))
+    return Partition(shift, bounds, places, numbers)
+
+
+def group(index: Tensor, segments: int, windows: Partition | None) -> tuple[Tensor, Tensor | None]:
+    """(starts, order) of an index in order, or of its windows."""
+    starts, order = _integers(segments + 1), None if windows is None else _integers(len(index))
+    call = Grouping(
+        elements=len(index),
+        segments=segments,
+        windows=0 if windows is None else len(windows.bounds) - 1,
+        shift=0 if windows is None else windows.shift,
+        threads=threads(),
+        index=index.data_ptr() if windows is None else 0,
+        bounds=0 if windows is None else windows.bounds.data_ptr(),
+        numbers=0 if windows is None else windows.numbers.data_ptr(),
+        starts=starts.data_ptr(),
+        order=_address(order),
+    )
+    run(find_function("grouping"), GROUPING(*call))
+    return starts, order
+
+
+def _integers(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.int64, device="cpu")
+
+
+def _moved(x: Tensor, axis: int, places: Tensor, back: bool = False) -> Tensor:
+    """The elements of an array in memory at their places, or back from there."""
+    out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    call = Move(
+        size=x.element_size(),
+        outer=x.shape[:axis].numel(),
+        elements=x.shape[axis],
+        inner=x.shape[axis + 1 :].numel(),
+        threads=threads(),
+        back=int(back),
+        places=places.data_ptr(),
+        source=x.data_ptr(),
+        to=out.data_ptr(),
+    )
+    run(find_function("move"), MOVE(*call))
+    return out
+
+
+# Maps and sums --------------------------------------------------------------------------------------------------------------
+
+
+def by_index(name: str, x: Tensor, axis: int, lay: Lay, numbers: Numbers, sums: bool) -> Tensor:
+    """softmax or logsumexp of x, whose axis has the elements: of logsumexp it then has the segments."""
+    return _by_index(name, x, axis, lay, numbers, sums, x=in_memory(x))
+
+
+def by_index_backward(
+    name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, g: Tensor, p: Tensor | None, x: Tensor | None
+) -> Tensor:
+    """∂⟨g, softmax⟩/∂x from p, or ∂⟨g, logsumexp⟩/∂x from x."""
+    p, x = (None if v is None else in_memory(v) for v in (p, x))
+    return _by_index(name, like, axis, lay, numbers, p is None, p=p, x=x, g=in_memory(g))
+
+
+def _by_index(name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, sums: bool, **arrays: Tensor | None) -> Tensor:
+    windows = lay.partition
+
+    def call(arrays: dict[str, Tensor | None], mask: Tensor | None, out: Tensor) -> None:
+        tau, taus = one_per_row(_per_row(numbers.tau, like), _rows_of(like, axis, lay))
+        fields = Indexed(
+            **_places(like, axis, lay),
+            places=0 if windows is None else windows.places.data_ptr(),
+            numbers=0 if windows is None else windows.numbers.data_ptr(),
+            bounds=0 if windows is None else windows.bounds.data_ptr(),
+            windows=0 if windows is None else len(windows.bounds) - 1,
+            shift=0 if windows is None else windows.shift,
+            x=_address(arrays.get("x")),
+            mask=_address(mask),
+            tau=tau,
+            taus=_address(taus),
+            p=_address(arrays.get("p")),
+            g=_address(arrays.get("g")),
+            out=out.data_ptr(),
+        )
+        run(find_function(name), INDEXED(*fields))
+
+    return _filled(like, axis, lay, numbers.mask, sums, arrays, call)
+
+
+def by_rows(x: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels) -> Tensor:
+    """What the forward kernel makes of x, whose axis has the elements: of sums it then has the segments."""
+    return _by_rows(x, axis, lay, numbers, kernels, x=in_memory(x))
+
+
+def by_rows_backward(
+    like: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels, g: Tensor, p: Tensor | None, x: Tensor | None
+) -> Tensor:
+    """∂⟨g, what `by_rows` made⟩/∂x, of a shape `like` that of x; x where the derivative, or a sum, needs it."""
+    p, x = (None if v is None else in_memory(v) for v in (p, x))
+    return _by_rows(like, axis, lay, numbers, kernels, p=p, x=x, g=in_memory(g))
+
+
+def _by_rows(like: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels, **arrays: Tensor | None) -> Tensor:
+    def call(arrays: dict[str, Tensor | None], mask: Tensor | None, out: Tensor) -> None:
+        of_rows = _rows_of(like, axis, lay)
+        tau, taus = one_per_row(_per_row(numbers.tau, like), of_rows)
+        _theta, theta, distance = theta_in_memory([_per_row(value, like) for value in numbers.theta], of_rows)
+        fields = RowsCall(
+            **_places(like, axis, lay),
+            order=_address(lay.order),
+            x=_address(arrays.get("x")),
+            mask=_address(mask),
+            tau=tau,
+            taus=_address(taus),
+            theta=theta,
+            distance=distance,
+            sums=int(kernels.sums),
+            forward=kernels.forward,
+            derivative=kernels.derivative,
+            p=_address(arrays.get("p")),
+            g=_address(arrays.get("g")),
+            out=out.data_ptr(),
+        )
+        run(find_function("segments"), SEGMENTS(*fields))
+
+    return _in_places(like, axis, lay, numbers.mask, kernels.sums, arrays, call)
+
+
+def _filled(
+    like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
+) -> Tensor:
+    """What call(arrays, mask, out) writes: of `sums` out has segments, unless there is a g, which then has."""
+    shape = _shape_of_sums(like, axis, lay) if sums and "g" not in arrays else like.shape
+    out = torch.empty(shape, dtype=like.dtype, device="cpu")
+    if like.numel() == 0:
+        return out.fill_(-math.inf)  # sums of nothing
+    if out.numel():
+        call(arrays, None if where is None else where.expand(like.shape).contiguous(), out)
+    return out
+
+
+def _in_places(
+    like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
+) -> Tensor:
+    """The same of arrays whose elements are at the places of the partition."""
+    if lay.partition is None or like.numel() == 0:
+        return _filled(like, axis, lay, where, sums, arrays, call)
+    move = functools.partial(_moved, axis=axis, places=lay.partition.places)
+    mask = None if where is None else move(where.expand(like.shape).contiguous())
+    arrays = {name: array if array is None or (sums and name == "g") else move(array) for name, array in arrays.items()}
+    out = _filled(like, axis, lay, mask, sums, arrays, call)
+    return out if sums and "g" not in arrays else move(out, back=True)
+
+
+def _shape_of_sums(x: Tensor, axis: int, lay: Lay) -> tuple[int, ...]:
+    return (*x.shape[:axis], lay.segments, *x.shape[axis + 1 :])
+
+
+def _rows_of(like: Tensor, axis: int, lay: Lay) -> Tensor:
+    """Of the shape of what has a number a row, with one axis more."""
+    return torch.empty(0, dtype=like.dtype, device="cpu").expand(*_shape_of_sums(like, axis, lay), 0)
+
+
+def _per_row(value: Any, like: Tensor) -> Any:
+    return value.unsqueeze(-1) if isinstance(value, Tensor) and value.ndim == like.ndim else value
+
+
+def _places(like: Tensor, axis: int, lay: Lay) -> dict[str, int]:
+    return {
+        "dtype": DTYPES[like.dtype],
+        "outer": like.shape[:axis].numel(),
+        "elements": like.shape[axis],
+        "inner": like.shape[axis + 1 :].numel(),
+        "segments": lay.segments,
+        "threads": threads(),
+        "starts": _address(lay.starts),
+    }
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,71 @@
+"""What `softmaxima bench-graph` found, in words and a picture."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from softmaxima.bench.graph import INDEX, OURS, PEER, STEPS, Benchmark, Result
+from softmaxima.report.heads import seconds
+from softmaxima.report.markdown import table
+
+CAPTION = (
+    "Seconds with Segments that were found before, and the time of each other way / that: the median over turns and their range. "
+    "index: ours of an index, which is looked at and put in order in each call. torch_geometric: its softmax, and logsumexp made "
+    "of its scatter; it has no sparsemax. copies: our time in copies of the scores."
+)
+
+
+def headings() -> list[str]:
+    return ["s", "copies", f"{INDEX} / ours", f"{PEER} / ours", f"{PEER} / {INDEX}"]
+
+
+def cells(benchmark: Benchmark, result: Result) -> list[str]:
+    """A row of a table."""
+    ratios = [result.ratios.get(way) for way in (INDEX, PEER)]
+    times = ("" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})" for ratio in ratios)
+    peer = result.seconds.get(PEER)
+    to_index = "" if peer is None else f"{peer / result.seconds[INDEX]:.2f}"
+    copies = f"{result.seconds[OURS] / benchmark.copy:.1f}"
+    return [str(result.case), seconds(result.seconds[OURS]), copies, *times, to_index]
+
+
+def made_with(benchmark: Benchmark) -> str:
+    """Sizes, date, commit, machine and versions."""
+    commit = [] if benchmark.commit is None else [f"commit {benchmark.commit}"]
+    facts = [
+        f"{benchmark.edges} edges, {benchmark.nodes} nodes of at most {benchmark.largest} edges",
+        f"float32, a copy takes {seconds(benchmark.copy)} s",
+        benchmark.date,
+        *commit,
+        str(benchmark.machine["processor"]),
+        f"{benchmark.machine['threads']} threads",
+    ]
+    return ", ".join([*facts, f"torch {benchmark.versions['torch']}, torch_geometric {benchmark.versions['torch-geometric']}"])
+
+
+def markdown(benchmark: Benchmark) -> str:
+    """Everything, for a page."""
+    found = table(["", *headings()], [cells(benchmark, result) for result in benchmark.results])
+    return f"{found}\n\n*{CAPTION} {made_with(benchmark)}.*"
+
+
+def picture(benchmark: Benchmark) -> go.Figure:
+    """Nanoseconds an edge, of each way."""
+    plot = make_subplots(1, 2, subplot_titles=STEPS, shared_yaxes=True, horizontal_spacing=0.04)
+    for column, step in enumerate(STEPS, 1):
+        of_step = [result for result in benchmark.results if result.case.step == step]
+        for way, colour in ((OURS, "#1f77b4"), (INDEX, "#9ecae1"), (PEER, "#7f7f7f")):
+            of_way = [result for result in of_step if way in result.seconds]
+            plot.add_bar(
+                x=[f"{result.case.task}<br>{result.case.order}" for result in of_way],
+                y=[1e9 * result.seconds[way] / benchmark.edges for result in of_way],
+                name={OURS: "ours, Segments", INDEX: "ours, index", PEER: PEER}[way], marker_color=colour,
+                showlegend=column == 1, row=1, col=column,
+            )  # fmt: skip
+    plot.update_yaxes(title="ns an edge", row=1, col=1)
+    plot.update_layout(
+        template="simple_white", width=1000, height=420, margin={"l": 60, "r": 20, "t": 40, "b": 60},
+        legend={"x": 0.01, "y": 0.99}, barmode="group",
+    )  # fmt: skip
+    return plot

@@ -1,0 +1,269 @@
+"""Which elements belong together: segments, found once and used by any number of maps and sums."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_tensor, check_values
+from softmaxima.core.numbers import check_int
+from softmaxima.core.routing import is_native
+from softmaxima.kernels import native_segments
+
+EXACT = 16  # segments up to this length are not padded
+STEPS = 8  # lengths between one power of two and the next
+
+
+class Bucket(NamedTuple):
+    """Segments of about one length, as rows [rows, width] of a padded table."""
+
+    rows: int
+    width: int
+    mask: Tensor | None  # [rows, width]: False where a row is padded; None where none is
+
+
+class Table(NamedTuple):
+    """All segments as rows, those of about one length together."""
+
+    buckets: tuple[Bucket, ...]
+    there: Tensor  # [cells]: the element in each cell, `elements` where there is none
+    back: Tensor  # [elements]: the cell of each
+    segments: Tensor  # [segments]: in the order of the rows
+    rows: Tensor  # [segments]: the row of each
+
+
+class Segments:
+    """The elements 0 … E − 1 in segments: those with the same number in `index`, in their order.
+
+    To find them takes as long as a map or two, so whoever asks more than once, as each layer of a network over a graph does, makes
+    this once and gives it in the place of an index.
+
+    Args:
+        index: integers [E], the segment of each element, in any order.
+        num_segments: how many segments there are; by default one more than the largest index. Some may be empty.
+
+    `Segments.from_ptr(ptr)` takes where segments begin, ptr[0] = 0 ≤ … ≤ ptr[S] = E (rows of a CSR matrix, offsets of a nested
+    tensor), `Segments.from_lengths(lengths)` how long they are.
+
+    Raises:
+        TypeError or ValueError for an index below 0 or beyond `num_segments`, and a ptr that falls.
+
+    Cost: one read of an index; the elements are put in order of their segments when that is first needed, which takes two reads of
+    an index that is in order, of another also two writes of E numbers.
+
+    >>> import torch, softmaxima as sm
+    >>> segments = sm.Segments(torch.tensor([1, 0, 1]), num_segments=3)
+    >>> segments, segments.lengths
+    (Segments(3 elements in 3 segments), tensor([1, 2, 0]))
+    >>> sm.segment_softmax(torch.tensor([0.0, 5.0, 0.0]), segments)
+    tensor([0.5000, 1.0000, 0.5000])
+    """
+
+    elements: int
+    given: Tensor  # the index, or where segments begin
+
+    def __init__(self, index: Array, num_segments: int | None = None) -> None:
+        self._read("Segments", index, num_segments)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"Segments({self.elements} elements in {len(self)} segments)"
+
+    @classmethod
+    def from_ptr(cls, ptr: Array) -> Segments:
+        """Segments of elements in order, the s-th from ptr[s] to ptr[s + 1]."""
+        return cls._from_ptr("Segments.from_ptr", ptr)
+
+    @classmethod
+    def from_lengths(cls, lengths: Array) -> Segments:
+        """Segments of elements in order, of these lengths."""
+        known = _integers("Segments.from_lengths", "lengths", lengths)
+        if bool((known < 0).any()):
+            raise ValueError(f"Segments.from_lengths: lengths must be at least 0, got {int(known.min())}")
+        return cls._of(torch.cat((known.new_zeros(1), known.cumsum(0))))
+
+    @classmethod
+    def _from_ptr(cls, name: str, ptr: Any) -> Segments:
+        starts = _integers(name, "ptr", ptr)
+        if len(starts) == 0 or int(starts[0]) != 0:
+            got = "none" if len(starts) == 0 else f"one that begins at {int(starts[0])}"
+            raise ValueError(f"{name}: ptr must begin at 0, and have one number more than there are segments, got {got}")
+        falls = starts[1:] < starts[:-1]
+        if bool(falls.any()):
+            place = int(falls.int().argmax())
+            raise ValueError(
+                f"{name}: ptr must not fall, got {int(starts[place])} before {int(starts[place + 1])} at {place}; "
+                "for the segment of each element give index="
+            )
+        return cls._of(starts.contiguous())
+
+    @classmethod
+    def _of(cls, starts: Tensor) -> Segments:
+        made = cls.__new__(cls)
+        made.elements, made._count, made.given = int(starts[-1]), len(starts) - 1, starts
+        made._numbers, made._in_order, made._grouped = None, True, (starts, None)
+        return made
+
+    @classmethod
+    def _from_index(cls, name: str, index: Any, num_segments: Any) -> Segments:
+        made = cls.__new__(cls)
+        made._read(name, index, num_segments)
+        return made
+
+    def _read(self, name: str, index: Any, num_segments: Any) -> None:
+        numbers = _integers(name, "index", index).contiguous()
+        if num_segments is not None:
+            check_int(name, "num_segments", num_segments, lambda n: n >= 0, "an int of at least 0")
+        self.elements, self.given = len(numbers), numbers
+        least, most, in_order = (native_segments.index_range if _is_native(numbers) else _index_range)(numbers)
+        count = most + 1 if num_segments is None else num_segments
+        if len(numbers) and (least < 0 or most >= count):
+            beyond = "integers" if num_segments is None else f"below num_segments={count}"
+            got = least if least < 0 else most
+            raise ValueError(f"{name}: index must be at least 0 and {beyond}, got {got}; it is the segment of each element")
+        self._numbers, self._in_order, self._count = numbers, in_order, count
+
+    @functools.cached_property
+    def partition(self) -> native_segments.Partition | None:
+        """The elements by windows of segments, for kernels; None where they are in order, or there are no kernels."""
+        if (
+            self._numbers is None
+            or self._in_order
+            or not _is_native(self._numbers)
+            or max(len(self), self.elements) > native_segments.MOST
+        ):
+            return None
+        return native_segments.partition(self._numbers, len(self))
+
+    @functools.cached_property
+    def _grouped(self) -> tuple[Tensor, Tensor | None]:
+        """(starts, the elements of each segment, at the places of the partition if there is one)."""
+        numbers = cast(Tensor, self._numbers)
+        if self.partition is not None or (self._in_order and _is_native(numbers)):
+            return native_segments.group(numbers, len(self), self.partition)
+        starts = torch.cat((numbers.new_zeros(1), numbers.bincount(minlength=len(self)).cumsum(0)))
+        return starts, None if self._in_order else numbers.argsort(stable=True)
+
+    @property
+    def starts(self) -> Tensor:
+        """[segments + 1]: where the elements of each begin, once they are in order."""
+        return self._grouped[0]
+
+    @functools.cached_property
+    def order(self) -> Tensor | None:
+        """[elements]: the elements by segments; None where they are in order."""
+        order = self._grouped[1]
+        if order is None or self.partition is None:
+            return order
+        places = self.partition.places.long()
+        return torch.empty_like(order).scatter_(0, places, torch.arange(len(places)))[order]
+
+    @functools.cached_property
+    def lay(self) -> native_segments.Lay:
+        """Where elements are, for kernels that take them in any order."""
+        return native_segments.Lay(len(self), self.partition, None if self.partition is not None else self.starts, None)
+
+    @functools.cached_property
+    def lay_of_rows(self) -> native_segments.Lay:
+        """The same for kernels of rows."""
+        return native_segments.Lay(len(self), self.partition, *self._grouped)
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """The length of the longest segment, or of its window."""
+        bounds = self.partition.bounds if self.partition is not None else self.starts
+        return int(bounds.diff().max()) if len(bounds) > 1 else 0
+
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        """How many elements each segment has."""
+        return self.starts.diff()
+
+    @property
+    def index(self) -> Tensor:
+        """The segment of each element."""
+        if self._numbers is None:
+            self._numbers = torch.arange(len(self), device=self.given.device).repeat_interleave(
+                self.lengths, output_size=self.elements
+            )
+        return self._numbers
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """The segments as padded rows, for what works on rows of one length."""
+        lengths = self.lengths
+        widths = _padded(lengths)
+        segments = torch.argsort(widths, stable=True)
+        kinds, counts = torch.unique_consecutive(widths[segments], return_counts=True)
+        buckets: list[Bucket] = []
+        there: list[Tensor] = []
+        first = 0
+        for width, rows in zip(kinds.tolist(), counts.tolist(), strict=True):
+            own = segments[first : first + rows]
+            first += rows
+            places = torch.arange(width, device=own.device)
+            mask = places < lengths[own].unsqueeze(-1)
+            places = self.starts[own].unsqueeze(-1) + places
+            if width > EXACT:
+                places = torch.where(mask, places, self.elements)
+            buckets.append(Bucket(rows, width, mask if width > EXACT else None))
+            there.append(places.flatten())
+        cells = torch.cat(there) if there else segments
+        if self.order is not None:
+            cells = torch.cat((self.order, self.order.new_tensor([self.elements])))[cells]
+        back = cells.new_empty(self.elements + 1)
+        back[cells] = torch.arange(len(cells), device=cells.device)
+        rows = torch.empty_like(segments)
+        rows[segments] = torch.arange(len(segments), device=segments.device)
+        return Table(tuple(buckets), cells, back[:-1], segments, rows)
+
+
+def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segments:
+    """The segments that a function's arguments mean."""
+    if isinstance(index, Segments):
+        if num_segments is not None or ptr is not None:
+            raise ValueError(f"{name}: Segments say all by themselves; leave out num_segments and ptr")
+        return index
+    if (index is None) == (ptr is None):
+        given = "both" if ptr is not None else "neither"
+        raise ValueError(f"{name}: give index, the segment of each element, or ptr, where segments begin; got {given}")
+    if ptr is None:
+        return Segments._from_index(name, index, num_segments)
+    made = Segments._from_ptr(name, ptr)
+    if num_segments is not None and num_segments != len(made):
+        raise ValueError(f"{name}: num_segments is {num_segments}, and ptr has {len(made)} segments; leave num_segments out")
+    return made
+
+
+def _is_native(index: Tensor) -> bool:
+    """Whether the native library reads such an index."""
+    return index.is_cpu and is_native(index.new_empty(0, dtype=torch.float32))
+
+
+def _index_range(index: Tensor) -> tuple[int, int, bool]:
+    """What `native_segments.index_range` says, by torch."""
+    if len(index) == 0:
+        return 0, -1, True
+    least, most = index.aminmax()
+    return int(least), int(most), bool((index[1:] >= index[:-1]).all())
+
+
+def _integers(name: str, what: str, values: Any) -> Tensor:
+    numbers = check_values(name, what, as_tensor(name, what, values))
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise TypeError(f"{name}: {what} must be integers, got {numbers.dtype}; call {what}.long()")
+    if numbers.ndim != 1:
+        raise ValueError(f"{name}: {what} must have one axis, got shape {tuple(numbers.shape)}; an edge_index has it in a row, [1]")
+    return numbers.to(torch.int64)
+
+
+def _padded(lengths: Tensor) -> Tensor:
+    """The lengths, those beyond `EXACT` rounded up to one of `STEPS` between powers of two."""
+    power = torch.log2((lengths - 1).clamp(min=1).double()).floor().to(torch.int64)
+    step = 1 << (power - STEPS.bit_length() + 1).clamp(min=0)
+    return torch.where(lengths > EXACT, (lengths + step - 1) // step * step, lengths)

@@ -1,0 +1,188 @@
+"""What works on rows, of segments: by the native library, or by rows that are padded to few lengths, with all derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.routing import is_native
+from softmaxima.core.tracing import transforming
+from softmaxima.kernels import native_segments
+from softmaxima.kernels.native_segments import Kernels, Numbers
+from softmaxima.segments.grouping import Segments
+
+LONG = 2**20  # elements of a segment, or of a window, for which a thread by itself takes long
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A map, or a sum, of rows [..., n], the axis last.
+
+    rows(x, tau, mask, params): its value [..., n], or [...] of sums, with every derivative; a parameter that is a tensor is
+        [..., 1], or [..., n] where it is one of weights.
+    kernels(params): (address of the forward kernel, of the derivative, θ), None where there is none for them.
+    uses_scores: whether the derivative needs the scores beside the value.
+    shift_invariant: whether it is the same of x + c.
+    by_index: the kernel of `native_segments.BY_INDEX`, if there is one.
+    """
+
+    rows: Callable[[Tensor, Any, Tensor | None, Sequence[Any]], Tensor]
+    kernels: Callable[[Sequence[Any]], tuple[int, int, Any] | None]
+    sums: bool
+    uses_scores: bool
+    shift_invariant: bool = False
+    by_index: str | None = None
+    weighted: bool = False  # whether the first parameter has a number for each element
+
+
+def of_segments(
+    operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
+) -> Tensor:
+    """The operation of each segment of x along `axis`; τ and parameters that are tensors have the segments there."""
+    if not transforming() and is_native(x) and (kernels := operation.kernels(params)) is not None:
+        return _ByLibrary.apply(operation, kernels, segments, axis, mask, x, tau, *params)
+    return by_rows(operation, segments, axis, x, tau, mask, params)
+
+
+class _ByLibrary(torch.autograd.Function):
+    """By the library, and its first derivative by the scores; what more is asked for by rows."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        operation, kernels, segments, axis, mask, x, tau, *params = inputs
+        if _goes_by_index(operation, segments, x):
+            value = native_segments.by_index(operation.by_index, x, axis, segments.lay, Numbers(tau, mask, ()), operation.sums)
+        else:
+            of_rows = _of_rows(operation, kernels, mask, tau)
+            value = native_segments.by_rows(x, axis, segments.lay_of_rows, *of_rows)
+        numbers = [v if isinstance(v, Tensor) else None for v in (tau, *params)]
+        ctx.plain, ctx.given = inputs[:5], [None if isinstance(v, Tensor) else v for v in (tau, *params)]
+        ctx.save_for_backward(x, None if operation.sums else value, *numbers)
+        ctx.set_materialize_grads(False)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        g = grad_outputs[0]
+        operation, kernels, segments, axis, mask = ctx.plain
+        x, value, *numbers = ctx.saved_tensors
+        given = [n if n is not None else v for n, v in zip(numbers, ctx.given, strict=True)]
+        needs = ctx.needs_input_grad[5:]
+        if g is None:
+            return (None,) * (5 + len(needs))
+        # Of a narrower dtype the slope by x has not the digits of that by τ.
+        by_tau = needs[1] and x.dtype in (torch.float32, torch.float64)
+        if not torch.is_grad_enabled() and not any(needs[2:]) and by_tau == needs[1]:
+            scores = x if operation.uses_scores or operation.sums else None
+            if _goes_by_index(operation, segments, x):
+                own = Numbers(given[0], mask, ())
+                slope = native_segments.by_index_backward(operation.by_index, x, axis, segments.lay, own, g, value, scores)
+            else:
+                of_rows = _of_rows(operation, kernels, mask, given[0])
+                slope = native_segments.by_rows_backward(x, axis, segments.lay_of_rows, *of_rows, g, value, scores)
+            of_tau = _slope_of_temperature(operation, segments, axis, x, given[0], slope) if by_tau else None
+            return *(None,) * 5, slope, of_tau, *(None,) * (len(given) - 1)
+        inputs = [v for v, needed in zip((x, *given), needs, strict=True) if needed]
+        with torch.enable_grad():
+            value = by_rows(operation, segments, axis, x, given[0], mask, given[1:])
+            found = iter(torch.autograd.grad(value, inputs, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
+        return *(None,) * 5, *(next(found) if needed else None for needed in needs)
+
+
+def _slope_of_temperature(operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Tensor, slope: Tensor) -> Tensor:
+    """∂/∂τ = −⟨∂/∂x, x − A⟩/τ, A a segment's largest score, which keeps digits, where a shift by it changes nothing, else 0."""
+    used, index = slope != 0, segments.index
+    scores, shape = x.double().masked_fill(~used, 0.0), list(x.shape)
+    shape[axis] = len(segments)
+    if operation.shift_invariant:
+        each = index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
+        tops = scores.new_full(shape, -math.inf).scatter_reduce_(axis, each, scores.masked_fill(~used, -math.inf), "amax")
+        scores = scores - tops.masked_fill(~tops.isfinite(), 0.0).index_select(axis, index)
+    moved = scores.new_zeros(shape).index_add_(axis, index, scores.mul_(slope))
+    return -(moved / tau).sum_to_size(tau.shape).to(tau.dtype)
+
+
+def _goes_by_index(operation: Operation, segments: Segments, x: Tensor) -> bool:
+    """Whether there is a kernel by index; threads do not share a segment there, as they do a row."""
+    return operation.by_index is not None and x.dtype in native_segments.NARROW and segments.longest <= LONG
+
+
+def _of_rows(operation: Operation, kernels: tuple[int, int, Any], mask: Tensor | None, tau: Any) -> tuple[Numbers, Kernels]:
+    forward, derivative, theta = kernels
+    return Numbers(tau, mask, theta), Kernels(forward, derivative, operation.sums)
+
+
+def by_rows(
+    operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
+) -> Tensor:
+    """The same by rows of a few lengths, padded where there are none."""
+    last = lambda v: v.movedim(axis, -1) if isinstance(v, Tensor) and v.ndim else v
+    value = _padded(operation, segments, last(x), last(tau), last(mask), [last(v) for v in params])
+    return value.movedim(-1, axis)
+
+
+def _padded(operation: Operation, segments: Segments, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]) -> Tensor:
+    table = segments.table
+    sizes = [bucket.rows * bucket.width for bucket in table.buckets]
+    counts = [bucket.rows for bucket in table.buckets]
+
+    def of_rows(value: Any) -> Sequence[Any]:
+        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[-1] == 1:
+            return [value.unsqueeze(-1) if isinstance(value, Tensor) and value.ndim else value] * len(counts)
+        return [part.unsqueeze(-1) for part in value.index_select(-1, table.segments).split(counts, -1)]
+
+    def of_cells(value: Tensor, fill: Any) -> Sequence[Tensor]:
+        return _move(value, table.there, table.back, fill).split(sizes, -1)
+
+    scores = of_cells(x, -math.inf)
+    allowed = None if mask is None else of_cells(mask.expand(*mask.shape[:-1], segments.elements), False)
+    taus, weights = of_rows(tau), [of_cells(v, 0) for v in params[: operation.weighted]]
+    values = [of_rows(v) for v in params[operation.weighted :]]
+    results = []
+    for i, (rows, width, padding) in enumerate(table.buckets):
+        if width == 0 and not operation.sums:
+            continue
+        # A mask has all axes of the scores.
+        padded = None if padding is None else padding[(None,) * (x.ndim - 1)]
+        where = padded if allowed is None else allowed[i].unflatten(-1, (rows, width))
+        own = [*(cells[i].unflatten(-1, (rows, width)) for cells in weights), *(value[i] for value in values)]
+        value = operation.rows(scores[i].unflatten(-1, (rows, width)), taus[i], where, own)
+        results.append(value if operation.sums else value.flatten(-2))
+    if not results:
+        return x.clone() if not operation.sums else x.new_empty((*x.shape[:-1], 0))
+    joined = torch.cat(results, -1)
+    return joined.index_select(-1, table.rows) if operation.sums else _move(joined, table.back, table.there, None)
+
+
+class _Move(torch.autograd.Function):
+    """x[..., there], and `fill` where `there` is beyond; the derivative moves `back`. Each number goes to one place at most, so
+    that nothing is added up, and results are the same in every run."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, there: Tensor, back: Tensor, fill: Any) -> Tensor:
+        if fill is not None:
+            x = torch.cat((x, x.new_full((*x.shape[:-1], 1), fill)), -1)
+        return x.index_select(-1, there)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.there, ctx.back, ctx.fill = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return _Move.apply(grad_outputs[0], ctx.back, ctx.there, 0.0 if ctx.fill is None else None), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Move.apply(tangents[0], ctx.there, ctx.back, None if ctx.fill is None else 0.0)  # type: ignore[return-value]
+
+
+def _move(x: Tensor, there: Tensor, back: Tensor, fill: Any) -> Tensor:
+    return _Move.apply(x, there, back, fill)  # type: ignore[return-value]

@@ -1,0 +1,466 @@
+"""Maps and sums of segments: each against its definition on the scores of one segment in float64, whatever the index, and whatever
+way there is to the kernels."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import softmaxima as sm
+from conftest import DTYPES, TOLERANCE, Case, at_most, normal
+from softmaxima.kernels import native_segments
+from softmaxima.segments.ragged import LONG
+
+INFINITY = math.inf
+
+
+def members(index: Tensor, s: int) -> Tensor:
+    """The places of a segment's elements, one comparison at a time."""
+    return torch.tensor([k for k, number in enumerate(index.tolist()) if number == s], dtype=torch.int64)
+
+
+def defined(case: Case, x: Tensor, index: Tensor, segments: int, where: Tensor | None = None, tau: Any = 1.0) -> Tensor:
+    """The map of every segment of x [elements, columns] by its literal definition, in float64."""
+    out = torch.full(x.shape, case.nothing, dtype=torch.float64)
+    allowed = torch.ones_like(x, dtype=torch.bool) if where is None else where.expand(x.shape)
+    for s in range(segments):
+        for column in range(x.shape[1]):
+            own = [k for k in members(index, s).tolist() if allowed[k, column] and x[k, column] > -INFINITY]
+            if own:
+                temperature = float(tau[s, 0]) if isinstance(tau, Tensor) else tau
+                out[own, column] = case.reference(x[own, column].double() / temperature)
+    return out
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
+    """(scores [elements, columns] with ties and −∞, an index, the number of segments, of which some are empty)."""
+    segments, columns = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    index = draw(st.lists(st.integers(0, segments - 1), max_size=25))
+    if draw(st.booleans()):
+        index.sort()
+    score = st.one_of(st.floats(-20, 20, width=16), st.sampled_from([0.0, 1.0, -INFINITY]))
+    x = [[draw(score) for _ in range(columns)] for _ in index]
+    return torch.tensor(x, dtype=torch.float64).reshape(len(index), columns), torch.tensor(index, dtype=torch.int64), segments
+
+
+@at_most(30)
+@given(problem=problems(), data=st.data())
+def test_a_map_of_segments_is_the_map_of_each(case: Case, problem: tuple[Tensor, Tensor, int], data: st.DataObject):
+    x, index, segments = problem
+    dtype = data.draw(st.sampled_from(DTYPES))
+    where = normal(*x.shape, seed=len(x)) > -1.5 if data.draw(st.booleans()) else None
+    tau = data.draw(st.sampled_from([1.0, torch.linspace(0.5, 2, segments, dtype=torch.float64).unsqueeze(-1)]))
+    own = x.to(dtype)
+    if where is not None and not case.claims.order_preserving:
+        where = None  # what Taylor's polynomials make of scores below their root, a mask does not
+    expected = defined(case, own, index, segments, where, tau)
+    result = sm.segment_map(case.map, own, index, segments, temperature=tau, where=where, **case.params)
+    assert result.dtype == dtype
+    scale = 1 + expected.abs().nan_to_num(0, 0, 0)
+    close = ((result.double() - expected).abs() <= 4 * TOLERANCE[dtype] * scale) | (result.double() == expected)
+    assert close.all(), (result, expected)
+
+
+def sums(x: Tensor, index: Tensor, segments: int, tau: Any = 1.0) -> Tensor:
+    """logsumexp of segments of x [elements, columns] by mpmath."""
+    import mpmath
+
+    out = torch.full((segments, x.shape[1]), -INFINITY, dtype=torch.float64)
+    with mpmath.workdps(60):
+        for s in range(segments):
+            own = members(index, s)
+            temperature = float(tau[s, 0]) if isinstance(tau, Tensor) else tau
+            for column in range(x.shape[1]):
+                terms = [mpmath.exp(mpmath.mpf(v) / temperature) for v in x[own, column].tolist() if v > -INFINITY]
+                if terms:
+                    out[s, column] = float(mpmath.log(mpmath.fsum(terms)))
+    return out
+
+
+@at_most(200)
+@given(problem=problems(), data=st.data())
+def test_sums_of_segments_have_all_digits(problem: tuple[Tensor, Tensor, int], data: st.DataObject):
+    x, index, segments = problem
+    dtype = data.draw(st.sampled_from(DTYPES))
+    offset = data.draw(st.sampled_from([0.0, -1e4, 1e4, -math.log(3)]))
+    tau = data.draw(st.sampled_from([1.0, 0.25, torch.linspace(0.5, 2, segments, dtype=torch.float64).unsqueeze(-1)]))
+    own = (x + offset).to(dtype)
+    expected = sums(own.double(), index, segments, tau)
+    units = 4 * torch.finfo(dtype).eps * expected.abs().nan_to_num(0, 0, 0) + torch.finfo(dtype).tiny
+    result = sm.segment_logsumexp(own, index, segments, temperature=tau)
+    assert (((result.double() - expected).abs() <= units) | (result.double() == expected)).all(), (result, expected)
+    count = torch.zeros_like(expected).index_add_(0, index, torch.ones(own.shape, dtype=torch.float64))
+    mean = sm.segment_log_mean_exp(own, index, segments, temperature=tau)
+    units = 4 * torch.finfo(dtype).eps * (expected.abs() + count.log().abs()).nan_to_num(0, 0, 0) + torch.finfo(dtype).tiny
+    assert (((mean.double() - (expected - count.log())).abs() <= units) | (expected == -INFINITY)).all()
+
+
+def test_a_sum_keeps_what_is_beside_a_largest_score_of_0(dtype: torch.dtype):
+    x, index = torch.tensor([0.0, -40.0, -41.0, 0.0], dtype=dtype), torch.tensor([0, 1, 0, 1])
+    expected = torch.tensor([math.log1p(math.exp(-41)), math.log1p(math.exp(-40))], dtype=dtype)
+    torch.testing.assert_close(sm.segment_logsumexp(x, index), expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+# Ways there ---------------------------------------------------------------------------------------------------------------------
+
+
+def graph(elements: int, segments: int, seed: int = 0) -> Tensor:
+    """An index in which some segments have many elements, and some none."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(elements, generator=generator) ** 3 * segments).long()
+
+
+def by_loop(function: Any, x: Tensor, index: Tensor, segments: int) -> Tensor:
+    order = index.argsort(stable=True)
+    parts = [function(part) for part in x[order].split(index.bincount(minlength=segments).tolist())]
+    return torch.empty_like(x).index_copy_(0, order, torch.cat(parts))
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+def test_many_segments_in_any_order_and_shape(name: str, shape: tuple[int, ...], dtype: torch.dtype):
+    elements, segments = 40_000, 600  # two windows
+    index = graph(elements, segments)
+    x = normal(elements, *shape, dtype=dtype)
+    expected = by_loop(lambda part: getattr(sm, name)(part.double(), 0).to(dtype), x, index, segments)
+    ordered = index.sort(stable=True)
+    results = {
+        "index": sm.segment_map(name, x, index, segments),
+        "segments": sm.segment_map(name, x, sm.Segments(index, segments)),
+        "in order": torch.empty_like(x).index_copy_(0, ordered.indices, sm.segment_map(name, x[ordered.indices], ordered.values)),
+        "ptr": torch.empty_like(x).index_copy_(
+            0,
+            ordered.indices,
+            sm.segment_map(name, x[ordered.indices], ptr=torch.searchsorted(ordered.values, torch.arange(segments + 1))),
+        ),
+        "last": sm.segment_map(name, x.movedim(0, -1), index, segments, dim=-1).movedim(-1, 0),
+    }
+    for way, result in results.items():
+        torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0, msg=lambda text, way=way: f"{way}: {text}")
+    if not shape:
+        loop = torch.stack([x[index == s].double().logsumexp(0) for s in range(0, segments, 20)])
+        torch.testing.assert_close(
+            sm.segment_logsumexp(x, index, segments)[::20].double(), loop, atol=0.0, rtol=4 * torch.finfo(dtype).eps
+        )
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "entmax15"])
+def test_gradients_are_those_of_each_segment(name: str, dtype: torch.dtype):
+    elements, segments = 35_000, 3000
+    index, where = graph(elements, segments, 1), normal(elements, 2, seed=3) > -3
+    tau = torch.rand(segments, 1, dtype=torch.float64) + 0.5
+    x, g = normal(elements, 2, dtype=dtype).requires_grad_(), normal(elements, 2, seed=1, dtype=dtype)
+    wide = x.detach().double().requires_grad_()
+    expected = sm.segment_map(name, wide, index, segments, temperature=tau, where=where)  # by rows, in float64
+    own = sm.segment_map(name, x, index, segments, temperature=tau, where=where)
+    g = torch.where(own > -INFINITY, g, 0)
+    (slope,) = torch.autograd.grad(own, x, g)
+    (wanted,) = torch.autograd.grad(expected, wide, g.double())
+    scale = 40 if dtype in (torch.bfloat16, torch.float16) else 10  # of J from p that was rounded
+    torch.testing.assert_close(slope.double(), wanted, atol=scale * TOLERANCE[dtype], rtol=scale * torch.finfo(dtype).eps)
+    own_sums, wide_sums = (sm.segment_logsumexp(v, index, segments, temperature=tau, where=where) for v in (x, wide))
+    h = torch.where(own_sums > -INFINITY, normal(segments, 2, seed=2, dtype=dtype), 0)
+    (slope,) = torch.autograd.grad(own_sums, x, h)
+    (wanted,) = torch.autograd.grad(wide_sums, wide, h.double())
+    torch.testing.assert_close(slope.double(), wanted, atol=4 * TOLERANCE[dtype], rtol=4 * torch.finfo(dtype).eps)
+
+
+def slope_of(value: Tensor, x: Tensor, g: Tensor, **options: Any) -> Tensor:
+    """∂⟨g, value⟩/∂x, zeros where value does not know of x."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (found,) = torch.autograd.grad(value, x, g, allow_unused=True, **options)
+    return torch.zeros_like(x) if found is None else found
+
+
+def test_derivatives_of_every_order_and_kind(case: Case):
+    index, segments = torch.tensor([2, 0, 2, 0, 0, 3, 3, 2, 0, 3, 3, 2, 0, 3]), 5
+    x = normal(14, 2).requires_grad_()
+    tau = torch.linspace(0.7, 1.6, segments, dtype=torch.float64).unsqueeze(-1).requires_grad_()
+    # α = 1 is where its domain ends, and at a whole budget p may be at a corner.
+    smooth = {p.name for p in case.map.params if p.name not in ("alpha", "budget") or case.params[p.name] not in (1, 2)}
+    learnt = {p.name for p in case.map.params if p.gradient is not None and p.name in smooth}
+    each = lambda v: torch.full((segments, 1), float(v), dtype=torch.float64).requires_grad_()
+    values = {name: each(v) for name, v in case.params.items() if name in learnt}
+    others = {name: v for name, v in case.params.items() if name not in learnt}
+
+    def function(x: Tensor, tau: Tensor, *params: Tensor) -> Tensor:
+        return sm.segment_map(case.map, x, index, segments, temperature=tau, **dict(zip(values, params, strict=True)), **others)
+
+    inputs = (x, tau, *values.values())
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, atol=1e-4)
+    g, h = normal(14, 2, seed=4), normal(14, 2, seed=5)
+    second = slope_of(slope_of(function(*inputs), x, g, create_graph=True), x, h)
+    for s in (0, 2, 3):  # is that of the map by itself
+        own = members(index, s)
+        part = x[own].detach().requires_grad_()
+        params = {name: v[s].detach() for name, v in values.items()} | others
+        alone = case.map(part, 0, temperature=tau[s].detach(), **params)
+        expected = slope_of(slope_of(alone, part, g[own], create_graph=True), part, h[own])
+        torch.testing.assert_close(second[own], expected, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "sparsemax", "taylor_softmax", "logsumexp"])
+def test_slopes_by_temperature_are_those_of_each_segment(name: str):
+    index, segments = graph(400, 30), 31  # of up to a hundred elements, some none
+    function = lambda x, tau: (
+        sm.segment_logsumexp(x, index, segments, temperature=tau)[lengths > 0]
+        if name == "logsumexp"
+        else sm.segment_map(name, x, index, segments, temperature=tau)
+    )
+    lengths = index.bincount(minlength=segments)
+    x = normal(400, 2) + 1000 * (name not in ("taylor_softmax", "logsumexp"))
+    for tau in (torch.tensor(0.7), torch.linspace(0.5, 2, segments).unsqueeze(-1), torch.tensor([[0.5, 1.5]])):
+        inputs = (x.clone().requires_grad_(), tau.double().requires_grad_())
+        value = function(*inputs)
+        g = normal(*value.shape, seed=1)
+        found = torch.autograd.grad(value, inputs, g)
+        wanted = torch.autograd.grad(function(*inputs), inputs, g, create_graph=True)  # by rows
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs.detach(), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_second_derivatives_of_long_segments_with_masks(name: str):
+    index, where = torch.arange(90) % 3, normal(90, 2, seed=2) > -2
+    x = normal(90, 2).requires_grad_()
+    for options in ({}, {"where": where}):
+        assert torch.autograd.gradgradcheck(lambda x, options=options: sm.segment_map(name, x, index, **options), x)
+
+
+def test_sums_and_weighted_sums_have_every_derivative():
+    index = torch.tensor([0, 2, 0, 2, 1, 1, 4])
+    x, weights = normal(7, 2).requires_grad_(), (normal(7, 2, seed=1).abs() + 0.1).requires_grad_()
+    tau = torch.linspace(0.7, 1.6, 5, dtype=torch.float64).unsqueeze(-1).requires_grad_()
+    there = torch.tensor([0, 1, 2, 4])
+    for function in (
+        lambda x, tau, w: sm.segment_logsumexp(x, index, 5, temperature=tau)[there],
+        lambda x, tau, w: sm.segment_log_mean_exp(x, index, 5, temperature=tau)[there],
+        lambda x, tau, w: sm.segment_logsumexp(x, index, 5, temperature=tau, weights=w)[there],
+    ):
+        inputs = (x, tau, weights)
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs)
+    loop = torch.stack([(weights[members(index, s)] * (x[members(index, s)] / tau[s]).exp()).sum(0).log() for s in range(5)])
+    torch.testing.assert_close(sm.segment_logsumexp(x, index, temperature=tau, weights=weights), loop)
+    assert sm.segment_logsumexp(torch.zeros(2), torch.tensor([0, 0]), weights=torch.tensor([1.0, -2.0])).isnan()
+
+
+def test_transforms_of_functions():
+    index = graph(30, 6)
+    x = normal(3, 30)
+    mapped = torch.func.vmap(lambda row: sm.segment_map("sparsemax", row, index, 6))(x)
+    torch.testing.assert_close(mapped, sm.segment_map("sparsemax", x, index, 6, dim=1))
+    jacobian = torch.func.jacrev(lambda row: sm.segment_softmax(row, index, 6))(x[0])
+    p = sm.segment_softmax(x[0], index, 6)
+    same = index.unsqueeze(0) == index.unsqueeze(1)
+    torch.testing.assert_close(jacobian, p.diag() - same * p.outer(p))
+
+
+def test_numbers_do_not_depend_on_the_number_of_threads():
+    index, x = graph(200_000, 30_000), normal(200_000, dtype=torch.float32).requires_grad_()
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        segments = sm.Segments(index)
+        p, total = sm.segment_softmax(x, segments), sm.segment_logsumexp(x, segments)
+        found.append((p, total, *torch.autograd.grad(p.square().sum() + total[total > -INFINITY].sum(), x), segments.order))
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_one_long_segment_is_shared_by_threads():
+    elements = LONG + 65_537
+    x = normal(elements, dtype=torch.float32)
+    index = torch.zeros(elements, dtype=torch.int64)
+    torch.testing.assert_close(sm.segment_softmax(x, index), x.softmax(0))
+    index[::2] = 1
+    p = sm.segment_softmax(x, index)
+    torch.testing.assert_close(p[::2], x[::2].softmax(0))
+    torch.testing.assert_close(sm.segment_logsumexp(x, index), torch.stack([x[1::2].logsumexp(0), x[::2].logsumexp(0)]))
+
+
+# Hard inputs --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["sorted", "any"])
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_hard_scores_stay_in_their_segment(order: str, offset: float, dtype: torch.dtype):
+    index = torch.arange(6).repeat_interleave(3)
+    index = index if order == "sorted" else index.view(6, 3).T.reshape(-1)
+    rows = torch.tensor(
+        [
+            [1.0, 1.0, 1.0],
+            [-INFINITY] * 3,
+            [0.0, -INFINITY, 0.0],
+            [1.0, math.nan, 2.0],
+            [INFINITY, 0.0, INFINITY],
+            [0.0, 0.0, -8.0],
+        ],
+        dtype=torch.float64,
+    ).add(offset)
+    x = (rows.flatten() if order == "sorted" else rows.T.flatten()).to(dtype).requires_grad_()
+    own = (lambda v: v.view(6, 3)) if order == "sorted" else (lambda v: v.view(3, 6).T)
+    p = own(sm.segment_softmax(x, index))
+    third = 1 / 3
+    expected = torch.tensor([[third] * 3, [0.0] * 3, [0.5, 0.0, 0.5], [math.nan] * 3, [math.nan] * 3], dtype=torch.float64)
+    torch.testing.assert_close(p[:5].double(), expected, atol=TOLERANCE[dtype], rtol=0, equal_nan=True)
+    total = sm.segment_logsumexp(x, index)
+    assert total[1] == -INFINITY
+    assert total[3].isnan()
+    assert total[4] == INFINITY
+    (slope,) = torch.autograd.grad(total[[0, 1, 2, 4]].sum(), x)
+    expected = torch.tensor([[third] * 3, [0.0] * 3, [0.5, 0.0, 0.5], [0.5, 0.0, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(own(slope)[[0, 1, 2, 4]].double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 0, 1], [0, 0, 1, 1]])
+def test_no_slope_is_read_where_a_probability_is_0(order: list[int]):
+    index = torch.tensor(order)
+    x = torch.tensor([0.0, 0.0, -INFINITY, 0.0] if order == [0, 1, 0, 1] else [0.0, -INFINITY, 0.0, 0.0]).requires_grad_()
+    g = torch.where(x > -INFINITY, torch.tensor([1.0, 2.0, 3.0, 4.0]), math.nan)
+    (slope,) = torch.autograd.grad(sm.segment_softmax(x, index), x, g)
+    assert slope.isfinite().all()
+    assert slope[x == -INFINITY] == 0
+    (slope,) = torch.autograd.grad(sm.segment_softmax(x, index), x, torch.full_like(x, 3e38))
+    assert (slope == 0).all()  # of equal slopes, however large
+
+
+def test_segments_of_nothing():
+    nothing = torch.empty(0, dtype=torch.int64)
+    for dtype in DTYPES:
+        x = torch.empty(0, 2, dtype=dtype)
+        assert sm.segment_softmax(x, nothing).shape == sm.segment_map("entmax15", x, nothing, 3).shape == (0, 2)
+        assert (sm.segment_logsumexp(x, nothing, 3) == -INFINITY).all()
+        assert sm.segment_logsumexp(x, nothing).shape == (0, 2)
+        assert (sm.segment_log_mean_exp(x, nothing, 3) == -INFINITY).all()
+        assert sm.segment_logsumexp(torch.empty(3, 0, dtype=dtype), torch.tensor([1, 0, 1])).shape == (2, 0)
+        far = sm.segment_logsumexp(torch.ones(2, dtype=dtype), torch.tensor([99_999, 3]), 100_000)  # windows without an element
+        assert (far > -INFINITY).sum() == 2
+
+
+def test_views_and_kinds_of_arrays():
+    index = torch.tensor([0, 1, 0, 1, 2])
+    x = normal(10, 6)[::2, ::3]
+    expected = sm.segment_softmax(x.contiguous(), index)
+    assert torch.equal(sm.segment_softmax(x, index), expected)
+    assert torch.equal(sm.segment_softmax(x.mT, index, dim=-1).mT, expected)
+    assert torch.equal(sm.segment_softmax(x[:, :1].expand(5, 3), index), expected[:, :1].expand(5, 3))
+    for kind in (np.uint8, np.int32, np.int64):
+        result = sm.segment_softmax(x.numpy(), index.numpy().astype(kind))
+        assert isinstance(result, np.ndarray)
+        assert np.array_equal(result, expected.numpy())
+    assert sm.segment_logsumexp(np.array([1, 2]), np.array([0, 0])).dtype == np.float64
+    assert torch.equal(sm.segment_softmax(x, torch.tensor([0, 9, 0, 9, 1, 9])[:-1], 10), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert sm.segment_softmax(x.bfloat16(), index).dtype == sm.softmax(x.bfloat16()).dtype
+    compiled = torch.compile(lambda x: sm.segment_softmax(x, index) * 2, backend="eager")
+    assert torch.equal(compiled(x), 2 * expected)
+
+
+def test_jagged_tensors_are_segments():
+    rows = [normal(n, 2, seed=n) for n in (3, 0, 5)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+    p = sm.segment_map("sparsemax", x)
+    for own, row in zip(p.unbind(), rows, strict=True):
+        torch.testing.assert_close(own, sm.sparsemax(row, 0))
+    p.values().square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.is_nested
+    total = sm.segment_logsumexp(x, temperature=torch.ones(3, 1, dtype=torch.float64))
+    torch.testing.assert_close(total, torch.stack([sm.logsumexp(row, 0) for row in rows]))
+    with pytest.raises(TypeError, match=r"^segment_softmax: a nested tensor says its segments itself; leave out index$"):
+        sm.segment_softmax(x, torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"^segment_softmax: segments of a nested tensor are along dim 1 .* got dim=2"):
+        sm.segment_softmax(x, dim=2)
+
+
+def test_segments_say_what_they_are():
+    segments = sm.Segments(torch.tensor([2, 0, 2, 0, 0]), 4)
+    assert len(segments) == 4
+    assert segments.elements == 5
+    assert segments.lengths.tolist() == [3, 0, 2, 0]
+    assert segments.starts.tolist() == [0, 3, 3, 5, 5]
+    assert segments.order is not None
+    assert segments.order.tolist() == [1, 3, 4, 0, 2]
+    assert sm.Segments.from_lengths(torch.tensor([3, 0, 2])).index.tolist() == [0, 0, 0, 2, 2]
+    again = pickle.loads(pickle.dumps(segments))
+    assert torch.equal(sm.segment_softmax(torch.ones(5), again), sm.segment_softmax(torch.ones(5), segments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"index": torch.tensor([0, 2, 1]), "num_segments": 2}, "index must be at least 0 and below num_segments=2, got 2"),
+        ({"index": torch.tensor([0, -1, 1])}, "index must be at least 0 and integers, got -1"),
+        ({"index": torch.tensor([0.0, 1.0, 1.0])}, r"index must be integers, got torch.float32; call index.long\(\)"),
+        ({"index": torch.tensor([[0, 1, 1]])}, "index must have one axis, got shape"),
+        ({"index": torch.tensor([0, 1])}, "index has 2, and scores of shape .3,. have 3 elements along dim 0"),
+        ({"index": torch.tensor([0, 1, 1], device="meta")}, "index must hold values, got a meta tensor"),
+        ({"ptr": torch.tensor([0, 2, 1, 3])}, "ptr must not fall, got 2 before 1 at 1"),
+        ({"ptr": torch.tensor([1, 3])}, "ptr must begin at 0, .* got one that begins at 1"),
+        ({"ptr": torch.tensor([], dtype=torch.int64)}, "ptr must begin at 0, .* got none"),
+        ({"ptr": torch.tensor([0, 2])}, "ptr ends at 2, and scores"),
+        ({"ptr": torch.tensor([0, 3]), "num_segments": 2}, "num_segments is 2, and ptr has 1 segments"),
+        ({"ptr": torch.tensor([0, 3]), "index": torch.tensor([0, 0, 0])}, "give index, .* or ptr, .* got both"),
+        ({}, "give index, .* or ptr, .* got neither"),
+        ({"index": sm.Segments(torch.tensor([0, 0, 0])), "num_segments": 1}, "Segments say all by themselves"),
+        ({"index": torch.tensor([0, 1, 1]), "temperature": torch.ones(3)}, r"temperature must broadcast to \(2,\)"),
+        ({"index": torch.tensor([0, 1, 1]), "temperature": torch.tensor([1.0, 0.0])}, "temperature must be"),
+        ({"index": torch.tensor([0, 1, 1]), "dim": 1}, "dim"),
+    ],
+)
+def test_wrong_segments_are_refused_before_any_work(arguments: dict[str, Any], message: str):
+    for name, call in (("segment_softmax", sm.segment_softmax), ("segment_logsumexp", sm.segment_logsumexp)):
+        with pytest.raises((ValueError, TypeError, IndexError), match=f"^{name}: {message}"):
+            call(torch.zeros(3), **arguments)
+
+
+def test_a_number_has_no_segments_and_lengths_are_not_negative():
+    with pytest.raises(ValueError, match=r"^segment_softmax: scores need an axis of elements, got a 0-d tensor"):
+        sm.segment_softmax(torch.tensor(1.0), torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"^Segments.from_lengths: lengths must be at least 0, got -1"):
+        sm.Segments.from_lengths(torch.tensor([1, -1]))
+
+
+WITHOUT = """
+import torch, softmaxima as sm
+torch.manual_seed(0)
+index, x = torch.randint(0, 50, (600,)), torch.randn(600, 2, dtype=torch.float64, requires_grad=True)
+p, total = sm.segment_map("entmax15", x, index, 60), sm.segment_logsumexp(x, index, 60)
+(slope,) = torch.autograd.grad(p.square().sum() + total[total > -9].sum() + sm.segment_softmax(x, index)[0, 0], x)
+said = [v.square().sum().item() for v in (p, total[total > -9], slope)]
+"""
+
+
+def test_torch_does_the_same_without_the_library():
+    environment = os.environ | {"SOFTMAXIMA_BACKEND": "reference"}
+    command = [sys.executable, "-c", WITHOUT + "print(*said)"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    own: dict[str, Any] = {}
+    exec(WITHOUT, own)
+    assert [float(number) for number in done.stdout.split()] == pytest.approx(own["said"], rel=1e-12)
+
+
+@pytest.mark.parametrize("segments", [1, 7, 5000])
+def test_a_partition_keeps_order_within_windows(segments: int):
+    index = graph(50_000, segments)
+    found = native_segments.partition(index, segments)
+    assert torch.equal(found.places.long().sort().values, torch.arange(50_000))
+    assert torch.equal(found.numbers[found.places.long()].long(), index)
+    windows = index >> found.shift
+    assert torch.equal(found.places.long().argsort(), windows.argsort(stable=True))
+    assert torch.equal(found.bounds.diff(), windows.bincount(minlength=len(found.bounds) - 1))
