@@ -15,6 +15,7 @@ from softmaxima.core.arguments import COMPUTE_DTYPE
 from softmaxima.core.blocks import Part, State
 from softmaxima.core.jacobian import narrowed
 from softmaxima.core.parts import InParts, spread
+from softmaxima.core.routing import is_native
 from softmaxima.core.temperature import over
 from softmaxima.kernels import native
 from softmaxima.kernels.devices import library
@@ -56,7 +57,7 @@ class OwnPart:
         """The state of this part in a pass."""
         if self.kernels is None:
             return self.rows.begin(self.part, known)
-        if self.x.is_cpu and self.x.dtype == torch.float64 and self.x.stride(-1) == 1:
+        if is_native(self.x) and self.x.dtype == torch.float64 and self.x.stride(-1) == 1:
             return _exactly(self.x, self.rows.tau, self.mask)
         _, state = self.kernels.logsumexp(self.x, self.rows.tau, self.mask, wide=True)
         top, log_mass = state.unsqueeze(-1)
@@ -68,7 +69,7 @@ class OwnPart:
     def _near_zero(self, log_mass: Tensor, state: monoid.LogSum) -> monoid.LogSum:
         """With the digits of the sums that are little more than their largest score."""
         near = log_mass.squeeze(-1) < NEAR_ZERO
-        if not self.x.is_cpu or not bool(near.any()):
+        if not is_native(self.x) or not bool(near.any()):
             return state
         if bool(near.all()):
             return _exactly(self.x, self.rows.tau, self.mask)
