@@ -18,8 +18,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from softmaxima.kernels.attention import Options
+from softmaxima.kernels.native_segments import Numbers
 from softmaxima.kernels.triton import attention, library
+from softmaxima.kernels.triton import segments as segments_on_gpus
 from softmaxima.maps import REGISTRY
+from softmaxima.segments import Segments
 
 pytestmark = pytest.mark.compiles
 
@@ -138,6 +141,21 @@ def test_losses(name: str, target: str, n: int, smoothing: float, weighted: bool
 
 def test_scaling_in_place():
     library.scale_rows(torch.zeros(2, SHORT), torch.ones(2))
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "logsumexp"])
+@pytest.mark.parametrize("order", ["sorted", "any"])
+def test_segments(name: str, order: str, compiled: dict[str, str]):
+    index = torch.arange(600) // 20 if order == "sorted" else torch.arange(600) % 30
+    x, segments, numbers = torch.zeros(600, 8), Segments(index), Numbers(torch.ones(30, 8), torch.ones(600, 1, dtype=torch.bool))
+    of_sum = name == "logsumexp"
+    kernels = segments_on_gpus.of_sum(name) if of_sum else segments_on_gpus.of_map(KERNELS[name], theta_of(name))  # type: ignore[arg-type]
+    assert kernels is not None
+    assert segments_on_gpus.fit(kernels, segments, x.dtype)
+    segments_on_gpus.value(kernels, x, 0, segments, numbers)
+    g, p = (torch.zeros(30, 8), None) if of_sum else (x, x)
+    segments_on_gpus.slope(kernels, x, 0, segments, numbers, g, p, x)
+    assert "whole_segments" in compiled
 
 
 WITH_ATTENTION = ("softmax", "elastic_softmax", "sparsemax", "entmax15", "entmax")

@@ -20,7 +20,6 @@ from torch import Tensor
 import softmaxima as sm
 from conftest import DTYPES, TOLERANCE, Case, at_most, normal
 from softmaxima.kernels import native_segments
-from softmaxima.segments.ragged import LONG
 
 INFINITY = math.inf
 
@@ -55,6 +54,7 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     return torch.tensor(x, dtype=torch.float64).reshape(len(index), columns), torch.tensor(index, dtype=torch.int64), segments
 
 
+@pytest.mark.gpu
 @at_most(30)
 @given(problem=problems(), data=st.data())
 def test_a_map_of_segments_is_the_map_of_each(case: Case, problem: tuple[Tensor, Tensor, int], data: st.DataObject):
@@ -89,6 +89,7 @@ def sums(x: Tensor, index: Tensor, segments: int, tau: Any = 1.0) -> Tensor:
     return out
 
 
+@pytest.mark.gpu
 @at_most(200)
 @given(problem=problems(), data=st.data())
 def test_sums_of_segments_have_all_digits(problem: tuple[Tensor, Tensor, int], data: st.DataObject):
@@ -156,6 +157,7 @@ def test_many_segments_in_any_order_and_shape(name: str, shape: tuple[int, ...],
         )
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "entmax15"])
 def test_gradients_are_those_of_each_segment(name: str, dtype: torch.dtype):
     elements, segments = 35_000, 3000
@@ -283,7 +285,7 @@ def test_numbers_do_not_depend_on_the_number_of_threads():
 
 
 def test_one_long_segment_is_shared_by_threads():
-    elements = LONG + 65_537
+    elements = native_segments.LONG + 65_537
     x = normal(elements, dtype=torch.float32)
     index = torch.zeros(elements, dtype=torch.int64)
     torch.testing.assert_close(sm.segment_softmax(x, index), x.softmax(0))
@@ -296,6 +298,7 @@ def test_one_long_segment_is_shared_by_threads():
 # Hard inputs --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("order", ["sorted", "any"])
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
 def test_hard_scores_stay_in_their_segment(order: str, offset: float, dtype: torch.dtype):
@@ -327,6 +330,7 @@ def test_hard_scores_stay_in_their_segment(order: str, offset: float, dtype: tor
     torch.testing.assert_close(own(slope)[[0, 1, 2, 4]].double(), expected, atol=TOLERANCE[dtype], rtol=0)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("order", [[0, 1, 0, 1], [0, 0, 1, 1]])
 def test_no_slope_is_read_where_a_probability_is_0(order: list[int]):
     index = torch.tensor(order)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from softmaxima.core.tracing import constant_when_compiled
-from softmaxima.kernels import native, native_attention
+from softmaxima.kernels import native, native_attention, native_segments
 from softmaxima.kernels.interface import asked_backend
 
 # Triton's are tested on the CPU, in its interpreter.
@@ -42,6 +42,14 @@ def attention(device_type: str) -> Any:
     if found is None:
         return None
     return native_attention if found is native else importlib.import_module("softmaxima.kernels.triton.attention")
+
+
+def segments(device_type: str) -> Any:
+    """The module with maps and sums of segments for tensors on a device that has kernels. All such modules have functions of the
+    same names."""
+    if library(device_type) is native:
+        return native_segments
+    return importlib.import_module("softmaxima.kernels.triton.segments")
 
 
 @constant_when_compiled  # and so asked without the sizes, which are symbols where code is compiled for all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +27,14 @@ from softmaxima.kernels.interface import (
 )
 from softmaxima.kernels.interface import Partition as PartitionCall
 from softmaxima.kernels.interface import Segments as RowsCall
-from softmaxima.kernels.native import DTYPES, Theta, in_memory, one_per_row, theta_in_memory
+from softmaxima.kernels.native import DTYPES, Kernel, Theta, in_memory, one_per_row, theta_in_memory
+
+if TYPE_CHECKING:
+    from softmaxima.segments.grouping import Segments
 
 WINDOWS = 512  # that can be written to at a time
 WINDOW = 16384  # elements of a window, if there are no more than so many windows
+LONG = 2**20  # elements of a segment, or of a window, for which a thread by itself takes long
 BY_INDEX = {"softmax": "softmax_by_index", "logsumexp": "logsumexp_by_index"}  # the kernels of rows that have one by index
 NARROW = {torch.float32, torch.bfloat16, torch.float16}  # what those take
 MOST = 2**31 - 1  # elements and segments that are counted in 32 bits
@@ -59,20 +63,33 @@ class Numbers(NamedTuple):
 
     tau: float | Tensor  # a tensor [..., segments, inner]
     mask: Tensor | None  # [..., elements, inner]
-    theta: Theta  # tensors like τ
 
 
 class Kernels(NamedTuple):
-    """The addresses of the kernels of rows, and whether they give one number a row."""
+    """The addresses of the kernels of rows, whether they give one number a row, and θ; and the kernel by index, if there is one."""
 
     forward: int
     derivative: int
     sums: bool
+    by_index: str | None
+    theta: Theta  # tensors like τ
+
+
+def of_map(kernel: Kernel, theta: Theta) -> Kernels | None:
+    """The kernels of a map."""
+    forward, derivative, _ = kernel.addresses
+    if forward is None or derivative is None:
+        return None
+    return Kernels(forward, derivative, False, BY_INDEX.get(kernel.forward) if kernel.library is None else None, theta)
+
+
+def of_sum(name: str) -> Kernels | None:
+    """Those of "logsumexp" or "log_mean_exp"."""
+    return Kernels(_address_of(name), _address_of("logsumexp_backward"), True, BY_INDEX.get(name), ())
 
 
 @functools.cache
-def address_of(name: str) -> int:
-    """Where the library has a kernel."""
+def _address_of(name: str) -> int:
     return ctypes.cast(find_function(name), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
@@ -142,20 +159,34 @@ def _moved(x: Tensor, axis: int, places: Tensor, back: bool = False) -> Tensor:
 # Maps and sums --------------------------------------------------------------------------------------------------------------
 
 
-def by_index(name: str, x: Tensor, axis: int, lay: Lay, numbers: Numbers, sums: bool) -> Tensor:
-    """softmax or logsumexp of x, whose axis has the elements: of logsumexp it then has the segments."""
-    return _by_index(name, x, axis, lay, numbers, sums, x=in_memory(x))
+def fit(kernels: Kernels, segments: Segments, dtype: torch.dtype) -> bool:
+    """Whether the kernels take such segments, however long they are."""
+    return True
 
 
-def by_index_backward(
-    name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, g: Tensor, p: Tensor | None, x: Tensor | None
+def value(kernels: Kernels, x: Tensor, axis: int, segments: Segments, numbers: Numbers) -> Tensor:
+    """The map, or the sum, of x, whose axis has the elements: of sums it then has the segments."""
+    if _goes_by_index(kernels, segments, x):
+        return _by_index(kernels, x, axis, segments.lay, numbers, x=in_memory(x))
+    return _by_rows(kernels, x, axis, segments.lay_of_rows, numbers, x=in_memory(x))
+
+
+def slope(
+    kernels: Kernels, like: Tensor, axis: int, segments: Segments, numbers: Numbers, g: Tensor, p: Tensor | None, x: Tensor | None
 ) -> Tensor:
-    """∂⟨g, softmax⟩/∂x from p, or ∂⟨g, logsumexp⟩/∂x from x."""
+    """∂⟨g, value⟩/∂x of a shape `like` that of x, from a map's value p; x where the derivative, or a sum, needs it."""
     p, x = (None if v is None else in_memory(v) for v in (p, x))
-    return _by_index(name, like, axis, lay, numbers, p is None, p=p, x=x, g=in_memory(g))
+    if _goes_by_index(kernels, segments, like):
+        return _by_index(kernels, like, axis, segments.lay, numbers, p=p, x=x, g=in_memory(g))
+    return _by_rows(kernels, like, axis, segments.lay_of_rows, numbers, p=p, x=x, g=in_memory(g))
 
 
-def _by_index(name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, sums: bool, **arrays: Tensor | None) -> Tensor:
+def _goes_by_index(kernels: Kernels, segments: Segments, x: Tensor) -> bool:
+    """Whether there is a kernel by index; threads do not share a segment there, as they do a row."""
+    return kernels.by_index is not None and x.dtype in NARROW and segments.longest <= LONG
+
+
+def _by_index(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numbers, **arrays: Tensor | None) -> Tensor:
     windows = lay.partition
 
     def call(arrays: dict[str, Tensor | None], mask: Tensor | None, out: Tensor) -> None:
@@ -175,29 +206,16 @@ def _by_index(name: str, like: Tensor, axis: int, lay: Lay, numbers: Numbers, su
             g=_address(arrays.get("g")),
             out=out.data_ptr(),
         )
-        run(find_function(name), INDEXED(*fields))
+        run(find_function(str(kernels.by_index)), INDEXED(*fields))
 
-    return _filled(like, axis, lay, numbers.mask, sums, arrays, call)
-
-
-def by_rows(x: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels) -> Tensor:
-    """What the forward kernel makes of x, whose axis has the elements: of sums it then has the segments."""
-    return _by_rows(x, axis, lay, numbers, kernels, x=in_memory(x))
+    return _filled(like, axis, lay, numbers.mask, kernels.sums, arrays, call)
 
 
-def by_rows_backward(
-    like: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels, g: Tensor, p: Tensor | None, x: Tensor | None
-) -> Tensor:
-    """∂⟨g, what `by_rows` made⟩/∂x, of a shape `like` that of x; x where the derivative, or a sum, needs it."""
-    p, x = (None if v is None else in_memory(v) for v in (p, x))
-    return _by_rows(like, axis, lay, numbers, kernels, p=p, x=x, g=in_memory(g))
-
-
-def _by_rows(like: Tensor, axis: int, lay: Lay, numbers: Numbers, kernels: Kernels, **arrays: Tensor | None) -> Tensor:
+def _by_rows(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numbers, **arrays: Tensor | None) -> Tensor:
     def call(arrays: dict[str, Tensor | None], mask: Tensor | None, out: Tensor) -> None:
         of_rows = _rows_of(like, axis, lay)
         tau, taus = one_per_row(_per_row(numbers.tau, like), of_rows)
-        _theta, theta, distance = theta_in_memory([_per_row(value, like) for value in numbers.theta], of_rows)
+        _theta, theta, distance = theta_in_memory([_per_row(value, like) for value in kernels.theta], of_rows)
         fields = RowsCall(
             **_places(like, axis, lay),
             order=_address(lay.order),
@@ -223,7 +241,7 @@ def _filled(
     like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
 ) -> Tensor:
     """What call(arrays, mask, out) writes: of `sums` out has segments, unless there is a g, which then has."""
-    shape = _shape_of_sums(like, axis, lay) if sums and "g" not in arrays else like.shape
+    shape = shape_of_sums(like, axis, lay.segments) if sums and "g" not in arrays else like.shape
     out = torch.empty(shape, dtype=like.dtype, device="cpu")
     if like.numel() == 0:
         return out.fill_(-math.inf)  # sums of nothing
@@ -245,13 +263,14 @@ def _in_places(
     return out if sums and "g" not in arrays else move(out, back=True)
 
 
-def _shape_of_sums(x: Tensor, axis: int, lay: Lay) -> tuple[int, ...]:
-    return (*x.shape[:axis], lay.segments, *x.shape[axis + 1 :])
+def shape_of_sums(x: Tensor, axis: int, segments: int) -> tuple[int, ...]:
+    """Of what has one number a segment."""
+    return (*x.shape[:axis], segments, *x.shape[axis + 1 :])
 
 
 def _rows_of(like: Tensor, axis: int, lay: Lay) -> Tensor:
     """Of the shape of what has a number a row, with one axis more."""
-    return torch.empty(0, dtype=like.dtype, device="cpu").expand(*_shape_of_sums(like, axis, lay), 0)
+    return torch.empty(0, dtype=like.dtype, device="cpu").expand(*shape_of_sums(like, axis, lay.segments), 0)
 
 
 def _per_row(value: Any, like: Tensor) -> Any:

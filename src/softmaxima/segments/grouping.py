@@ -180,6 +180,16 @@ class Segments:
         return int(bounds.diff().max()) if len(bounds) > 1 else 0
 
     @functools.cached_property
+    def by_width(self) -> tuple[tuple[int, Tensor], ...]:
+        """(a power of two, the segments of no more elements than that and of more than half as many), but for empty ones."""
+        powers = torch.log2((self.lengths - 1).clamp(min=1).double()).floor().add(1).to(torch.int64)
+        powers = torch.where(self.lengths > 1, powers, self.lengths - 1)  # −1 of the empty ones
+        order = powers.argsort(stable=True)
+        kinds, counts = torch.unique_consecutive(powers[order], return_counts=True)
+        parts = zip(kinds.tolist(), order.split(counts.tolist()), strict=True)
+        return tuple((1 << power, own) for power, own in parts if power >= 0)
+
+    @functools.cached_property
     def lengths(self) -> Tensor:
         """How many elements each segment has."""
         return self.starts.diff()

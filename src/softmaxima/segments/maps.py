@@ -10,7 +10,6 @@ from softmaxima.core.arguments import Array, as_scores, like_input
 from softmaxima.core.autograd import apply
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.tracing import outside_compilers
-from softmaxima.kernels.native_segments import BY_INDEX
 from softmaxima.segments.arguments import prepared, value_of_segments
 from softmaxima.segments.grouping import Segments
 from softmaxima.segments.nested import is_jagged, nested_like, segments_of_nested
@@ -74,11 +73,12 @@ def segment_map(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Derivatives of every order, as of the map. Cost: on a CPU the value and the first derivative take a read of the index and each
-    array, and a write; those of an index out of order are moved to where its segments are, and back. Elsewhere, and for derivatives
-    by τ, by parameters and of second order, scores are copied to rows of a few lengths first, padded by an eighth at most. Under
-    torch.compile the graph breaks here. A dtype of less than 64 bits has sums in double, in the order of the index, whatever the
-    number of threads.
+    Derivatives of every order, as of the map. Cost: the value and the first derivative by scores and τ take a read of the index and
+    each array, and a write. On a CPU those of an index out of order are moved to where its segments are, and back; on a GPU there is
+    a launch for each power of two among the lengths. Derivatives by parameters and of second order, and segments beyond what a GPU's
+    chip holds (4096 to 8192 scores), copy scores to rows of a few lengths first, padded by an eighth at most. Under torch.compile the
+    graph breaks here. On a CPU a dtype of less than 64 bits has sums in double, in the order of the index, whatever the number of
+    threads.
 
     >>> import torch, softmaxima as sm
     >>> sm.segment_map("sparsemax", torch.tensor([1.0, 0.0, 0.6, 5.0]), ptr=torch.tensor([0, 3, 3, 4]))
@@ -115,19 +115,8 @@ def _operation(map: Map) -> Operation:
     def rows(x: Tensor, tau: Any, mask: Tensor | None, params: Any) -> Tensor:
         return apply(map, x, tau, mask, *params)
 
-    def kernels(params: Any) -> tuple[int, int, Any] | None:
-        kernel = map.kernel
-        if kernel is None or (theta := kernel.theta(*params)) is None:
-            return None
-        forward, backward, _ = kernel.addresses
-        return None if forward is None or backward is None else (forward, backward, theta)
+    def kernels(library: Any, params: Any) -> Any:
+        theta = None if map.kernel is None else map.kernel.theta(*params)
+        return None if map.kernel is None or theta is None else library.of_map(map.kernel, theta)
 
-    own = map.kernel is not None and map.kernel.library is None
-    return Operation(
-        rows,
-        kernels,
-        sums=False,
-        uses_scores=map.uses_scores,
-        shift_invariant=map.properties.shift_invariant,
-        by_index=BY_INDEX.get(map.kernel.forward) if own and map.kernel else None,
-    )
+    return Operation(rows, kernels, sums=False, uses_scores=map.uses_scores, shift_invariant=map.properties.shift_invariant)

@@ -1,4 +1,4 @@
-"""What works on rows, of segments: by the native library, or by rows that are padded to few lengths, with all derivatives."""
+"""What works on rows, of segments: by the kernels of their device, or by rows padded to few lengths, with all derivatives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.routing import is_native
+from softmaxima.core.routing import takes_kernel
 from softmaxima.core.tracing import transforming
-from softmaxima.kernels import native_segments
-from softmaxima.kernels.native_segments import Kernels, Numbers
+from softmaxima.kernels import devices
+from softmaxima.kernels.native_segments import Numbers
 from softmaxima.segments.grouping import Segments
-
-LONG = 2**20  # elements of a segment, or of a window, for which a thread by itself takes long
 
 
 @dataclass(frozen=True)
@@ -25,18 +23,16 @@ class Operation:
 
     rows(x, tau, mask, params): its value [..., n], or [...] of sums, with every derivative; a parameter that is a tensor is
         [..., 1], or [..., n] where it is one of weights.
-    kernels(params): (address of the forward kernel, of the derivative, θ), None where there is none for them.
+    kernels(library, params): those of a module of `devices.segments`, None where it has none for them.
     uses_scores: whether the derivative needs the scores beside the value.
     shift_invariant: whether it is the same of x + c.
-    by_index: the kernel of `native_segments.BY_INDEX`, if there is one.
     """
 
     rows: Callable[[Tensor, Any, Tensor | None, Sequence[Any]], Tensor]
-    kernels: Callable[[Sequence[Any]], tuple[int, int, Any] | None]
+    kernels: Callable[[Any, Sequence[Any]], Any]
     sums: bool
     uses_scores: bool
     shift_invariant: bool = False
-    by_index: str | None = None
     weighted: bool = False  # whether the first parameter has a number for each element
 
 
@@ -44,24 +40,23 @@ def of_segments(
     operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]
 ) -> Tensor:
     """The operation of each segment of x along `axis`; τ and parameters that are tensors have the segments there."""
-    if not transforming() and is_native(x) and (kernels := operation.kernels(params)) is not None:
-        return _ByLibrary.apply(operation, kernels, segments, axis, mask, x, tau, *params)
+    if not transforming() and takes_kernel(x):
+        library = devices.segments(x.device.type)
+        kernels = operation.kernels(library, params)
+        if kernels is not None and library.fit(kernels, segments, x.dtype):
+            return _ByLibrary.apply(operation, library, kernels, segments, axis, mask, x, tau, *params)
     return by_rows(operation, segments, axis, x, tau, mask, params)
 
 
 class _ByLibrary(torch.autograd.Function):
-    """By the library, and its first derivative by the scores; what more is asked for by rows."""
+    """By kernels, and so its first derivative by the scores; what more is asked for by rows."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        operation, kernels, segments, axis, mask, x, tau, *params = inputs
-        if _goes_by_index(operation, segments, x):
-            value = native_segments.by_index(operation.by_index, x, axis, segments.lay, Numbers(tau, mask, ()), operation.sums)
-        else:
-            of_rows = _of_rows(operation, kernels, mask, tau)
-            value = native_segments.by_rows(x, axis, segments.lay_of_rows, *of_rows)
+        operation, library, kernels, segments, axis, mask, x, tau, *params = inputs
+        value = library.value(kernels, x, axis, segments, Numbers(tau, mask))
         numbers = [v if isinstance(v, Tensor) else None for v in (tau, *params)]
-        ctx.plain, ctx.given = inputs[:5], [None if isinstance(v, Tensor) else v for v in (tau, *params)]
+        ctx.plain, ctx.given = inputs[:6], [None if isinstance(v, Tensor) else v for v in (tau, *params)]
         ctx.save_for_backward(x, None if operation.sums else value, *numbers)
         ctx.set_materialize_grads(False)
         return value
@@ -69,29 +64,24 @@ class _ByLibrary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         g = grad_outputs[0]
-        operation, kernels, segments, axis, mask = ctx.plain
+        operation, library, kernels, segments, axis, mask = ctx.plain
         x, value, *numbers = ctx.saved_tensors
         given = [n if n is not None else v for n, v in zip(numbers, ctx.given, strict=True)]
-        needs = ctx.needs_input_grad[5:]
+        needs = ctx.needs_input_grad[6:]
         if g is None:
-            return (None,) * (5 + len(needs))
+            return (None,) * (6 + len(needs))
         # Of a narrower dtype the slope by x has not the digits of that by τ.
         by_tau = needs[1] and x.dtype in (torch.float32, torch.float64)
         if not torch.is_grad_enabled() and not any(needs[2:]) and by_tau == needs[1]:
             scores = x if operation.uses_scores or operation.sums else None
-            if _goes_by_index(operation, segments, x):
-                own = Numbers(given[0], mask, ())
-                slope = native_segments.by_index_backward(operation.by_index, x, axis, segments.lay, own, g, value, scores)
-            else:
-                of_rows = _of_rows(operation, kernels, mask, given[0])
-                slope = native_segments.by_rows_backward(x, axis, segments.lay_of_rows, *of_rows, g, value, scores)
+            slope = library.slope(kernels, x, axis, segments, Numbers(given[0], mask), g, value, scores)
             of_tau = _slope_of_temperature(operation, segments, axis, x, given[0], slope) if by_tau else None
-            return *(None,) * 5, slope, of_tau, *(None,) * (len(given) - 1)
+            return *(None,) * 6, slope, of_tau, *(None,) * (len(given) - 1)
         inputs = [v for v, needed in zip((x, *given), needs, strict=True) if needed]
         with torch.enable_grad():
             value = by_rows(operation, segments, axis, x, given[0], mask, given[1:])
             found = iter(torch.autograd.grad(value, inputs, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
-        return *(None,) * 5, *(next(found) if needed else None for needed in needs)
+        return *(None,) * 6, *(next(found) if needed else None for needed in needs)
 
 
 def _slope_of_temperature(operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Tensor, slope: Tensor) -> Tensor:
@@ -105,16 +95,6 @@ def _slope_of_temperature(operation: Operation, segments: Segments, axis: int, x
         scores = scores - tops.masked_fill(~tops.isfinite(), 0.0).index_select(axis, index)
     moved = scores.new_zeros(shape).index_add_(axis, index, scores.mul_(slope))
     return -(moved / tau).sum_to_size(tau.shape).to(tau.dtype)
-
-
-def _goes_by_index(operation: Operation, segments: Segments, x: Tensor) -> bool:
-    """Whether there is a kernel by index; threads do not share a segment there, as they do a row."""
-    return operation.by_index is not None and x.dtype in native_segments.NARROW and segments.longest <= LONG
-
-
-def _of_rows(operation: Operation, kernels: tuple[int, int, Any], mask: Tensor | None, tau: Any) -> tuple[Numbers, Kernels]:
-    forward, derivative, theta = kernels
-    return Numbers(tau, mask, theta), Kernels(forward, derivative, operation.sums)
 
 
 def by_rows(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_floating, check_scores, like_input
 from softmaxima.core.tracing import outside_compilers
-from softmaxima.kernels.native_segments import BY_INDEX, address_of
 from softmaxima.lse.log_mean_exp import row_log_mean_exp
 from softmaxima.lse.logsumexp import check_real, check_weights, row_logsumexp, row_signed_logsumexp
 from softmaxima.segments.arguments import prepared
@@ -115,12 +114,11 @@ def _weighted(x: Tensor, tau: Any, mask: Tensor | None, params: Sequence[Any]) -
 def _sum(name: str, rows: Callable[[Tensor, Any, Tensor | None], Tensor]) -> Operation:
     return Operation(
         lambda x, tau, mask, params: rows(x, tau, mask),
-        lambda params: (address_of(name), address_of("logsumexp_backward"), ()),
+        lambda library, params: library.of_sum(name),
         sums=True,
         uses_scores=True,
-        by_index=BY_INDEX.get(name),
     )
 
 
 LOGSUMEXP, LOG_MEAN_EXP = _sum("logsumexp", row_logsumexp), _sum("log_mean_exp", row_log_mean_exp)
-WEIGHTED = Operation(_weighted, lambda params: None, sums=True, uses_scores=True, weighted=True)
+WEIGHTED = Operation(_weighted, lambda library, params: None, sums=True, uses_scores=True, weighted=True)

@@ -34,6 +34,7 @@ from softmaxima.kernels.triton.rows import (
     read_theta,
     row_sum,
     tile,
+    tiles,
 )
 
 ACCOUNTED = 3  # numbers that a thread holds for each element, where a target says something of all
@@ -290,8 +291,8 @@ def launch(loss: Loss, rows: Rows, target: Target, results: Results, fenchel: bo
     """Fills `losses` [...] and, if there is one, the contiguous `out` [..., n] with the gradient."""
     f, formula = loss.map, loss.formula(fenchel)
     is_label_alone = target.labels is not None and target.smoothing == bits(0.0)
-    if rows.fit(f.numbers(rows, None, None) + (0 if is_label_alone else ACCOUNTED)):
-        programs, tile = rows.tiles(f.each)
+    if rows.fit(f.numbers(rows.scores.x, None, None) + (0 if is_label_alone else ACCOUNTED)):
+        programs, tile = tiles(rows.count, rows.width, f.each)
         whole_losses[programs](
             rows.scores, target, results, rows.count, formula, BEGIN=f.begin, FINISH=f.finish, IS_LABEL=is_label_alone, **tile
         )

@@ -264,12 +264,12 @@ def read_theta(theta, row):
 
 
 @triton.jit
-def read_values(rows, values, row, column, inside, EACH: tl.constexpr):
+def read_values(rows, values, row, place, inside, EACH: tl.constexpr):
     """A block of p or g, 0 outside: one number an element, or one a row."""
     if values is None:
         block = tl.zeros((1, 1), rows.COMPUTE)
     elif EACH:
-        block = tl.load(values + row * rows.n + column, mask=inside, other=0.0).to(rows.COMPUTE)
+        block = tl.load(values + place, mask=inside, other=0.0).to(rows.COMPUTE)
     else:
         block = tl.load(values + row).to(rows.COMPUTE)
     return block
@@ -279,16 +279,17 @@ def read_values(rows, values, row, column, inside, EACH: tl.constexpr):
 def read_block(rows, inputs, row, column, inside):
     """(x, p, g) of a block; 0 for what is not given."""
     scores = read_scores(rows, row, column, inside)
-    probability = read_values(rows, inputs.p, row, column, inside, inputs.EACH_P)
-    return scores, probability, read_values(rows, inputs.g, row, column, inside, inputs.EACH_G)
+    place = row * rows.n + column
+    probability = read_values(rows, inputs.p, row, place, inside, inputs.EACH_P)
+    return scores, probability, read_values(rows, inputs.g, row, place, inside, inputs.EACH_G)
 
 
 @triton.jit
-def write(rows, outputs, value, temperature, row, column, inside, is_row):
+def write(rows, outputs, value, temperature, row, place, inside, is_row):
     if outputs.DERIVATIVE:
         value = narrowed(value, temperature, rows.TEMPERED, outputs.out.dtype.element_ty)
     if outputs.EACH_OUT:
-        tl.store(outputs.out + row * rows.n + column, value.to(rows.COMPUTE).to(outputs.out.dtype.element_ty), mask=inside)
+        tl.store(outputs.out + place, value.to(rows.COMPUTE).to(outputs.out.dtype.element_ty), mask=inside)
     else:
         tl.store(outputs.out + 2 * row + tl.arange(0, 2)[None, :], value, mask=is_row)
 
@@ -312,7 +313,7 @@ def whole_rows(
     temperature = read_number(rows.tau, rows.taus, row)
     a, b, c, d = BEGIN(scores, probability, slope, column, theta, temperature, rows.TEMPERED)
     value = FINISH(scores, probability, slope, column, theta, temperature, rows.TEMPERED, a, b, c, d)
-    write(rows, outputs, value, temperature, row, column, inside, is_row)
+    write(rows, outputs, value, temperature, row, row * rows.n + column, inside, is_row)
 
 
 @triton.jit
@@ -384,7 +385,7 @@ def finish_parts(
     )  # fmt: skip
     scores, probability, slope = read_block(rows, inputs, row, column, inside)
     value = FINISH(scores, probability, slope, column, theta, temperature, rows.TEMPERED, a, b, c, d)
-    write(rows, outputs, value, temperature, row, column, inside, None)
+    write(rows, outputs, value, temperature, row, row * rows.n + column, inside, None)
 
 
 @triton.jit
@@ -438,13 +439,7 @@ class Rows:
 
     def fit(self, numbers: int) -> bool:
         """Whether so many numbers for each element of a row stay on chip."""
-        return numbers * self.width * self.compute.itemsize <= 4 * ON_CHIP
-
-    def tiles(self, each: int = EACH) -> tuple[tuple[int], dict[str, int]]:
-        """(programs, what each holds) where rows fit."""
-        width, count = self.width, self.count
-        height = max(1, min(TILE // width, next_power_of_2(count)))
-        return (ceiling(count, height),), {"ROWS": height, "WIDTH": width, "num_warps": warps(height * width, each)}
+        return fits(numbers, self.width, self.compute)
 
     def shared(self, dtype: torch.dtype | None = None) -> Iterator[tuple[int, Group]]:
         """(how many rows, with accumulators for each part) of long rows, a group at a time."""
@@ -465,19 +460,26 @@ def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | No
         found = one_stride(x)
         stride, starts = uneven_starts(x) if found is None else (found, None)
 
-    def per_row(value: float | Tensor) -> int | Tensor:
-        if isinstance(value, Tensor):
-            return in_memory(value.detach().to(device=like.device, dtype=torch.float64).expand(*like.shape[:-1], 1))
-        return bits(value)
-
     mask, blocks = mask_blocks(where, like, Layout(like.numel() // like.shape[-1], like.shape[-1], 1, like.ndim - 1))
-    found = per_row(tau)
-    one, each = (0, found) if isinstance(found, Tensor) else (found, None)
     scores = Scores(
-        x=x, stride=stride, starts=starts, tau=one, taus=each, theta=tuple(map(per_row, theta)), mask=mask, blocks=blocks,
-        n=like.shape[-1], TEMPERED=tl.constexpr(found is each or found != bits(1.0)), COMPUTE=tl.constexpr(TRITON_DTYPE[compute]),
+        x=x, stride=stride, starts=starts, mask=mask, blocks=blocks, n=like.shape[-1],
+        **numbers_of_rows(tau, theta, (*like.shape[:-1], 1), like.device), COMPUTE=tl.constexpr(TRITON_DTYPE[compute]),
     )  # fmt: skip
     return Rows(like, scores, compute)
+
+
+def numbers_of_rows(tau: float | Tensor, theta: Theta, shape: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """τ and θ as fields of `Scores`: each the bits of a double, or one a row of this shape."""
+
+    def per_row(value: float | Tensor) -> int | Tensor:
+        if isinstance(value, Tensor):
+            return in_memory(value.detach().to(device=device, dtype=torch.float64).expand(shape))
+        return bits(value)
+
+    found = per_row(tau)
+    one, each = (0, found) if isinstance(found, Tensor) else (found, None)
+    tempered = tl.constexpr(found is each or found != bits(1.0))
+    return {"tau": one, "taus": each, "theta": tuple(map(per_row, theta)), "TEMPERED": tempered}
 
 
 def uneven_starts(x: Tensor) -> tuple[int, Tensor]:
@@ -510,9 +512,9 @@ class RowFunctions:
     each: int = EACH  # elements a thread has of a row on chip
     beside: int = 0  # numbers that it holds for each beside those that it reads
 
-    def numbers(self, rows: Rows, p: Tensor | None, g: Tensor | None) -> int:
+    def numbers(self, x: Tensor | None, p: Tensor | None, g: Tensor | None) -> int:
         """How many a thread holds for each element."""
-        return (rows.scores.x is not None) + (p is not None and self.each_p) + (g is not None and self.each_g) + self.beside
+        return (x is not None) + (p is not None and self.each_p) + (g is not None and self.each_g) + self.beside
 
     def inputs(self, p: Tensor | None, g: Tensor | None) -> Inputs:
         return Inputs(p, g, tl.constexpr(self.each_p), tl.constexpr(self.each_g))
@@ -530,8 +532,8 @@ class RowFunctions:
 def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out: Tensor) -> Tensor:
     """Fills the contiguous `out`, [..., n] or [..., 2]."""
     inputs, outputs = f.inputs(p, g), f.outputs(out)
-    if rows.fit(f.numbers(rows, p, g)):
-        programs, tile = rows.tiles(f.each)
+    if rows.fit(f.numbers(rows.scores.x, p, g)):
+        programs, tile = tiles(rows.count, rows.width, f.each)
         whole_rows[programs](rows.scores, inputs, outputs, rows.count, BEGIN=f.begin, FINISH=f.finish, **tile)
         return out
     for taken, group in f.accumulated(rows, p, g):
@@ -541,6 +543,17 @@ def launch(f: RowFunctions, rows: Rows, p: Tensor | None, g: Tensor | None, out:
             PARTS=next_power_of_2(group.parts), **rows.block,
         )  # fmt: skip
     return out
+
+
+def fits(numbers: int, width: int, compute: torch.dtype) -> bool:
+    """Whether so many numbers for each element of a row of this width stay on chip."""
+    return numbers * width * compute.itemsize <= 4 * ON_CHIP
+
+
+def tiles(count: int, width: int, each: int = EACH) -> tuple[tuple[int], dict[str, int]]:
+    """(programs, what each holds) of so many rows that fit."""
+    height = max(1, min(TILE // width, next_power_of_2(count)))
+    return (ceiling(count, height),), {"ROWS": height, "WIDTH": width, "num_warps": warps(height * width, each)}
 
 
 def scale(x: Tensor, factors: Tensor) -> Tensor:
