@@ -73,12 +73,12 @@ def segment_map(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Derivatives of every order, as of the map. Cost: the value and the first derivative by scores and τ take a read of the index and
-    each array, and a write. On a CPU those of an index out of order are moved to where its segments are, and back; on a GPU there is
-    a launch for each power of two among the lengths. Derivatives by parameters and of second order, and segments beyond what a GPU's
-    chip holds (4096 to 8192 scores), copy scores to rows of a few lengths first, padded by an eighth at most. Under torch.compile the
-    graph breaks here. On a CPU a dtype of less than 64 bits has sums in double, in the order of the index, whatever the number of
-    threads.
+    Derivatives of every order, as of the map. Cost: the value and the first derivative by scores and τ take a read of the index
+    and each array, and a write. On a CPU those of an index out of order are moved to where its segments are, and back; on a GPU
+    there is a launch for each power of two among the lengths. Derivatives by parameters and of second order, and segments
+    beyond what a GPU's chip holds (4096 to 8192 scores), copy scores to rows of a few lengths first, padded by an eighth at
+    most. Under torch.compile the graph breaks here. On a CPU a dtype of less than 64 bits has sums in double, in the order of
+    the index, whatever the number of threads.
 
     >>> import torch, softmaxima as sm
     >>> sm.segment_map("sparsemax", torch.tensor([1.0, 0.0, 0.6, 5.0]), ptr=torch.tensor([0, 3, 3, 4]))
