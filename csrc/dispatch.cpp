@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "pages.h"
 
 namespace {
 
@@ -37,3 +38,6 @@ SOFTMAXIMA_EXPORT const char* softmaxima_instruction_set() { return chosen.name;
 
 // The version of the interface: a library of another version is not loaded.
 SOFTMAXIMA_EXPORT int softmaxima_interface() { return SOFTMAXIMA_INTERFACE; }
+
+// For memory that others allocate.
+SOFTMAXIMA_EXPORT void softmaxima_prefer_large_pages(void* data, size_t bytes) { prefer_large_pages(data, bytes); }

@@ -15,6 +15,7 @@
 
 #include "elementary.h"
 #include "kernels.h"
+#include "pages.h"
 
 namespace SOFTMAXIMA_ISA {
 
@@ -35,6 +36,7 @@ class Array {
             std::free(data_);
             data_ = static_cast<V*>(std::aligned_alloc(LINE, (size_t(size) * sizeof(V) + LINE - 1) / LINE * LINE));
             size_ = data_ ? size : 0;
+            if (data_) prefer_large_pages(data_, size_t(size) * sizeof(V));
         }
         return data_;
     }

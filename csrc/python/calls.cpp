@@ -13,11 +13,13 @@
 #include <new>
 
 #include "../kernels.h"
+#include "../pages.h"
 
 namespace {
 
 constexpr int64_t ALONE = 512;        // as many scores are worth neither a second thread nor a release of the interpreter's lock
 constexpr Py_ssize_t PARAMETERS = 8;  // more make a call none for this file
+constexpr size_t SIZES[] = {8, 4, 2, 2};  // of numbers of each dtype
 
 // What is asked of tensors and of torch, once.
 struct Names {
@@ -121,7 +123,6 @@ class Memory {
 
     // One number of a tensor in the place of all that it was expanded to, as the gradient of a sum is: written out into the room.
     bool read_spread(PyObject* x, const Memory& like, char* room) {
-        constexpr size_t sizes[] = {8, 4, 2, 2};
         const Owned its(PyObject_GetAttr(x, name.dtype)), strides(PyObject_CallMethodObjArgs(x, name.stride, nullptr));
         if (its.get() != dtypes[like.dtype] || !strides || like.outer * like.n > ALONE) return false;
         if (!is_ordinary(x) || !axes(PyObject_GetAttr(x, name.shape)) || !is_like(like)) return false;
@@ -129,7 +130,7 @@ class Memory {
             if (PyLong_AsLongLong(PyTuple_GetItem(strides.get(), Py_ssize_t(i))) != 0) return false;
         }
         if (!address_of(x)) return false;
-        const size_t size = sizes[like.dtype];
+        const size_t size = SIZES[like.dtype];
         for (int64_t i = 0; i < outer * n; ++i) std::memcpy(room + size_t(i) * size, address, size);
         address = room;
         return true;
@@ -139,7 +140,11 @@ class Memory {
     bool make(PyObject* x, const Memory& scores, Owned& made) {
         made.reset(PyObject_CallFunctionObjArgs(scores.is_array() ? empty_array : empty_like, x, nullptr));
         if (!made) return false;
-        if (!scores.is_array()) return address_of(made.get());
+        if (!scores.is_array()) {
+            if (!address_of(made.get())) return false;
+            prefer_large_pages(address, size_t(scores.outer * scores.n) * SIZES[scores.dtype]);  // NumPy does so itself
+            return true;
+        }
         if (PyObject_GetBuffer(made.get(), &buffer_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) return false;
         address = buffer_.buf;
         return true;

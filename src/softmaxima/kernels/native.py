@@ -55,11 +55,13 @@ from softmaxima.kernels.interface import (
     find_checked,
     find_function,
     opened,
+    prefer_large_pages,
     run,
     threads,
 )
 
 Theta = Sequence[float | Tensor]  # the numbers of a kernel, each for all rows or one a row [..., 1]
+LARGE = 4 << 20  # bytes, as in csrc/pages.h
 DTYPES = {getattr(torch, name): number for name, number in interface.DTYPES.items()}
 
 
@@ -156,6 +158,13 @@ class Layout(NamedTuple):
         shape = list(x.shape[:-1])
         shape.insert(self.axis, self.n)
         return x.new_empty(shape, dtype=dtype).movedim(self.axis, -1)
+
+
+def fresh(x: Tensor) -> Tensor:
+    """A tensor that nothing was written to, in large pages where it is large (csrc/pages.h)."""
+    if (size := x.numel() * x.element_size()) >= LARGE:
+        prefer_large_pages(x.data_ptr(), size)
+    return x
 
 
 def in_memory(x: Tensor) -> Tensor:
@@ -315,7 +324,7 @@ def _read(
 def forward(kernel: Kernel, x: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta) -> Tensor:
     """The map of the rows x [..., n]."""
     rows, layout, _kept = _read(x, tau, where, theta)
-    out = layout.empty(x)
+    out = fresh(layout.empty(x))
     run(kernel.functions.forward, FORWARD(*rows, *Forward(out=out.data_ptr())))
     return out
 
@@ -330,7 +339,7 @@ def backward(
         p_read = p.contiguous()
     g_read = layout.to_memory(g)
     x_read = None if x is None else layout.to_memory(x)
-    out = layout.empty(p)
+    out = fresh(layout.empty(p))
     rows, _kept = _rows(p, layout, _address(x_read), layout.n, tau, where, theta)
     own = Backward(p=p_read.data_ptr(), states=0, g=g_read.data_ptr(), out=out.data_ptr())
     run(kernel.functions.backward, BACKWARD(*rows, *own))
@@ -374,7 +383,7 @@ def logsumexp_state(x: Tensor, tau: float | Tensor, where: Tensor | None = None)
 def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """g · softmax(x/τ)/τ, from the states of `logsumexp`."""
     rows, layout, _kept = _read(x, tau, where)
-    out = layout.empty(x)
+    out = fresh(layout.empty(x))
     states, g = states.contiguous(), in_memory(g)
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
     run(find_function("logsumexp_backward"), BACKWARD(*rows, *own))
@@ -384,7 +393,7 @@ def logsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor
 def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor | None]:
     """(LSE of every prefix of the rows x [..., n]; if `wide` their states, [2, ...] of the rows as they lie in memory)."""
     rows, layout, _kept = _read(x, tau, where)
-    out = layout.empty(x)
+    out = fresh(layout.empty(x))
     states = torch.empty((2, out.numel()), dtype=torch.float64, device="cpu") if wide else None
     run(find_function("logcumsumexp"), FORWARD(*rows, *Forward(out=out.data_ptr(), states=_address(states))))
     return out, states
@@ -393,7 +402,7 @@ def logcumsumexp(x: Tensor, tau: float | Tensor, where: Tensor | None, *, wide: 
 def logcumsumexp_backward(x: Tensor, states: Tensor, g: Tensor, tau: float | Tensor, where: Tensor | None) -> Tensor:
     """∂⟨g, LSE of every prefix⟩/∂x, from the states of `logcumsumexp`."""
     rows, layout, _kept = _read(x, tau, where)
-    out, g = layout.empty(x), layout.to_memory(g)
+    out, g = fresh(layout.empty(x)), layout.to_memory(g)
     own = Backward(p=0, states=states.data_ptr(), g=g.data_ptr(), out=out.data_ptr())
     run(find_function("logcumsumexp_backward"), BACKWARD(*rows, *own))
     return out
@@ -423,7 +432,7 @@ def weighted_backward(
 ) -> Tensor:
     """g · b exp(x/τ)/(τS), from the signs and states of `weighted`."""
     x, g = in_memory(x), in_memory(g)
-    out = torch.empty_like(x)
+    out = fresh(torch.empty_like(x))
     rows, layout, _kept = _read(x, tau, where)
     addresses, _held = _weights(weights, x, layout)
     own = Weighted(*addresses, 0, signs.data_ptr(), states.data_ptr(), g.data_ptr(), out.data_ptr())
@@ -479,7 +488,7 @@ def loss(
     more. The gradient takes the place of contiguous scores `in_place`.
     """
     rows, layout, _kept = _read(x, 1.0, None, theta)
-    out = None if not gradient else x if in_place else layout.empty(x)
+    out = None if not gradient else x if in_place else fresh(layout.empty(x))
     own, values, _held = _loss(x, target, class_weight, smoothing, scale * (margin.scale or 1.0), fenchel, square, layout, out)
     run(kernel.functions.loss, LOSS(*rows, *own, *margin))
     return values, out
@@ -555,7 +564,7 @@ def quantized(
     zero_number, zeros = one_per_row(zero_point, q)
     mask = None if where is None else layout.to_memory(where.expand(q.shape)).view(torch.uint8)
     values = torch.empty(tuple(q.shape[:-1]), dtype=torch.float64, device="cpu")
-    out = layout.empty(q, dtype) if softmax else None
+    out = fresh(layout.empty(q, dtype)) if softmax else None
     own = Quantized(
         dtype=DTYPES[dtype],
         is_signed=int(q.dtype == torch.int8),
@@ -625,7 +634,7 @@ def linear_backward(
 
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e^x + e^y) of contiguous tensors of one shape and dtype."""
-    out = torch.empty_like(x)
+    out = fresh(torch.empty_like(x))
     pairs = Pairs(DTYPES[x.dtype], x.numel(), threads(), x=x.data_ptr(), y=y.data_ptr(), g=0, out=out.data_ptr())
     run(find_function("logaddexp"), PAIRS(*pairs))
     return out
@@ -633,7 +642,7 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """g · σ(x − y) and g · σ(y − x), of contiguous tensors of one shape and dtype."""
-    of_x, of_y = torch.empty_like(x), torch.empty_like(y)
+    of_x, of_y = fresh(torch.empty_like(x)), fresh(torch.empty_like(y))
     addresses = {"x": x.data_ptr(), "y": y.data_ptr(), "g": g.data_ptr(), "out": of_x.data_ptr(), "other": of_y.data_ptr()}
     run(find_function("logaddexp"), PAIRS(*Pairs(DTYPES[x.dtype], x.numel(), threads(), **addresses)))
     return of_x, of_y
@@ -641,7 +650,7 @@ def logaddexp_backward(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]
 
 def elementwise(name: str, x: Tensor) -> Tensor:
     """exp or log of a contiguous float64 or float32 tensor, by the library's own polynomials."""
-    y = torch.empty_like(x)
+    y = fresh(torch.empty_like(x))
     run(find_function(name), ELEMENTWISE(*Elementwise(DTYPES[x.dtype], x.numel(), x=x.data_ptr(), y=y.data_ptr())))
     return y
 

@@ -27,7 +27,7 @@ from softmaxima.kernels.interface import (
 )
 from softmaxima.kernels.interface import Partition as PartitionCall
 from softmaxima.kernels.interface import Segments as RowsCall
-from softmaxima.kernels.native import DTYPES, Kernel, Theta, in_memory, one_per_row, theta_in_memory
+from softmaxima.kernels.native import DTYPES, Kernel, Theta, fresh, in_memory, one_per_row, theta_in_memory
 
 if TYPE_CHECKING:
     from softmaxima.segments.grouping import Segments
@@ -109,7 +109,7 @@ def partition(index: Tensor, segments: int) -> Partition:
     most = min(WINDOWS, max(1, len(index) // WINDOW))
     shift = max(0, (-(-segments // most) - 1).bit_length())
     bounds = _integers(-(-segments >> shift) + 1 if segments else 1)
-    places, numbers = (torch.empty(len(index), dtype=torch.int32, device="cpu") for _ in range(2))
+    places, numbers = (fresh(torch.empty(len(index), dtype=torch.int32, device="cpu")) for _ in range(2))
     addresses = (tensor.data_ptr() for tensor in (index, bounds, places, numbers))
     run(find_function("partition"), PARTITION(*PartitionCall(len(index), len(bounds) - 1, shift, threads(), *addresses)))
     return Partition(shift, bounds, places, numbers)
@@ -135,12 +135,12 @@ def group(index: Tensor, segments: int, windows: Partition | None) -> tuple[Tens
 
 
 def _integers(count: int) -> Tensor:
-    return torch.empty(count, dtype=torch.int64, device="cpu")
+    return fresh(torch.empty(count, dtype=torch.int64, device="cpu"))
 
 
 def _moved(x: Tensor, axis: int, places: Tensor, back: bool = False) -> Tensor:
     """The elements of an array in memory at their places, or back from there."""
-    out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    out = fresh(torch.empty(x.shape, dtype=x.dtype, device="cpu"))
     call = Move(
         size=x.element_size(),
         outer=x.shape[:axis].numel(),
@@ -183,7 +183,7 @@ def slope(
 
 def _goes_by_index(kernels: Kernels, segments: Segments, x: Tensor) -> bool:
     """Whether there is a kernel by index; threads do not share a segment there, as they do a row."""
-    return kernels.by_index is not None and x.dtype in NARROW and segments.longest <= LONG
+    return kernels.by_index is not None and x.dtype in NARROW and not segments.reach(LONG)
 
 
 def _by_index(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numbers, **arrays: Tensor | None) -> Tensor:
@@ -242,7 +242,7 @@ def _filled(
 ) -> Tensor:
     """What call(arrays, mask, out) writes: of `sums` out has segments, unless there is a g, which then has."""
     shape = shape_of_sums(like, axis, lay.segments) if sums and "g" not in arrays else like.shape
-    out = torch.empty(shape, dtype=like.dtype, device="cpu")
+    out = fresh(torch.empty(shape, dtype=like.dtype, device="cpu"))
     if like.numel() == 0:
         return out.fill_(-math.inf)  # sums of nothing
     if out.numel():

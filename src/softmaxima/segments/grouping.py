@@ -173,11 +173,19 @@ class Segments:
         """The same for kernels of rows."""
         return native_segments.Lay(len(self), self.partition, *self._grouped)
 
+    def reach(self, length: int) -> bool:
+        """Whether a segment, or a window of the partition, has more elements than this; of more than half as many it may say so."""
+        if self.partition is not None:
+            return bool((self.partition.bounds.diff() > length).any())
+        places = torch.arange(0, self.elements, length // 2, device=self.given.device)
+        # As every element in order: two of them in one segment.
+        segments = torch.searchsorted(self.starts, places, right=True)
+        return bool((segments.diff() == 0).any())
+
     @functools.cached_property
     def longest(self) -> int:
-        """The length of the longest segment, or of its window."""
-        bounds = self.partition.bounds if self.partition is not None else self.starts
-        return int(bounds.diff().max()) if len(bounds) > 1 else 0
+        """The length of the longest segment."""
+        return int(self.lengths.max()) if len(self) else 0
 
     @functools.cached_property
     def by_width(self) -> tuple[tuple[int, Tensor], ...]:
