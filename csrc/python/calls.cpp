@@ -17,8 +17,8 @@
 
 namespace {
 
-constexpr int64_t ALONE = 512;        // as many scores are worth neither a second thread nor a release of the interpreter's lock
-constexpr Py_ssize_t PARAMETERS = 8;  // more make a call none for this file
+constexpr int64_t ALONE = 512;            // as many scores are worth neither a second thread nor a release of the interpreter's lock
+constexpr Py_ssize_t PARAMETERS = 8;      // more make a call none for this file
 constexpr size_t SIZES[] = {8, 4, 2, 2};  // of numbers of each dtype
 
 // What is asked of tensors and of torch, once.
