@@ -409,7 +409,10 @@ def test_segments_say_what_they_are():
     ("arguments", "message"),
     [
         ({"index": torch.tensor([0, 2, 1]), "num_segments": 2}, "index must be at least 0 and below num_segments=2, got 2"),
-        ({"index": torch.tensor([0, -1, 1])}, "index must be at least 0 and integers, got -1"),
+        ({"index": torch.tensor([0, -1, 1])}, "index must be at least 0 and below 2[*][*]40, got -1"),
+        ({"index": torch.tensor([0, 2**63 - 1, 1])}, "index must be at least 0 and below 2[*][*]40, got 9223372036854775807"),
+        ({"index": torch.tensor([0, 0, 1]), "num_segments": 2**70}, "num_segments must be an int from 0 to 2[*][*]40, got 118"),
+        ({"ptr": torch.tensor([0, 3]), "num_segments": True}, "num_segments must be an int of at least 0, got"),
         ({"index": torch.tensor([0.0, 1.0, 1.0])}, r"index must be integers, got torch.float32; call index.long\(\)"),
         ({"index": torch.tensor([[0, 1, 1]])}, "index must have one axis, got shape"),
         ({"index": torch.tensor([0, 1])}, "index has 2, and scores of shape .3,. have 3 elements along dim 0"),
@@ -438,6 +441,84 @@ def test_a_number_has_no_segments_and_lengths_are_not_negative():
         sm.segment_softmax(torch.tensor(1.0), torch.tensor([0]))
     with pytest.raises(ValueError, match=r"^Segments.from_lengths: lengths must be at least 0, got -1"):
         sm.Segments.from_lengths(torch.tensor([1, -1]))
+    with pytest.raises(ValueError, match=r"^Segments.from_lengths: lengths must add up to less than 2\*\*63"):
+        sm.Segments.from_lengths(torch.tensor([2**62] * 4 + [3]))
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1, 2], [2, 0, 1, 0]])
+def test_segments_stay_what_they_were_made_of(order: list[int]):
+    x = normal(4)
+    index, ptr = torch.tensor(order), torch.tensor([0, 1, 1, 4])
+    expected, by_ptr = sm.segment_softmax(x, index), sm.segment_softmax(x, ptr=ptr)
+    segments, of_ptr, of_array = sm.Segments(index), sm.Segments.from_ptr(ptr), sm.Segments(index.numpy())
+    given = index.clone().requires_grad_(False)
+    tau = torch.ones(3).requires_grad_()
+    p = sm.segment_map("entmax15", x, given, temperature=tau)
+    for changed in (index, given):
+        changed[0] = 10**9
+    ptr[1] = 10**9
+    assert torch.equal(sm.segment_softmax(x, segments), expected)
+    assert torch.equal(sm.segment_softmax(x, of_array), expected)
+    assert torch.equal(sm.segment_softmax(x, of_ptr), by_ptr)
+    with pytest.raises(RuntimeError, match=r"^Segments: the index was changed in place before a derivative was taken"):
+        torch.autograd.grad(p.square().sum(), tau)
+
+
+def test_an_index_of_torch_geometric_is_an_index():
+    from torch_geometric import EdgeIndex, Index
+
+    x, edges = normal(4), torch.tensor([[0, 1, 2, 0], [0, 1, 1, 2]])
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        plain = edges[1, order]
+        for index in (Index(plain), EdgeIndex(edges[:, order])[1]):
+            assert torch.equal(sm.segment_softmax(x, index), sm.segment_softmax(x, plain))
+            assert torch.equal(sm.segment_logsumexp(x, sm.Segments(index)), sm.segment_logsumexp(x, plain))
+    assert torch.equal(
+        sm.segment_softmax(x, ptr=Index(torch.tensor([0, 1, 2, 4]))), sm.segment_softmax(x, torch.tensor([0, 1, 2, 2]))
+    )
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0, 17.0, 20.0, 40.0])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "entmax15"])
+def test_a_confident_segment_has_the_slope_by_temperature_of_a_row(name: str, spread: float):
+    for kind in (torch.float32, torch.float64):
+        row = torch.tensor([0.0, spread / 3, spread], dtype=kind)
+        for place in range(3):
+            slopes = []
+            for function in (
+                lambda x, tau: getattr(sm, name)(x, temperature=tau),
+                lambda x, tau: sm.segment_map(name, x, 0 * x.long(), temperature=tau),
+            ):
+                tau = torch.ones(1, dtype=torch.float64).requires_grad_()
+                slopes += torch.autograd.grad(function(row, tau)[place], tau)
+            torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-5 if kind == torch.float32 else 1e-12, atol=0)
+
+
+def test_nothing_is_still_a_function_of_what_learns(case: Case, dtype: torch.dtype):
+    nothing, x = torch.empty(0, dtype=torch.int64), torch.empty(0, 2, dtype=dtype).requires_grad_()
+    learnt = {p.name: torch.full((3, 1), float(case.params[p.name])).requires_grad_() for p in case.map.params if p.gradient}
+    tau = torch.ones(3, 1).requires_grad_()
+    p = sm.segment_map(case.map, x, nothing, 3, temperature=tau, **{**case.params, **learnt})
+    total = sm.segment_logsumexp(x, nothing, 3, temperature=tau).clamp(min=0.0)
+    (p.sum() + total.sum()).backward()
+    for leaf in (x, tau, *learnt.values()):
+        assert leaf.grad is not None
+        assert (leaf.grad == 0).all()
+
+
+def test_a_first_derivative_keeps_no_graph():
+    x, alpha = normal(4).requires_grad_(), torch.tensor(1.3).requires_grad_()
+    p = sm.segment_map("entmax", x, torch.tensor([0, 1, 0, 1]), alpha=alpha)
+    assert not any(slope.requires_grad for slope in torch.autograd.grad(p.square().sum(), (x, alpha)))
+
+
+def test_no_weight_is_read_of_what_is_left_out():
+    x, where = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([False, True, True])
+    for weight in (math.nan, INFINITY):
+        weights = torch.tensor([weight, 1.0, 1.0])
+        expected = sm.logsumexp(x[1:])
+        torch.testing.assert_close(sm.segment_logsumexp(x, torch.zeros(3).long(), weights=weights, where=where), expected[None])
+        torch.testing.assert_close(sm.logsumexp(x, weights=weights, where=where), expected)
 
 
 WITHOUT = """

@@ -237,6 +237,8 @@ def row_signed_logsumexp(
         empty, known = value.detach() == -math.inf, ~value.detach().isnan()
         sign = torch.ones_like(value.detach()).masked_fill(empty, 0.0).where(known, math.nan)
     else:
+        if where is not None:  # nor is the weight of what is left out read
+            weights = torch.where(where, weights, 0.0)
         value, sign = weighted_logsumexp(x, weights, tau, where)
     if precision == "compensated":
         refuse_export("logsumexp", "compensated sums; take precision='native'")

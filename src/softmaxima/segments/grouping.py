@@ -15,6 +15,7 @@ from softmaxima.kernels import native_segments
 
 EXACT = 16  # segments up to this length are not padded
 STEPS = 8  # lengths between one power of two and the next
+MOST = 2**40  # segments
 
 
 class Bucket(NamedTuple):
@@ -66,7 +67,8 @@ class Segments:
     given: Tensor  # the index, or where segments begin
 
     def __init__(self, index: Array, num_segments: int | None = None) -> None:
-        self._read("Segments", index, num_segments)
+        # They are put in order later, and hold what was said of them, whatever becomes of the index.
+        self._read("Segments", _integers("Segments", "index", index).clone(), num_segments)
 
     def __len__(self) -> int:
         return self._count
@@ -85,7 +87,10 @@ class Segments:
         known = _integers("Segments.from_lengths", "lengths", lengths)
         if bool((known < 0).any()):
             raise ValueError(f"Segments.from_lengths: lengths must be at least 0, got {int(known.min())}")
-        return cls._of(torch.cat((known.new_zeros(1), known.cumsum(0))))
+        starts = torch.cat((known.new_zeros(1), known.cumsum(0)))
+        if bool((starts[1:] < starts[:-1]).any()):  # beyond 64 bits
+            raise ValueError(f"Segments.from_lengths: lengths must add up to less than 2**63, got one of {int(known.max())}")
+        return cls._of(starts)
 
     @classmethod
     def _from_ptr(cls, name: str, ptr: Any) -> Segments:
@@ -100,13 +105,13 @@ class Segments:
                 f"{name}: ptr must not fall, got {int(starts[place])} before {int(starts[place + 1])} at {place}; "
                 "for the segment of each element give index="
             )
-        return cls._of(starts.contiguous())
+        return cls._of(starts.clone())
 
     @classmethod
     def _of(cls, starts: Tensor) -> Segments:
         made = cls.__new__(cls)
         made.elements, made._count, made.given = int(starts[-1]), len(starts) - 1, starts
-        made._numbers, made._in_order, made._grouped = None, True, (starts, None)
+        made._kept, made._version, made._in_order, made._grouped = None, None, True, (starts, None)
         return made
 
     @classmethod
@@ -118,35 +123,44 @@ class Segments:
     def _read(self, name: str, index: Any, num_segments: Any) -> None:
         numbers = _integers(name, "index", index).contiguous()
         if num_segments is not None:
-            check_int(name, "num_segments", num_segments, lambda n: n >= 0, "an int of at least 0")
+            check_int(name, "num_segments", num_segments, lambda n: 0 <= n <= MOST, "an int from 0 to 2**40")
         self.elements, self.given = len(numbers), numbers
         least, most, in_order = (native_segments.index_range if _is_native(numbers) else _index_range)(numbers)
         count = most + 1 if num_segments is None else num_segments
-        if len(numbers) and (least < 0 or most >= count):
-            beyond = "integers" if num_segments is None else f"below num_segments={count}"
+        if len(numbers) and (least < 0 or most >= count or most >= MOST):
+            beyond = f"below {'2**40' if num_segments is None else f'num_segments={count}'}"
             got = least if least < 0 else most
             raise ValueError(f"{name}: index must be at least 0 and {beyond}, got {got}; it is the segment of each element")
-        self._numbers, self._in_order, self._count = numbers, in_order, count
+        self._kept, self._in_order, self._count = numbers, in_order, count
+        self._version = None if numbers.is_inference() else numbers._version
+
+    @property
+    def _numbers(self) -> Tensor:
+        """The index, as it was."""
+        kept = cast(Tensor, self._kept)
+        if self._version is not None and kept._version != self._version:
+            raise RuntimeError("Segments: the index was changed in place before a derivative was taken; give a copy of it")
+        return kept
 
     @functools.cached_property
     def partition(self) -> native_segments.Partition | None:
         """The elements by windows of segments, for kernels; None where they are in order, or there are no kernels."""
-        if (
-            self._numbers is None
-            or self._in_order
-            or not _is_native(self._numbers)
-            or max(len(self), self.elements) > native_segments.MOST
-        ):
+        if self._kept is None or self._in_order or not _is_native(self._kept):
+            return None
+        if max(len(self), self.elements) > native_segments.MOST:
             return None
         return native_segments.partition(self._numbers, len(self))
 
     @functools.cached_property
     def _grouped(self) -> tuple[Tensor, Tensor | None]:
         """(starts, the elements of each segment, at the places of the partition if there is one)."""
-        numbers = cast(Tensor, self._numbers)
-        if self.partition is not None or (self._in_order and _is_native(numbers)):
-            return native_segments.group(numbers, len(self), self.partition)
-        starts = torch.cat((numbers.new_zeros(1), numbers.bincount(minlength=len(self)).cumsum(0)))
+        numbers = self._numbers
+        try:
+            if self.partition is not None or (self._in_order and _is_native(numbers)):
+                return native_segments.group(numbers, len(self), self.partition)
+            starts = torch.cat((numbers.new_zeros(1), numbers.bincount(minlength=len(self)).cumsum(0)))
+        except RuntimeError as error:  # of torch's allocator
+            raise MemoryError(f"Segments: no memory for {len(self)} segments; is the largest index one?") from error
         return starts, None if self._in_order else numbers.argsort(stable=True)
 
     @property
@@ -176,7 +190,8 @@ class Segments:
     def reach(self, length: int) -> bool:
         """Whether a segment, or a window of the partition, has more elements than this; of more than half as many it may say so."""
         if self.partition is not None:
-            return bool((self.partition.bounds.diff() > length).any())
+            # What is even of very many elements is for threads to share too.
+            return bool((self.partition.bounds.diff() > max(length, 4 * self.elements // native_segments.WINDOWS)).any())
         places = torch.arange(0, self.elements, length // 2, device=self.given.device)
         # As every element in order: two of them in one segment.
         segments = torch.searchsorted(self.starts, places, right=True)
@@ -205,10 +220,9 @@ class Segments:
     @property
     def index(self) -> Tensor:
         """The segment of each element."""
-        if self._numbers is None:
-            self._numbers = torch.arange(len(self), device=self.given.device).repeat_interleave(
-                self.lengths, output_size=self.elements
-            )
+        if self._kept is None:
+            segments = torch.arange(len(self), device=self.given.device)
+            self._kept = segments.repeat_interleave(self.lengths, output_size=self.elements)
         return self._numbers
 
     @functools.cached_property
@@ -253,7 +267,9 @@ def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segmen
     if ptr is None:
         return Segments._from_index(name, index, num_segments)
     made = Segments._from_ptr(name, ptr)
-    if num_segments is not None and num_segments != len(made):
+    if num_segments is not None:
+        check_int(name, "num_segments", num_segments, lambda n: n >= 0, "an int of at least 0")
+    if num_segments not in (None, len(made)):
         raise ValueError(f"{name}: num_segments is {num_segments}, and ptr has {len(made)} segments; leave num_segments out")
     return made
 
@@ -273,6 +289,8 @@ def _index_range(index: Tensor) -> tuple[int, int, bool]:
 
 def _integers(name: str, what: str, values: Any) -> Tensor:
     numbers = check_values(name, what, as_tensor(name, what, values))
+    if type(numbers) is not Tensor:  # its memory may be elsewhere, as that of torch_geometric's Index is
+        numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device=numbers.device).copy_(numbers)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise TypeError(f"{name}: {what} must be integers, got {numbers.dtype}; call {what}.long()")
     if numbers.ndim != 1:

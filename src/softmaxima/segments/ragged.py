@@ -75,25 +75,30 @@ class _ByLibrary(torch.autograd.Function):
         if not torch.is_grad_enabled() and not any(needs[2:]) and by_tau == needs[1]:
             scores = x if operation.uses_scores or operation.sums else None
             slope = library.slope(kernels, x, axis, segments, Numbers(given[0], mask), g, value, scores)
-            of_tau = _slope_of_temperature(operation, segments, axis, x, given[0], slope) if by_tau else None
+            of_tau = _slope_of_temperature(operation, segments, axis, x, given[0], mask, slope) if by_tau else None
             return *(None,) * 6, slope, of_tau, *(None,) * (len(given) - 1)
         inputs = [v for v, needed in zip((x, *given), needs, strict=True) if needed]
+        twice = torch.is_grad_enabled()
         with torch.enable_grad():
             value = by_rows(operation, segments, axis, x, given[0], mask, given[1:])
-            found = iter(torch.autograd.grad(value, inputs, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
+            found = iter(torch.autograd.grad(value, inputs, g, create_graph=twice, allow_unused=True))
         return *(None,) * 6, *(next(found) if needed else None for needed in needs)
 
 
-def _slope_of_temperature(operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Tensor, slope: Tensor) -> Tensor:
+def _slope_of_temperature(
+    operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Tensor, mask: Tensor | None, slope: Tensor
+) -> Tensor:
     """∂/∂τ = −⟨∂/∂x, x − A⟩/τ, A a segment's largest score, which keeps digits, where a shift by it changes nothing, else 0."""
     used, index = slope != 0, segments.index
-    scores, shape = x.double().masked_fill(~used, 0.0), list(x.shape)
+    scores, shape = x.double(), list(x.shape)
     shape[axis] = len(segments)
     if operation.shift_invariant:
         each = index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
-        tops = scores.new_full(shape, -math.inf).scatter_reduce_(axis, each, scores.masked_fill(~used, -math.inf), "amax")
+        # Of all, for the slope of a largest score may have rounded to 0.
+        allowed = scores if mask is None else scores.masked_fill(~mask, -math.inf)
+        tops = scores.new_full(shape, -math.inf).scatter_reduce_(axis, each, allowed, "amax")
         scores = scores - tops.masked_fill(~tops.isfinite(), 0.0).index_select(axis, index)
-    moved = scores.new_zeros(shape).index_add_(axis, index, scores.mul_(slope))
+    moved = scores.new_zeros(shape).index_add_(axis, index, scores.masked_fill(~used, 0.0).mul_(slope))
     return -(moved / tau).sum_to_size(tau.shape).to(tau.dtype)
 
 
@@ -133,8 +138,9 @@ def _padded(operation: Operation, segments: Segments, x: Tensor, tau: Any, mask:
         own = [*(cells[i].unflatten(-1, (rows, width)) for cells in weights), *(value[i] for value in values)]
         value = operation.rows(scores[i].unflatten(-1, (rows, width)), taus[i], where, own)
         results.append(value if operation.sums else value.flatten(-2))
-    if not results:
-        return x.clone() if not operation.sums else x.new_empty((*x.shape[:-1], 0))
+    if not results:  # of no scores, but a function of all that is given
+        nothing = x.clone() if not operation.sums else x.new_empty((*x.shape[:-1], 0))
+        return nothing + sum(v.sum().mul(0).to(x.dtype) for v in (tau, *params) if isinstance(v, Tensor))
     joined = torch.cat(results, -1)
     return joined.index_select(-1, table.rows) if operation.sums else _move(joined, table.back, table.there, None)
 
