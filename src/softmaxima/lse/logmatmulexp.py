@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_device, like_input
-from softmaxima.core.tracing import is_eager, transforming
+from softmaxima.core.tracing import is_eager, sizes, transforming
 from softmaxima.lse.logsumexp import row_logsumexp
 
 SMALLEST = 1e-150  # what is lost of a sum are terms below 1e-308, and 1/Σ, of which gradients are made, is a number
@@ -26,8 +26,8 @@ def logmatmulexp(x: Array, y: Array) -> Array:
     It is associative, so that a chain of products may be taken in any grouping: by halves, in log₂ of its length many steps.
 
     Args:
-        x, y: matrices [..., n, k] and [..., k, m] as of `torch.matmul`, whose further axes broadcast; a vector [k] is a row as x and a
-            column as y. float64, float32, bfloat16 or float16, both arrays or both tensors. −∞ is a probability of 0.
+        x, y: matrices [..., n, k] and [..., k, m] as of `torch.matmul`, whose further axes broadcast; a vector [k] is a row as x
+            and a column as y. float64, float32, bfloat16 or float16, both arrays or both tensors. −∞ is a probability of 0.
 
     Returns:
         [..., n, m], less the axis of a vector, in the wider dtype; sums are taken in float64. −∞ where nothing is allowed.
@@ -35,10 +35,10 @@ def logmatmulexp(x: Array, y: Array) -> Array:
     Raises:
         TypeError for another dtype or for an array with a tensor, ValueError for numbers and shapes that do not go together.
 
-    The gradient by x_ik is Σ_j g_ij p_k(i, j), p(i, j) being the softmax of the terms of z_ij; it is zero for entries of −∞. Cost: a
-    matrix product, the exponential of each entry and the logarithm of each result, and twice as much for the gradient; entries whose
-    terms are small, as is said above, take k exponentials each. Under `torch.compile` and `torch.func` all do, in O(n k m) memory.
-    On a GPU the call waits for the product, to see whether there are any.
+    The gradient by x_ik is Σ_j g_ij p_k(i, j), p(i, j) being the softmax of the terms of z_ij; it is zero for entries of −∞. Cost:
+    a matrix product, the exponential of each entry and the logarithm of each result, and twice as much for the gradient; entries
+    whose terms are all far below the largest of their row and column take k exponentials each. Under `torch.compile` and
+    `torch.func` all do, in O(n k m) memory. On a GPU the call waits for the product, to see whether there are any.
 
     >>> import numpy as np, softmaxima as sm
     >>> log_p = np.log(np.array([[0.9, 0.1], [0.5, 0.5]]))
@@ -63,15 +63,16 @@ def _matrices(x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise TypeError(f"{name}: x and y must be of one kind, got {type(x).__name__} and {type(y).__name__}; convert one of them")
     first, second = (as_scores(name, v, what) for what, v in (("x", x), ("y", y)))
     second = check_device(name, "y", second, first)
-    shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+    shapes = f"{sizes(first)} and {sizes(second)}"
     if not (first.ndim and second.ndim):
         raise ValueError(f"{name}: x and y must be vectors or matrices, got shapes {shapes}; add the number instead")
     first = first if first.ndim > 1 else first.unsqueeze(0)
     second = second if second.ndim > 1 else second.unsqueeze(-1)
-    if first.shape[-1] != second.shape[-2]:
+    rows, columns = sizes(first), sizes(second)
+    if rows[-1] != columns[-2]:
         raise ValueError(f"{name}: the last axis of x must be as long as the last but one of y, got shapes {shapes}; transpose one")
     try:
-        torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+        torch.broadcast_shapes(rows[:-2], columns[:-2])
     except RuntimeError:
         raise ValueError(f"{name}: the axes of x and y before the last two must broadcast, got shapes {shapes}") from None
     return first, second
