@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -88,27 +89,62 @@ def fit(network: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor], steps: 
 
 def network(inputs: int, outputs: int, hidden: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Linear(inputs, outputs) if not hidden else nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    return (
+        nn.Linear(inputs, outputs)
+        if not hidden
+        else nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network with a score for each class, and one with a score for each bit of the classes' codes [classes, bits]."""
+
+    soft: nn.Module
+    coded: nn.Module
+    codes: Tensor
+
+    def log_p(self, x: Tensor) -> Tensor:
+        """[rows, classes], log P of each class's code by its bits."""
+        return -sm.softplus((1 - 2 * self.codes) * self.coded(x).unsqueeze(1)).sum(-1)
+
+    def is_said(self, x: Tensor) -> Tensor:
+        """[rows, classes], whether each bit is on the side of this class's code; of none, where it is no class's."""
+        return ((self.coded(x) > 0).unsqueeze(1) == self.codes).all(-1)
+
+
+def trained(x: Tensor, y: Tensor, codes: Tensor, hidden: int, seed: int) -> Pair:
+    """Both with the same body, by cross-entropy and by the sum over bits."""
+    classes, width = codes.shape
+    signs = (1 - 2 * codes)[y]
+    soft = fit(network(x.shape[1], classes, hidden, seed), x, lambda scores: sm.cross_entropy(scores, y))
+    coded = fit(network(x.shape[1], width, hidden, seed), x, lambda scores: sm.softplus(signs * scores).sum(-1).mean())
+    return Pair(soft, coded, codes)
 
 
 def compared(data: Split, codes: Tensor, hidden: int, seed: int) -> dict[str, float]:
-    """Of both networks with the same body, the shares that are right, and of the bits what is no class's code."""
+    """The shares of held-out rows that are right, and of the bits those that are no class's code."""
     x, y, new_x, new_y = data
-    classes, width = codes.shape
-    soft = fit(network(x.shape[1], classes, hidden, seed), x, lambda scores: sm.cross_entropy(scores, y))
-    target = 1 - 2 * codes.float()  # [classes, bits]
-    coded = fit(network(x.shape[1], width, hidden, seed), x, lambda scores: sm.softplus(target[y] * scores).sum(-1).mean())
-    scores = coded(new_x)
-    said = (scores > 0).long()
-    is_code = (said.unsqueeze(1) == codes).all(-1)  # [rows, classes]
-    log_p = -sm.softplus(target * scores.unsqueeze(1)).sum(-1)  # [rows, classes], of each class's code
+    pair = trained(x, y, codes, hidden, seed)
+    said, log_p = pair.is_said(new_x), pair.log_p(new_x)
     return {
-        "softmax": (soft(new_x).argmax(-1) == new_y).double().mean().item(),
-        "bits": is_code.gather(1, new_y[:, None]).double().mean().item(),
+        "softmax": (pair.soft(new_x).argmax(-1) == new_y).double().mean().item(),
+        "bits": said.gather(1, new_y[:, None]).double().mean().item(),
         "nearest code": (log_p.argmax(-1) == new_y).double().mean().item(),
-        "no class": (~is_code.any(-1)).double().mean().item(),
+        "no class": (~said.any(-1)).double().mean().item(),
         "mass on none": (1 - sm.logsumexp(log_p).exp()).mean().item(),
     }
+
+
+def regions(seed: int = 0, points: int = 81, reach: float = 4.0) -> dict[str, Any]:
+    """The class that linear networks give to each point of a square, −1 for none."""
+    x, y, _, _ = triangle(seed)
+    pair, axis = trained(x, y, THREE, 0, seed), torch.linspace(-reach, reach, points)
+    grid = torch.cartesian_prod(axis, axis)[:, [1, 0]]  # x runs first
+    said = pair.is_said(grid)
+    bits = torch.where(said.any(-1), said.long().argmax(-1), -1)
+    soft = pair.soft(grid).argmax(-1)
+    return {"axis": axis.tolist(), "softmax": soft.view(points, -1).tolist(), "bits": bits.view(points, -1).tolist()}
 
 
 def random_codes(classes: int, width: int, seed: int) -> Tensor:
@@ -127,7 +163,8 @@ def main(seeds: int = 10) -> dict[str, Any]:
     }
     best = most()
     print(f"of the triangle at most {100 * best:.2f} % can be right; means and standard errors of {seeds} seeds, in %")
-    results: dict[str, Any] = {"most": best, "seeds": seeds, "tasks": {}, "blocks": {}}
+    results: dict[str, Any] = {"most": best, "seeds": seeds, "tasks": {}, "regions": regions()}
+    results["bits"] = [bits(length) for length in range(1, 61)]
     for name, run in tasks.items():
         runs = [run(seed) for seed in range(seeds)]
         if not results["tasks"]:
@@ -138,7 +175,6 @@ def main(seeds: int = 10) -> dict[str, Any]:
         print(f"{name:22}" + "".join(f"{cell:>17}" for cell in cells))
     print("\nsymbols in a block   bits   bits a symbol")
     for length in (1, 2, 3, 5, 12, 41, 53):
-        results["blocks"][length] = bits(length)
         print(f"{length:18} {bits(length):6} {bits(length) / length:15.4f}")
     print(f"log₂ 3 {math.log2(3):34.4f}")
     return results

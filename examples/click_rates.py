@@ -103,45 +103,63 @@ def learnt(seed: int, views: int) -> tuple[World, dict[str, Rate], float]:
     return truth, dict(zip(MODELS, rates, strict=True)), calibrated.temperature
 
 
-def measured(truth: World, rate: Rate, seed: int, users: int = 1000) -> dict[str, float]:
-    """What p is worth on views of other users, each with a choice of items that have bids."""
+@dataclass(frozen=True)
+class Choice:
+    """Users with a choice of items: p and P(click) of each, and what its advertiser bids for a click, [users, items]."""
+
+    p: Tensor
+    exact: Tensor
+    bid: Tensor
+
+    def groups(self) -> tuple[Tensor, Tensor]:
+        """The means of p and of P in groups of like p."""
+        order = self.p.flatten().argsort().view(GROUPS, -1)
+        return self.p.flatten()[order].mean(1), self.exact.flatten()[order].mean(1)
+
+    def measured(self) -> dict[str, float]:
+        """What p is worth."""
+        p, exact, (own, true) = self.p, self.exact, self.groups()
+        regret = torch.special.xlogy(exact, exact / p) + torch.special.xlogy(1 - exact, (1 - exact) / (1 - p))
+        shown = (self.bid * p).argmax(1, keepdim=True)
+        worth, charged = ((self.bid * rate).gather(1, shown).sum() for rate in (exact, p))
+        return {
+            "calibration error": float((own - true).abs().mean()),
+            "regret": float(regret.mean()),
+            "ten best": float(exact.gather(1, p.topk(SHOWN).indices).sum() / exact.topk(SHOWN).values.sum()),
+            "auction": float(worth / (self.bid * exact).amax(1).sum()),
+            "charged": float(charged / worth),
+        }
+
+
+def choice(truth: World, rate: Rate, seed: int, users: int = 1000) -> Choice:
+    """Of users whom no model has seen."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(users, 1, FEATURES, generator=generator).expand(-1, CHOICE, -1)
     item = torch.randint(ITEMS, (users, CHOICE), generator=generator)
     bid = torch.randn(users, CHOICE, generator=generator).exp()
-    p, exact = rate(x, item).double(), truth.rate(x, item).double()
-    groups = p.flatten().argsort().view(GROUPS, -1)
-    gaps = (p.flatten()[groups].mean(1) - exact.flatten()[groups].mean(1)).abs()
-    regret = torch.special.xlogy(exact, exact / p) + torch.special.xlogy(1 - exact, (1 - exact) / (1 - p))
-    top = exact.gather(1, p.topk(SHOWN).indices).sum() / exact.topk(SHOWN).values.sum()
-    shown = (bid * p).argmax(1, keepdim=True)
-    worth = (bid * exact).gather(1, shown).sum()
-    return {
-        "calibration error": float(gaps.mean()),
-        "regret": float(regret.mean()),
-        "ten best": float(top),
-        "auction": float(worth / (bid * exact).amax(1).sum()),
-        "charged": float((bid * p).gather(1, shown).sum() / worth),
-    }
+    return Choice(rate(x, item).double(), truth.rate(x, item).double(), bid)
 
 
 def main(seeds: int = 5, views: int = 200_000) -> dict[str, Any]:
     """Prints the table; returns its numbers, one for each seed."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in MODELS}
-    temperatures = []
+    temperatures, groups = [], {}
     for seed in range(seeds):
         truth, rates, temperature = learnt(seed, views)
         temperatures.append(temperature)
         for name, rate in rates.items():
-            runs[name].append(measured(truth, rate, 1000 + seed))
+            made = choice(truth, rate, 1000 + seed)
+            runs[name].append(made.measured())
+            groups[name] = [means.tolist() for means in made.groups()]  # of the last seed
     results = {name: {key: [run[key] for run in each] for key in each[0]} for name, each in runs.items()}
-    print(f"{views} views, of those without a click {KEPT[0]:.0%} and {KEPT[1]:.0%} kept; means and standard errors of {seeds} seeds, in %")
+    print(f"{views} views, of those without a click {KEPT[0]:.0%} and {KEPT[1]:.0%} kept")
+    print(f"means and standard errors of {seeds} seeds, in %, the regret in hundredths of a nat")
     print(f"{'trained':20}" + "".join(f"{key:>19}" for key in results[MODELS[0]]))
     for name, columns in results.items():
         cells = (f"{100 * fmean(values):.2f} ± {100 * stdev(values) / seeds**0.5:.2f}" for values in columns.values())
         print(f"{name:20}" + "".join(f"{cell:>19}" for cell in cells))
     print(f"the temperature: {fmean(temperatures):.3f}")
-    return {"seeds": seeds, "views": views, "temperatures": temperatures, "models": results}
+    return {"seeds": seeds, "views": views, "temperatures": temperatures, "models": results, "groups": groups}
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def main(chains: int = 100, repeats: int = 300) -> dict[str, Any]:
     model = machine()
     exact = exact_log_partition(model)
     generator = torch.Generator().manual_seed(1)
-    print(f"{len(model.visible)} visible and {len(model.hidden)} hidden units: log Z = {exact:.6f}; {repeats} runs of {chains} chains")
+    print(
+        f"{len(model.visible)} visible and {len(model.hidden)} hidden units: log Z = {exact:.6f}; {repeats} runs of {chains} chains"
+    )
     print("steps  effective chains  mean Ẑ/Z            mean log Ẑ − log Z  scatter of log Ẑ  interval holds log Z")
     rows: list[dict[str, Any]] = []
     for steps in (1, 3, 10, 30, 100):

@@ -349,6 +349,8 @@ def test_bits_say_codes_of_no_class_and_softmax_is_nearly_as_right_as_can_be():
         assert run["bits"] < run["softmax"] - 0.02
         assert run["nearest code"] < run["softmax"] - 0.02
         assert 0.005 < run["no class"] < run["mass on none"]
+    digits = names["compared"](names["digits"](0), names["random_codes"](10, 4, 0), 0, 0)
+    assert digits["bits"] <= digits["nearest code"] < digits["softmax"] - 0.1
 
 
 # Click rates ----------------------------------------------------------------------------------------------------------------------
@@ -364,7 +366,7 @@ def test_scores_less_log_r_are_the_log_odds_of_a_click():
 def test_corrected_rates_are_those_of_the_truth_and_one_number_changes_no_order():
     names = example("click_rates")
     truth, rates, temperature = names["learnt"](0, 100_000)
-    found = {name: names["measured"](truth, rate, 7, users=300) for name, rate in rates.items()}
+    found = {name: names["choice"](truth, rate, 7, users=300).measured() for name, rate in rates.items()}
     logged, one, each, tempered = (found[name] for name in names["MODELS"])
     assert logged["ten best"] == pytest.approx(one["ten best"], rel=1e-6)
     assert each["ten best"] == pytest.approx(tempered["ten best"], rel=1e-6)
@@ -380,7 +382,7 @@ def test_corrected_rates_are_those_of_the_truth_and_one_number_changes_no_order(
 def test_the_truth_itself_has_no_error_and_no_regret():
     names = example("click_rates")
     truth = names["world"](torch.Generator().manual_seed(0))
-    found = names["measured"](truth, truth.rate, 7, users=50)
+    found = names["choice"](truth, truth.rate, 7, users=50).measured()
     assert found["calibration error"] < 1e-9
     assert abs(found["regret"]) < 1e-9
     assert found["ten best"] == found["auction"] == pytest.approx(1, abs=1e-9)
