@@ -4,10 +4,11 @@ Three classes of one probability are 01, 10 and 11 in two bits, and 00 is none o
 
     P(code) = Π_b σ(x_b)^{c_b} (1 − σ(x_b))^{1 − c_b}            loss = Σ_b softplus((1 − 2c_b) x_b)
 
-says codes that no class has, and 01 is nearer to 11 than to 10, which no class is. One score for each class, with softmax, does neither.
+says codes that no class has, and 01 is nearer to 11 than to 10, which no class is. One score for each class, with softmax, does
+neither.
 
-The truth is known for classes at the corners of a triangle, in normal noise: log P(class | x) is linear in x, and no classifier is right
-more often than ∫ φ(z − d/√2) Φ(z)² dz at distance d. On scikit-learn's digits, codes of 4 bits are drawn anew for each seed.
+The truth is known for classes at the corners of a triangle, in normal noise: log P(class | x) is linear in x, and no classifier is
+right more often than ∫ φ(z − d/√2) Φ(z)² dz at distance d. On scikit-learn's digits, codes of 4 bits are drawn for each seed.
 
 As messages, though, bits are right: K symbols of three in one block take ⌈K log₂ 3⌉ bits, and so nearly log₂ 3 = 1.585 each.
 

@@ -2,14 +2,14 @@ r"""Click rates from a log that kept every click and few of the others: what men
 
     P(click | kept) = σ(x),   kept with probability 1 or r_s          P(click) = σ(x + log r_s)
 
-A view without a click from source s, the web or a phone, is kept with probability r_s, so that the log-odds of what is in the log
-are too large by −log r_s. Four models are trained on it: on the log as it is; the same, corrected by the one rate at which views are
-kept over all; with −log r_s added to the scores in training, so that x itself has the log-odds of a click; and that, over a
-temperature that is found on a day of which all was kept.
+A view without a click from source s, the web or a phone, is kept with probability r_s, so that the log-odds of what is in the
+log are too large by −log r_s. Models are trained on the log as it is; the same, corrected by the one rate at which views are kept
+over all; with −log r_s added to the scores in training, so that x itself has the log-odds of a click; and that, over a temperature,
+or with a scale and a bias for each class, which are found on a day of which all was kept.
 
-The truth is known, for the clicks are drawn from it: P of every view. Calibration error is |mean p − mean P| in twenty groups of views
-of like p, and regret what p costs in log loss. Of a hundred items for a user the ten with the largest p are taken; and the one is
-shown of the largest bid · p, as in an auction, for which it is charged as if p were right.
+The truth is known, for the clicks are drawn from it: P of every view. Calibration error is |mean p − mean P| in twenty groups of
+views of like p, and regret what p costs in log loss. Of a hundred items for a user the ten with the largest p are taken; and the
+one is shown of the largest bid · p, as in an auction, for which it is charged as if p were right.
 
     python examples/click_rates.py
 """
@@ -28,7 +28,7 @@ import softmaxima as sm
 
 ITEMS, FEATURES, CHOICE, SHOWN, GROUPS = 500, 10, 100, 10, 20
 KEPT = torch.tensor([0.5, 0.02])  # r of the two sources
-MODELS = ("as logged", "one rate", "rate of each source", "and a temperature")
+MODELS = ("as logged", "one rate", "rate of each source", "and a temperature", "and a scale and bias")
 Rate = Callable[[Tensor, Tensor], Tensor]  # of features and items
 
 
@@ -69,15 +69,19 @@ class LogOdds(nn.Module):
         return (self.linear(x) + self.items(item)).squeeze(-1)
 
 
-def trained(log: tuple[Tensor, Tensor, Tensor], offset: Tensor | float, steps: int = 150) -> LogOdds:
+def trained(log: tuple[Tensor, Tensor, Tensor], offset: Tensor | float, steps: int = 60) -> LogOdds:
     """Of least log loss of clicks with the log-odds x + offset, which is −log r_s or 0: softplus(∓(x + offset))."""
     x, item, clicked = log
     model, sign = LogOdds(), 1 - 2 * clicked.float()
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    for _ in range(steps):
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
         optimizer.zero_grad()
-        sm.softplus(sign * (model(x, item) + offset)).mean().backward()
-        optimizer.step()
+        value = sm.softplus(sign * (model(x, item) + offset)).mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)  # pyright: ignore[reportArgumentType]
     return model.requires_grad_(False)
 
 
@@ -93,14 +97,16 @@ def learnt(seed: int, views: int) -> tuple[World, dict[str, Rate], float]:
     one_rate = (kept & ~clicked).sum() / (~clicked).sum()
     two = lambda log_odds: torch.stack((torch.zeros_like(log_odds), log_odds), -1)  # whose softmax is σ
     day, on_day, _, label = truth.views(views // 4, generator)  # all of which is kept
-    calibrated = sm.calibrate_temperature(two(corrected(day, on_day)), label.long())
+    found = two(corrected(day, on_day)), label.long()
+    tempered, scaled = sm.calibrate_temperature(*found), sm.calibrate_scaling(*found, "vector")
     rates: tuple[Rate, ...] = (
         lambda x, item: torch.sigmoid(plain(x, item)),
         lambda x, item: torch.sigmoid(plain(x, item) + one_rate.log()),
         lambda x, item: torch.sigmoid(corrected(x, item)),
-        lambda x, item: calibrated(two(corrected(x, item)))[..., 1],
+        lambda x, item: tempered(two(corrected(x, item)))[..., 1],
+        lambda x, item: scaled(two(corrected(x, item)))[..., 1],
     )
-    return truth, dict(zip(MODELS, rates, strict=True)), calibrated.temperature
+    return truth, dict(zip(MODELS, rates, strict=True)), tempered.temperature
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def choice(truth: World, rate: Rate, seed: int, users: int = 1000) -> Choice:
     return Choice(rate(x, item).double(), truth.rate(x, item).double(), bid)
 
 
-def main(seeds: int = 5, views: int = 200_000) -> dict[str, Any]:
+def main(seeds: int = 5, views: int = 50_000) -> dict[str, Any]:
     """Prints the table; returns its numbers, one for each seed."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in MODELS}
     temperatures, groups = [], {}

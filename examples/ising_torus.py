@@ -1,12 +1,13 @@
 r"""The Ising model on a torus, exactly: a product of transfer matrices in log space, and its derivatives.
 
-    H = −Σ_⟨ij⟩ σ_i σ_j        Z = Σ_σ exp(−βH) = tr Tᴹ        log T(s, s′) = β (½ E(s) + ⟨s, s′⟩ + ½ E(s′)),  E(s) = Σ_i s_i s_{i+1}
+    H = −Σ_⟨ij⟩ σ_i σ_j        Z = Σ_σ exp(−βH) = tr Tᴹ        log T(s, s′) = β (½ E(s) + ⟨s, s′⟩ + ½ E(s′))
 
-s and s′ are rows of L spins, of which there are 2ᴸ. M of them follow one another on the torus, so that log Z takes log₂ M products by
-logmatmulexp. Energy and heat capacity a spin are derivatives: u = −∂ log Z/∂β / LM, C = β² ∂² log Z/∂β² / LM.
+s and s′ are rows of L spins, of which there are 2ᴸ, and E(s) = Σ_i s_i s_{i+1}. M of them follow one another on the torus, so that
+log Z takes log₂ M products by logmatmulexp. Energy and heat capacity a spin are derivatives: u = −∂ log Z/∂β / LM and
+C = β² ∂² log Z/∂β² / LM.
 
-The truth is known: Onsager (1944) solved the infinite lattice, which is critical at β_c = ½ log(1 + √2). There a long torus of width
-L has log Z/LM − onsager = πc/(6L²) + …, with the central charge c = ½ (Blöte, Cardy & Nightingale 1986).
+The truth is known: Onsager (1944) solved the infinite lattice, which is critical at β_c = ½ log(1 + √2). There a long torus of
+width L has log Z/LM − onsager = πc/(6L²) + …, with the central charge c = ½ (Blöte, Cardy & Nightingale 1986).
 
     python examples/ising_torus.py
 """
@@ -68,7 +69,7 @@ def onsager(beta: float) -> tuple[float, float, float]:
     return value, energy, 4 / math.pi * (beta / t) ** 2 * heat
 
 
-def main(widths: tuple[int, ...] = (4, 6, 8), at: int = 25) -> dict[str, Any]:
+def main(widths: tuple[int, ...] = (4, 6, 8), at: int = 35) -> dict[str, Any]:
     """Prints the tables; returns what they show, and curves of energy and heat capacity."""
     print("β = 0.3, far from critical   log Z a spin   less onsager         energy   heat capacity")
     far = {f"{width} × {2**width}": per_spin(width, width, 0.3) for width in widths} | {"onsager": onsager(0.3)}
@@ -82,10 +83,10 @@ def main(widths: tuple[int, ...] = (4, 6, 8), at: int = 25) -> dict[str, Any]:
         charges[width] = (value - onsager(CRITICAL)[0]) * 6 * width**2 / math.pi
         print(f"{width:3} × 1024 {charges[width]:24.6f}")
     print("the central charge      0.500000")
-    curves: dict[str, Any] = {"beta": np.linspace(0.2, 0.7, at).tolist()}
+    curves: dict[str, Any] = {}  # (β, energy, heat capacity)
     for width in widths:
-        curves[f"{width} × {2**width}"] = [per_spin(width, width, beta)[1:] for beta in curves["beta"]]
-    curves["onsager"] = [onsager(beta)[1:] for beta in curves["beta"]]
+        curves[f"{width} × {2**width}"] = [(beta, *per_spin(width, width, beta)[1:]) for beta in np.linspace(0.2, 0.7, at).tolist()]
+    curves["onsager"] = [(beta, *onsager(beta)[1:]) for beta in np.linspace(0.2, 0.7, 251).tolist()]
     return {"far": far, "charges": charges, "curves": curves}
 
 

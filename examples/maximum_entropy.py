@@ -2,8 +2,8 @@ r"""The distribution of most entropy among those with given means: Jaynes' dice,
 
     p_w(s) = exp⟨w, f(s)⟩ / Z          log Z = LSE_s ⟨w, f(s)⟩          w minimises D(w) = log Z − ⟨w, f̂⟩
 
-The slope of D is expected − observed features, E_p f − f̂, and its second derivative their covariance C: both are what autograd makes
-of one logsumexp. Newton's direction d = C⁻¹(f̂ − E_p f) also gives a distribution that has the means f̂ exactly,
+The slope of D is expected − observed features, E_p f − f̂, and its second derivative their covariance C: both are what autograd
+makes of one logsumexp. Newton's direction d = C⁻¹(f̂ − E_p f) also gives a distribution that has the means f̂ exactly,
 
     q(s) = p_w(s) (1 + ⟨d, f(s) − E_p f⟩),          D(w) ≥ H(best) ≥ H(q)  wherever q ≥ 0
 
@@ -100,7 +100,10 @@ def main(draws: int = 5000, repeats: int = 400) -> dict[str, Any]:
     errors = (torch.linalg.inv(fitted.covariance).diagonal(dim1=-2, dim2=-1) / draws).sqrt()
     within = ((fitted.weights - truth).abs() <= 1.96 * errors).double().mean(0)
     print(f"\n{draws} draws from a table of {len(features)} cells with {len(names)} weights, {repeats} times")
-    print("gap D − H(q) at each of Newton's steps  " + "  ".join(f"{gap[0]:.0e}" for gap in fitted.gaps[:8]))
+    print(
+        "gap D − H(q) at each of Newton's steps  "
+        + "  ".join(f"{gap[0]:.0e}" if gap[0] < math.inf else "–" for gap in fitted.gaps[:8])
+    )
     print("weight    truth    found  standard error  scatter of the repeats  truth within ±1.96 errors")
     scatter = fitted.weights.std(0)
     for i, name in enumerate(names):

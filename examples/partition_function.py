@@ -119,10 +119,8 @@ def main(chains: int = 100, repeats: int = 300) -> dict[str, Any]:
             "coverage": float(((found.lower <= exact) & (exact <= found.upper)).double().mean()),
         }
         rows.append(row | {"values": found.value.tolist()})
-        print(
-            f"{steps:5d} {row['effective']:17.1f} {row['ratio']:9.4f} ± {row['error']:.4f} {row['bias']:19.4f} {row['scatter']:17.4f}"
-            f" {row['coverage']:21.3f}"
-        )
+        line = f"{steps:5d} {row['effective']:17.1f} {row['ratio']:9.4f} ± {row['error']:.4f} {row['bias']:19.4f}"
+        print(f"{line} {row['scatter']:17.4f} {row['coverage']:21.3f}")
     return {"exact": exact, "chains": chains, "repeats": repeats, "rows": rows}
 
 

@@ -7,9 +7,9 @@ steps (`by_halves`), or one place after the other (`in_order`),
 
     v_t(s) = max_Ω { v_{t−1}(r) + A(r, s) : r } + u_t(s)            max_Ω(x) = max_p ⟨p, x⟩ − Ω(p), whose slope is the map
 
-with LSE for max_Ω of softmax. Any other map gives a chain of its own (Mensch & Blondel 2018, arXiv:1802.03676): the slope is then how
-often each tag is passed by a walk that goes back by that map's probabilities, exactly 0 for most tags of a sparse one. Only with
-softmax is max_Ω associative, so that only its chain can be taken by halves.
+with LSE for max_Ω of softmax. Any other map gives a chain of its own (Mensch & Blondel 2018, arXiv:1802.03676): the slope is then
+how often each tag is passed by a walk that goes back by that map's probabilities, exactly 0 for many tags of a sparse one. Only
+with softmax is max_Ω associative, so that only its chain can be taken by halves.
 
 The truth is known: sentences come from a hidden Markov model, whose own tags P(y_t | words) err least of all taggers.
 

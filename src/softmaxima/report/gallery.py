@@ -63,7 +63,10 @@ def ising_torus(found: Found) -> str:
     """Far from the critical point, and at it."""
     far = table(
         ["at β = 0.3", "log Z a spin", "energy", "heat capacity"],
-        [[name.replace("onsager", "Onsager, ∞"), *(f"{value:.8f}" for value in each)] for name, each in found["far"].items()],
+        [
+            [name.replace("onsager", "Onsager, ∞"), *(f"{value:.8f}".replace("-", "−") for value in each)]
+            for name, each in found["far"].items()
+        ],
     )
     charges = [[f"{width} × 1024", f"{value:.5f}"] for width, value in found["charges"].items()]
     return f"{far}\n\n{table(['at β_c', '(log Z a spin − Onsager) · 6L²/π'], [*charges, ['central charge', '0.50000']])}"
@@ -107,6 +110,6 @@ CAPTIONS = {
     "ising_torus": "Energy and heat capacity a spin of tori, and of the infinite lattice; dotted: the critical point.",
     "class_codes": "Left: the class that linear networks give to each point, grey being none; crosses are the three centres. "
     "Right: bits a symbol in blocks of K symbols of three. In the table, means ± standard errors over seeds.",
-    "click_rates": "Left: mean rate and mean p of twenty groups of views of like p, of the last seed. Right: what is lost of the best "
-    "possible by choices that p makes. In the table, means ± standard errors over seeds.",
+    "click_rates": "Left: mean rate and mean p of twenty groups of views of like p, of the last seed. Right: what is lost of the "
+    "best possible by choices that p makes. In the table, means ± standard errors over seeds.",
 }
