@@ -405,7 +405,7 @@ def test_the_page_shows_what_was_found(name: str):
     assert TABLES[name](found) in page
     assert CAPTIONS[name] in page
     assert f"examples/{name}.py" in page
-    plot = PICTURES[name](found)
+    plot: Any = PICTURES[name](found)
     assert plot.layout.width == 1000
     assert all(len(trace.y if trace.y is not None else trace.z) for trace in plot.data)
 

@@ -152,17 +152,21 @@ def class_codes(found: Found) -> go.Figure:
 def click_rates(found: Found) -> go.Figure:
     """How right p is, and what choices by p lose."""
     plot = _panels("mean click rate against mean p", "lost by choices, % of the best", legend=True)
-    plot.add_scatter(x=[1e-4, 1], y=[1e-4, 1], mode="lines", line={"color": GREY, "width": 1}, showlegend=False, row=1, col=1)
+    plot.add_scatter(
+        x=[10**-4.5, 1], y=[10**-4.5, 1], mode="lines", line={"color": GREY, "width": 1}, showlegend=False, row=1, col=1
+    )
     for (name, (own, true)), colour, symbol in zip(found["groups"].items(), COLOURS, SYMBOLS, strict=False):
         style = {"line": {"color": colour, "width": 1.5}, "marker": {"size": 6, "symbol": symbol}}
         plot.add_scatter(x=own, y=true, mode="lines+markers", name=name, **style, row=1, col=1)
-    names = list(found["models"])
-    for key, called, colour in (("ten best", "the ten best by p", COLOURS[4]), ("auction", "the best by bid · p", COLOURS[5])):
-        lost = [100 * (1 - fmean(found["models"][name][key])) for name in names]
+    names = [name.replace(" of ", " of<br>").replace("and a ", "and a<br>") for name in found["models"]]
+    for key, called, colour in (("ten best", "the ten best by p", "#b9c4cf"), ("auction", "the best by bid · p", DARK)):
+        lost = [100 * (1 - fmean(each[key])) for each in found["models"].values()]
         plot.add_bar(x=names, y=lost, marker={"color": colour}, name=called, row=1, col=2)
+    plot.update_xaxes(tickangle=0, row=1, col=2)
     logarithmic = {"type": "log", "exponentformat": "power", "dtick": 1}
-    plot.update_xaxes(title="p", range=[-4, 0], **logarithmic, row=1, col=1)
-    return plot.update_yaxes(range=[-4, 0], **logarithmic, row=1, col=1)
+    plot.update_xaxes(title="p", range=[-4.5, 0], **logarithmic, row=1, col=1)
+    plot.update_yaxes(range=[-4, 0], **logarithmic, row=1, col=1)
+    return plot.update_layout(height=370, margin={"t": 90})
 
 
 PICTURES: dict[str, Callable[[Found], go.Figure]] = {
