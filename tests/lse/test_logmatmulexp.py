@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -101,6 +102,26 @@ def test_derivatives_of_both_orders_and_forward_mode():
     for check in (gradcheck, gradgradcheck):
         assert check(sm.logmatmulexp, (x, y))
     assert gradcheck(sm.logmatmulexp, (x, y), check_forward_ad=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("apart", [340.0, 360.0, 700.0, 720.0, 740.0, 760.0, 1e5])
+def test_large_entries_that_do_not_meet_lose_no_digits(apart: float):
+    """Terms are below the largest of their row and column by as much as float64 has, and more."""
+    x = torch.tensor([[0.0, -apart], [-apart, -0.3 - apart]], dtype=torch.float64)
+    y = torch.tensor([[-apart, 0.1], [0.2, -apart]], dtype=torch.float64)
+    torch.testing.assert_close(sm.logmatmulexp(x, y), literal(x, y), rtol=1e-15, atol=1e-13)
+    whole = lambda x, y: torch.logsumexp(x.unsqueeze(-1) + y.unsqueeze(-3), -2)
+    inputs = x.requires_grad_(), y.requires_grad_()
+    for found, expected in zip(*(second_derivatives(f, inputs) for f in (sm.logmatmulexp, whole)), strict=True):
+        rounded = max(1e-12, 1e-15 * apart)  # of the definition, which takes exp(x + y − z)
+        torch.testing.assert_close(found, expected, rtol=rounded, atol=rounded)
+
+
+def second_derivatives(function: Callable[..., Tensor], inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """The slopes of a sum of slopes, with the slopes."""
+    g = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64)
+    first = torch.autograd.grad((function(*inputs) * g).sum(), inputs, create_graph=True)
+    return (*first, *torch.autograd.grad(sum((each * g).sum() for each in first), inputs))  # type: ignore[arg-type]
 
 
 def test_axes_broadcast_and_vectors_are_rows_and_columns():

@@ -30,7 +30,7 @@ def maximum_entropy(found: Found) -> str:
 
 
 def tagging(found: Found) -> str:
-    """A line a tagger."""
+    """A line a tagger, and one a length."""
 
     def line(name: str, each: Found) -> list[str]:
         less = "" if name == "truth" else f"{100 * each['less']:+.2f} ± {100 * each['error']:.2f}".replace("-", "−")
@@ -38,7 +38,9 @@ def tagging(found: Found) -> str:
         return [name, f"{100 * each['right']:.2f}", less, *share]
 
     head = ["tagger", "right, %", "beside the truth, points", "tags with a share", "mean distance from P"]
-    return table(head, [line(name, each) for name, each in found["taggers"].items()])
+    taggers = table(head, [line(name, each) for name, each in found["taggers"].items()])
+    times = [[length, *(f"{each:.2f}" for each in pair)] for length, pair in found["milliseconds"].items()]
+    return f"{taggers}\n\n{table(['words in one sentence', 'by halves, ms', 'in order, ms'], times)}"
 
 
 def partition_function(found: Found) -> str:
@@ -105,7 +107,7 @@ CAPTIONS = {
     "maximum_entropy": "Left: dice of mean 4.5. Middle: weights of one table of counts ± 1.96 standard errors, against the true "
     "ones. Right: the duality gap at each of Newton's steps, from where it is known.",
     "tagging": "How likely each tag is at each place of one sentence, white being exactly 0; crosses are the tags that there were. "
-    "In the table, means ± standard errors over sentences, paired.",
+    "In the table, means ± standard errors over sentences, paired; times are of log Z and its slope, the least of five turns.",
     "partition_function": "log Ẑ − log Z of every run, by the number of steps; lines are medians, boxes hold half of the runs.",
     "ising_torus": "Energy and heat capacity a spin of tori, and of the infinite lattice; dotted: the critical point. "
     "Right: (log Z a spin − Onsager) · 6L²/π at the critical point, of tori with 1024 rows.",

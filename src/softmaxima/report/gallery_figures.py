@@ -165,8 +165,7 @@ def click_rates(found: Found) -> go.Figure:
     plot.update_xaxes(tickangle=0, row=1, col=2)
     logarithmic = {"type": "log", "exponentformat": "power", "dtick": 1}
     plot.update_xaxes(title="p", range=[-4.5, 0], **logarithmic, row=1, col=1)
-    plot.update_yaxes(range=[-4, 0], **logarithmic, row=1, col=1)
-    return plot.update_layout(height=370, margin={"t": 90})
+    return plot.update_yaxes(range=[-4, 0], **logarithmic, row=1, col=1)
 
 
 PICTURES: dict[str, Callable[[Found], go.Figure]] = {
