@@ -32,7 +32,9 @@ TAGS, WORDS, LENGTH = 5, 20, 24
 
 
 def max_omega(x: Tensor, map: str) -> Tensor:
-    """max_Ω of x [batch, n, …] over axis 1: the Fenchel–Young loss of label 0 is max_Ω(x) − x_0."""
+    """max_Ω of x [batch, n, …] over axis 1: LSE, or of any map by its Fenchel–Young loss, which of label 0 is max_Ω(x) − x_0."""
+    if map == "softmax":
+        return sm.logsumexp(x, 1)
     label = torch.zeros(len(x), *x.shape[2:], dtype=torch.int64)
     return sm.fenchel_young_loss(x, label, map=map, reduction="none") + x[:, 0]
 
