@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 
@@ -83,10 +84,26 @@ def test_scores_of_minus_infinity_have_no_gradient_and_a_row_of_them_no_sum():
     assert by_y.tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
+def test_bands_of_allowed_entries_take_no_more_memory_than_matrices(monkeypatch: pytest.MonkeyPatch):
+    """Of two banded matrices most entries have no term: they are known to be −∞ without a look at each."""
+    near = (torch.arange(60)[:, None] - torch.arange(60)).abs() <= 2
+    x, y = (normal(60, 60, seed=seed).masked_fill(~near, -INF).requires_grad_() for seed in (0, 1))
+    taken = []
+    module = importlib.import_module("softmaxima.lse.logmatmulexp")
+    monkeypatch.setattr(module, "row_logsumexp", lambda rows, *others: taken.append(rows.numel()) or rows.logsumexp(-1))
+    z = sm.logmatmulexp(x, y)
+    assert sum(taken) == 0
+    torch.testing.assert_close(z, literal(x.detach(), y.detach()))
+    by_x, _ = torch.autograd.grad(z[z > -INF].sum(), (x, y))
+    assert bool((by_x[~near] == 0).all())
+    assert bool((by_x[near] > 0).all())
+
+
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_what_is_no_number_stays_in_its_row_and_column(bad: float):
     x, y = normal(3, 4), normal(4, 5, seed=1)
     x[1, 2], y[0, 3] = bad, bad
+    x[2, 0] = -INF
     z = sm.logmatmulexp(x, y)
     torch.testing.assert_close(z, literal(x, y), equal_nan=True)
     touched = torch.zeros(3, 5, dtype=torch.bool)

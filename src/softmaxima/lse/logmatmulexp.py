@@ -8,6 +8,7 @@ too small for float64: an entry whose sum is below 1e-150 is the logsumexp of it
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,9 +37,10 @@ def logmatmulexp(x: Array, y: Array) -> Array:
         TypeError for another dtype or for an array with a tensor, ValueError for numbers and shapes that do not go together.
 
     The gradient by x_ik is Σ_j g_ij p_k(i, j), p(i, j) being the softmax of the terms of z_ij; it is zero for entries of −∞. Cost:
-    a matrix product, the exponential of each entry and the logarithm of each result, and twice as much for the gradient; entries
-    whose terms are all far below the largest of their row and column take k exponentials each. Under `torch.compile` and
-    `torch.func` all do, in O(n k m) memory. On a GPU the call waits for the product, to see whether there are any.
+    a matrix product, the exponential of each entry and the logarithm of each result, and twice as much for the gradient; with
+    forbidden pairs another product. Entries whose terms are all far below the largest of their row and column take k exponentials
+    and numbers of memory each. Under `torch.compile` and `torch.func` all do. On a GPU the call waits for the product, to see
+    whether there are any.
 
     >>> import numpy as np, softmaxima as sm
     >>> log_p = np.log(np.array([[0.9, 0.1], [0.5, 0.5]]))
@@ -94,9 +96,18 @@ def _by_product(x: Tensor, y: Tensor) -> Tensor:
     z = torch.where(known, sums, 1.0).log() + (a + b)
     if bool(known.all()):
         return z
-    *batch, i, j = (~known).nonzero(as_tuple=True)
+    possible = _any_term(x.detach(), y.detach())
+    z = z.masked_fill(~possible, -math.inf)
+    *batch, i, j = (possible & ~known).nonzero(as_tuple=True)
     rows, columns = (v.expand(*known.shape[:-2], *v.shape[-2:]) for v in (x, y.mT))
     return z.index_put((*batch, i, j), row_logsumexp(rows[(*batch, i)] + columns[(*batch, j)], 1.0, None))
+
+
+def _any_term(x: Tensor, y: Tensor) -> Tensor:
+    """[..., n, m], whether an entry has a term that is not −∞, or is of a row or column with NaN or +∞."""
+    terms = (x != -math.inf).to(x.dtype) @ (y != -math.inf).to(y.dtype)
+    is_number = (x.amax(-1, keepdim=True) < math.inf) & (y.amax(-2, keepdim=True) < math.inf)
+    return (terms > 0) | ~is_number
 
 
 def _below_largest(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -104,4 +115,4 @@ def _below_largest(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     largest = x.detach().amax(dim, keepdim=True)
     is_number = largest.isfinite()
     largest = largest.masked_fill(~is_number, 0.0)
-    return torch.where(is_number, x - largest, -torch.inf), largest
+    return torch.where(is_number, x - largest, -math.inf), largest
