@@ -106,7 +106,7 @@ def click_rates(found: Found) -> str:
 def _mean(values: Sequence[float], scale: float, digits: int) -> str:
     """The mean ± its standard error."""
     error = stdev(values) / len(values) ** 0.5
-    return f"{scale * fmean(values):.{digits}f} ± {scale * error:.{digits}f}"
+    return f"{scale * fmean(values):.{digits}f} ± {scale * error:.{digits}f}".replace("-", "−")
 
 
 TABLES: dict[str, Callable[[Found], str]] = {
