@@ -9,6 +9,7 @@ heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
+gallery      runs the examples of docs/gallery.md; docs/gallery.json, their pictures and tables, in a minute  make gallery
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -27,13 +28,16 @@ Each table goes between its markers, in whichever page has them. Needs a Chromiu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
+import io
 import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -90,6 +94,7 @@ from softmaxima.report import calibration as calibration_report
 from softmaxima.report import chunked as chunked_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
+from softmaxima.report import gallery as gallery_report
 from softmaxima.report import graph as graph_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
@@ -110,6 +115,7 @@ from softmaxima.report.compare_estimators_figures import picture as compare_esti
 from softmaxima.report.compare_figures import simplex_figure
 from softmaxima.report.compare_heads import explanations as heads_explanations
 from softmaxima.report.compare_heads import markdown as heads_markdown
+from softmaxima.report.gallery_figures import PICTURES
 from softmaxima.report.markdown import table
 
 ROOT = Path(__file__).parent.parent
@@ -243,6 +249,33 @@ def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
     note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
     said = neighbours_report.sentence(found)
     return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
+
+
+def gallery_blocks() -> Blocks:
+    """Run the examples of the gallery, write the numbers, and show them."""
+    found = {}
+    with one_thread(), progress_bar() as progress, contextlib.redirect_stdout(io.StringIO()):
+        task = progress.add_task("", total=len(PICTURES))
+        for name in PICTURES:
+            progress.update(task, description=name)
+            found[name] = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]()
+            progress.advance(task)
+    versions = {name: metadata.version(name) for name in ("softmaxima", "torch", "numpy", "scipy", "scikit-learn")}
+    path = DOCS / "gallery.json"
+    path.write_text(json.dumps(made_on() | {"threads": 1, "versions": versions, "results": found}) + "\n")
+    return show_gallery(json.loads(path.read_text())["results"])
+
+
+def show_gallery(found: dict[str, Any]) -> Blocks:
+    """A picture, a table and a caption for each example."""
+    blocks = {}
+    for name, picture in PICTURES.items():
+        page = name.replace("_", "-")
+        draw(picture(found[name]), DOCS / f"gallery-{page}.png")
+        note = caption("make gallery", gallery_report.CAPTIONS[name], threads=1)
+        shown = f"![{gallery_report.CAPTIONS[name]}](gallery-{page}.png)"
+        blocks[f"gallery-{page}"] = f"{shown}\n\n{gallery_report.TABLES[name](found[name])}\n\n{note}"
+    return blocks
 
 
 def ranks_blocks() -> Blocks:
@@ -410,6 +443,7 @@ COMMANDS = {
     "ranks": ranks_blocks,
     "graph": graph_blocks,
     "neighbours": neighbours_blocks,
+    "gallery": gallery_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

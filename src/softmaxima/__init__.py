@@ -54,7 +54,7 @@ else:
             Estimate InnerProduct Interval ScoreSummary Sparsified TraceEstimate adaptive_bounds
             adaptive_logsumexp basic_bounds bounds estimate gap_bounds histogram_bounds
             inner_product_index inverse_softplus lipschitz_bounds log1mexp log_mean_exp logaddexp logcumsumexp
-            logsumexp matrix_logsumexp mean_bounds median_of_means_logsumexp multimodal_logsumexp quantized_logsumexp
+            logmatmulexp logsumexp matrix_logsumexp mean_bounds median_of_means_logsumexp multimodal_logsumexp quantized_logsumexp
             quantized_softmax real_softmax real_softmin renyi_bounds robust_interval scipy_logsumexp
             sequence_logsumexp softplus sparsified_logsumexp streaming_logsumexp trimmed_logsumexp
             winsorized_logsumexp

@@ -77,6 +77,7 @@ REQUIRED: dict[Any, Any] = {
     "solver": lambda scores: scores.argsort(-1),
     ("score_function", "log_prob"): X,
     ("score_function", "values"): X,
+    ("logmatmulexp", "y"): X.T,
     ("gumbel_top_k", "k"): 1,
     ("relaxed_top_k", "k"): 1,
     "entropy": 0.5,
@@ -380,7 +381,7 @@ def test_tensors_that_are_not_dense_are_refused_by_name(name: str, function: Any
     for kind, (x, part) in others(given[first] if given[first].ndim == 2 else X).items():
         if name == "matrix_logsumexp" and kind in ("sparse", "csr"):
             continue  # operators
-        if name == "logaddexp":
+        if name in ("logaddexp", "logmatmulexp"):
             given = given | {"y": x}
         with pytest.raises(TypeError, match=f"^{name}: .*{part}|^logsumexp: .*{part}"):
             function(**given | {first: x})
@@ -654,6 +655,7 @@ def test_targets_weights_and_second_operands_must_lie_where_the_scores_do(loss: 
     for call in (
         lambda: sm.logsumexp(x, weights=x.to("meta")),
         lambda: sm.logaddexp(x, x.to("meta")),
+        lambda: sm.logmatmulexp(x, x.T.to("meta")),
         lambda: sm.arcface(x, target, x.to("meta")),
     ):
         with pytest.raises(ValueError, match="must be on the device of the scores"):

@@ -79,6 +79,7 @@ def functions() -> dict[str, Function]:
         "logcumsumexp": partial(sm.logcumsumexp, dim=0),
         "log_mean_exp": sm.log_mean_exp,
         "logaddexp": lambda x: sm.logaddexp(x, x.flip(-1)),
+        "logmatmulexp": lambda x: sm.logmatmulexp(x, x.T),
         "log1mexp": lambda x: sm.log1mexp(-x.abs()),
         "real_softmax": sm.real_softmax,
         "real_softmin": sm.real_softmin,

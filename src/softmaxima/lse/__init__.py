@@ -20,6 +20,7 @@ from softmaxima.lse.estimates.sources import InnerProduct, inner_product_index
 from softmaxima.lse.log1mexp import log1mexp
 from softmaxima.lse.log_mean_exp import log_mean_exp
 from softmaxima.lse.logaddexp import logaddexp
+from softmaxima.lse.logmatmulexp import logmatmulexp
 from softmaxima.lse.logsumexp import logsumexp, real_softmax, real_softmin
 from softmaxima.lse.matrix.lanczos import TraceEstimate
 from softmaxima.lse.matrix.matrix import matrix_logsumexp
@@ -54,6 +55,7 @@ __all__ = [
     "log_mean_exp",
     "logaddexp",
     "logcumsumexp",
+    "logmatmulexp",
     "logsumexp",
     "matrix_logsumexp",
     "mean_bounds",
