@@ -207,11 +207,16 @@ struct Segments {
         return done && put_long();
     }
 
+    // Steps of LONG miss none that is longer.
     bool put_long() const {
         bool done = true;
         for (int64_t outer = 0; outer < call.outer; ++outer)
-            for (int64_t s = 0; s < call.segments; ++s)
-                if (length(s) > LONG) done = put(outer, &s, 1, length(s), call.threads) && done;
+            for (int64_t at = 0; at < call.elements;) {
+                const int64_t s = std::upper_bound(call.starts, call.starts + call.segments, at) - call.starts - 1;
+                const bool is_long = length(s) > LONG;
+                if (is_long) done = put(outer, &s, 1, length(s), call.threads) && done;
+                at = is_long ? call.starts[s + 1] : at + LONG;
+            }
         return done;
     }
 };
