@@ -295,6 +295,15 @@ def test_one_long_segment_is_shared_by_threads():
     torch.testing.assert_close(sm.segment_logsumexp(x, index), torch.stack([x[1::2].logsumexp(0), x[::2].logsumexp(0)]))
 
 
+@pytest.mark.parametrize("name", ["sparsemax", "softmax"])
+def test_every_long_segment_is_found_among_short_ones(name: str):
+    lengths = torch.tensor([3, 70_000, 0, 65_537, 5, 65_536, 140_000, 0, 1, 66_000])
+    x = normal(int(lengths.sum()), 2)
+    result = sm.segment_map(name, x, sm.Segments.from_lengths(lengths))
+    expected = torch.cat([getattr(sm, name)(part, 0) for part in x.split(lengths.tolist())])
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-14)
+
+
 # Hard inputs --------------------------------------------------------------------------------------------------------------------
 
 

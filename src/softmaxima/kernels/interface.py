@@ -418,7 +418,7 @@ def prefer_large_pages(address: int, size: int) -> None:
 def run(function: Function, structure: bytes) -> None:
     """Call a kernel. Raises MemoryError."""
     if function(structure):
-        raise MemoryError(f"{function.__name__}: no memory for the candidates of a row")
+        raise MemoryError(f"{function.__name__}: no memory for what it works in")
 
 
 _own = threading.local()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,28 +12,9 @@ from softmaxima.core.arguments import Array, as_tensor, check_values
 from softmaxima.core.numbers import check_int
 from softmaxima.core.routing import is_native
 from softmaxima.kernels import native_segments
+from softmaxima.segments.padding import Table, table_of
 
-EXACT = 16  # segments up to this length are not padded
-STEPS = 8  # lengths between one power of two and the next
 MOST = 2**40  # segments
-
-
-class Bucket(NamedTuple):
-    """Segments of about one length, as rows [rows, width] of a padded table."""
-
-    rows: int
-    width: int
-    mask: Tensor | None  # [rows, width]: False where a row is padded; None where none is
-
-
-class Table(NamedTuple):
-    """All segments as rows, those of about one length together."""
-
-    buckets: tuple[Bucket, ...]
-    there: Tensor  # [cells]: the element in each cell, `elements` where there is none
-    back: Tensor  # [elements]: the cell of each
-    segments: Tensor  # [segments]: in the order of the rows
-    rows: Tensor  # [segments]: the row of each
 
 
 class Segments:
@@ -228,31 +209,7 @@ class Segments:
     @functools.cached_property
     def table(self) -> Table:
         """The segments as padded rows, for what works on rows of one length."""
-        lengths = self.lengths
-        widths = _padded(lengths)
-        segments = torch.argsort(widths, stable=True)
-        kinds, counts = torch.unique_consecutive(widths[segments], return_counts=True)
-        buckets: list[Bucket] = []
-        there: list[Tensor] = []
-        first = 0
-        for width, rows in zip(kinds.tolist(), counts.tolist(), strict=True):
-            own = segments[first : first + rows]
-            first += rows
-            places = torch.arange(width, device=own.device)
-            mask = places < lengths[own].unsqueeze(-1)
-            places = self.starts[own].unsqueeze(-1) + places
-            if width > EXACT:
-                places = torch.where(mask, places, self.elements)
-            buckets.append(Bucket(rows, width, mask if width > EXACT else None))
-            there.append(places.flatten())
-        cells = torch.cat(there) if there else segments
-        if self.order is not None:
-            cells = torch.cat((self.order, self.order.new_tensor([self.elements])))[cells]
-        back = cells.new_empty(self.elements + 1)
-        back[cells] = torch.arange(len(cells), device=cells.device)
-        rows = torch.empty_like(segments)
-        rows[segments] = torch.arange(len(segments), device=segments.device)
-        return Table(tuple(buckets), cells, back[:-1], segments, rows)
+        return table_of(self.lengths, self.starts, self.order)
 
 
 def found_segments(name: str, index: Any, num_segments: Any, ptr: Any) -> Segments:
@@ -296,10 +253,3 @@ def _integers(name: str, what: str, values: Any) -> Tensor:
     if numbers.ndim != 1:
         raise ValueError(f"{name}: {what} must have one axis, got shape {tuple(numbers.shape)}; an edge_index has it in a row, [1]")
     return numbers.to(torch.int64)
-
-
-def _padded(lengths: Tensor) -> Tensor:
-    """The lengths, those beyond `EXACT` rounded up to one of `STEPS` between powers of two."""
-    power = torch.log2((lengths - 1).clamp(min=1).double()).floor().to(torch.int64)
-    step = 1 << (power - STEPS.bit_length() + 1).clamp(min=0)
-    return torch.where(lengths > EXACT, (lengths + step - 1) // step * step, lengths)

@@ -43,8 +43,9 @@ def segment_logsumexp(
     Raises:
         TypeError, ValueError or IndexError, before any work, for anything else.
 
-    Sums are taken in float64, and results near 0 keep their digits. τ·segment_logsumexp(x, …, temperature=τ) goes from the sum of
-    the largest, as τ → 0, to the mean and τ log d of a segment of d scores, which `segment_log_mean_exp` is without. Derivatives of
+    Sums are taken in float64: a result is within about 1e-16 times the largest |x/τ| before it is rounded, and has all digits
+    of what is beside a largest score of 0, as log1p has. τ·segment_logsumexp(x, …, temperature=τ) goes from the sum of the
+    largest, as τ → 0, to the mean and τ log d of a segment of d scores, which `segment_log_mean_exp` is without. Derivatives of
     every order, the first of which is softmax/τ. Cost: as for `segment_map`; weighted sums are made of torch's operations.
 
     >>> import torch, softmaxima as sm
