@@ -3,7 +3,7 @@
 from softmaxima.robust.attacks import ATTACK_LOSSES, Attacked, attack
 from softmaxima.robust.certificates import certified_radius, lipschitz_bound, probability_radius
 from softmaxima.robust.detector import Detector, fit_detector
-from softmaxima.robust.interval import ProbabilityInterval, interval
+from softmaxima.robust.intervals import ProbabilityInterval, interval
 from softmaxima.robust.logsumexp import WorstLogSumExp, worst_logsumexp
 from softmaxima.robust.margins import worst_margin
 from softmaxima.robust.probabilities import WorstProbabilities, worst_probabilities

@@ -15,12 +15,12 @@ from softmaxima.core.numbers import as_number
 from softmaxima.core.tracing import is_concrete
 
 NORMS = (1.0, 2.0, math.inf)
-RADIUS: tuple[Callable[[Any], Any], str] = (lambda eps: (eps >= 0) & (eps < math.inf), "at least 0 and finite")
+RADIUS: tuple[Callable[[Any], Any], str] = (lambda r: (r >= 0) & (r < math.inf), "at least 0 and finite")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Scores over the temperature with their axis last, in float64, and the radius that this makes of eps."""
+    """Scores over the temperature with their axis last, in float64, and the radius over it."""
 
     z: Tensor  # [..., n], −∞ where masked
     radius: Tensor  # [..., 1]
@@ -39,11 +39,11 @@ class Rows:
         return like_input(value.to(as_scores("", self.given).dtype), self.given)
 
 
-def prepared(name: str, x: Any, eps: Any, dim: Any, temperature: Any, where: Any) -> Rows:
-    """The rows, with eps ≥ 0 a number or one a row."""
+def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: Any) -> Rows:
+    """The rows, with a radius ≥ 0, a number or one a row."""
     scores = as_scores(name, x)
     axis, rows, tau, mask = rows_last(name, scores, dim, temperature, where)
-    radius = check_per_row(name, "eps", eps, scores if scores.ndim else rows, axis, *RADIUS)
+    radius = check_per_row(name, "radius", radius, scores if scores.ndim else rows, axis, *RADIUS)
     if isinstance(radius, Tensor) and radius.ndim:
         radius = radius.movedim(axis, -1)
     wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)

@@ -61,7 +61,7 @@ def attack(
     model: Callable[[Tensor], Tensor],
     inputs: Tensor,
     target: Tensor,
-    eps: float,
+    radius: float,
     norm: float = math.inf,
     *,
     loss: str | Loss = "margin",
@@ -82,7 +82,7 @@ def attack(
         model: from inputs [rows, …] to scores [rows, classes], of which gradients can be taken; in the mode that it is in.
         inputs: [rows, …], floating point, within the limits.
         target: the right class of each row.
-        eps: ε ≥ 0, under `norm` (1, 2 or `math.inf`) of all inputs of a row together.
+        radius: ε ≥ 0, under `norm` (1, 2 or `math.inf`) of all inputs of a row together.
         loss: "margin" (Carlini & Wagner's), "dlr", "cross_entropy", or a function from (scores, target) to one number a row to
         raise: an attack
             that knows of a defence puts that into it.
@@ -111,12 +111,12 @@ def attack(
     """
     name = "attack"
     x = as_scores(name, inputs, "inputs").detach()
-    norm, eps = check_norm(name, norm), check_number(name, "eps", eps, *RADIUS)
+    norm, radius = check_norm(name, norm), check_number(name, "radius", radius, *RADIUS)
     if x.ndim < 2:
         raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
     steps, restarts = check_count(name, "steps", steps), check_count(name, "restarts", restarts)
-    step = 2.5 * eps / steps if step_size is None else check_positive(name, "step_size", step_size)
+    step = 2.5 * radius / steps if step_size is None else check_positive(name, "step_size", step_size)
     stop, rng = check_flag(name, "stop", stop), as_torch_generator(name, generator)
     low, high = _limits(name, limits, x)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def attack(
     best, best_loss = x.clone(), torch.full(x.shape[:1], -math.inf, dtype=first.dtype, device=x.device)
     misled = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
     for restart in range(restarts):
-        at = x if restart == 0 else _project(x, _drawn(x, eps, norm, rng), eps, norm, low, high)
+        at = x if restart == 0 else _project(x, _drawn(x, radius, norm, rng), radius, norm, low, high)
         for number in range(steps + 1):
             at = at.detach().requires_grad_(number < steps)
             with torch.enable_grad():
@@ -141,7 +141,7 @@ def attack(
             best_loss, misled = torch.where(better, value.detach(), best_loss), misled | wrong
             if number < steps:
                 (slope,) = torch.autograd.grad(value.sum(), at)
-                at = _project(x, at.detach() + step * _direction(slope, norm) - x, eps, norm, low, high)
+                at = _project(x, at.detach() + step * _direction(slope, norm) - x, radius, norm, low, high)
                 advanced()
     return Attacked(best, misled)
 
@@ -176,27 +176,27 @@ def _direction(slope: Tensor, norm: float) -> Tensor:
     return torch.zeros_like(flat).scatter(1, places, flat.gather(1, places).sign() / few).reshape(slope.shape)
 
 
-def _project(x: Tensor, delta: Tensor, eps: float, norm: float, low: float, high: float) -> Tensor:
+def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, high: float) -> Tensor:
     """x + δ in the ball and the limits. Limits only shorten δ, for x is within them."""
-    if eps == 0:
+    if radius == 0:
         return x
     if norm == math.inf:
-        delta = delta.clamp(-eps, eps)
+        delta = delta.clamp(-radius, radius)
     else:
         flat = delta.flatten(1)
         if norm == 2.0:
-            flat = flat * (eps / flat.norm(dim=1, keepdim=True).clamp_min(eps))
+            flat = flat * (radius / flat.norm(dim=1, keepdim=True).clamp_min(radius))
         else:
-            outside = flat.abs().sum(1, keepdim=True) > eps
-            flat = torch.where(outside, flat.sign() * eps * sparsemax(flat.abs(), temperature=eps), flat)
+            outside = flat.abs().sum(1, keepdim=True) > radius
+            flat = torch.where(outside, flat.sign() * radius * sparsemax(flat.abs(), temperature=radius), flat)
         delta = flat.reshape(x.shape)
     return (x + delta).clamp(low, high)
 
 
-def _drawn(x: Tensor, eps: float, norm: float, rng: torch.Generator | None) -> Tensor:
+def _drawn(x: Tensor, radius: float, norm: float, rng: torch.Generator | None) -> Tensor:
     """Points of the ball: uniform under ℓ∞; under the others in a random direction, at a random distance."""
     if norm == math.inf:
-        return (eps * (2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1)).to(x)
+        return (radius * (2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1)).to(x)
     flat = torch.randn(x.shape, generator=rng, dtype=torch.float64).flatten(1)
-    length = eps * torch.rand(len(x), 1, generator=rng, dtype=torch.float64)
+    length = radius * torch.rand(len(x), 1, generator=rng, dtype=torch.float64)
     return (flat * length / flat.norm(p=norm, dim=1, keepdim=True)).reshape(x.shape).to(x)

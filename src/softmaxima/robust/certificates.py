@@ -17,7 +17,7 @@ from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
 from softmaxima.robust.arguments import check_classes, check_norm, prepared
-from softmaxima.robust.interval import parameters
+from softmaxima.robust.intervals import parameters
 from softmaxima.robust.margins import SLOPE, margins
 from softmaxima.robust.probabilities import worst_at
 

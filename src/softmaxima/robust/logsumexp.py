@@ -39,7 +39,7 @@ class WorstLogSumExp(NamedTuple):
 
 def worst_logsumexp(
     x: Array,
-    eps: float | Array,
+    radius: float | Array,
     norm: float = math.inf,
     dim: int = -1,
     *,
@@ -51,7 +51,7 @@ def worst_logsumexp(
 
     Args:
         x: scores of any shape, a tensor or an array. −∞ is a mask, and stays one.
-        eps: ε ≥ 0, a number or a tensor that broadcasts against x with size 1 along `dim`.
+        radius: ε ≥ 0, a number or a tensor that broadcasts against x with size 1 along `dim`.
         norm: 1, 2 or `math.inf`.
         smallest: the least instead of the greatest.
         dim, temperature, where: as for `softmax`.
@@ -76,7 +76,7 @@ def worst_logsumexp(
     name = "worst_logsumexp"
     norm = check_norm(name, norm)
     smallest = check_flag(name, "smallest", smallest)
-    rows = prepared(name, x, eps, dim, temperature, where)
+    rows = prepared(name, x, radius, dim, temperature, where)
     direction, bound = _direction(rows.z.detach(), rows.radius.detach(), norm, smallest)
     delta = rows.radius * direction
     value = logsumexp(rows.z + delta)

@@ -29,7 +29,7 @@ def margins(x: Tensor, target: Tensor) -> Tensor:
 
 
 def worst_margin(
-    x: Array, target: Any, eps: float | Array, norm: float = math.inf, dim: int = -1, *, where: Array | None = None
+    x: Array, target: Any, radius: float | Array, norm: float = math.inf, dim: int = -1, *, where: Array | None = None
 ) -> Any:
     """The least margin x_t − max_{j≠t} x_j of any x + δ with ‖δ‖ ≤ ε: the margin less 2ε, √2 ε or ε under ℓ∞, ℓ2 or ℓ1.
 
@@ -38,7 +38,7 @@ def worst_margin(
     Args:
         x: scores of any shape, a tensor or an array. −∞ is a mask, and stays one.
         target: the class t of each row, integers of x's shape without `dim`, or one for all.
-        eps, norm, dim, where: as for `worst_logsumexp`.
+        radius, norm, dim, where: as for `worst_logsumexp`.
 
     Returns one number a row, ∞ where only t is allowed, −∞ where t is masked.
 
@@ -53,6 +53,6 @@ def worst_margin(
     """
     name = "worst_margin"
     norm = check_norm(name, norm)
-    rows = prepared(name, x, eps, dim, 1.0, where)
+    rows = prepared(name, x, radius, dim, 1.0, where)
     classes = check_classes(name, target, rows.z)
     return rows.reduced(margins(rows.z, classes) - SLOPE[norm] * rows.radius.squeeze(-1))

@@ -1,6 +1,6 @@
 r"""The worst case of probabilities: the least and the greatest p_i where ‖δ‖ ≤ ε.
 
-For a monotone map under ℓ∞ both are at corners (`interval.py`). Where a constant on all scores does not lower p_i besides (maps
+For a monotone map under ℓ∞ both are at corners (`intervals.py`). Where a constant on all scores does not lower p_i besides (maps
 that are shift-invariant, and softmax with a sink), others that rise by at most m do no more than a fall of x_i by m. So δ does no
 more than a fall of x_i by |δ_i| + max_j |δ_j|, which is
 
@@ -24,7 +24,7 @@ from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, prepared
-from softmaxima.robust.interval import bounds_at, corner, parameters
+from softmaxima.robust.intervals import bounds_at, corner, parameters
 from softmaxima.robust.stationary import greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
@@ -48,7 +48,7 @@ class WorstProbabilities(NamedTuple):
 def worst_probabilities(
     map: AnyMap,
     x: Array,
-    eps: float | Array,
+    radius: float | Array,
     norm: float = math.inf,
     dim: int = -1,
     *,
@@ -63,7 +63,7 @@ def worst_probabilities(
 
     Args:
         map: a registered name, the function of a map or a `Map`.
-        x, eps, norm, dim, temperature, where: as for `worst_logsumexp`.
+        x, radius, norm, dim, temperature, where: as for `worst_logsumexp`.
         params: parameters of the map.
 
     Returns (lower, upper, exact), of log p for log_softmax. −∞ stays a mask, with probability 0.
@@ -83,7 +83,7 @@ def worst_probabilities(
     name = "worst_probabilities"
     found = find_map(map, name)
     norm = check_norm(name, norm)
-    rows = prepared(name, x, eps, dim, temperature, where)
+    rows = prepared(name, x, radius, dim, temperature, where)
     scores = as_scores(name, x)
     values = parameters(name, found, params, scores if scores.ndim else scores.reshape(1), rows.dim)
     n = rows.z.shape[-1]

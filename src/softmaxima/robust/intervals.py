@@ -166,7 +166,7 @@ def _ends(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) -> tup
         lowest = _lowest_point(order)
     elif map.name == "proportional" and params["f"] is torch.square:
         of, lowest = torch.square, 0.0
-    elif map.name == "proportional" or map.properties.monotone:
+    elif map.name in ("proportional", "topp_softmax") or map.properties.monotone:  # top-p of all is softmax
         return low, high
     else:
         raise ValueError(
@@ -237,11 +237,16 @@ def _of_a_norm(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Map
     least, most = (_scaled(map, others, own, everyone, params, alpha) for others, own in ((high, low), (low, high)))
     rivals = ((low > -math.inf).sum(-1, keepdim=True) - 1).clamp_min(1).to(low.dtype)
     own_least, own_most = least.gather(-1, classes), most.gather(-1, classes)
-    left: Callable[[Tensor], Tensor] = lambda u: (1 - u**alpha).clamp_min(0.0) ** (1 / alpha)
-    most_others = torch.minimum(most.sum(-1, keepdim=True) - own_most, rivals ** (1 - 1 / alpha) * left(own_least))
-    least_others = torch.maximum(least.sum(-1, keepdim=True) - own_least, left(own_most))
+    most_others = torch.minimum(most.sum(-1, keepdim=True) - own_most, rivals ** (1 - 1 / alpha) * _left(own_least, alpha))
+    least_others = torch.maximum(least.sum(-1, keepdim=True) - own_least, _left(own_most, alpha))
     divide = lambda a, b: torch.where(a == 0, 0.0, a / torch.where(a == 0, 1.0, a + b))
     return divide(own_least, most_others.clamp_min(0.0)), divide(own_most, least_others.clamp_min(0.0))
+
+
+def _left(u: Tensor, alpha: Tensor) -> Tensor:
+    """(1 − u^α)^{1/α}; where it is 0 it is given no slope."""
+    rest = 1 - u**alpha
+    return torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** (1 / alpha), 0.0)
 
 
 def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any], alpha: Tensor) -> Tensor:
