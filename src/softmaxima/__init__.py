@@ -87,7 +87,7 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed", "dask", "graph", "robust")  # rooms by their own names: other forms of what is here, and of other libraries
+    _APART = ("distributed", "dask", "graph", "robust")  # rooms by their own names, beside what is here
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

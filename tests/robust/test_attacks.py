@@ -61,8 +61,8 @@ def test_a_saturated_softmax_hides_gradients_that_logits_show():
     x = normal(100, 20, dtype=torch.float32)
     target = model(x).argmax(-1)
     of_probabilities = lambda scores, target: -sm.softmax(scores, temperature=1e-3).gather(1, target.unsqueeze(1)).squeeze(1)
-    masked = robust.attack(model, x, target, 0.5, loss=of_probabilities, limits=None).misled
-    honest = robust.attack(model, x, target, 0.5, limits=None).misled
+    masked = robust.attack(model, x, target, 0.8, loss=of_probabilities, limits=None).misled
+    honest = robust.attack(model, x, target, 0.8, limits=None).misled
     assert masked.float().mean() < 0.3
     assert honest.float().mean() > 0.9
 
