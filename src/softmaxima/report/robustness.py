@@ -17,19 +17,20 @@ from softmaxima.report.markdown import table
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 CAPTION = (
-    "Accuracy in % on the 540 pictures that are tested, the mean over seeds ± its standard error. All attacks: what withstands each of "
-    f"three, on margin, DLR and cross-entropy of logits, of {STEPS} steps from {RESTARTS} points, ε = {EPS:g} under ℓ∞ of pixels from 0 "
-    f"to 1. Certified: by interval bound propagation. One hidden layer of {WIDTH}, {EPOCHS} epochs of Adam in batches of {BATCH}; "
-    f"adversarial: on margin attacks of {TRAINING_STEPS} steps; certified: half of the loss through intervals. On softmax: the gain "
-    "in points over softmax at τ = 1 with an interval that holds at once with the others at 95 % (paired by seed; Bonferroni); ↑ and ↓ "
-    "where it leaves out 0. winsorized: cross-entropy with the winsorized logsumexp, not below 0."
+    "Accuracy in % on the 540 pictures that are tested, the mean over seeds ± its standard error. All attacks: what withstands "
+    f"each of three, on margin, DLR and cross-entropy of logits, of {STEPS} steps from {RESTARTS} points, ε = {EPS:g} under ℓ∞ of "
+    f"pixels from 0 to 1. Certified: by interval bound propagation. One hidden layer of {WIDTH}, {EPOCHS} epochs of Adam in "
+    f"batches of {BATCH}; adversarial: on margin attacks of {TRAINING_STEPS} steps; certified: half of the loss through intervals. "
+    "On softmax: the gain in points over softmax at τ = 1 with an interval that holds at once with the others at 95 % (paired "
+    "by seed; Bonferroni); ↑ and ↓ where it leaves out 0. winsorized: cross-entropy with the winsorized logsumexp, not below 0."
 )
 PEERS_CAPTION = (
-    f"Accuracy that each attacker leaves in %, at the same ε, and its seconds; Square: {QUERIES} queries, all else as above."
+    "Accuracy in % that each attacker leaves of networks trained on softmax at τ = 1, at the same ε, with as many steps and "
+    f"points, and its seconds; Square: {QUERIES} queries."
 )
 DETECTION_CAPTION = (
-    f"Area under the ROC curve (0.5 is chance) | share caught in % at {100 * FALSE_ALARMS:g} % false alarms, of attacked pictures that "
-    f"mislead a plainly trained network. ms: the detector and probabilities over another temperature, for {ROWS} rows."
+    f"Area under the ROC curve (0.5 is chance) | share caught in % at {100 * FALSE_ALARMS:g} % false alarms, of attacked pictures "
+    f"that mislead a plainly trained network. ms: the detector and probabilities over another temperature, for {ROWS} rows."
 )
 
 
