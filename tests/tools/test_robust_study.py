@@ -80,7 +80,7 @@ def test_a_verdict_follows_the_gain():
     at_test = [robustness_study.AtTest("plain", 1.0, (0.4,), (0.4,))]
     study = Study(trained, at_test, [], detections, {"margin": 2.0}, 0.5)
     said = robustness_study.verdicts(study)
-    assert said["robust-30"].startswith("holds for sparsemax:")
+    assert said["robust-30"].startswith("holds for sparsemax (plain):")
     assert said["detector-1ms"].startswith("time does not hold")
 
 

@@ -93,7 +93,7 @@ def sentences(study: Study) -> str:
 
 def picture(study: Study) -> go.Figure:
     """Accuracy by loss, against the temperature at test time, and how well each attacker is seen."""
-    titles = ("under all attacks", "and an attack at test-time τ", "area under the ROC curve")
+    titles = ("under all attacks, by loss", "by the temperature at test time", "area under the ROC curve")
     plot = make_subplots(1, 3, subplot_titles=titles, horizontal_spacing=0.09, column_widths=[0.4, 0.33, 0.27])
     error = lambda values, scale: scale * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     for colour, training in zip(COLOURS, ("plain", "adversarial", "certified"), strict=True):
@@ -109,7 +109,7 @@ def picture(study: Study) -> go.Figure:
             plot.add_scatter(
                 x=[each.temperature for each in own], y=[100 * fmean(getattr(each, name)) for each in own], mode="lines+markers",
                 line={"color": colour, "dash": dash}, marker={"size": 5}, showlegend=training == "plain",
-                name={"through_probabilities": "attack through probabilities", "on_logits": "attack on logits"}[name],
+                name={"through_probabilities": "attack through probabilities", "on_logits": "all attacks on logits"}[name],
                 row=1, col=2,
             )  # fmt: skip
     for symbol, statistic in zip(("circle", "square", "diamond"), ("margin", "entropy", "energy"), strict=True):
