@@ -160,6 +160,11 @@ def test_dtypes_axes_and_arrays_of_intervals(dtype: torch.dtype):
     assert ends.lower.dtype == dtype
     torch.testing.assert_close(ends.lower.movedim(1, -1).double(), expected.lower, rtol=0, atol=TOLERANCE[dtype])
     torch.testing.assert_close(ends.upper.movedim(1, -1).double(), expected.upper, rtol=0, atol=TOLERANCE[dtype])
+    where = torch.tensor([True, False, True, True, True])
+    masked = robust.interval("entmax15", low, high, 1, where=where[:, None])
+    kept = robust.interval("entmax15", low[:, where], high[:, where], 1)
+    assert (masked.upper[:, 1] == 0).all()
+    torch.testing.assert_close(masked.lower[:, where], kept.lower)
     of_array = robust.interval(sm.entmax15, low.double().numpy(), high.double().numpy(), 1, temperature=0.8)
     assert isinstance(of_array.lower, np.ndarray)
     np.testing.assert_allclose(of_array.lower, expected.lower.movedim(-1, 1).numpy(), rtol=0, atol=1e-12)

@@ -113,6 +113,44 @@ def test_gradients_of_the_worst_case_by_scores_and_radius(norm: float, smallest:
     assert torch.autograd.gradcheck(value, (x, eps))
 
 
+@pytest.mark.parametrize("norm", [1.0, math.inf])
+@pytest.mark.parametrize("smallest", [False, True])
+def test_second_derivatives_where_there_are_some(norm: float, smallest: bool):
+    x, eps = normal(3, 4).requires_grad_(), torch.tensor([[0.3], [0.8], [2.0]], dtype=torch.float64, requires_grad=True)
+    value = lambda x, eps: robust.worst_logsumexp(x, eps, norm, smallest=smallest).value
+    assert torch.autograd.gradgradcheck(value, (x, eps))
+    ends = lambda x, eps: robust.worst_probabilities("softmax", x, eps, norm)[:2]
+    assert torch.autograd.gradgradcheck(ends, (x, eps))
+
+
+@pytest.mark.parametrize("name", ["worst_logsumexp", "worst_probabilities"])
+def test_second_derivatives_that_would_be_wrong_are_refused(name: str):
+    """The point is held fixed, which only the first derivative may do."""
+    x = normal(4).requires_grad_()
+    arguments: tuple[Any, ...] = (x, 0.5, 2) if name == "worst_logsumexp" else ("softmax", x, 0.5, 2)
+    value = getattr(robust, name)(*arguments)[0].sum()
+    torch.autograd.grad(value, x, retain_graph=True)
+    with pytest.raises(NotImplementedError, match=f"{name}: under ℓ2 there is a first derivative alone"):
+        torch.autograd.grad(value, x, create_graph=True)
+
+
+def test_many_rows_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    x = normal(40, 9)
+    whole = robust.worst_logsumexp(x, 3.0, 2)
+    monkeypatch.setattr("softmaxima.robust.stationary.MOST", 32 * 9 * 7)
+    parts = robust.worst_logsumexp(x, 3.0, 2)
+    torch.testing.assert_close(parts.value, whole.value, rtol=1e-12, atol=0)
+    assert (parts.bound >= parts.value).all()
+
+
+def test_a_long_row_under_l2():
+    x = normal(1, 65_537, scale=1.0)
+    value, delta, bound = robust.worst_logsumexp(x, 2.0, 2)
+    torch.testing.assert_close(value, literal_logsumexp(x + delta), rtol=1e-12, atol=0)
+    assert value >= robust.worst_logsumexp(x, 2.0, 1).value  # whose ball is within
+    assert bound - value < 1e-9
+
+
 @norms
 def test_hard_rows_of_the_worst_logsumexp(norm: float):
     x = torch.tensor([[-math.inf] * 3, [math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0], [2.0, -math.inf, 1.0]], dtype=torch.float64)

@@ -21,7 +21,7 @@ from softmaxima.core.numbers import check_flag
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
 from softmaxima.robust.arguments import check_norm, prepared
-from softmaxima.robust.stationary import greatest, least
+from softmaxima.robust.stationary import first_order, greatest, least
 
 
 class WorstLogSumExp(NamedTuple):
@@ -56,9 +56,9 @@ def worst_logsumexp(
         smallest: the least instead of the greatest.
         dim, temperature, where: as for `softmax`.
 
-    Returns (value, perturbation, bound). Gradients of value, by x and by ε, are those of the worst case (Danskin): p at x + δ. The
-    bound is certified, within 1e-12 of the value as a rule; only under ℓ2 with ε > τ do the two differ at all. A row with nothing
-    allowed has the value −∞, one with NaN is NaN.
+    Returns (value, perturbation, bound). Gradients of value, by x and by ε, are those of the worst case (Danskin): p at x + δ;
+    under ℓ2 there are no second ones. The bound is certified, within 1e-12 of the value as a rule; only under ℓ2 with ε > τ do the
+    two differ at all. A row with nothing allowed has the value −∞, one with NaN is NaN.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -77,9 +77,10 @@ def worst_logsumexp(
     norm = check_norm(name, norm)
     smallest = check_flag(name, "smallest", smallest)
     rows = prepared(name, x, radius, dim, temperature, where)
-    direction, bound = _direction(rows.z.detach(), rows.radius.detach(), norm, smallest)
+    direction, bound = _direction(rows.z, rows.radius, norm, smallest)
     delta = rows.radius * direction
     value = logsumexp(rows.z + delta)
+    value = first_order(name, value) if norm == 2.0 else value
     bound = value.detach() if bound is None else torch.where(bound.isfinite(), torch.maximum(bound, value.detach()), value.detach())
     return WorstLogSumExp(rows.reduced(value), rows.restored(delta * rows.tau), rows.reduced(bound))
 
@@ -99,7 +100,7 @@ def _direction(z: Tensor, radius: Tensor, norm: float, smallest: bool) -> tuple[
     if norm == 1.0:
         return torch.where(moved, -sparsemax(safe, temperature=r), 0.0), None
     n, shape = z.shape[-1], z.shape
-    safe, r = safe.reshape(-1, n), r.reshape(-1, 1)
+    safe, r = safe.detach().reshape(-1, n), r.detach().reshape(-1, 1)
     if smallest:
         return torch.where(moved, -(least(safe, r) / r).reshape(shape), 0.0), None
     delta, bound = greatest(safe, r)

@@ -25,7 +25,7 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, prepared
 from softmaxima.robust.intervals import bounds_at, corner, parameters
-from softmaxima.robust.stationary import greatest, least
+from softmaxima.robust.stationary import first_order, greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
 SOFTMAX = ("softmax", "log_softmax")
@@ -135,5 +135,5 @@ def _of_softmax(z: Tensor, radius: Tensor, classes: Tensor, largest: bool) -> Te
     moved = others + radius.unsqueeze(-2) * direction
     gap = logsumexp(moved) - (x - radius * direction.sum(-1))
     alone = (others == -math.inf).all(-1)
-    log_p = -torch.nn.functional.softplus(torch.where(alone | (x == -math.inf), 0.0, gap))
+    log_p = -torch.nn.functional.softplus(torch.where(alone | (x == -math.inf), 0.0, first_order("worst_probabilities", gap)))
     return torch.where(x == -math.inf, -math.inf, torch.where(alone, x - x, log_p))

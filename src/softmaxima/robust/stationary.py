@@ -23,9 +23,11 @@ constant.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 HALVINGS = 60
 NEWTON = 12  # quadratic from the first step on; 8 suffice
@@ -37,6 +39,9 @@ CLOSE = 1e-13  # nats, by which a bound may be above what is attained
 
 def greatest(z: Tensor, radius: Tensor, opposed: bool = False) -> tuple[Tensor, Tensor]:
     """(δ ≥ 0 of ‖δ‖ = r, a bound of the greatest value) for rows [rows, n] with a finite largest score and r [rows, 1] > 0."""
+    if len(z) > (together := max(1, MOST // (FIRST * z.shape[-1]))):
+        parts = [greatest(*part, opposed) for part in zip(z.split(together), radius.split(together), strict=True)]
+        return torch.cat([delta for delta, _ in parts]), torch.cat([bound for _, bound in parts])
     top = z.argmax(-1, keepdim=True)
     gaps = z.gather(-1, top) - z  # ∞ at a mask
     at = _first_root(gaps, top, radius, opposed)
@@ -155,3 +160,26 @@ def _kept(
     may = (_size(smallest, opposed) <= radius**2 + slack) & (_size(largest, opposed) >= radius**2 - slack)
     may = may.squeeze(-1)
     return a[may, 0], b[may, 0], row[may], _value(z[row[may]], largest[may], opposed)
+
+
+class _FirstOrder(Function):
+    """A value whose point is held fixed: its first derivative is that of the extreme (Danskin), a second one would not be."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{ctx.name}: under ℓ2 there is a first derivative alone, got create_graph=True; differentiate without it"
+            )
+        return slopes[0], None
+
+
+def first_order(name: str, value: Tensor) -> Tensor:
+    """The value, which may be differentiated once."""
+    found: Any = _FirstOrder.apply(value, name)
+    return found
