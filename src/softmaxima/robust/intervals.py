@@ -9,13 +9,10 @@ and both are attained. Of softmax these are e^{l_i}/(e^{l_i} + Σ e^{u_j}) and e
 **Ratios** p_i = f(x_i)/Σ f(x_j) rise with f(x_i) and fall with f of the others, so that the same holds of the scores at which f is
 least and greatest: with a convex f (Taylor polynomials of even order, squares) an end, or the lowest point of f.
 
-**top-p** is no such map: as a high score rises the nucleus loses a low one, and a third gains. Which scores are certainly kept or
-certainly left out follows from the most and the least share that can stand before each; the ratio then from the rest.
+**normmax** has p = u/Σu with u = p/‖p‖_α, where u, not p, is monotone; Σ u^α = 1 bounds what the others sum to: from
+(1 − u_i^α)^{1/α} to (n−1)^{1−1/α} times that.
 
-**normmax** has p = u/Σu with u = p/‖p‖_α, where u, not p, is monotone; Σ u^α = 1 bounds what the others sum to: from (1 −
-u_i^α)^{1/α} to (n−1)^{1−1/α} times that.
-
-The last two are bounds that hold, and not the tightest.
+That of normmax and that of top-p (`nucleus.py`) are bounds that hold, and not the tightest.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, check_device
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
-from softmaxima.core.rows import row_maximum
 from softmaxima.core.tracing import is_concrete
 from softmaxima.maps.taylor_softmax import polynomial
 from softmaxima.robust.arguments import prepared
+from softmaxima.robust.corners import corner, rows_of
+from softmaxima.robust.nucleus import of_a_nucleus
 
 RISING = (torch.sigmoid, torch.nn.functional.softplus, torch.exp, torch.relu)  # functions of `proportional`
 MOST = 2**23  # numbers of the corners that are evaluated together
-DOUBT = 1e-12  # by which a share may be on the wrong side of p, by rounding
 
 
 class ProbabilityInterval(NamedTuple):
@@ -135,26 +132,11 @@ def bounds_of(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) ->
 def bounds_at(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The same of some classes of each row, [..., m]."""
     if map.name == "topp_softmax" and params["p"] < 1:
-        return _of_a_nucleus(low, high, classes, params["p"])
+        return of_a_nucleus(low, high, classes, params["p"])
     if map.name == "normmax":
         return _of_a_norm(map, low, high, classes, params)
     low, high = _ends(map, low, high, params)
     return corner(map, high, low, classes, params), corner(map, low, high, classes, params)
-
-
-def corner(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any]) -> Tensor:
-    """p_i of (own_i, others), for some i of each row, [..., m]."""
-    return _rows_of(map, others, own, classes, params).gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-
-
-def _rows_of(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any]) -> Tensor:
-    """The map of (own_i, others) [..., m, n]."""
-    scores = torch.where(_is_own(classes, others.shape[-1]), own.unsqueeze(-2), others.unsqueeze(-2))
-    return map(scores, -1, **{name: v.unsqueeze(-2) if isinstance(v, Tensor) and v.ndim else v for name, v in params.items()})
-
-
-def _is_own(classes: Tensor, n: int) -> Tensor:
-    return classes.unsqueeze(-1) == torch.arange(n, device=classes.device)  # [..., m, n]
 
 
 def _ends(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -192,44 +174,6 @@ def _lowest_point(order: int) -> float:
     return high
 
 
-def _of_a_nucleus(low: Tensor, high: Tensor, classes: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Of top-p softmax: classes whose place before p is certain, and ratios of what the others may be."""
-    level = row_maximum(high)
-    light, heavy = (low - level).exp(), (high - level).exp()
-    everyone = torch.arange(low.shape[-1], device=low.device).expand(low.shape)
-    kept, dropped = _certain(low, high, light, heavy, everyone, share)
-    own = _is_own(classes, low.shape[-1])
-    own_low, own_high, own_light, own_heavy = (v.gather(-1, classes) for v in (low, high, light, heavy))
-    of_pairs = lambda v: v.unsqueeze(-2)
-    total: Callable[[Tensor, Tensor], Tensor] = lambda weights, chosen: torch.where(chosen & ~own, of_pairs(weights), 0.0).sum(-1)
-    # Who is before a class that is kept is kept too.
-    ahead = of_pairs(low) > own_high.unsqueeze(-1)
-    least_others = total(light, of_pairs(kept) | ahead)
-    most_others = total(heavy, of_pairs(~dropped))
-    all_others = total(light, torch.ones_like(own))
-    divide = lambda a, b: torch.where(a == 0, 0.0, a / torch.where(a == 0, 1.0, a + b))
-    lower = torch.where(kept.gather(-1, classes), divide(own_light, most_others), 0.0)
-    upper = torch.minimum(divide(own_heavy, least_others), divide(own_heavy, all_others) / share)
-    broken = (low + high).isnan().any(-1, keepdim=True) | (high == math.inf).any(-1, keepdim=True)
-    upper = torch.where(dropped.gather(-1, classes), 0.0, upper)
-    settled = lambda v: v.masked_fill(own_low == -math.inf, 0.0).masked_fill(broken, math.nan)
-    return settled(lower), settled(upper)
-
-
-def _certain(low: Tensor, high: Tensor, light: Tensor, heavy: Tensor, classes: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Whether each class is kept, and whether it is left out, wherever the scores are: by the most and the least before it."""
-    own = _is_own(classes, low.shape[-1])
-    chosen: Callable[[Tensor, Tensor], Tensor] = lambda weights, which: torch.where(which & ~own, weights.unsqueeze(-2), 0.0).sum(
-        -1
-    )
-    may = high.unsqueeze(-2) >= low.unsqueeze(-1)
-    before, behind = chosen(heavy, may), light + chosen(light, ~may)
-    kept = (before < (share - DOUBT) * (before + behind)) | (before == 0)
-    must = low.unsqueeze(-2) > high.unsqueeze(-1)
-    before, behind = chosen(light, must), heavy + chosen(heavy, ~must)
-    return kept & (high > -math.inf), (before > (share + DOUBT) * (before + behind)) | (high == -math.inf)
-
-
 def _of_a_norm(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Of normmax: u between its corners, and the sum of the others between what theirs and Σ u^α = 1 leave it."""
     alpha = torch.as_tensor(params["alpha"], dtype=low.dtype, device=low.device)
@@ -251,7 +195,7 @@ def _left(u: Tensor, alpha: Tensor) -> Tensor:
 
 def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any], alpha: Tensor) -> Tensor:
     """u_i = p_i/‖p‖_α of (own_i, others)."""
-    p = _rows_of(map, others, own, classes, params)
+    p = rows_of(map, others, own, classes, params)
     own_p = p.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
     norm = (p ** alpha.unsqueeze(-1 if alpha.ndim else 0)).sum(-1) ** (1 / alpha)
     return own_p / norm.clamp_min(torch.finfo(p.dtype).tiny)

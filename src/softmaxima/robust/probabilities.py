@@ -24,7 +24,8 @@ from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
 from softmaxima.robust.arguments import check_norm, prepared
-from softmaxima.robust.intervals import bounds_at, corner, parameters
+from softmaxima.robust.corners import corner, is_own
+from softmaxima.robust.intervals import bounds_at, parameters
 from softmaxima.robust.stationary import first_order, greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
@@ -123,9 +124,8 @@ def worst_at(map: Map, z: Tensor, radius: Tensor, norm: float, classes: Tensor, 
 
 def _of_softmax(z: Tensor, radius: Tensor, classes: Tensor, largest: bool) -> Tensor:
     """The extreme log p_i of softmax under ℓ2, [..., m]: of −softplus(LSE(x_others) − x_i)."""
-    own = classes.unsqueeze(-1) == torch.arange(z.shape[-1], device=z.device)
     x = z.gather(-1, classes)
-    others = z.unsqueeze(-2).masked_fill(own, -math.inf)  # [..., m, n]
+    others = z.unsqueeze(-2).masked_fill(is_own(classes, z.shape[-1]), -math.inf)  # [..., m, n]
     flat = others.detach().reshape(-1, z.shape[-1])
     r = radius.detach().unsqueeze(-2).expand(*others.shape[:-1], 1).reshape(-1, 1)
     usable = flat.amax(-1, keepdim=True).isfinite() & (r > 0) if flat.shape[-1] else r > 0
