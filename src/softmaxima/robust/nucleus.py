@@ -1,7 +1,7 @@
 r"""Bounds of top-p softmax, which is not monotone: as a high score rises the nucleus loses a low one, and a third gains.
 
-Which scores are certainly kept or certainly left out follows from the most and the least share that can stand before each; the ratio
-then from the rest.
+Which scores are certainly kept or certainly left out follows from the most and the least share that can stand before each;
+the ratio then from the rest.
 """
 
 from __future__ import annotations
