@@ -10,6 +10,7 @@ ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulat
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 gallery      runs the examples of docs/gallery.md; docs/gallery.json, their pictures and tables, in a minute  make gallery
+robustness   trains on digits with every loss and attacks; docs/robust-study.json, a picture, tables, in 8 minutes  make robust
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -58,7 +59,15 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds, neighbours
+from softmaxima.experiments import (
+    calibration_peers,
+    confirmation,
+    estimators,
+    gradient_estimators,
+    lse_bounds,
+    neighbours,
+    robustness_study,
+)
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -101,6 +110,7 @@ from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import ranks as ranks_report
+from softmaxima.report import robustness as robustness_report
 from softmaxima.report import sampling as sampling_report
 from softmaxima.report import temperature as temperature_report
 from softmaxima.report.attention_figures import picture as attention_picture
@@ -278,6 +288,31 @@ def show_gallery(found: dict[str, Any]) -> Blocks:
     return blocks
 
 
+def robustness_blocks() -> Blocks:
+    """Train on digits in every way, attack, and show what withstands."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=robustness_study.steps())
+        found = robustness_study.run(starting=lambda what: progress.update(task, advance=1, description=what))
+    versions = {name: metadata.version(name) for name in ("torch", "adversarial-robustness-toolbox", "scikit-learn")}
+    robustness_study.write(found, made_on() | {"versions": versions}, DOCS / "robust-study.json")
+    return show_robustness(found)
+
+
+def show_robustness(found: robustness_study.Study) -> Blocks:
+    """The tables and the picture of what withstood attacks."""
+    draw(robustness_report.picture(found), DOCS / "robust-study.png")
+    picture = "![Accuracy under attack by loss and by temperature at test time, and what detectors see](robust-study.png)"
+    seeds = f"{len(found.trained[0].accuracies['all'])} seeds."
+    note = lambda *said: caption("make robust", " ".join(said), threads=1)
+    return {
+        "robust-verdicts": robustness_report.sentences(found),
+        "robust-study": f"{picture}\n\n{robustness_report.trained_table(found)}\n\n{note(robustness_report.CAPTION, seeds)}",
+        "robust-test-time": f"{robustness_report.at_test_table(found)}\n\n{note(seeds)}",
+        "robust-peers": f"{robustness_report.peers_table(found)}\n\n{note(robustness_report.PEERS_CAPTION)}",
+        "robust-detectors": f"{robustness_report.detection_table(found)}\n\n{note(robustness_report.DETECTION_CAPTION, seeds)}",
+    }
+
+
 def ranks_blocks() -> Blocks:
     """Draw the times of the last benchmark of ranks and those of many that are simulated, and give their tables."""
     benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
@@ -444,6 +479,7 @@ COMMANDS = {
     "graph": graph_blocks,
     "neighbours": neighbours_blocks,
     "gallery": gallery_blocks,
+    "robustness": robustness_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

@@ -137,3 +137,13 @@ def test_sparse_attention_over_neighbours_gives_the_others_nothing():
     assert sparse["left out"] > 0.9
     assert sparse["error"] < 0.5 * soft["error"]
     assert abs(sparse["weight of a marked one"] - 1 / 3) < 0.01
+
+
+def test_no_attack_succeeds_on_a_digit_that_is_certified():
+    found = example("robust_digits")["main"](100)
+    plain, through = found["plain"], found["through intervals"]
+    assert not plain["broken"]
+    assert not through["broken"]
+    assert plain["certified"] < 0.5 < through["certified"] <= through["under attack"] <= through["clean"]
+    assert plain["under attack"] < through["under attack"]
+    assert through["clean"] > 0.85

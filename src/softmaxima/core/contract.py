@@ -87,6 +87,7 @@ class Properties:
     shift_invariant: bool = True  # map(x + c) = map(x)
     locally_shift_invariant: bool = False  # so for a small c, where it is not so for every c
     order_preserving: bool = True  # x_i > x_j ⇒ p_i ≥ p_j
+    monotone: bool = True  # p_i does not fall as x_i rises, nor rise as any other score does
     sparse: bool = False  # finite scores can get exactly zero
     continuous: bool = True  # p moves continuously with x
     logarithmic: bool = False  # returns log p, so that the claims hold for its exponential

@@ -143,7 +143,7 @@ NORMMAX = register(
                 regulariser_gradient=norm_gradient,
             ),
         ),
-        properties=Properties(sparse=True, additive_regulariser=False),
+        properties=Properties(sparse=True, monotone=False, additive_regulariser=False),
         cost=Cost(reads=2),
         uses_scores=True,
         kernel=Kernel("normmax", "normmax_backward"),

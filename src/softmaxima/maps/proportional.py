@@ -126,7 +126,7 @@ PROPORTIONAL = register(
                 kind=object,
             ),
         ),
-        properties=Properties(mass="zero or one", shift_invariant=False, order_preserving=False),
+        properties=Properties(mass="zero or one", shift_invariant=False, order_preserving=False, monotone=False),
         cost=Cost(reads=2),
         kernel=Kernel("proportional", "proportional_backward", theta=theta),
         blocks=BLOCKS,

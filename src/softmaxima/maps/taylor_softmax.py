@@ -88,7 +88,7 @@ TAYLOR_SOFTMAX = register(
                 kind=int,
             ),
         ),
-        properties=Properties(shift_invariant=False, order_preserving=False),
+        properties=Properties(shift_invariant=False, order_preserving=False, monotone=False),
         cost=Cost(reads=2),
         kernel=Kernel("taylor_softmax", "taylor_backward"),
         blocks=BLOCKS,

@@ -296,7 +296,7 @@ TOPP_SOFTMAX = register(
                 domain="a number in (0, 1]",
             ),
         ),
-        properties=Properties(sparse=True, continuous=False),
+        properties=Properties(sparse=True, monotone=False, continuous=False),
         cost=Cost(reads=3),
         kernel=Kernel("topp_softmax", "softmax_backward"),
         blocks=BLOCKS,

@@ -1,0 +1,77 @@
+"""What functions of this room are asked for, checked: norms, radii, targets and rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_scores, as_tensor, check_device, check_per_row, like_input, rows_last
+from softmaxima.core.numbers import as_number
+from softmaxima.core.tracing import is_concrete
+
+NORMS = (1.0, 2.0, math.inf)
+RADIUS: tuple[Callable[[Any], Any], str] = (lambda r: (r >= 0) & (r < math.inf), "at least 0 and finite")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Scores over the temperature with their axis last, in float64, and the radius over it."""
+
+    z: Tensor  # [..., n], −∞ where masked
+    radius: Tensor  # [..., 1]
+    tau: float | Tensor
+    dim: int
+    given: Any  # as the scores came
+
+    def restored(self, value: Tensor) -> Any:
+        """What has the shape of the scores, where they were and of their dtype."""
+        scores = as_scores("", self.given)
+        value = value.movedim(-1, self.dim) if value.ndim > 1 else value
+        return like_input(value.reshape(scores.shape).to(scores.dtype), self.given)
+
+    def reduced(self, value: Tensor) -> Any:
+        """One number a row, in the dtype of the scores."""
+        return like_input(value.to(as_scores("", self.given).dtype), self.given)
+
+
+def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: Any) -> Rows:
+    """The rows, with a radius ≥ 0, a number or one a row."""
+    scores = as_scores(name, x)
+    axis, rows, tau, mask = rows_last(name, scores, dim, temperature, where)
+    radius = check_per_row(name, "radius", radius, scores if scores.ndim else rows, axis, *RADIUS)
+    if isinstance(radius, Tensor) and radius.ndim:
+        radius = radius.movedim(axis, -1)
+    wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
+    radius = torch.as_tensor(radius, dtype=torch.float64, device=wide.device) / tau
+    return Rows(wide / tau, radius.expand(*wide.shape[:-1], 1), tau, axis, x)
+
+
+def check_norm(name: str, norm: Any) -> float:
+    """1, 2 or ∞."""
+    number = math.inf if norm == "inf" else as_number(norm)
+    if number not in NORMS:
+        raise ValueError(f"{name}: norm must be 1, 2 or math.inf, got {norm!r}; pass one of these")
+    return number
+
+
+def check_classes(name: str, target: Any, z: Tensor, what: str = "target") -> Tensor:
+    """One class a row, int64 [...], each a place in its row."""
+    if isinstance(target, int) and not isinstance(target, bool):
+        target = torch.full(z.shape[:-1], target, device=z.device)
+    classes = as_tensor(name, what, target)
+    if classes.dtype in (torch.bool, torch.uint8) or classes.is_floating_point() or classes.is_complex():
+        raise TypeError(f"{name}: {what} must be class numbers of an integer dtype, got {classes.dtype}; call .long()")
+    classes = check_device(name, what, classes, z).long()
+    if classes.shape != z.shape[:-1]:
+        raise ValueError(
+            f"{name}: {what} must be one class a row, of shape {tuple(z.shape[:-1])}, got {tuple(classes.shape)}; reshape it"
+        )
+    if is_concrete(classes) and classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < z.shape[-1]:
+        wrong = classes[(classes < 0) | (classes >= z.shape[-1])]
+        raise ValueError(f"{name}: {what} must be in [0, {z.shape[-1] - 1}], got {int(wrong[0])}; number the classes from 0")
+    return classes

@@ -1,0 +1,202 @@
+r"""Attacks on scores: projected gradient ascent, x ← Π(x + step · direction), of a loss of the logits within a ball around each
+input.
+
+The losses are of logits and not of probabilities: a softmax that saturates, as over a low test-time temperature, has a gradient of
+0 that stops an attack on it, while the argmax, and so the attack on scores, does not depend on a temperature.
+
+    margin          max_{j≠t} x_j − x_t, above 0 where the model is misled; that of Carlini & Wagner
+    dlr             the margin over x₍₁₎ − x₍₃₎, whatever the scale of scores
+    cross_entropy   LSE(x) − x_t
+
+Π is onto the ball, and then onto the limits of inputs. Onto that of ℓ1 it is sparsemax: ε sparsemax(|δ|/ε) with the signs of δ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import as_scores, check_device
+from softmaxima.core.numbers import as_number, check_choice, check_count, check_flag, check_number, check_positive
+from softmaxima.core.randomness import Randomness, as_torch_generator
+from softmaxima.lse import logsumexp
+from softmaxima.maps import sparsemax
+from softmaxima.robust.arguments import RADIUS, check_classes, check_norm
+from softmaxima.robust.margins import margins
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+SPARSITY = 20  # an ascent under ℓ1 moves one in so many inputs
+
+
+def _margin(scores: Tensor, target: Tensor) -> Tensor:
+    return -margins(scores, target)
+
+
+def _dlr(scores: Tensor, target: Tensor) -> Tensor:
+    if scores.shape[-1] < 3:
+        raise ValueError(f"attack: the loss dlr needs at least 3 classes, got {scores.shape[-1]}; take loss='margin'")
+    top = scores.topk(3, -1).values
+    return -margins(scores, target) / (top[..., 0] - top[..., 2]).clamp_min(torch.finfo(scores.dtype).tiny)
+
+
+def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+    return logsumexp(scores) - scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+ATTACK_LOSSES: dict[str, Loss] = {"margin": _margin, "dlr": _dlr, "cross_entropy": _cross_entropy}
+
+
+class Attacked(NamedTuple):
+    """The inputs that an attack ended with, and whether the model is misled by them."""
+
+    inputs: Tensor  # as those given
+    misled: Tensor  # bool [rows]
+
+
+def attack(
+    model: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    target: Tensor,
+    radius: float,
+    norm: float = math.inf,
+    *,
+    loss: str | Loss = "margin",
+    steps: int = 40,
+    restarts: int = 1,
+    step_size: float | None = None,
+    limits: tuple[float, float] | None = (0.0, 1.0),
+    stop: bool = False,
+    generator: Randomness = None,
+    advanced: Callable[[], None] = lambda: None,
+) -> Attacked:
+    """Inputs within ε of those given at which the model's scores are as wrong as can be found, by projected gradient ascent.
+
+    A model that withstands it is not thereby shown to be robust: another attack may succeed (`certified_radius` and `interval`
+    certify).
+
+    Args:
+        model: from inputs [rows, …] to scores [rows, classes], of which gradients can be taken; in the mode that it is in.
+        inputs: [rows, …], floating point, within the limits.
+        target: the right class of each row.
+        radius: ε ≥ 0, under `norm` (1, 2 or `math.inf`) of all inputs of a row together.
+        loss: "margin" (Carlini & Wagner's), "dlr", "cross_entropy", or a function from (scores, target) to one number a row to
+        raise: an attack
+            that knows of a defence puts that into it.
+        steps, restarts: so many steps from the inputs themselves, and from restarts − 1 random points of the ball.
+        step_size: length of a step; 2.5 ε/steps by default.
+        limits: the least and the greatest that an input may be; None for any.
+        stop: leaves a row as soon as it is misled, instead of going on to where the loss is greatest.
+        generator: of the random points, as everywhere.
+        advanced: called after each step, of which there are steps · restarts, for a progress bar.
+
+    Returns (inputs, misled): of each row the point that misled the model with the greatest loss, or else that of the greatest loss.
+
+    Raises:
+        TypeError or ValueError for arguments that cannot be used, before any step.
+
+    Cost: a forward and a backward pass a step.
+
+    Source: Madry et al. (2018), arXiv:1706.06083; Carlini & Wagner (2017), arXiv:1608.04644; Croce & Hein (2020),
+    arXiv:2003.01690; under ℓ1 Tramèr & Boneh (2019), arXiv:1904.13000.
+
+    >>> import torch, softmaxima as sm
+    >>> model = torch.nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.eye(2))
+    >>> sm.robust.attack(model, torch.tensor([[0.6, 0.5], [0.9, 0.1]]), torch.tensor([0, 0]), 0.1).misled
+    tensor([ True, False])
+    """
+    name = "attack"
+    x = as_scores(name, inputs, "inputs").detach()
+    norm, radius = check_norm(name, norm), check_number(name, "radius", radius, *RADIUS)
+    if x.ndim < 2:
+        raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
+    of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
+    steps, restarts = check_count(name, "steps", steps), check_count(name, "restarts", restarts)
+    step = 2.5 * radius / steps if step_size is None else check_positive(name, "step_size", step_size)
+    stop, rng = check_flag(name, "stop", stop), as_torch_generator(name, generator)
+    low, high = _limits(name, limits, x)
+    with torch.no_grad():
+        first = model(x)
+    if first.ndim != 2 or len(first) != len(x):
+        raise ValueError(f"{name}: model must give scores [{len(x)}, classes], got shape {tuple(first.shape)}; reshape them")
+    classes = check_device(name, "target", check_classes(name, target, first), x)
+
+    best, best_loss = x.clone(), torch.full(x.shape[:1], -math.inf, dtype=first.dtype, device=x.device)
+    misled = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
+    for restart in range(restarts):
+        at = x if restart == 0 else _project(x, _drawn(x, radius, norm, rng), radius, norm, low, high)
+        for number in range(steps + 1):
+            at = at.detach().requires_grad_(number < steps)
+            with torch.enable_grad():
+                scores = model(at)
+                value = of(scores, classes)
+            wrong = margins(scores.detach(), classes) < 0
+            better = (wrong & ~misled) | ((wrong == misled) & (value.detach() > best_loss))
+            better = better & ~misled if stop else better
+            best = torch.where(_like(better, x), at.detach(), best)
+            best_loss, misled = torch.where(better, value.detach(), best_loss), misled | wrong
+            if number < steps:
+                (slope,) = torch.autograd.grad(value.sum(), at)
+                at = _project(x, at.detach() + step * _direction(slope, norm) - x, radius, norm, low, high)
+                advanced()
+    return Attacked(best, misled)
+
+
+def _limits(name: str, limits: Any, x: Tensor) -> tuple[float, float]:
+    if limits is None:
+        return -math.inf, math.inf
+    numbers = tuple(as_number(end) for end in limits) if isinstance(limits, (tuple, list)) and len(limits) == 2 else (None, None)
+    low, high = numbers
+    if low is None or high is None or not low < high:
+        raise ValueError(f"{name}: limits must be two numbers, the least first, or None, got {limits!r}")
+    if x.numel() and not (low <= float(x.min()) and float(x.max()) <= high):
+        raise ValueError(
+            f"{name}: inputs must be within limits, {low} to {high}, got {float(x.min())} to {float(x.max())}; give others"
+        )
+    return low, high
+
+
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    return rows.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _direction(slope: Tensor, norm: float) -> Tensor:
+    """Of length 1, in which a loss rises most; 0 where its slope is."""
+    if norm == math.inf:
+        return slope.sign()
+    flat = slope.flatten(1)
+    if norm == 2.0:
+        return (flat / flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)).reshape(slope.shape)
+    few = max(1, flat.shape[1] // SPARSITY)
+    places = flat.abs().topk(few, 1).indices
+    return torch.zeros_like(flat).scatter(1, places, flat.gather(1, places).sign() / few).reshape(slope.shape)
+
+
+def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, high: float) -> Tensor:
+    """x + δ in the ball and the limits. Limits only shorten δ, for x is within them."""
+    if radius == 0:
+        return x
+    if norm == math.inf:
+        delta = delta.clamp(-radius, radius)
+    else:
+        flat = delta.flatten(1)
+        if norm == 2.0:
+            flat = flat * (radius / flat.norm(dim=1, keepdim=True).clamp_min(radius))
+        else:
+            outside = flat.abs().sum(1, keepdim=True) > radius
+            flat = torch.where(outside, flat.sign() * radius * sparsemax(flat.abs(), temperature=radius), flat)
+        delta = flat.reshape(x.shape)
+    return (x + delta).clamp(low, high)
+
+
+def _drawn(x: Tensor, radius: float, norm: float, rng: torch.Generator | None) -> Tensor:
+    """Points of the ball: uniform under ℓ∞; under the others in a random direction, at a random distance."""
+    if norm == math.inf:
+        return (radius * (2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1)).to(x)
+    flat = torch.randn(x.shape, generator=rng, dtype=torch.float64).flatten(1)
+    length = radius * torch.rand(len(x), 1, generator=rng, dtype=torch.float64)
+    return (flat * length / flat.norm(p=norm, dim=1, keepdim=True)).reshape(x.shape).to(x)

@@ -1,0 +1,109 @@
+r"""A detector of inputs that look attacked, by one number of their scores: unusually low, and the row is suspected.
+
+    margin    x₍₁₎ − x₍₂₎
+    entropy   −H(softmax(x/τ)), in nats
+    energy    τ LSE(x/τ), in nats times τ; Liu et al. (2020)
+
+It is worth what an attacker does not know of it: one who raises the same number while misleading the model is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_scores, check_dim, like_input
+from softmaxima.core.numbers import check_choice, check_number, check_one_temperature
+from softmaxima.core.rows import xlogx
+from softmaxima.lse import logsumexp
+from softmaxima.maps import softmax
+
+
+def _margin(x: Tensor, tau: float) -> Tensor:
+    if x.shape[-1] < 2:
+        return torch.full(x.shape[:-1], math.inf, dtype=x.dtype, device=x.device)
+    top = x.topk(2, -1).values
+    return top[..., 0] - top[..., 1]
+
+
+STATISTICS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "margin": _margin,
+    "entropy": lambda x, tau: xlogx(softmax(x, temperature=tau)).sum(-1),
+    "energy": lambda x, tau: tau * logsumexp(x, temperature=tau),
+}
+
+
+@dataclass(frozen=True)
+class Detector:
+    """Suspects rows whose statistic is below a threshold. Made by `fit_detector`, or with a threshold of one's own.
+
+    Args:
+        statistic: "margin", "entropy" or "energy".
+        threshold: below which a row is suspected.
+        temperature: τ of the entropy and the energy.
+
+    Raises:
+        TypeError or ValueError for arguments that cannot be used.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> detector = sm.robust.Detector("margin", 1.0)
+    >>> detector(np.array([[3.0, 0.0], [0.2, 0.0]]))
+    array([False,  True])
+    """
+
+    statistic: str
+    threshold: float
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("Detector", "statistic", self.statistic, tuple(STATISTICS))
+        check_number("Detector", "threshold", self.threshold, lambda number: not math.isnan(number), "a number")
+        check_one_temperature("Detector", self.temperature)
+
+    def values(self, x: Array, dim: int = -1) -> Any:
+        """The statistic, one number a row: low where a row looks attacked."""
+        scores = as_scores("Detector", x)
+        rows = scores.movedim(check_dim("Detector", dim, scores.ndim), -1)
+        return like_input(STATISTICS[self.statistic](rows, self.temperature), x)
+
+    def __call__(self, x: Array, dim: int = -1) -> Any:
+        """Whether each row is suspected. Cost: one or two reads of x."""
+        values = self.values(x, dim)
+        return ~(values >= self.threshold)  # NaN is suspected
+
+
+def fit_detector(
+    x: Array, statistic: str = "margin", false_alarms: float = 0.05, dim: int = -1, *, temperature: float = 1.0
+) -> Detector:
+    """The detector that suspects the given share of ordinary rows.
+
+    Args:
+        x: scores of ordinary inputs, a tensor or an array, that the model was not trained on.
+        statistic: "margin", "entropy" or "energy".
+        false_alarms: the share of these rows that is suspected, in (0, 1).
+        dim: the axis of classes.
+        temperature: τ of the entropy and the energy.
+
+    Raises:
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as no rows at all.
+
+    Cost: a sort of one number a row.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> scores = np.stack([np.arange(100.0), np.zeros(100)], -1)
+    >>> detector = sm.robust.fit_detector(scores, "margin", 0.1)
+    >>> int(detector(scores).sum())
+    10
+    """
+    share = check_number("fit_detector", "false_alarms", false_alarms, lambda number: 0 < number < 1, "a number between 0 and 1")
+    values = torch.as_tensor(Detector(statistic, 0.0, temperature).values(x, dim)).detach().double().flatten()
+    if values.numel() == 0:
+        raise ValueError(f"fit_detector: there must be ordinary rows to go by, got scores of shape {tuple(x.shape)}; give some")
+    if bool(values.isnan().any()):
+        raise ValueError("fit_detector: scores of ordinary rows must not be NaN, got some; leave those rows out")
+    return Detector(statistic, float(values.quantile(share)), temperature)

@@ -1,0 +1,201 @@
+r"""Bounds through a map: the least and the greatest p_i where every score lies between two numbers, l ≤ x ≤ u.
+
+**Monotone maps** (`Properties.monotone`: p_i does not fall with x_i nor rise with another score) have both at corners:
+
+    lower_i = p_i(l_i, u_others)        upper_i = p_i(u_i, l_others)
+
+and both are attained. Of softmax these are e^{l_i}/(e^{l_i} + Σ e^{u_j}) and e^{u_i}/(e^{u_i} + Σ e^{l_j}).
+
+**Ratios** p_i = f(x_i)/Σ f(x_j) rise with f(x_i) and fall with f of the others, so that the same holds of the scores at which f is
+least and greatest: with a convex f (Taylor polynomials of even order, squares) an end, or the lowest point of f.
+
+**normmax** has p = u/Σu with u = p/‖p‖_α, where u, not p, is monotone; Σ u^α = 1 bounds what the others sum to: from
+(1 − u_i^α)^{1/α} to (n−1)^{1−1/α} times that.
+
+That of normmax and that of top-p (`nucleus.py`) are bounds that hold, and not the tightest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_scores, check_device
+from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.evaluation import check_params
+from softmaxima.core.tracing import is_concrete
+from softmaxima.maps.taylor_softmax import polynomial
+from softmaxima.robust.arguments import prepared
+from softmaxima.robust.corners import corner, rows_of
+from softmaxima.robust.nucleus import of_a_nucleus
+
+RISING = (torch.sigmoid, torch.nn.functional.softplus, torch.exp, torch.relu)  # functions of `proportional`
+MOST = 2**23  # numbers of the corners that are evaluated together
+
+
+class ProbabilityInterval(NamedTuple):
+    """What a probability is at least and at most, each of the shape of the scores.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.robust.interval("softmax", np.zeros(2), np.zeros(2)).upper
+    array([0.5, 0.5])
+    """
+
+    lower: Any
+    upper: Any
+
+
+def interval(
+    map: AnyMap,
+    lower: Array,
+    upper: Array,
+    dim: int = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    **params: Any,
+) -> ProbabilityInterval:
+    """The interval of each p_i = map(x/τ)_i over all x with lower ≤ x ≤ upper, each score for itself.
+
+    The tightest one, both ends of which are attained, for every map but `normmax` and top-p, of which it holds and may be wider.
+    (Of `proportional` the function must be one that is known here.) Rounding apart, which is that of the map in float64.
+
+    Args:
+        map: a registered name, the function of a map or a `Map`.
+        lower, upper: scores of one shape and dtype, tensors or arrays. −∞ in both is a mask.
+        dim, temperature, where: as for `softmax`.
+        params: parameters of the map.
+
+    Returns (lower, upper), of log p for log_softmax. Both are differentiable by both ends: training on them is certified training.
+
+    Raises:
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as a lower end above its upper end, before any
+        work.
+
+    Cost: the map of n rows for each row of n, some at a time: O(n²) for a row.
+
+    Source: interval bound propagation, Gowal et al. (2018), arXiv:1810.12715.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> low, high = sm.robust.interval("sparsemax", np.array([0.5, 0.0, -1.0]), np.array([1.0, 0.2, -0.8]))
+    >>> low.round(3), high.round(3)
+    (array([0.65, 0.  , 0.  ]), array([1.  , 0.35, 0.  ]))
+    """
+    name = "interval"
+    found = find_map(map, name)
+    low_scores, high_scores = as_scores(name, lower, "lower"), as_scores(name, upper, "upper")
+    check_device(name, "upper", high_scores, low_scores)
+    if low_scores.shape != high_scores.shape or low_scores.dtype != high_scores.dtype:
+        raise ValueError(
+            f"{name}: lower and upper must be of one shape and dtype, got {tuple(low_scores.shape)} of {low_scores.dtype} and "
+            f"{tuple(high_scores.shape)} of {high_scores.dtype}; broadcast or cast one to the other"
+        )
+    if is_concrete(low_scores) and is_concrete(high_scores):
+        if bool((low_scores > high_scores).any()):
+            gap = float((low_scores.double() - high_scores.double()).nan_to_num(0.0).max())
+            raise ValueError(f"{name}: lower must be at most upper, got one that is {gap} above it; exchange them")
+        if bool(((low_scores == -math.inf) != (high_scores == -math.inf)).any()):
+            raise ValueError(f"{name}: a score must be −∞ in both ends or in neither, got one in lower alone; give it a finite end")
+    rows = prepared(name, lower, 0.0, dim, temperature, where)
+    high = prepared(name, upper, 0.0, dim, temperature, where).z
+    axis_scores = low_scores if low_scores.ndim else low_scores.reshape(1)
+    values = parameters(name, found, params, axis_scores, rows.dim)
+    ends = bounds_of(found, rows.z, high, values)
+    return ProbabilityInterval(*(rows.restored(end) for end in ends))
+
+
+def parameters(name: str, map: Map, params: Mapping[str, Any], x: Tensor, dim: int) -> dict[str, Any]:
+    """The map's parameters, checked; tensors with their axis last."""
+    values = check_params(map, map.complete(params, name), x, dim, name)
+    by_name = dict(zip((parameter.name for parameter in map.params), values, strict=True))
+    if map.name == "proportional" and by_name["f"] is not torch.square and by_name["f"] not in RISING:
+        known = ", ".join(f.__name__ for f in (*RISING, torch.square))
+        got = getattr(by_name["f"], "__name__", by_name["f"])
+        raise ValueError(f"{name}: f must be one whose ends between two numbers are known ({known}), got {got}; pass one of these")
+    return {key: value.movedim(dim, -1) if isinstance(value, Tensor) and value.ndim else value for key, value in by_name.items()}
+
+
+def bounds_of(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """(lower, upper) of every class of rows [..., n] over their temperature."""
+    n, rows = low.shape[-1], max(1, low[..., :1].numel())
+    block = max(1, min(n, MOST // max(1, rows * n)))
+    place = torch.arange(n, device=low.device)
+    parts = [bounds_at(map, low, high, part.expand(*low.shape[:-1], -1), params) for part in place.split(block)]
+    lower, upper = (torch.cat([part[end] for part in parts], -1) for end in (0, 1))
+    return lower, upper
+
+
+def bounds_at(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same of some classes of each row, [..., m]."""
+    if map.name == "topp_softmax" and params["p"] < 1:
+        return of_a_nucleus(low, high, classes, params["p"])
+    if map.name == "normmax":
+        return _of_a_norm(map, low, high, classes, params)
+    low, high = _ends(map, low, high, params)
+    return corner(map, high, low, classes, params), corner(map, low, high, classes, params)
+
+
+def _ends(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The scores at which f of a ratio is least and greatest; of maps that rise with a score, the ends."""
+    if map.name == "taylor_softmax":
+        order = params["order"]
+        scale = torch.maximum(low.abs(), high.abs()).clamp_min(1.0).masked_fill(high == -math.inf, 1.0)
+        of: Callable[[Tensor], Tensor] = lambda z: polynomial(z, scale, order, order)
+        lowest = _lowest_point(order)
+    elif map.name == "proportional" and params["f"] is torch.square:
+        of, lowest = torch.square, 0.0
+    elif map.name in ("proportional", "topp_softmax") or map.properties.monotone:  # top-p of all is softmax
+        return low, high
+    else:
+        raise ValueError(
+            f"interval: {map.name} does not claim to be monotone, and no bounds of it are known; "
+            "register it with Properties(monotone=True) if p_i rises with x_i alone"
+        )
+    masked = high == -math.inf
+    most = torch.where(of(high) >= of(low), high, low)
+    fewest = torch.minimum(torch.maximum(low, low.new_tensor(lowest)), high)
+    return torch.where(masked, -math.inf, fewest), torch.where(masked, -math.inf, most)
+
+
+def _lowest_point(order: int) -> float:
+    """The root of the Taylor polynomial of exp of an odd degree, order − 1: where that of `order`, which is convex, is least."""
+    low, high = -float(order), 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        term, value = 1.0, 1.0
+        for m in range(1, order):
+            term *= middle / m
+            value += term
+        low, high = (middle, high) if value < 0 else (low, middle)
+    return high
+
+
+def _of_a_norm(map: Map, low: Tensor, high: Tensor, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Of normmax: u between its corners, and the sum of the others between what theirs and Σ u^α = 1 leave it."""
+    alpha = torch.as_tensor(params["alpha"], dtype=low.dtype, device=low.device)
+    everyone = torch.arange(low.shape[-1], device=low.device).expand(low.shape)
+    least, most = (_scaled(map, others, own, everyone, params, alpha) for others, own in ((high, low), (low, high)))
+    rivals = ((low > -math.inf).sum(-1, keepdim=True) - 1).clamp_min(1).to(low.dtype)
+    own_least, own_most = least.gather(-1, classes), most.gather(-1, classes)
+    most_others = torch.minimum(most.sum(-1, keepdim=True) - own_most, rivals ** (1 - 1 / alpha) * _left(own_least, alpha))
+    least_others = torch.maximum(least.sum(-1, keepdim=True) - own_least, _left(own_most, alpha))
+    divide = lambda a, b: torch.where(a == 0, 0.0, a / torch.where(a == 0, 1.0, a + b))
+    return divide(own_least, most_others.clamp_min(0.0)), divide(own_most, least_others.clamp_min(0.0))
+
+
+def _left(u: Tensor, alpha: Tensor) -> Tensor:
+    """(1 − u^α)^{1/α}; where it is 0 it is given no slope."""
+    rest = 1 - u**alpha
+    return torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** (1 / alpha), 0.0)
+
+
+def _scaled(map: Map, others: Tensor, own: Tensor, classes: Tensor, params: Mapping[str, Any], alpha: Tensor) -> Tensor:
+    """u_i = p_i/‖p‖_α of (own_i, others)."""
+    p = rows_of(map, others, own, classes, params)
+    own_p = p.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
+    norm = (p ** alpha.unsqueeze(-1 if alpha.ndim else 0)).sum(-1) ** (1 / alpha)
+    return own_p / norm.clamp_min(torch.finfo(p.dtype).tiny)

@@ -1,0 +1,139 @@
+r"""The worst case of probabilities: the least and the greatest p_i where ‖δ‖ ≤ ε.
+
+For a monotone map under ℓ∞ both are at corners (`intervals.py`). Where a constant on all scores does not lower p_i besides (maps
+that are shift-invariant, and softmax with a sink), others that rise by at most m do no more than a fall of x_i by m. So δ does no
+more than a fall of x_i by |δ_i| + max_j |δ_j|, which is
+
+    at most ε under ℓ1, and attained there: p_i(x ∓ ε e_i) are exact,
+    at most √2 ε under ℓ2: a bound.
+
+For softmax under ℓ2, p_i = 1/(1 + e^{LSE(x_others) − x_i}), whose exponent has its extremes on the curve of `stationary.py`, with
+δ_i = −Σ δ_j: exact. Everything else is bounded by what ℓ∞ allows, whose ball contains the other two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_scores
+from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.lse import logsumexp
+from softmaxima.robust.arguments import check_norm, prepared
+from softmaxima.robust.corners import corner, is_own
+from softmaxima.robust.intervals import bounds_at, parameters
+from softmaxima.robust.stationary import first_order, greatest, least
+
+SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
+SOFTMAX = ("softmax", "log_softmax")
+INEXACT = ("normmax", "topp_softmax")  # whose intervals are not the tightest
+
+
+class WorstProbabilities(NamedTuple):
+    """What a perturbation makes of each probability at least and at most, and whether both are attained.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> sm.robust.worst_probabilities("entmax15", np.zeros(3), 0.1, 2).exact
+    False
+    """
+
+    lower: Any
+    upper: Any
+    exact: bool  # attained, each by a perturbation of its own; otherwise bounds that hold
+
+
+def worst_probabilities(
+    map: AnyMap,
+    x: Array,
+    radius: float | Array,
+    norm: float = math.inf,
+    dim: int = -1,
+    *,
+    temperature: float | Array = 1.0,
+    where: Array | None = None,
+    **params: Any,
+) -> WorstProbabilities:
+    """The least and the greatest p_i of map((x + δ)/τ) for any δ with ‖δ‖ ≤ ε, each class for itself.
+
+    Exact under ℓ∞ for all maps but `normmax` and top-p; under ℓ1 for monotone maps that do not move with a constant, and for
+    softmax with a sink; under ℓ2 for softmax. Otherwise bounds that hold: `exact` says which.
+
+    Args:
+        map: a registered name, the function of a map or a `Map`.
+        x, radius, norm, dim, temperature, where: as for `worst_logsumexp`.
+        params: parameters of the map.
+
+    Returns (lower, upper, exact), of log p for log_softmax. −∞ stays a mask, with probability 0.
+
+    Raises:
+        TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
+
+    Cost: the map of n rows for each row of n; for softmax under ℓ2 some thousand times that.
+
+    Source: monotonicity, and Lagrange's conditions (`robust/stationary.py`).
+
+    >>> import numpy as np, softmaxima as sm
+    >>> worst = sm.robust.worst_probabilities("softmax", np.array([1.0, 0.0]), 0.5)
+    >>> worst.lower.round(4), worst.upper.round(4), worst.exact
+    (array([0.5   , 0.1192]), array([0.8808, 0.5   ]), True)
+    """
+    name = "worst_probabilities"
+    found = find_map(map, name)
+    norm = check_norm(name, norm)
+    rows = prepared(name, x, radius, dim, temperature, where)
+    scores = as_scores(name, x)
+    values = parameters(name, found, params, scores if scores.ndim else scores.reshape(1), rows.dim)
+    n = rows.z.shape[-1]
+    block = 1 if norm == 2.0 and found.name in SOFTMAX else max(1, n)
+    place = torch.arange(n, device=rows.z.device)
+    parts = [
+        worst_at(found, rows.z, rows.radius, norm, classes.expand(*rows.z.shape[:-1], -1), values) for classes in place.split(block)
+    ]
+    lower, upper = (torch.cat([part[end] for part in parts], -1) for end in (0, 1))
+    return WorstProbabilities(rows.restored(lower), rows.restored(upper), is_exact(found, norm, n, values))
+
+
+def is_exact(map: Map, norm: float, n: int, params: Mapping[str, Any]) -> bool:
+    """Whether the worst case is attained."""
+    if map.name in INEXACT and not (map.name == "topp_softmax" and params["p"] == 1):
+        return False
+    if norm == math.inf or n <= 1:
+        return True
+    return _falls_alone(map) and (norm == 1.0 or map.name in SOFTMAX or (n == 2 and map.properties.shift_invariant))
+
+
+def _falls_alone(map: Map) -> bool:
+    """Whether a fall of x_i is as bad as the same rise of all others."""
+    return map.properties.monotone and (map.properties.shift_invariant or map.name in SINKS)
+
+
+def worst_at(map: Map, z: Tensor, radius: Tensor, norm: float, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """(lower, upper) of some classes of rows over their temperature, [..., m]."""
+    if norm == math.inf or z.shape[-1] <= 1 or not _falls_alone(map):
+        return bounds_at(map, z - radius, z + radius, classes, params)
+    if norm == 2.0 and map.name in SOFTMAX:
+        lower, upper = (_of_softmax(z, radius, classes, largest) for largest in (False, True))
+        return (lower, upper) if map.properties.logarithmic else (lower.exp(), upper.exp())
+    reach = radius if norm == 1.0 else math.sqrt(2.0) * radius
+    return corner(map, z, z - reach, classes, params), corner(map, z, z + reach, classes, params)
+
+
+def _of_softmax(z: Tensor, radius: Tensor, classes: Tensor, largest: bool) -> Tensor:
+    """The extreme log p_i of softmax under ℓ2, [..., m]: of −softplus(LSE(x_others) − x_i)."""
+    x = z.gather(-1, classes)
+    others = z.unsqueeze(-2).masked_fill(is_own(classes, z.shape[-1]), -math.inf)  # [..., m, n]
+    flat = others.detach().reshape(-1, z.shape[-1])
+    r = radius.detach().unsqueeze(-2).expand(*others.shape[:-1], 1).reshape(-1, 1)
+    usable = flat.amax(-1, keepdim=True).isfinite() & (r > 0) if flat.shape[-1] else r > 0
+    safe, safe_r = torch.where(usable, flat, 0.0), torch.where(usable, r, 1.0)
+    delta = -least(safe, safe_r, opposed=True) if largest else greatest(safe, safe_r, opposed=True)[0]
+    direction = torch.where(usable, delta / safe_r, 0.0).reshape(others.shape)
+    moved = others + radius.unsqueeze(-2) * direction
+    gap = logsumexp(moved) - (x - radius * direction.sum(-1))
+    alone = (others == -math.inf).all(-1)
+    log_p = -torch.nn.functional.softplus(torch.where(alone | (x == -math.inf), 0.0, first_order("worst_probabilities", gap)))
+    return torch.where(x == -math.inf, -math.inf, torch.where(alone, x - x, log_p))

@@ -1,0 +1,178 @@
+"""Attacks stay within their ball, and find what is to be found; detectors see what they are fitted to see."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import softmaxima as sm
+from conftest import normal
+from softmaxima import robust
+
+NORMS = (1.0, 2.0, math.inf)
+norms = pytest.mark.parametrize("norm", NORMS)
+
+
+def linear(seed: int = 0, inputs: int = 20, classes: int = 4) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(inputs, classes).double()
+
+
+@norms
+@pytest.mark.parametrize("of", robust.ATTACK_LOSSES)
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_attacks_stay_within_the_ball_and_the_limits(norm: float, of: str, limits: Any):
+    x = normal(10, 20).sigmoid()
+    inputs, misled = robust.attack(
+        linear(), x, torch.zeros(10, dtype=torch.int64), 0.3, norm, loss=of, steps=7, restarts=2, limits=limits, generator=0
+    )
+    assert (torch.linalg.vector_norm(inputs - x, norm, -1) <= 0.3 * (1 + 1e-9)).all()
+    if limits:
+        assert ((inputs >= 0) & (inputs <= 1)).all()
+    assert torch.equal(misled, linear()(inputs).argmax(-1) != 0)
+
+
+@pytest.mark.parametrize("of", robust.ATTACK_LOSSES)
+def test_a_linear_model_is_misled_exactly_where_it_can_be(of: str):
+    """Of two classes the worst δ under ℓ∞ and ℓ2 is known: the margin falls by ε times the dual norm of the weights' difference."""
+    if of == "dlr":
+        pytest.skip("has no meaning for two classes")
+    model = linear(classes=2)
+    x = normal(200, 20, scale=0.5)
+    target = model(x).argmax(-1)
+    w = model.weight[0] - model.weight[1]
+    margin = robust.worst_margin(model(x), target, 0.0)
+    for norm, dual in ((math.inf, w.abs().sum()), (2.0, w.norm()), (1.0, w.abs().max())):
+        for eps in (0.05, 0.2):
+            found = robust.attack(model, x, target, eps, norm, loss=of, steps=20, limits=None).misled
+            can_be = margin < eps * dual
+            sure = (margin - eps * dual).abs() > 1e-9
+            assert torch.equal(found[sure], can_be[sure])
+
+
+def test_a_saturated_softmax_hides_gradients_that_logits_show():
+    """Gradient masking: of probabilities over a low temperature the attack sees a slope of exactly 0; of scores it succeeds."""
+    model = linear().float()
+    x = normal(100, 20, dtype=torch.float32)
+    target = model(x).argmax(-1)
+    of_probabilities = lambda scores, target: -sm.softmax(scores, temperature=1e-3).gather(1, target.unsqueeze(1)).squeeze(1)
+    masked = robust.attack(model, x, target, 0.8, loss=of_probabilities, limits=None).misled
+    honest = robust.attack(model, x, target, 0.8, limits=None).misled
+    assert masked.float().mean() < 0.3
+    assert honest.float().mean() > 0.9
+
+
+def test_restarts_repeat_with_their_seed_and_do_no_harm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 4))
+    x = normal(60, 20, dtype=torch.float32).sigmoid()
+    target = model(x).argmax(-1)
+    once = robust.attack(model, x, target, 0.05, steps=5)
+    a, b = (robust.attack(model, x, target, 0.05, steps=5, restarts=3, generator=3) for _ in range(2))
+    assert torch.equal(a.inputs, b.inputs)
+    assert (a.misled | ~once.misled).all()
+    assert not [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_an_attack_that_stops_is_just_beyond_the_boundary():
+    model = linear()
+    x = normal(100, 20)
+    target = model(x).argmax(-1)
+    stopped, ended = (robust.attack(model, x, target, 1.0, stop=stop, limits=None) for stop in (True, False))
+    assert torch.equal(stopped.misled, ended.misled)
+    margin = lambda found: robust.worst_margin(model(found.inputs), target, 0.0)[found.misled].mean()
+    assert margin(ended) < 3 * margin(stopped) < 0
+
+
+def test_progress_is_told_step_by_step():
+    told: list[None] = []
+    robust.attack(
+        linear(), normal(2, 20), torch.tensor([0, 1]), 0.1, steps=4, restarts=2, limits=None, advanced=lambda: told.append(None)
+    )
+    assert len(told) == 8
+
+
+def test_a_radius_of_nothing_moves_nothing():
+    x = normal(5, 20)
+    found = robust.attack(linear(), x, torch.zeros(5, dtype=torch.int64), 0.0, limits=None)
+    assert torch.equal(found.inputs, x)
+    assert torch.equal(found.misled, linear()(x).argmax(-1) != 0)
+
+
+# Detectors ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+def test_statistics_are_what_they_are_called(tau: float):
+    x = normal(30, 5)
+    literal = {
+        "margin": x.sort(-1).values[:, -1] - x.sort(-1).values[:, -2],
+        "entropy": ((x / tau).softmax(-1) * (x / tau).log_softmax(-1)).sum(-1),
+        "energy": tau * (x / tau).exp().sum(-1).log(),
+    }
+    for statistic, expected in literal.items():
+        torch.testing.assert_close(robust.Detector(statistic, 0.0, tau).values(x), expected)
+        torch.testing.assert_close(robust.Detector(statistic, 0.0, tau).values(x.T, 0), expected)
+
+
+@pytest.mark.parametrize("statistic", ["margin", "entropy", "energy"])
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_the_share_of_false_alarms_is_what_was_asked_for(statistic: str, share: float):
+    detector = robust.fit_detector(normal(1000, 4), statistic, share)
+    assert detector(normal(1000, 4)).double().mean() == pytest.approx(share, abs=2e-3)
+    assert detector(normal(4000, 4, seed=1)).double().mean() == pytest.approx(share, abs=0.04)
+
+
+def test_masks_nan_and_arrays_of_a_detector():
+    detector = robust.Detector("margin", 0.5)
+    x = torch.tensor([[math.nan, 0.0, 1.0], [2.0, -math.inf, -math.inf], [0.1, 0.0, -math.inf]])
+    assert detector(x).tolist() == [True, False, True]
+    assert isinstance(detector(x.numpy()), np.ndarray)
+    assert detector(torch.tensor([[1.0]])).tolist() == [False]
+
+
+X, Y = normal(3, 20), torch.tensor([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: robust.attack(linear(), X, Y, -1.0), ValueError, "radius must be at least 0 and finite, got -1.0"),
+        (lambda: robust.attack(linear(), X, Y, 0.1), ValueError, "inputs must be within limits, 0.0 to 1.0, got -"),
+        (lambda: robust.attack(linear(), X, Y, 0.1, limits=(1.0, 0.0)), ValueError, "limits must be two numbers, the least first"),
+        (lambda: robust.attack(linear(), X, Y, 0.1, 7), ValueError, "norm must be 1, 2 or math.inf"),
+        (lambda: robust.attack(linear(), X, Y, 0.1, loss="cw", limits=None), ValueError, "loss must be one of margin, dlr"),
+        (lambda: robust.attack(linear(), X, Y, 0.1, steps=0, limits=None), ValueError, "steps must be an int of at least 1, got 0"),
+        (lambda: robust.attack(linear(), X, Y, 0.1, step_size=0.0, limits=None), ValueError, "step_size must be a positive"),
+        (lambda: robust.attack(linear(), X[0], Y, 0.1, limits=None), ValueError, r"inputs must be \[rows, …\]"),
+        (lambda: robust.attack(linear(), X, Y + 9, 0.1, limits=None), ValueError, r"target must be in \[0, 3\], got 9"),
+        (lambda: robust.attack(lambda x: x.sum(), X, Y, 0.1, limits=None), ValueError, r"model must give scores \[3, classes\]"),
+        (lambda: robust.attack(linear(classes=2), X, Y * 0, 0.1, loss="dlr", limits=None), ValueError, "at least 3 classes, got 2"),
+        (lambda: robust.attack(linear(), X.long(), Y, 0.1), TypeError, "inputs must be float64"),
+        (lambda: robust.Detector("max", 0.0), ValueError, "statistic must be one of margin, entropy, energy"),
+        (lambda: robust.Detector("margin", math.nan), ValueError, "threshold must be a number, got nan"),
+        (lambda: robust.Detector("margin", 0.0, 0.0), ValueError, "temperature must be positive"),
+        (lambda: robust.fit_detector(X, "margin", 1.0), ValueError, "false_alarms must be a number between 0 and 1, got 1.0"),
+        (lambda: robust.fit_detector(X[:0]), ValueError, "there must be ordinary rows to go by"),
+        (lambda: robust.fit_detector(X * math.nan), ValueError, "scores of ordinary rows must not be NaN"),
+    ],
+)
+def test_attacks_and_detectors_that_are_refused(call: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_loss_of_one_s_own_is_raised():
+    model = linear()
+    energy = lambda scores, target: sm.logsumexp(scores)
+    x = normal(10, 20)
+    target = torch.zeros(10, dtype=torch.int64)
+    found = robust.attack(model, x, target, 0.2, loss=energy, limits=None)
+    same = found.misled == (model(x).argmax(-1) != 0)
+    before: Tensor = sm.logsumexp(model(x))
+    assert (sm.logsumexp(model(found.inputs)) >= before - 1e-12)[same].all()
