@@ -9,6 +9,7 @@ heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
+private      what privacy, shares and sending less cost; docs/private.json, two pictures and tables, in 4 minutes  make private
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -54,7 +55,17 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds, neighbours
+from softmaxima.experiments import (
+    calibration_peers,
+    confirmation,
+    estimators,
+    federated_top,
+    gradient_estimators,
+    lse_bounds,
+    neighbours,
+    private_sums,
+    shared_sums,
+)
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -95,6 +106,7 @@ from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import precision as precision_report
+from softmaxima.report import private as private_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
 from softmaxima.report import temperature as temperature_report
@@ -243,6 +255,33 @@ def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
     note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
     said = neighbours_report.sentence(found)
     return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
+
+
+def private_blocks() -> Blocks:
+    """Release, share and merge sums of scores, write the numbers, draw them, and give the tables."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=None)
+        said = lambda what: progress.update(task, description=what)
+        added, voted = private_sums.sums(said), private_sums.votes(said)
+        shared, known, noises = shared_sums.run(said), federated_top.run(said), federated_top.noises()
+    versions = {name: metadata.version(name) for name in ("softmaxima", "opendp", "mpyc", "numpy", "torch")}
+    results = {"sums": added, "votes": voted, "shared": shared, "known": known, "noises": noises}
+    facts = {name: [dataclasses.asdict(each) for each in found] for name, found in results.items()}
+    (DOCS / "private.json").write_text(json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
+    draw(private_report.private_picture(added, voted), DOCS / "private.png")
+    draw(private_report.shared_picture(shared, known), DOCS / "shared.png")
+    one = "![Error of a released sum, and accuracy of classes that teachers vote for, against ε](private.png)"
+    two = "![Cost of secret shares against the number of scores, and intervals against k](shared.png)"
+    blocks = {
+        "private": f"{private_sums.verdict(added, voted)}.\n\n{one}\n\n{private_report.private_tables(added, voted)}",
+        "secure": f"{shared_sums.verdict(shared)}.\n\n{two}\n\n{private_report.shared_table(shared)}",
+        "federated": f"{federated_top.verdict(known)}.\n\n{private_report.federated_tables(known, noises)}",
+    }
+    notes = private_report.PRIVATE_CAPTION, private_report.SHARED_CAPTION, private_report.FEDERATED_CAPTION
+    return {
+        name: f"{text}\n\n{caption('make private', note, threads=1)}"
+        for (name, text), note in zip(blocks.items(), notes, strict=True)
+    }
 
 
 def ranks_blocks() -> Blocks:
@@ -410,6 +449,7 @@ COMMANDS = {
     "ranks": ranks_blocks,
     "graph": graph_blocks,
     "neighbours": neighbours_blocks,
+    "private": private_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,3 +138,22 @@ def test_sparse_attention_over_neighbours_gives_the_others_nothing():
     assert sparse["left out"] > 0.9
     assert sparse["error"] < 0.5 * soft["error"]
     assert abs(sparse["weight of a marked one"] - 1 / 3) < 0.01
+
+
+def test_sums_over_clients_that_keep_their_scores_are_near_the_truth():
+    names = example("private_sums")
+    clients = range(names["CLIENTS"])
+    merged = sm.federated.merge([names["summary"](client) for client in clients])
+    everything = np.concatenate([names["readings"](client) for client in clients])
+    assert merged.estimate.value == pytest.approx(np.logaddexp.reduce(everything), rel=1e-14)
+    assert merged.top[0] == everything.max()
+
+
+@pytest.mark.exhaustive
+def test_processes_find_the_same_sum_by_each_way():
+    out = subprocess.run([sys.executable, str(EXAMPLES / "private_sums.py")], capture_output=True, text=True, check=True).stdout
+    truth, exact, _, client, server, shares = (float(line.split()[-1]) for line in out.splitlines())
+    assert exact == truth
+    assert abs(shares - truth) < 1e-5
+    assert abs(server - truth) < 1.0
+    assert abs(client - truth) < 3.0
