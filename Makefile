@@ -69,7 +69,7 @@ graph: $(INSTALLED)-test
 	$(BIN)/python docs/update.py neighbours
 
 private: $(INSTALLED)-test
-	$(BIN)/python docs/update.py private
+	$(BIN)/python docs/update.py private shared federated
 
 bench-ranks: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-ranks --json benchmarks/ranks-cpu.json

@@ -9,7 +9,9 @@ heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
-private      what privacy, shares and sending less cost; docs/private.json, two pictures and tables, in 4 minutes  make private
+private      what noise costs; docs/private.json, a picture and tables                                    make private
+shared       what secret shares cost, in 2 minutes; docs/shared.json, a picture and a table              make private
+federated    what clients' largest scores tell; docs/federated.json, a picture and tables                make private
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -258,30 +260,50 @@ def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
 
 
 def private_blocks() -> Blocks:
-    """Release, share and merge sums of scores, write the numbers, draw them, and give the tables."""
+    """Release sums and choices with noise, write the numbers, draw them, and give the tables."""
     with one_thread(), progress_bar() as progress:
         task = progress.add_task("", total=None)
         said = lambda what: progress.update(task, description=what)
         added, voted = private_sums.sums(said), private_sums.votes(said)
-        shared, known, noises = shared_sums.run(said), federated_top.run(said), federated_top.noises()
-    versions = {name: metadata.version(name) for name in ("softmaxima", "opendp", "mpyc", "numpy", "torch")}
-    results = {"sums": added, "votes": voted, "shared": shared, "known": known, "noises": noises}
-    facts = {name: [dataclasses.asdict(each) for each in found] for name, found in results.items()}
-    (DOCS / "private.json").write_text(json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
+    _keep("private", "opendp", sums=added, votes=voted)
     draw(private_report.private_picture(added, voted), DOCS / "private.png")
-    draw(private_report.shared_picture(shared, known), DOCS / "shared.png")
-    one = "![Error of a released sum, and accuracy of classes that teachers vote for, against ε](private.png)"
-    two = "![Cost of secret shares against the number of scores, and intervals against k](shared.png)"
-    blocks = {
-        "private": f"{private_sums.verdict(added, voted)}.\n\n{one}\n\n{private_report.private_tables(added, voted)}",
-        "secure": f"{shared_sums.verdict(shared)}.\n\n{two}\n\n{private_report.shared_table(shared)}",
-        "federated": f"{federated_top.verdict(known)}.\n\n{private_report.federated_tables(known, noises)}",
-    }
-    notes = private_report.PRIVATE_CAPTION, private_report.SHARED_CAPTION, private_report.FEDERATED_CAPTION
-    return {
-        name: f"{text}\n\n{caption('make private', note, threads=1)}"
-        for (name, text), note in zip(blocks.items(), notes, strict=True)
-    }
+    picture = "![Error of a released sum, and accuracy of classes that teachers vote for, against ε](private.png)"
+    note = caption("make private", private_report.PRIVATE_CAPTION, threads=1)
+    shown = private_report.private_tables(added, voted)
+    return {"private": f"{private_sums.verdict(added, voted)}.\n\n{picture}\n\n{shown}\n\n{note}"}
+
+
+def shared_blocks() -> Blocks:
+    """Sum scores that parties share, write the numbers, draw them, and give the table."""
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(shared_sums.CASES))
+        found = shared_sums.run(lambda what: progress.update(task, advance=1, description=what))
+    _keep("shared", "mpyc", results=found)
+    draw(private_report.shared_picture(found), DOCS / "shared.png")
+    picture = "![Cost of secret shares against the number of scores, and errors against bits](shared.png)"
+    note = caption("make private", private_report.SHARED_CAPTION)
+    return {"secure": f"{shared_sums.verdict(found)}.\n\n{picture}\n\n{private_report.shared_table(found)}\n\n{note}"}
+
+
+def federated_blocks() -> Blocks:
+    """Merge what clients tell, write the numbers, draw them, and give the tables."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=len(federated_top.SOURCES))
+        known = federated_top.run(lambda what: progress.update(task, advance=1, description=what))
+    noises = federated_top.noises()
+    _keep("federated", "opendp", known=known, noises=noises)
+    draw(private_report.federated_picture(known), DOCS / "federated.png")
+    picture = "![Width of the interval, and error of what was sent alone, against k](federated.png)"
+    note = caption("make private", private_report.FEDERATED_CAPTION, threads=1)
+    shown = private_report.federated_tables(known, noises)
+    return {"federated": f"{federated_top.verdict(known)}.\n\n{picture}\n\n{shown}\n\n{note}"}
+
+
+def _keep(name: str, library: str, **results: Sequence[Any]) -> None:
+    """Write the numbers of a page, with the versions of what made them."""
+    versions = {package: metadata.version(package) for package in ("softmaxima", library, "numpy", "torch")}
+    facts = {what: [dataclasses.asdict(each) for each in found] for what, found in results.items()}
+    (DOCS / f"{name}.json").write_text(json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
 
 
 def ranks_blocks() -> Blocks:
@@ -450,6 +472,8 @@ COMMANDS = {
     "graph": graph_blocks,
     "neighbours": neighbours_blocks,
     "private": private_blocks,
+    "shared": shared_blocks,
+    "federated": federated_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

@@ -1,7 +1,7 @@
 """Three ways to a sum over clients that keep their scores: three numbers of each, noise of each, and shares of each.
 
-Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who saw
-all readings would find.
+Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
+saw all readings would find.
 
     python examples/private_sums.py
 """

@@ -111,8 +111,8 @@ def test_nothing_sums_to_nothing():
 def test_noise_of_clients_or_the_server_is_held_by_the_interval(noise: str):
     rows = list(np.random.default_rng(0).uniform(0, 1, (5, 200)))
     entries: Any = sm.privacy.Entries((0, 1))
-    found = [federated.private_logsumexp(rows, entries, epsilon=1.0, noise=noise, confidence=0.9) for _ in range(20)]
-    assert sum(one.lower <= lse(rows) <= one.upper for one in found) >= 10  # each with 0.9: fewer once in 10⁶
+    found = [federated.private_logsumexp(rows, entries, epsilon=1.0, noise=noise, confidence=0.9) for _ in range(12)]
+    assert sum(one.lower <= lse(rows) <= one.upper for one in found) >= 5  # each with 0.9: fewer once in 10⁵
     scale = sm.privacy.Entries((0, 1)).sensitivity(200 if noise == "client" else 1000)
     assert found[0].scale == pytest.approx(scale, rel=1e-6)
 

@@ -126,8 +126,8 @@ def verdict(added: Sequence[Sum], voted: Sequence[Votes]) -> str:
     off = [each for each in added if each.epsilon == 1.0]
     near = [f"{min(each.n for each in off if each.bound == b and each.off < FALL)} entries in [0, {b:g}]" for _, b in BOUNDS]
     said = [f"less than 2 points of accuracy are lost with {_listed(enough)} teachers"] if enough else []
-    said += [f"more with {_listed(few)}"] if few else []
-    said += [f"with {_listed(open_)} it is not told"] if open_ else []
+    said += [f"more than 2 points of accuracy are lost with {_listed(few)} teachers"] if few else []
+    said += [f"with {_listed(open_)} it may be more or less than 2"] if open_ else []
     widest = max(off, key=lambda each: each.sensitivity)
     least = min(off, key=lambda each: each.sensitivity)
     return (

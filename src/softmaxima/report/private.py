@@ -20,10 +20,10 @@ PRIVATE_CAPTION = (
     "95 % (paired by seed; Bonferroni)."
 )
 SHARED_CAPTION = (
-    f"logsumexp of normal scores in [{shared_sums.BOUNDS[0]:g}, {shared_sums.BOUNDS[1]:g}]. Each party is a process of one machine, "
-    f"all on its cores; seconds are the median of {shared_sums.TURNS} turns, from the first share to the result. Bytes are those of "
-    "all parties together. Rounds are how often a latency is waited for: each message was "
-    f"{1000 * shared_sums.LATENCY:g} ms late in a turn more, and what that added is divided by it."
+    f"logsumexp of normal scores in [{shared_sums.BOUNDS[0]:g}, {shared_sums.BOUNDS[1]:g}]. Each party is a process of one "
+    f"machine, all on its cores; seconds are the median of {shared_sums.TURNS} turns, from the first share to the result. "
+    "Bytes are those of all parties together. Rounds are the longest chain of messages of which each waits for the one before, "
+    f"counted in a turn more, in which each was {1000 * shared_sums.LATENCY:g} ms late, as in a network."
 )
 FEDERATED_CAPTION = (
     f"{federated_top.CLIENTS} clients of {federated_top.EACH} scores, no score below {federated_top.FLOOR:g}, means of "
@@ -78,7 +78,7 @@ def shared_table(found: Sequence[shared_sums.Evaluation]) -> str:
     head = ["parties", "scores", "bits", "seconds", "rounds", "MB", "off, nats", "at most, as stated"]
     rows = [
         [
-            str(each.parties), str(each.n), str(each.bits), f"{each.seconds:.2f}", f"{each.rounds:.0f}", f"{each.bytes / 1e6:.2f}",
+            str(each.parties), str(each.n), str(each.bits), f"{each.seconds:.2f}", str(each.rounds), f"{each.bytes / 1e6:.2f}",
             f"{each.off:.1e}", f"{each.stated:.1e}",
         ]
         for each in found
@@ -101,22 +101,36 @@ def federated_tables(found: Sequence[federated_top.Known], noises: Sequence[fede
     return f"{first}\n\n{table(['noise', 'ε', 'off, nats'], lines)}\n\n*{NOISE_CAPTION}*"
 
 
-def shared_picture(shared: Sequence[shared_sums.Evaluation], known: Sequence[federated_top.Known]) -> go.Figure:
-    """Seconds of shares against n, and intervals against k."""
-    plot = _panels("secret shares of three parties, 24 bits", "interval from the k largest of each client, nats")
-    own = [each for each in shared if each.parties == 3 and each.bits == 24]
-    for colour, (name, value) in zip(
+def shared_picture(found: Sequence[shared_sums.Evaluation]) -> go.Figure:
+    """Seconds, megabytes and rounds against n, and errors against bits."""
+    plot = _panels("three parties, 24 bits", "three parties, 12 scores: nats off")
+    own = [each for each in found if each.parties == 3 and each.bits == 24]
+    for colour, name, values in zip(
         COLOURS,
-        {"seconds": lambda each: each.seconds, "MB": lambda each: each.bytes / 1e6, "rounds": lambda each: each.rounds}.items(),
+        ("seconds", "MB", "rounds"),
+        ([e.seconds for e in own], [e.bytes / 1e6 for e in own], [e.rounds for e in own]),
         strict=False,
     ):
-        _line(plot, 1, [each.n for each in own], [value(each) for each in own], name, colour)
-    for colour, source in zip(COLOURS, dict.fromkeys(each.source for each in known), strict=True):
-        widths = [each for each in known if each.source == source and 0 < each.k < federated_top.EACH]
-        _line(plot, 2, [each.k for each in widths], [each.width for each in widths], source, colour)
+        _line(plot, 1, [each.n for each in own], values, name, colour)
+    by_bits = sorted((each for each in found if each.parties == 3 and each.n == 12), key=lambda each: each.bits)
+    _line(plot, 2, [each.bits for each in by_bits], [each.off for each in by_bits], "seen", COLOURS[0])
+    _line(plot, 2, [each.bits for each in by_bits], [each.stated for each in by_bits], "stated", COLOURS[1])
     plot.update_xaxes(type="log", title="scores", tickvals=[each.n for each in own], row=1, col=1)
-    plot.update_xaxes(type="log", title="k", tickvals=federated_top.LARGEST, row=1, col=2)
-    plot.update_yaxes(type="log")
+    plot.update_xaxes(title="fractional bits", tickvals=[each.bits for each in by_bits], row=1, col=2)
+    plot.update_yaxes(type="log", exponentformat="power")
+    return plot
+
+
+def federated_picture(found: Sequence[federated_top.Known]) -> go.Figure:
+    """Intervals, and what was sent alone, against k."""
+    plot = _panels("width of the interval, nats", "off, of what was sent alone, nats")
+    for colour, source in zip(COLOURS, dict.fromkeys(each.source for each in found), strict=True):
+        own = [each for each in found if each.source == source and 0 < each.k < federated_top.EACH]
+        _line(plot, 1, [each.k for each in own], [each.width for each in own], source, colour)
+        _line(plot, 2, [each.k for each in own], [each.off_of_sent for each in own], source, colour)
+    plot.for_each_trace(lambda trace: trace.update(showlegend=trace.legend == "legend2"))
+    plot.update_xaxes(type="log", title="k of 1000", tickvals=federated_top.LARGEST)
+    plot.update_yaxes(type="log", dtick=1)
     return plot
 
 

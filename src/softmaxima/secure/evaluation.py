@@ -31,6 +31,8 @@ class Opened:
     parties: how many there were.
     bytes: that all of them sent to one another.
     seconds: from the first share to the result, of the slowest.
+    rounds: the longest chain of messages, each sent after the one before had come. Parties that take longer than messages send
+        one after the other what could go at once; a `latency` longer than that work brings the number near the least.
 
     >>> import numpy as np, softmaxima as sm
     >>> opened = sm.secure.evaluate("argmax", [np.array([1.0, 3.0])], bounds=(-4, 4))
@@ -43,6 +45,7 @@ class Opened:
     parties: int
     bytes: int
     seconds: float
+    rounds: int
 
 
 def evaluate(
@@ -106,7 +109,8 @@ def evaluate(
     value = np.asarray(told[0]["value"])
     opened = value if what == "softmax" else int(value) if what == "argmax" else float(value.reshape(()))
     error = {"logsumexp": format.error, "softmax": format.softmax_error, "argmax": format.spacing}[what]
-    return Opened(opened, error, len(rows), sum(one["bytes"] for one in told), max(one["seconds"] for one in told))
+    seconds, rounds = (max(one[what] for one in told) for what in ("seconds", "rounds"))
+    return Opened(opened, error, len(rows), sum(one["bytes"] for one in told), seconds, rounds)
 
 
 def _row(name: str, party: int, row: Any, tau: float) -> np.ndarray:
@@ -134,7 +138,7 @@ def _alone(order: dict[str, Any], format: FixedPoint) -> dict[str, Any]:
     begun = time.perf_counter()
     x = format.numbers.array(np.array(order["scores"]), integral=False)
     value = mpc.run(mpc.output(FUNCTIONS[order["what"]](x, format)))
-    return {"value": value, "bytes": 0, "seconds": time.perf_counter() - begun}
+    return {"value": value, "bytes": 0, "seconds": time.perf_counter() - begun, "rounds": 0}
 
 
 def together(orders: Sequence[dict[str, Any]], timeout: float, absent: Collection[int] = ()) -> list[dict[str, Any]]:
