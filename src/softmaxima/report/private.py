@@ -129,6 +129,7 @@ def federated_picture(found: Sequence[federated_top.Known]) -> go.Figure:
         _line(plot, 1, [each.k for each in own], [each.width for each in own], source, colour)
         _line(plot, 2, [each.k for each in own], [each.off_of_sent for each in own], source, colour)
     plot.for_each_trace(lambda trace: trace.update(showlegend=trace.legend == "legend2"))
+    plot.update_traces(line={"width": 6}, selector={"name": next(iter(federated_top.SOURCES))})  # another lies on it
     plot.update_xaxes(type="log", title="k of 1000", tickvals=federated_top.LARGEST)
     plot.update_yaxes(type="log", dtick=1)
     return plot
