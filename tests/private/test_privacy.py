@@ -209,6 +209,7 @@ def test_an_audit_finds_no_more_than_is_claimed_and_finds_half_the_noise(kind: s
     assert false.epsilon > 1.0  # the planted falsehood: 2 leaks
 
 
+@pytest.mark.exhaustive
 def test_an_audit_of_the_right_function_with_the_wrong_sensitivity_finds_it():
     """That of one record is 2 at τ = ½, and not 1."""
     records = privacy.Scores((0, 10), 1.0)
