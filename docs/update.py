@@ -11,6 +11,9 @@ graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png a
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 gallery      runs the examples of docs/gallery.md; docs/gallery.json, their pictures and tables, in a minute  make gallery
 robustness   trains on digits with every loss and attacks; docs/robust-study.json, a picture, tables, in 8 minutes  make robust
+private      what noise costs; docs/private.json, a picture and tables                                    make private
+shared       what secret shares cost, in 2 minutes; docs/shared.json, a picture and a table              make private
+federated    what clients' largest scores tell; docs/federated.json, a picture and tables                make private
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -67,6 +70,12 @@ from softmaxima.experiments import (
     lse_bounds,
     neighbours,
     robustness_study,
+    federated_top,
+    gradient_estimators,
+    lse_bounds,
+    neighbours,
+    private_sums,
+    shared_sums,
 )
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
@@ -109,6 +118,7 @@ from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import precision as precision_report
+from softmaxima.report import private as private_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import robustness as robustness_report
 from softmaxima.report import sampling as sampling_report
@@ -313,6 +323,53 @@ def show_robustness(found: robustness_study.Study) -> Blocks:
     }
 
 
+def private_blocks() -> Blocks:
+    """Release sums and choices with noise, write the numbers, draw them, and give the tables."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=None)
+        said = lambda what: progress.update(task, description=what)
+        added, voted = private_sums.sums(said), private_sums.votes(said)
+    _keep("private", "opendp", sums=added, votes=voted)
+    draw(private_report.private_picture(added, voted), DOCS / "private.png")
+    picture = "![Error of a released sum, and accuracy of classes that teachers vote for, against ε](private.png)"
+    note = caption("make private", private_report.PRIVATE_CAPTION, threads=1)
+    shown = private_report.private_tables(added, voted)
+    return {"private": f"{private_sums.verdict(added, voted)}.\n\n{picture}\n\n{shown}\n\n{note}"}
+
+
+def shared_blocks() -> Blocks:
+    """Sum scores that parties share, write the numbers, draw them, and give the table."""
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(shared_sums.CASES))
+        found = shared_sums.run(lambda what: progress.update(task, advance=1, description=what))
+    _keep("shared", "mpyc", results=found)
+    draw(private_report.shared_picture(found), DOCS / "shared.png")
+    picture = "![Cost of secret shares against the number of scores, and errors against bits](shared.png)"
+    note = caption("make private", private_report.SHARED_CAPTION)
+    return {"secure": f"{shared_sums.verdict(found)}.\n\n{picture}\n\n{private_report.shared_table(found)}\n\n{note}"}
+
+
+def federated_blocks() -> Blocks:
+    """Merge what clients tell, write the numbers, draw them, and give the tables."""
+    with one_thread(), progress_bar() as progress:
+        task = progress.add_task("", total=len(federated_top.SOURCES))
+        known = federated_top.run(lambda what: progress.update(task, advance=1, description=what))
+    noises = federated_top.noises()
+    _keep("federated", "opendp", known=known, noises=noises)
+    draw(private_report.federated_picture(known), DOCS / "federated.png")
+    picture = "![Width of the interval, and error of what was sent alone, against k](federated.png)"
+    note = caption("make private", private_report.FEDERATED_CAPTION, threads=1)
+    shown = private_report.federated_tables(known, noises)
+    return {"federated": f"{federated_top.verdict(known)}.\n\n{picture}\n\n{shown}\n\n{note}"}
+
+
+def _keep(name: str, library: str, **results: Sequence[Any]) -> None:
+    """Write the numbers of a page, with the versions of what made them."""
+    versions = {package: metadata.version(package) for package in ("softmaxima", library, "numpy", "torch")}
+    facts = {what: [dataclasses.asdict(each) for each in found] for what, found in results.items()}
+    (DOCS / f"{name}.json").write_text(json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
+
+
 def ranks_blocks() -> Blocks:
     """Draw the times of the last benchmark of ranks and those of many that are simulated, and give their tables."""
     benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
@@ -480,6 +537,9 @@ COMMANDS = {
     "neighbours": neighbours_blocks,
     "gallery": gallery_blocks,
     "robustness": robustness_blocks,
+    "private": private_blocks,
+    "shared": shared_blocks,
+    "federated": federated_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from softmaxima import attn as attn
     from softmaxima import dask as dask
     from softmaxima import distributed as distributed
+    from softmaxima import federated as federated
     from softmaxima import graph as graph
     from softmaxima import heads as heads
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
     from softmaxima import robust as robust
+    from softmaxima import privacy as privacy
     from softmaxima import sampling as sampling
+    from softmaxima import secure as secure
     from softmaxima import segments as segments
     from softmaxima import streams as streams
     from softmaxima import temperature as temperature
@@ -88,6 +91,8 @@ else:
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
     _APART = ("distributed", "dask", "graph", "robust")  # rooms by their own names, beside what is here
+    # Rooms by their own names: other forms of what is here, and of other libraries.
+    _APART = ("distributed", "dask", "graph", "privacy", "secure", "federated")
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

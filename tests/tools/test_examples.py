@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,3 +148,22 @@ def test_no_attack_succeeds_on_a_digit_that_is_certified():
     assert plain["certified"] < 0.5 < through["certified"] <= through["under attack"] <= through["clean"]
     assert plain["under attack"] < through["under attack"]
     assert through["clean"] > 0.85
+
+
+def test_sums_over_clients_that_keep_their_scores_are_near_the_truth():
+    names = example("private_sums")
+    clients = range(names["CLIENTS"])
+    merged = sm.federated.merge([names["summary"](client) for client in clients])
+    everything = np.concatenate([names["readings"](client) for client in clients])
+    assert merged.estimate.value == pytest.approx(np.logaddexp.reduce(everything), rel=1e-14)
+    assert merged.top[0] == everything.max()
+
+
+@pytest.mark.exhaustive
+def test_processes_find_the_same_sum_by_each_way():
+    out = subprocess.run([sys.executable, str(EXAMPLES / "private_sums.py")], capture_output=True, text=True, check=True).stdout
+    truth, exact, _, client, server, shares = (float(line.split()[-1]) for line in out.splitlines())
+    assert exact == truth
+    assert abs(shares - truth) < 1e-5
+    assert abs(server - truth) < 1.0
+    assert abs(client - truth) < 3.0

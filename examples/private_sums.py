@@ -1,0 +1,52 @@
+"""Three ways to a sum over clients that keep their scores: three numbers of each, noise of each, and shares of each.
+
+Every client is a process of its own, which has readings that no other sees and sends one small message. The truth is what one who
+saw all readings would find.
+
+    python examples/private_sums.py
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+
+import softmaxima as sm
+
+CLIENTS, READINGS, LARGEST = 3, 400, 2
+BOUNDS = (0.0, 4.0)
+
+
+def readings(client: int) -> np.ndarray:
+    """What a client measured, higher with some than with others."""
+    return np.random.default_rng(client).normal(1.0 + 0.3 * client, 0.7, READINGS).clip(*BOUNDS)
+
+
+def summary(client: int) -> sm.federated.Summary:
+    """What a client sends: its sum in three numbers, and its largest readings."""
+    return sm.federated.summarise(readings(client), LARGEST)
+
+
+def study(processes: int = CLIENTS, share: bool = True) -> dict[str, float]:
+    """log Σ exp of all readings, by each way."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        merged = sm.federated.merge(list(pool.map(summary, range(CLIENTS))))
+    clients = [readings(client) for client in range(CLIENTS)]
+    entries = sm.privacy.Entries(BOUNDS)
+    found = {
+        "truth": float(np.logaddexp.reduce(np.concatenate(clients))),
+        "three numbers": merged.estimate.value,
+        "largest": float(merged.top[0]),
+        "noise of each, ε = 1": sm.federated.private_logsumexp(clients, entries, epsilon=1.0).value,
+        "noise of the server, ε = 1": sm.federated.private_logsumexp(clients, entries, epsilon=1.0, noise="server").value,
+    }
+    if share:
+        found["shares"] = sm.federated.secure_logsumexp(clients, bounds=BOUNDS, bits=24).value
+    return found
+
+
+if __name__ == "__main__":
+    for way, value in study().items():
+        print(f"{way:28} {value:.6f}")

@@ -1,0 +1,126 @@
+"""Sums of many clients that tell less than three numbers each: with noise, or as shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from softmaxima.core.numbers import check_choice, check_confidence, check_one_temperature, described
+
+if TYPE_CHECKING:
+    from softmaxima.privacy import Entries, Release
+    from softmaxima.secure import Opened
+
+
+def private_logsumexp(
+    clients: Sequence[Any],
+    records: Entries,
+    *,
+    epsilon: float,
+    noise: str = "client",
+    temperature: float = 1.0,
+    confidence: float = 0.95,
+) -> Release:
+    """log Σ exp(x/τ) over all clients, ε-differentially private, each score being a record of one client alone.
+
+    Noise is added by the clients, each to its own sum before it sends it, so that the server is told nothing else; or once by
+    the server, which is trusted with all sums, and of all n scores needs about as many times less as there are clients. A record
+    is with one client, so that ε of each is ε of all.
+
+    Args:
+        clients: of each client its scores [n_i], NumPy's or torch's.
+        records: `sm.privacy.Entries`.
+        epsilon: ε > 0.
+        noise: who adds it, "client" or "server".
+        temperature: τ > 0, the same for all.
+        confidence: with which the interval holds the sum: of clients' noise each interval with more, so that all hold at once.
+
+    Returns:
+        A `sm.privacy.Release`. Of clients' noise its scale is the largest of theirs, and its value is high by about half their mean
+        square, for an exponential of noise has a mean above 1.
+
+    Raises:
+        ImportError without opendp, and TypeError or ValueError, with nothing released: as `sm.privacy.logsumexp`.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> clients, entries = [np.zeros(500), np.ones(300)], sm.privacy.Entries(bounds=(0, 1))
+    >>> found = sm.federated.private_logsumexp(clients, entries, epsilon=1.0)
+    >>> found.lower < found.value < found.upper, round(found.scale, 4)
+    (True, 0.0057)
+    """
+    from softmaxima import privacy
+    from softmaxima.privacy.records import read_row
+
+    name = "private_logsumexp"
+    rows = _clients(name, clients)
+    check_choice(name, "noise", noise, ("client", "server"))
+    if not isinstance(records, privacy.Entries):
+        raise TypeError(f"{name}: records must be sm.privacy.Entries(bounds=…), got {described(records, 'these')}")
+    confidence = check_confidence(name, confidence)
+    options = {"epsilon": epsilon, "temperature": temperature}
+    if noise == "server":
+        return privacy.logsumexp(np.concatenate(rows), records, confidence=confidence, **options)
+    each = 1 - (1 - confidence) / len(rows)
+    for row in rows:  # all are looked at before one is told
+        read_row(name, row, records)
+    told = [privacy.logsumexp(row, records, confidence=each, **options) for row in rows]
+    value, lower, upper = (float(np.logaddexp.reduce([getattr(one, what) for one in told])) for what in ("value", "lower", "upper"))
+    widest = max(told, key=lambda one: one.scale)
+    return privacy.Release(
+        value, lower, upper, confidence, widest.epsilon, 0.0, None, widest.sensitivity, widest.scale, widest.mechanism
+    )
+
+
+def secure_logsumexp(
+    clients: Sequence[Any], *, bounds: tuple[float, float], bits: int = 32, temperature: float = 1.0, timeout: float = 60.0
+) -> Opened:
+    """log Σ exp(x/τ) over at least three clients, each a party that shares its own sum and shows it to none.
+
+    Each sums its scores by itself, so that what is computed on shares is the logsumexp of one number a client.
+
+    Args:
+        clients: of each client its scores [n_i], NumPy's or torch's, at least one.
+        bounds: (a, b), public, which hold x/τ.
+        bits, timeout: as of `sm.secure.evaluate`, which runs the parties on this machine.
+        temperature: τ > 0, the same for all.
+
+    Raises:
+        ImportError without mpyc, TypeError or ValueError before any work, ConnectionError for parties that are missing.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> found = sm.federated.secure_logsumexp([np.zeros(4)], bounds=(-1, 1))  # one alone hides nothing
+    >>> bool(abs(found.value - np.log(4)) <= found.error)
+    True
+    """
+    from softmaxima import secure
+    from softmaxima.streams import LogSumExpState
+
+    name = "secure_logsumexp"
+    rows, temperature = _clients(name, clients), check_one_temperature(name, temperature)
+    low, high = secure.FixedPoint(1, bounds, bits).bounds
+    largest = max(map(len, rows))
+    for client, row in enumerate(rows):
+        if not len(row):
+            raise ValueError(f"{name}: a client must have at least one score, got none from client {client}; leave it out")
+        if ((row / temperature < low) | (row / temperature > high)).any():
+            raise ValueError(f"{name}: scores must lie in the bounds [{low}, {high}], and some of client {client} do not")
+    sums = [np.array([float(LogSumExpState(squares=None).update(row, temperature=temperature).value)]) for row in rows]
+    wide = low, high + math.log(largest) + 2.0**-20  # what rounding may add
+    return secure.evaluate("logsumexp", sums, bounds=wide, bits=bits, timeout=timeout)
+
+
+def _clients(name: str, clients: Any) -> list[np.ndarray]:
+    from softmaxima.core.arguments import as_scores
+
+    if not isinstance(clients, (list, tuple)) or not clients:
+        raise ValueError(f"{name}: clients must be a list of the scores [n] of each, got {described(clients, 'such a list')}")
+    rows = [as_scores(name, row).detach().double().cpu().numpy() for row in clients]
+    for client, row in enumerate(rows):
+        if row.ndim != 1:
+            raise ValueError(f"{name}: scores of a client must be one row [n], got shape {row.shape} of client {client}")
+        if np.isnan(row).any():
+            raise ValueError(f"{name}: scores must be numbers, got NaN from client {client}; nothing was released")
+    return rows

@@ -1,0 +1,88 @@
+"""OpenDP's measurements of scores: which noise, how much of it, and what it costs. Nothing here draws noise of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.privacy.library import NUMBER, dp
+from softmaxima.privacy.records import Records, sensitivity_of
+from softmaxima.streams import LogSumExpState
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What may be spent, in one of three measures: ε, (ε, δ) or ρ of zero-concentrated privacy."""
+
+    epsilon: float | None = None
+    delta: float = 0.0
+    rho: float | None = None
+
+    @property
+    def measure(self) -> Literal["epsilon", "epsilon, delta", "rho"]:
+        """Which."""
+        return "rho" if self.rho is not None else "epsilon, delta" if self.delta else "epsilon"
+
+    @property
+    def amount(self) -> Any:
+        """As OpenDP says it."""
+        return self.rho if self.rho is not None else (self.epsilon, self.delta) if self.delta else self.epsilon
+
+
+def check_cost(name: str, epsilon: Any, delta: Any, rho: Any) -> Cost:
+    """One of ε, with or without δ, and ρ."""
+    if (epsilon is None) == (rho is None):
+        said = "neither" if epsilon is None else "both"
+        raise ValueError(f"{name}: say what may be spent by one of epsilon= and rho=, got {said}")
+    delta = check_number(name, "delta", delta, lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
+    if rho is not None:
+        if delta:
+            raise ValueError(f"{name}: delta goes with epsilon, got it with rho; leave one out")
+        return Cost(rho=check_positive(name, "rho", rho))
+    return Cost(check_positive(name, "epsilon", epsilon), delta)
+
+
+def sum_of(records: Records, n: int, temperature: float) -> Any:
+    """OpenDP's transformation of n scores into log Σ exp(x/τ), with its sensitivity."""
+    one = sensitivity_of(records, n, temperature) / records.distance
+
+    def value(scores: Any) -> float:
+        return float(LogSumExpState(squares=None).update(np.asarray(scores, np.float64), temperature=temperature).value)
+
+    return dp.t.make_user_transformation(*records.space(n), *NUMBER, value, lambda distance: distance * one)
+
+
+def noisy_sum(records: Records, n: int, temperature: float, cost: Cost) -> tuple[Any, float]:
+    """(the measurement, the scale of its noise): Laplace's for ε, a Gaussian for ρ and (ε, δ)."""
+    exact = sum_of(records, n, temperature)
+
+    def noise(scale: float) -> Any:
+        if cost.measure == "epsilon":
+            return dp.m.make_laplace(*NUMBER, scale=scale)
+        return dp.m.make_gaussian(*NUMBER, scale=scale)
+
+    def spending(measurement: Any) -> Any:
+        approximate = cost.measure == "epsilon, delta"
+        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(measurement), cost.delta) if approximate else measurement
+
+    scale = dp.binary_search_param(
+        lambda scale: spending(noise(scale)), d_in=exact.map(records.distance), d_out=cost.amount, T=float
+    )
+    return spending(exact >> noise(scale)), scale
+
+
+def noisy_choice(records: Records, n: int, scale: float, measure: Literal["epsilon", "rho"]) -> Any:
+    """The index of the largest score: for ε with exponential noise, for ρ with Gumbel's, which draws from softmax(x/scale)."""
+    spent = dp.max_divergence() if measure == "epsilon" else dp.zero_concentrated_divergence()
+    return dp.m.make_noisy_max(*records.space(n), spent, scale=scale)
+
+
+def scale_of_choice(records: Records, n: int, cost: Cost) -> float:
+    """The least scale that costs no more."""
+    measure = "rho" if cost.rho is not None else "epsilon"
+    return dp.binary_search_param(
+        lambda scale: noisy_choice(records, n, scale, measure), d_in=records.distance, d_out=cost.amount, T=float
+    )
