@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
+    from softmaxima import policy as policy
     from softmaxima import sampling as sampling
     from softmaxima import segments as segments
     from softmaxima import streams as streams
@@ -86,7 +87,7 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed", "dask", "graph")  # rooms by their own names: other forms of what is here, and of other libraries
+    _APART = ("distributed", "dask", "graph", "policy")  # rooms by their own names: other forms of what is here, and of other libraries
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 
