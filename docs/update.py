@@ -8,6 +8,8 @@ gpu          what `softmaxima bench --device cuda` and `bench-attention` left in
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
+policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
+mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, two tables    make policy
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
@@ -54,7 +56,16 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds, neighbours
+from softmaxima.experiments import (
+    calibration_peers,
+    confirmation,
+    estimators,
+    gradient_estimators,
+    lse_bounds,
+    mixtures,
+    neighbours,
+    policies,
+)
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -93,7 +104,9 @@ from softmaxima.report import estimators as estimators_report
 from softmaxima.report import graph as graph_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
+from softmaxima.report import mixtures as mixtures_report
 from softmaxima.report import neighbours as neighbours_report
+from softmaxima.report import policies as policies_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
@@ -243,6 +256,39 @@ def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
     note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
     said = neighbours_report.sentence(found)
     return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
+
+
+def policies_blocks() -> Blocks:
+    """Learn the tasks at every temperature, and show how soon."""
+    with one_thread(), progress_bar() as progress:
+        seeds = policies.TUNED_ON + policies.TESTED_ON
+        bar = progress.add_task("learners", total=len(policies.TASKS) * len(policies.METHODS) * seeds)
+        found = [each for task in policies.TASKS for each in policies.learn(task, advanced=lambda n: progress.advance(bar, n))]
+    policies.write(found, made_on(), DOCS / "policy.json")
+    return show_policies(found)
+
+
+def show_policies(found: Sequence[policies.Trained]) -> Blocks:
+    """The sentences, the picture and the table of how soon tasks were solved."""
+    draw(policies_report.picture(found), DOCS / "policy.png")
+    picture = "![The share of seeds that have solved each task, against episodes, by temperature](policy.png)"
+    note = caption("make policy", policies_report.CAPTION, threads=1)
+    return {"policy": f"{policies_report.sentence(found)}\n\n{picture}\n\n{policies_report.markdown_table(found)}\n\n{note}"}
+
+
+def mixture_blocks() -> Blocks:
+    """Train mixtures, compare's choice and softmax on every fold of ten tables."""
+    with one_thread(), progress_bar() as progress:
+        bar = progress.add_task("folds", total=len(mixtures.KNOWN) * mixtures.FOLDS)
+        found = mixtures.run(advanced=lambda: progress.advance(bar))
+    mixtures.write(found, made_on(), DOCS / "mixture.json")
+    return show_mixtures(found)
+
+
+def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
+    """The sentence and the tables of what was chosen and gained."""
+    note = caption("make policy", mixtures_report.CAPTION, threads=1)
+    return {"mixture": f"{mixtures_report.sentence(found)}\n\n{mixtures_report.markdown(found)}\n\n{note}"}
 
 
 def ranks_blocks() -> Blocks:
@@ -410,6 +456,8 @@ COMMANDS = {
     "ranks": ranks_blocks,
     "graph": graph_blocks,
     "neighbours": neighbours_blocks,
+    "policies": policies_blocks,
+    "mixture": mixture_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

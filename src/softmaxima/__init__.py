@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
+    from softmaxima import mixture as mixture
     from softmaxima import policy as policy
     from softmaxima import sampling as sampling
     from softmaxima import segments as segments
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from softmaxima.losses import *
     from softmaxima.lse import *
     from softmaxima.maps import *
+    from softmaxima.mixture import *
     from softmaxima.sampling import *
     from softmaxima.segments import *
     from softmaxima.streams import *
@@ -72,6 +74,7 @@ else:
             Positive Reliability ScalingCalibration StateTemperature Temperature TemperatureCalibration TemperatureSchedule
             calibrate_scaling calibrate_temperature entropy_temperature reliability
         """,
+        "mixture": "MixtureOfMaps",
         "heads": """
             AdaptiveSoftmax FrequencySampler HierarchicalSoftmax InBatchSampler InBatchSoftmax LearnedSampler LinearLoss
             LinearOutputs LogUniformSampler MarginSoftmax NoiseContrastive SampledSoftmax Sampler StreamingFrequency
@@ -87,7 +90,12 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed", "dask", "graph", "policy")  # rooms by their own names: other forms of what is here, and of other libraries
+    _APART = (
+        "distributed",
+        "dask",
+        "graph",
+        "policy",
+    )  # rooms by their own names: other forms of what is here, and of other libraries
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

@@ -56,7 +56,7 @@ def test_a_policy_is_its_map(name: str, tau: float):
     for action in range(4):
         assert torch.equal(policy.log_prob(torch.full((7,), action)), log_p[:, action])
     assert torch.equal(policy.log_prob(policy.enumerate_support()), log_p.T)
-    masked = Policy(HARD.nan_to_num(neginf=5.0), name, temperature=tau, where=HARD > -math.inf)
+    masked = Policy(HARD.nan_to_num(neginf=5.0), name, temperature=tau, where=-math.inf < HARD)
     torch.testing.assert_close(masked.probs, p, atol=1e-14, rtol=0)
 
 
@@ -103,8 +103,12 @@ def test_a_policy_that_lacks_an_action_is_infinitely_far_with_finite_gradients()
     assert found[0] == math.inf
     assert 0 < found[1] < math.inf
     found[1].backward()
-    assert x.grad is not None and x.grad.isfinite().all() and (x.grad[0] == 0).all()
-    assert y.grad is not None and y.grad.isfinite().all() and y.grad[1].any()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert (x.grad[0] == 0).all()
+    assert y.grad is not None
+    assert y.grad.isfinite().all()
+    assert y.grad[1].any()
     to_softmax = kl_divergence(Policy(x.detach(), "sparsemax"), Policy(y.detach()))
     assert to_softmax.isfinite().all()
     assert kl_divergence(Policy(y.detach()), Policy(x.detach(), "sparsemax"))[0] == math.inf
@@ -235,8 +239,10 @@ def test_modules_and_learnt_temperatures_learn_through_a_policy():
     x = normal(4, 3, scale=0.5).requires_grad_()
     policy = Policy(x, sm.Entmax(alpha=alpha, temperature=tau))
     policy.entropy().sum().backward()
-    assert alpha.rho.grad is not None and alpha.rho.grad != 0
-    assert tau.rho.grad is not None and tau.rho.grad != 0
+    assert alpha.rho.grad is not None
+    assert alpha.rho.grad != 0
+    assert tau.rho.grad is not None
+    assert tau.rho.grad != 0
     torch.testing.assert_close(policy.probs, sm.entmax(x, alpha=alpha(), temperature=tau()))
     state = sm.StateTemperature(torch.nn.Linear(2, 1), 0.1, 10.0, "sigmoid")
     assert Policy(torch.zeros(5, 3), temperature=state(torch.ones(5, 2))).probs.shape == (5, 3)

@@ -79,7 +79,8 @@ def test_hard_values(dtype: torch.dtype):
         assert float(value[4]) == pytest.approx(3e4 + (math.log(2) if name == "softmax" else 0.25), rel=1e-2)
     leaf = q[:2].clone().requires_grad_()
     soft_value(leaf, map="sparsemax")[0].backward()
-    assert leaf.grad is not None and leaf.grad.tolist() == [[1, 0], [0, 0]]
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [[1, 0], [0, 0]]
     where = torch.tensor([[True, False], [False, False], [True, True], [True, True], [True, True]])
     finite = q.nan_to_num(nan=1.0, neginf=5.0, posinf=2.0)
     assert soft_value(finite, map="sparsemax", where=where)[:2].tolist() == [1, -math.inf]

@@ -81,7 +81,7 @@ def soft_bellman(
     scores = as_scores(name, q, "q")
     r, p, gamma = _process(name, scores, reward, transition, discount)
     mask = check_where(name, where, scores)
-    value = soft_value(scores, temperature, map=map, where=mask, **params)
+    value = soft_value(scores, temperature, map=map, where=mask, **params)  # pyright: ignore[reportArgumentType]
     return like_input(_backed_up(value, r, p, gamma, mask).to(scores.dtype), q)
 
 

@@ -185,7 +185,7 @@ class Policy(Distribution):
         shape = (*batch_shape, self.num_actions)
         new.map, new.scores = self.map, self.scores.expand(shape)
         new._p, new._log_p = self._p.expand(shape), self._log_p.expand(shape)
-        super(Policy, new).__init__(torch.Size(batch_shape), validate_args=False)
+        Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
         new._validate_args = self._validate_args
         return new
 

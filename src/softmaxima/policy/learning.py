@@ -17,17 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softmaxima.core.arguments import check_value
 from softmaxima.core.contract import AnyMap
-from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.core.numbers import check_positive
 from softmaxima.policy.value import soft_value
 from softmaxima.temperature import Positive, Temperature
+
+ENTROPY = (lambda h: (h > 0) & (h < math.inf)), "positive and finite"
 
 
 class AdaptiveTemperature(nn.Module):
     """A temperature that is learnt so that a policy of any map keeps its entropy: SAC's, for −Ω of the map.
 
     Args:
-        entropy: h > 0, of −Ω(π), in nats for softmax; below that of the uniform policy, or τ grows without end.
+        entropy: h > 0, of −Ω(π), in nats for softmax; below that of the uniform policy, or τ grows without end. A number, or a
+            tensor that broadcasts to [..., 1].
         temperature: τ at first, a number, or a `Positive` that is learnt, of one number or of a shape that broadcasts to [..., 1]
             for a τ of each task or learner.
         map, params: a map with a regulariser, and its parameters.
@@ -50,10 +54,14 @@ class AdaptiveTemperature(nn.Module):
     0.25
     """
 
-    def __init__(self, entropy: float, temperature: float | Positive = 1.0, map: AnyMap = "softmax", **params: Any) -> None:
+    entropy: Tensor
+
+    def __init__(
+        self, entropy: float | Tensor, temperature: float | Positive = 1.0, map: AnyMap = "softmax", **params: Any
+    ) -> None:
         super().__init__()
         name = type(self).__name__
-        self.entropy = check_number(name, "entropy", entropy, lambda h: 0 < h < math.inf, "a positive finite number")
+        self.register_buffer("entropy", torch.as_tensor(check_value(name, "entropy", entropy, *ENTROPY)))
         self.temperature = temperature if isinstance(temperature, Positive) else Temperature(temperature)
         self.map, self.params = map, params
         soft_value(torch.zeros(1), map=map, **params)  # refuses what it cannot take at once
@@ -65,12 +73,13 @@ class AdaptiveTemperature(nn.Module):
         """The mean of D(τ) over states with a legal action, of values q [..., n]."""
         tau = self.temperature()
         value = soft_value(q.detach(), tau, map=self.map, where=where, **self.params)
-        each = value - tau.squeeze(-1) * self.entropy if tau.ndim else value - tau * self.entropy
+        each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
         legal = value.detach() > -math.inf
         return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
 
     def extra_repr(self) -> str:
-        return f"entropy={self.entropy:.6g}, map={self.map}"
+        h = self.entropy
+        return f"entropy={f'{h.item():.6g}' if h.numel() == 1 else tuple(h.shape)}, map={self.map}"
 
 
 def look_ahead(loss: Tensor, parameters: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
