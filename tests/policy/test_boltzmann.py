@@ -204,7 +204,7 @@ def test_a_state_without_a_legal_action_is_named():
     for method in (policy.sample, lambda: policy.mode):
         with pytest.raises(ValueError, match=r"Policy\.(sample|mode): state \(1, 2\) has no legal action; allow one by where="):
             method()
-    with pytest.raises(ValueError, match="Policy.sample: the state has probabilities that are NaN"):
+    with pytest.raises(ValueError, match=r"Policy\.sample: the state has probabilities that are NaN"):
         Policy(torch.tensor([math.nan, 1.0]), validate_args=False).sample()
     assert Policy(torch.tensor([[math.nan, 1.0], [0.0, 0.0]]), validate_args=False).entropy().isnan().tolist() == [True, False]
 

@@ -137,3 +137,11 @@ def test_sparse_attention_over_neighbours_gives_the_others_nothing():
     assert sparse["left out"] > 0.9
     assert sparse["error"] < 0.5 * soft["error"]
     assert abs(sparse["weight of a marked one"] - 1 / 3) < 0.01
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_a_policy_of_any_map_learns_to_balance_a_pole(name: str):
+    names = example("policy_gradient")
+    returns = names["train"](names["Options"](map=name, updates=12))
+    assert returns[0] < 40
+    assert max(returns) > 3 * returns[0]

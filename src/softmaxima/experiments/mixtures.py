@@ -55,6 +55,7 @@ class Chosen:
 
     table: str
     way: str
+    rows: int  # of the table
     choices: tuple[str, ...]
     reached: Mapping[str, tuple[float, ...]]  # by measure
 
@@ -75,7 +76,7 @@ def run(
             advanced()
         for way, each in outcomes.items():
             reached = {measure: tuple(values[measure] for _, values in each) for measure in MEASURES}
-            found.append(Chosen(name, way, tuple(choice for choice, _ in each), reached))
+            found.append(Chosen(name, way, len(labels), tuple(choice for choice, _ in each), reached))
     return found
 
 
@@ -165,12 +166,16 @@ def batch_of(rows: Rows, rng: torch.Generator) -> Rows:
 
 
 def gain(found: Sequence[Chosen], table: str, way: str, measure: str) -> Difference:
-    """Over softmax on a table, with an interval that holds at once with those of the other tables."""
-    by = {(each.table, each.way): each.reached[measure] for each in found}
+    """Over softmax on a table, with an interval that holds at once with those of the other tables. Where softmax was taken in all
+    folds it is 0; where other maps are as good in each fold it is what so few rows leave open."""
+    by = {(each.table, each.way): each for each in found}
     metric, tables = METRICS[measure], len({each.table for each in found})
-    gains = [metric.gain(a, b) for a, b in zip(by[table, way], by[table, "softmax"], strict=True)]
+    own, softmax = by[table, way], by[table, "softmax"]
+    if own.choices == softmax.choices and own.reached == softmax.reached:
+        return Difference(0.0, 0.0, 0.0, 0.0)
+    gains = [metric.gain(a, b) for a, b in zip(own.reached[measure], softmax.reached[measure], strict=True)]
     spread = (1 / len(gains) + 1 / (len(gains) - 1)) * spread_of(gains)
-    return interval_of(gains, [Spread(spread, len(gains) - 1)], metric, tables)
+    return interval_of(gains, [Spread(spread, len(gains) - 1)], metric, tables, own.rows, same=not any(gains))
 
 
 def overall(found: Sequence[Chosen], way: str, measure: str) -> Difference:
@@ -206,6 +211,6 @@ def read(path: Path) -> list[Chosen]:
     """What is in such a file."""
     record = json.loads(path.read_text(encoding="utf-8"))
     return [
-        Chosen(each["table"], each["way"], tuple(each["choices"]), {m: tuple(v) for m, v in each["reached"].items()})
+        Chosen(each["table"], each["way"], each["rows"], tuple(each["choices"]), {m: tuple(v) for m, v in each["reached"].items()})
         for each in record["results"]
     ]

@@ -287,13 +287,8 @@ def verdict(found: Sequence[Trained], task: str) -> str:
     parts = []
     for word, other in (("best", fixed[0]), ("median", fixed[len(fixed) // 2])):
         r = ratio(other, adaptive)
-        holds = (
-            "at least twice as fast"
-            if r.low >= 2
-            else "less than twice as fast"
-            if r.high < 2
-            else "twice as fast is not ruled out"
-        )
+        ends = ((r.high < 1, "slower"), (r.low >= 2, "at least twice as fast"), (r.high < 2, "less than twice as fast"))
+        holds = next((words for is_so, words in ends if is_so), "twice as fast is not ruled out")
         parts.append(f"{r.value:.2f} times ({r.low:.2f} to {r.high:.2f}) on the {word} fixed one, {other.method}: {holds}")
     return f"{task}, {adaptive.method}: {'; '.join(parts)}"
 

@@ -67,7 +67,7 @@ def picture(found: Sequence[Trained]) -> go.Figure:
     plot.update_yaxes(gridcolor="#e6e6e6", showgrid=True, range=[0, 101])
     plot.update_yaxes(title="seeds that have solved it, %", col=1)
     plot.update_layout(
-        template="simple_white", width=1100, height=560, margin={"l": 60, "r": 20, "t": 40, "b": 50},
+        legend={"tracegroupgap": 0}, template="simple_white", width=1100, height=620, margin={"l": 60, "r": 20, "t": 40, "b": 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12},
     )  # fmt: skip
     return plot
