@@ -9,7 +9,7 @@ heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
-mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, two tables    make policy
+mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, a picture, two tables  make policy
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
@@ -286,9 +286,11 @@ def mixture_blocks() -> Blocks:
 
 
 def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
-    """The sentence and the tables of what was chosen and gained."""
+    """The sentence, the picture and the tables of what was chosen and gained."""
+    draw(mixtures_report.picture(found), DOCS / "mixture.png")
+    picture = "![What each way of choosing gains over softmax on each table, and on all with intervals](mixture.png)"
     note = caption("make policy", mixtures_report.CAPTION, threads=1)
-    return {"mixture": f"{mixtures_report.sentence(found)}\n\n{mixtures_report.markdown(found)}\n\n{note}"}
+    return {"mixture": f"{mixtures_report.sentence(found)}\n\n{picture}\n\n{mixtures_report.markdown(found)}\n\n{note}"}
 
 
 def ranks_blocks() -> Blocks:

@@ -69,5 +69,6 @@ def test_gains_are_paired_by_fold_and_tables_count_as_one(tmp_path: Path):
     assert "takes another map than softmax in 0 % of folds: the same in all" in said
     assert "takes another map than softmax in 100 % of folds: +10.67" in said
     assert "= |" in report.markdown(found)
+    assert len(report.picture(found).data) == 2 * len(mixtures.WAYS)
     mixtures.write(found, {"date": "today"}, tmp_path / "found.json")
     assert mixtures.read(tmp_path / "found.json") == found
