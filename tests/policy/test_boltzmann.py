@@ -261,3 +261,13 @@ def test_the_score_function_has_mean_zero_and_the_slope_of_the_expected_reward(c
     (found,) = torch.autograd.grad(estimate, x, retain_graph=True)
     (expected,) = torch.autograd.grad((p * r).sum(), x)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_transforms_see_through_a_policy(name: str):
+    x = normal(4, 3)
+    entropy = lambda x: Policy(x, name, validate_args=False).entropy()
+    torch.testing.assert_close(torch.func.vmap(entropy)(x), entropy(x))
+    leaf = x.clone().requires_grad_()
+    entropy(leaf).sum().backward()
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(entropy))(x), leaf.grad)
