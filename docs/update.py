@@ -8,6 +8,8 @@ gpu          what `softmaxima bench --device cuda` and `bench-attention` left in
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
+policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
+mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, a picture, two tables  make policy
 neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 gallery      runs the examples of docs/gallery.md; docs/gallery.json, their pictures and tables, in a minute  make gallery
 robustness   trains on digits with every loss and attacks; docs/robust-study.json, a picture, tables, in 8 minutes  make robust
@@ -76,6 +78,9 @@ from softmaxima.experiments import (
     neighbours,
     private_sums,
     shared_sums,
+    mixtures,
+    neighbours,
+    policies,
 )
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
@@ -116,7 +121,9 @@ from softmaxima.report import gallery as gallery_report
 from softmaxima.report import graph as graph_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
+from softmaxima.report import mixtures as mixtures_report
 from softmaxima.report import neighbours as neighbours_report
+from softmaxima.report import policies as policies_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import private as private_report
 from softmaxima.report import ranks as ranks_report
@@ -370,6 +377,41 @@ def _keep(name: str, library: str, **results: Sequence[Any]) -> None:
     (DOCS / f"{name}.json").write_text(json.dumps(made_on() | {"versions": versions} | facts, indent=1, ensure_ascii=False) + "\n")
 
 
+def policies_blocks() -> Blocks:
+    """Learn the tasks at every temperature, and show how soon."""
+    with one_thread(), progress_bar() as progress:
+        seeds = policies.TUNED_ON + policies.TESTED_ON
+        bar = progress.add_task("learners", total=len(policies.TASKS) * len(policies.METHODS) * seeds)
+        found = [each for task in policies.TASKS for each in policies.learn(task, advanced=lambda n: progress.advance(bar, n))]
+    policies.write(found, made_on(), DOCS / "policy.json")
+    return show_policies(found)
+
+
+def show_policies(found: Sequence[policies.Trained]) -> Blocks:
+    """The sentences, the picture and the table of how soon tasks were solved."""
+    draw(policies_report.picture(found), DOCS / "policy.png")
+    picture = "![The share of seeds that have solved each task, against episodes, by temperature](policy.png)"
+    note = caption("make policy", policies_report.CAPTION, threads=1)
+    return {"policy": f"{policies_report.sentence(found)}\n\n{picture}\n\n{policies_report.markdown_table(found)}\n\n{note}"}
+
+
+def mixture_blocks() -> Blocks:
+    """Train mixtures, compare's choice and softmax on every fold of ten tables."""
+    with one_thread(), progress_bar() as progress:
+        bar = progress.add_task("folds", total=len(mixtures.KNOWN) * mixtures.FOLDS)
+        found = mixtures.run(advanced=lambda: progress.advance(bar))
+    mixtures.write(found, made_on(), DOCS / "mixture.json")
+    return show_mixtures(found)
+
+
+def show_mixtures(found: Sequence[mixtures.Chosen]) -> Blocks:
+    """The sentence, the picture and the tables of what was chosen and gained."""
+    draw(mixtures_report.picture(found), DOCS / "mixture.png")
+    picture = "![What each way of choosing gains over softmax on each table, and on all with intervals](mixture.png)"
+    note = caption("make policy", mixtures_report.CAPTION, threads=1)
+    return {"mixture": f"{mixtures_report.sentence(found)}\n\n{picture}\n\n{mixtures_report.markdown(found)}\n\n{note}"}
+
+
 def ranks_blocks() -> Blocks:
     """Draw the times of the last benchmark of ranks and those of many that are simulated, and give their tables."""
     benchmark = read_ranks(ROOT / "benchmarks" / "ranks-cpu.json")
@@ -540,6 +582,8 @@ COMMANDS = {
     "private": private_blocks,
     "shared": shared_blocks,
     "federated": federated_blocks,
+    "policies": policies_blocks,
+    "mixture": mixture_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

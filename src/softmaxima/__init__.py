@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from softmaxima import maps as maps
     from softmaxima import robust as robust
     from softmaxima import privacy as privacy
+    from softmaxima import mixture as mixture
+    from softmaxima import policy as policy
     from softmaxima import sampling as sampling
     from softmaxima import secure as secure
     from softmaxima import segments as segments
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from softmaxima.losses import *
     from softmaxima.lse import *
     from softmaxima.maps import *
+    from softmaxima.mixture import *
     from softmaxima.sampling import *
     from softmaxima.segments import *
     from softmaxima.streams import *
@@ -75,6 +78,7 @@ else:
             Positive Reliability ScalingCalibration StateTemperature Temperature TemperatureCalibration TemperatureSchedule
             calibrate_scaling calibrate_temperature entropy_temperature reliability
         """,
+        "mixture": "MixtureOfMaps",
         "heads": """
             AdaptiveSoftmax FrequencySampler HierarchicalSoftmax InBatchSampler InBatchSoftmax LearnedSampler LinearLoss
             LinearOutputs LogUniformSampler MarginSoftmax NoiseContrastive SampledSoftmax Sampler StreamingFrequency
@@ -93,6 +97,12 @@ else:
     _APART = ("distributed", "dask", "graph", "robust")  # rooms by their own names, beside what is here
     # Rooms by their own names: other forms of what is here, and of other libraries.
     _APART = ("distributed", "dask", "graph", "privacy", "secure", "federated")
+    _APART = (
+        "distributed",
+        "dask",
+        "graph",
+        "policy",
+    )  # rooms by their own names: other forms of what is here, and of other libraries
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 

@@ -167,3 +167,11 @@ def test_processes_find_the_same_sum_by_each_way():
     assert abs(shares - truth) < 1e-5
     assert abs(server - truth) < 1.0
     assert abs(client - truth) < 3.0
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_a_policy_of_any_map_learns_to_balance_a_pole(name: str):
+    names = example("policy_gradient")
+    returns = names["train"](names["Options"](map=name, updates=12))
+    assert returns[0] < 40
+    assert max(returns) > 3 * returns[0]

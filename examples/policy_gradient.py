@@ -1,0 +1,116 @@
+"""An actor and a critic on CartPole in one file: a policy over any map, its entropy held by a temperature that is learnt.
+
+Actions are drawn from π(a|s) = map(x(s)/τ)_a, and the network follows the clipped gradient of PPO for advantages of GAE. Of a
+sparse map log π has a slope at the actions that it can take, and it can leave others out for good. What explores is τ:
+`AdaptiveTemperature` holds the entropy −Ω(π) at a share of that of the uniform policy, which falls to a tenth as training goes on.
+
+    python examples/policy_gradient.py --map sparsemax --updates 60
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+import softmaxima as sm
+
+SCALE = 50.0  # of values, which are as large as 1/(1 − γ)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train."""
+
+    map: str = "softmax"
+    updates: int = 45
+    copies: int = 16
+    steps: int = 128  # of each copy between two updates
+    epochs: int = 20
+    clip: float = 0.2  # of the ratio of policies, as of PPO
+    discount: float = 0.99
+    trace: float = 0.95
+    rate: float = 5e-3
+    entropy: float = 0.95  # share of the largest at first, a tenth of it in the end
+    seed: int = 0
+
+
+def advantages(reward: Tensor, ended: Tensor, begins: Tensor, value: Tensor, options: Options) -> Tensor:
+    """GAE(λ) [steps, copies] of values [steps + 1, copies]; a step that only begins an episode passes nothing on."""
+    found, after = torch.zeros_like(reward), torch.zeros_like(reward[0])
+    for t in reversed(range(len(reward))):  # one that is cut off is worth what its last state is
+        goes_on = (~ended[t]).float()
+        wrong = reward[t] + options.discount * goes_on * value[t + 1] - value[t]
+        after = (wrong + options.discount * options.trace * goes_on * after) * (~begins[t]).float()
+        found[t] = after
+    return found
+
+
+def train(options: Options) -> list[float]:
+    """The mean return of the episodes that ended in each update; the last one where none did."""
+    torch.manual_seed(options.seed)
+    rng = torch.Generator().manual_seed(options.seed)
+    made: Any = gymnasium.make_vec("CartPole-v1", options.copies, vectorization_mode="vector_entry_point")
+    actions = int(made.single_action_space.n)
+    actor, critic = (nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, n)) for n in (actions, 1))
+    omega: Any = sm.find_map(options.map).regulariser
+    most = -float(omega(torch.full((actions,), 1 / actions)))
+    held = sm.policy.AdaptiveTemperature(options.entropy * most, sm.Temperature(1.0, 0.01, 100.0), map=options.map)
+    optimiser = torch.optim.Adam([*actor.parameters(), *critic.parameters()], options.rate)
+    own = torch.optim.Adam(held.parameters(), 0.05)
+
+    state = torch.as_tensor(made.reset(seed=options.seed)[0])
+    returns, begins = torch.zeros(options.copies), torch.zeros(options.copies, dtype=torch.bool)
+    told: list[float] = []
+    for update in range(options.updates):
+        held.entropy.fill_(options.entropy * most * 0.1 ** (update / options.updates))
+        kept: dict[str, list[Tensor]] = {name: [] for name in ("state", "action", "log_p", "reward", "ended", "begins")}
+        over: list[float] = []
+        with torch.no_grad():
+            for _ in range(options.steps):
+                policy = sm.policy.Policy(actor(state), options.map, temperature=held())
+                action = policy.sample(generator=rng)
+                seen, reward, ended, cut = (torch.as_tensor(each) for each in made.step(action.numpy())[:4])
+                step = (state, action, policy.log_prob(action), reward.float(), ended, begins)
+                for name, each in zip(kept, step, strict=True):
+                    kept[name].append(each)
+                returns += reward
+                over += returns[ended | cut].tolist()
+                returns[ended | cut] = 0.0
+                state, begins = seen, ended | cut
+            batch = {name: torch.stack(each) for name, each in kept.items()}
+            value = SCALE * critic(torch.cat((batch["state"], state[None]))).squeeze(-1)
+            gain = advantages(batch["reward"], batch["ended"], batch["begins"], value, options)
+            aim, counts = gain + value[:-1], ~batch["begins"]
+            gain = (gain - gain[counts].mean()) / (gain[counts].std() + 1e-8)
+        left = 1 - update / options.updates
+        optimiser.param_groups[0]["lr"] = options.rate * left
+        for _ in range(options.epochs):
+            policy = sm.policy.Policy(actor(batch["state"]), options.map, temperature=held().detach())
+            log_p = policy.log_prob(batch["action"])
+            taken = counts & (log_p > -torch.inf)  # what a sparse map no longer takes has no slope
+            ratio = torch.where(taken, log_p - batch["log_p"], 0.0).exp()
+            clipped = ratio.clamp(1 - options.clip * left, 1 + options.clip * left)
+            surrogate = torch.minimum(ratio * gain, clipped * gain)
+            error = (critic(batch["state"]).squeeze(-1) - aim / SCALE).square()
+            optimiser.zero_grad()
+            (error[counts].mean() - surrogate[taken].mean()).backward()  # of networks that share nothing
+            optimiser.step()
+        own.zero_grad()
+        held.loss(actor(batch["state"])).backward()
+        own.step()
+        told.append(sum(over) / len(over) if over else told[-1] if told else 0.0)
+    return told
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in vars(Options()).items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    found = train(Options(**vars(parser.parse_args())))
+    for update in range(14, len(found), 15):
+        print(f"update {update + 1:3}: mean return {found[update]:.1f}")

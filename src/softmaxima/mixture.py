@@ -1,0 +1,178 @@
+r"""A mixture of maps of which everything is learnt: p = Σ_k w_k map_k(x/τ_k; θ_k), w = gate(g/τ_g).
+
+    ∂p/∂x = Σ_k w_k J_k/τ_k        ∂p/∂g = Σ_k p_k ∂w_k/∂g        ∂p/∂τ_k, ∂p/∂θ_k as of each map
+
+A mixture has no Fenchel–Young loss that could choose among its maps: with w, τ and θ fixed, Σ_k w_k τ_k L_k(x/τ_k; y) is convex in
+x with the slope p − y, but each L_k is in units of its own regulariser, so that the smallest would win. So its loss has two parts:
+
+    value  ℓ = −Σ_c y_c log((p_c + ε)/(1 + nε))        ∂/∂x  p − y        ∂/∂(g, τ, θ)  ∂ℓ
+
+The scores learn by the slope of the Fenchel–Young loss, which no exact zero stops; weights, temperatures and parameters by the log
+score of the probabilities that come out, one scale for all maps, to which ε gives an end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import as_scores, check_dim
+from softmaxima.core.contract import AnyMap, find_map
+from softmaxima.core.modules import held_value
+from softmaxima.core.numbers import TEMPERATURE, check_axis, check_choice, check_int, check_number, described
+from softmaxima.core.rows import without_mask
+from softmaxima.core.tracing import is_concrete
+from softmaxima.losses.eps_cross_entropy import log_share
+from softmaxima.maps import MapModule
+from softmaxima.maps.softmax import softmax
+from softmaxima.maps.sparsemax import sparsemax
+from softmaxima.temperature import Positive, Temperature
+
+__all__ = ["MixtureOfMaps"]
+
+GATES = {"softmax": softmax, "sparsemax": sparsemax}
+COLDEST, HOTTEST = 0.05, 20.0  # temperatures of maps that are given by name
+MOST_ALPHA = 3.0
+
+
+class MixtureOfMaps(nn.Module):
+    """A layer p = Σ_k w_k map_k(x/τ_k; θ_k) that learns which map suits the data: weights w, temperatures τ and parameters θ.
+
+    Args:
+        maps: names or functions of maps, or modules. One that is given by its name learns its temperature, within 0.05 and 20, and
+            entmax its α, within 1 and 3; a module has what it was given: `sm.Sparsemax()` learns nothing.
+        dim: the axis of the scores.
+        gate: the map from g to the weights, "softmax" or "sparsemax", by which weights become exactly 0, and then learn no more.
+        gate_temperature: τ_g > 0, a number, a tensor or a module that says it: with `sm.GeometricTemperature(1.0, 0.01, steps)`,
+            and its `step()` at each step of training, the weights become one-hot, so that `prune()` changes nothing.
+
+    `module(x)` are the probabilities, differentiable in all, twice too; `weights` are w [K]; `loss(x, target)` trains a classifier,
+    `prune()` gives the map of the largest weight as its module, with what it has learnt.
+
+    Raises:
+        TypeError or ValueError for anything else, also for maps that give logarithms or whose mass may exceed 1.
+
+    Cost: that of all maps. Source: mixtures of experts of Jacobs et al. (1991), Neural Computation 3, whose experts are here maps.
+
+    >>> import torch, softmaxima as sm
+    >>> mixture = sm.MixtureOfMaps(["softmax", "sparsemax"])
+    >>> mixture(torch.tensor([2.0, 1.0, -1.0])).detach()
+    tensor([0.8527, 0.1297, 0.0176])
+    >>> mixture.weights.detach(), type(mixture.prune()).__name__
+    (tensor([0.5000, 0.5000]), 'MapModule')
+    """
+
+    def __init__(
+        self,
+        maps: Sequence[AnyMap | MapModule] = ("softmax", "entmax", "sparsemax"),
+        dim: int = -1,
+        *,
+        gate: str = "softmax",
+        gate_temperature: float | Tensor = 1.0,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if isinstance(maps, str) or not isinstance(maps, Sequence) or not maps:
+            what = "a sequence of maps"
+            got = f"{maps!r}" if isinstance(maps, (str, Sequence)) else described(maps, what)
+            raise TypeError(f'{name}: maps must be {what}, got {got}; give ["softmax", "sparsemax"] for instance')
+        self.dim = check_axis(name, dim)
+        self.gate = check_choice(name, "gate", gate, tuple(GATES))
+        held = held_value(name, "gate_temperature", gate_temperature, *TEMPERATURE)
+        if isinstance(held, Tensor) and not isinstance(held, nn.Parameter):
+            self.register_buffer("gate_temperature", held)
+        else:
+            self.gate_temperature = held
+        self.maps = nn.ModuleList([self._module(name, map) for map in maps])
+        self.g = nn.Parameter(torch.zeros(len(self.maps)))
+
+    def _module(self, name: str, map: AnyMap | MapModule) -> MapModule:
+        if isinstance(map, MapModule):
+            made = map
+            if made.dim != self.dim:
+                raise ValueError(f"{name}: maps must be along dim {self.dim}, got {made}; give dim={self.dim} to it")
+        else:
+            found = find_map(map, name)
+            learnt: dict[str, Any] = {"alpha": Positive(1.5, 1.0, MOST_ALPHA, "sigmoid")} if found.name == "entmax" else {}
+            tau: Any = Temperature(1.0, COLDEST, HOTTEST)
+            made = MapModule(found, self.dim, temperature=tau, **learnt)
+        if made.map.properties.logarithmic or not made.map.properties.of_one_class:
+            raise ValueError(f"{name}: maps must give probabilities of one class, got {made.map.name!r}; leave it out")
+        return made
+
+    @property
+    def weights(self) -> Tensor:
+        """w [K], in the order of `maps`."""
+        tau: Any = self.gate_temperature
+        return GATES[self.gate](self.g, temperature=tau() if isinstance(tau, nn.Module) else tau)
+
+    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        p = [map(x, where=where) for map in self.maps]
+        mixed = sum(w * each.to(torch.promote_types(w.dtype, each.dtype)) for w, each in zip(self.weights, p, strict=True))
+        return mixed.to(p[0].dtype)  # type: ignore[union-attr]
+
+    def loss(self, x: Tensor, target: Tensor, *, eps: float = 1e-6, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+        """−log((p_t + ε)/(1 + nε)) in nats, whose gradient is p − y by the scores, and its own by all that the mixture learns.
+
+        Args:
+            x: scores with the classes along `dim`.
+            target: classes, int64, of x's shape without `dim`, or probabilities of x's shape.
+            eps: ε > 0: a target whose probability is exactly 0 costs log(1/ε + n).
+            ignore_index: a class whose rows count for nothing.
+            reduction: "mean" over the rows that count, "sum" or "none".
+
+        Raises TypeError or ValueError for anything else. Its second derivative by x is that of no function, as p − y is given, and
+        not derived. Cost: that of all maps once, and a read.
+        """
+        name = f"{type(self).__name__}.loss"
+        scores = as_scores(name, x)
+        dim = check_dim(name, self.dim, scores.ndim)
+        eps = check_number(name, "eps", eps, lambda eps: 0 < eps < math.inf, "a positive finite number")
+        ignored = check_int(name, "ignore_index", ignore_index)
+        check_choice(name, "reduction", reduction, ("mean", "sum", "none"))
+        y, counts = _targets(name, scores, target, dim, ignored)
+        p = self(scores.detach())
+        wide = torch.promote_types(p.dtype, torch.float32)
+        p, y, n = p.to(wide), y.to(wide), scores.shape[dim]
+        value = -(y * log_share(p, n, eps)).sum(dim)
+        pull = ((p.detach() - y) * without_mask(scores).to(wide)).sum(dim)
+        rows = torch.where(counts, value + (pull - pull.detach()), 0.0).to(p.dtype)
+        if reduction == "none":
+            return rows
+        return rows.sum() / counts.sum() if reduction == "mean" else rows.sum()
+
+    def prune(self) -> MapModule:
+        """The module of the map with the largest weight, of equal ones the first."""
+        found = self.maps[int(self.weights.argmax())]
+        assert isinstance(found, MapModule)
+        return found
+
+    def extra_repr(self) -> str:
+        own = ", ".join(f"{m.map.name} {w:.3f}" for m, w in zip(self.maps, self.weights.tolist(), strict=True))  # type: ignore[union-attr]
+        return f"weights={own}, dim={self.dim}, gate={self.gate}"
+
+
+def _targets(name: str, x: Tensor, target: Any, dim: int, ignored: int) -> tuple[Tensor, Tensor]:
+    """(y of x's shape, which rows count)."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"{name}: target must be a tensor of classes or of probabilities, got {type(target).__name__}")
+    rows = (*x.shape[:dim], *x.shape[dim + 1 :])
+    if target.is_floating_point():
+        if target.shape != x.shape:
+            raise ValueError(
+                f"{name}: probabilities must have the shape of the scores, {tuple(x.shape)}, got {tuple(target.shape)}"
+            )
+        return target, torch.ones(rows, dtype=torch.bool, device=x.device)
+    if target.shape != rows or target.dtype == torch.bool:
+        raise ValueError(f"{name}: target must be int64 of shape {rows}, got {target.dtype} of shape {tuple(target.shape)}")
+    counts, n = target != ignored, x.shape[dim]
+    classes = target.masked_fill(~counts, 0).long()
+    if is_concrete(classes) and bool((wrong := (classes < 0) | (classes >= n)).any()):
+        got = int(classes[wrong][0])
+        raise ValueError(f"{name}: target must be below the number of classes {n}, or ignore_index, got {got}")
+    y = torch.zeros_like(x).scatter(dim, classes.unsqueeze(dim), 1.0)
+    return y, counts

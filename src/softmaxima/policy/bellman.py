@@ -1,0 +1,180 @@
+r"""Soft Bellman operators of finite decision processes, and value iteration.
+
+    (T q)(s, a) = r(s, a) + γ Σ_t P(t|s, a) V(q(t, ·))        V = max_p ⟨p, q⟩ − τ Ω(p)
+
+As |V(q) − V(q′)| ≤ ‖q − q′‖∞, T is a contraction, ‖T q − T q′‖∞ ≤ γ ‖q − q′‖∞, and of q_{k+1} = T q_k
+
+    ‖q_k − q*‖∞ ≤ γ/(1 − γ) ‖q_k − q_{k−1}‖∞.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softmaxima.core.arguments import Array, as_scores, check_where, like_input
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.policy.boltzmann import Policy
+from softmaxima.policy.value import soft_value
+
+
+@dataclass(frozen=True)
+class SoftSolution:
+    """The fixed point of a soft Bellman operator: q, its values and its policy, by so many iterations, within `error`.
+
+    >>> import torch, softmaxima as sm
+    >>> solution = sm.policy.soft_value_iteration(torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, 1), 0.5)
+    >>> solution.policy.probs, solution.value
+    (tensor([[0.7311, 0.2689]]), tensor([2.6265]))
+    """
+
+    q: Tensor  # [..., states, actions], −∞ where illegal
+    value: Tensor  # [..., states], 0 where no action is legal
+    policy: Policy
+    iterations: int
+    error: float  # a bound of ‖q − q*‖∞, roundings aside
+
+
+def soft_bellman(
+    q: Array,
+    reward: Array,
+    transition: Array,
+    discount: float,
+    temperature: float | Array = 1.0,
+    *,
+    map: AnyMap = "softmax",
+    where: Array | None = None,
+    **params: Any,
+) -> Array:
+    """The soft Bellman operator, (T q)(s, a) = r(s, a) + γ Σ_t P(t|s, a) V(q(t, ·)), a contraction by γ in ‖·‖∞.
+
+    Args:
+        q: values [..., states, actions].
+        reward: r, which broadcasts to q.
+        transition: P [..., states, actions, states] ≥ 0, whose sums over the last axis are at most 1; what they lack of 1 ends the
+            episode.
+        discount: γ, from 0 to 1, without 1.
+        temperature, map, where, params: as for `soft_value`, of which V is made. A state without a legal action
+            is an end, of value 0.
+
+    Returns:
+        T q with the shape, dtype and array kind of q, −∞ where an action is illegal; with gradients.
+
+    Raises:
+        TypeError or ValueError, before any work, for anything else.
+
+    Cost: that of `soft_value` and of a product with P. Source: Geist, Scherrer & Pietquin (2019), arXiv:1901.11275.
+
+    >>> import numpy as np, softmaxima as sm
+    >>> P = np.array([[[0.0, 1.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])  # to the second state, where it ends; or to the first
+    >>> sm.policy.soft_bellman(np.zeros((2, 2)), np.array([[1.0, 0.0], [2.0, 2.0]]), P, 0.9, map="sparsemax")
+    array([[1.225, 0.225],
+           [2.   , 2.   ]])
+    """
+    name = "soft_bellman"
+    scores = as_scores(name, q, "q")
+    r, p, gamma = _process(name, scores, reward, transition, discount)
+    mask = check_where(name, where, scores)
+    value = soft_value(scores, temperature, map=map, where=mask, **params)  # pyright: ignore[reportArgumentType]
+    return like_input(_backed_up(value, r, p, gamma, mask).to(scores.dtype), q)
+
+
+def soft_value_iteration(
+    reward: Tensor,
+    transition: Tensor,
+    discount: float,
+    temperature: float | Tensor = 1.0,
+    *,
+    map: AnyMap = "softmax",
+    where: Tensor | None = None,
+    tolerance: float = 1e-9,
+    max_iterations: int = 100_000,
+    **params: Any,
+) -> SoftSolution:
+    """The fixed point of `soft_bellman` by value iteration from 0: the best policy with the regulariser τΩ.
+
+    Args:
+        reward, transition: r [..., states, actions] and P [..., states, actions, states], tensors.
+        discount, temperature, map, where, params: as for `soft_bellman`.
+        tolerance: the bound of ‖q − q*‖∞ at which it ends, in units of the reward.
+        max_iterations: after which it ends in any case, with a RuntimeWarning; `error` says how far it came.
+
+    Raises TypeError or ValueError, before any work, for anything else. Computed in float64, without gradients. Cost:
+    log(tolerance)/log(γ) times that of `soft_bellman`. Source: as of `soft_bellman`.
+
+    >>> import torch, softmaxima as sm
+    >>> reward, transition = torch.tensor([[1.0, 0.9], [0.0, 0.0]]), torch.eye(2).expand(2, 2, 2)
+    >>> solution = sm.policy.soft_value_iteration(reward, transition, 0.5, 0.01, map="sparsemax")
+    >>> solution.policy.probs, solution.iterations
+    (tensor([[1., 0.],
+            [1., 0.]]), 31)
+    """
+    name = "soft_value_iteration"
+    scores = as_scores(name, reward, "reward")
+    if not isinstance(reward, Tensor):
+        raise TypeError(f"{name}: reward must be a torch.Tensor, got {type(reward).__name__}; call torch.as_tensor()")
+    r, p, gamma = _process(name, scores, reward, transition, discount)
+    mask = check_where(name, where, scores)
+    tolerance = check_positive(name, "tolerance", tolerance)
+    limit = check_count(name, "max_iterations", max_iterations)
+    r, p = r.detach().double(), p.detach().double()
+    q, error, done = torch.zeros_like(r), math.inf, 0
+    if mask is not None:
+        q = q.masked_fill(~mask, -math.inf)
+    with torch.no_grad():
+        value = soft_value(q, temperature, map=map, where=mask, **params)
+        while error > tolerance and done < limit:
+            following = _backed_up(value, r, p, gamma, mask)
+            moved = torch.where(following == q, 0.0, following - q).abs()
+            error = gamma / (1 - gamma) * float(moved.max()) if moved.numel() else 0.0
+            q, done = following, done + 1
+            value = soft_value(q, temperature, map=map, where=mask, **params)
+        if error > tolerance:
+            said = f"the error is below {error:.3g} after {done} iterations, and not {tolerance:.3g}; raise max_iterations"
+            warnings.warn(f"{name}: {said}", RuntimeWarning, stacklevel=2)
+        value = value.masked_fill(value == -math.inf, 0.0).to(scores.dtype)
+        q = q.to(scores.dtype)
+    return SoftSolution(q, value, Policy(q, map, temperature=temperature, where=mask, **params), done, error)
+
+
+def _backed_up(value: Tensor, reward: Tensor, transition: Tensor, gamma: float, mask: Tensor | None) -> Tensor:
+    """r + γ P V, V being 0 where nothing is legal."""
+    ended = value.masked_fill(value == -math.inf, 0.0).to(transition.dtype)
+    following = reward + gamma * torch.einsum("...sat,...t->...sa", transition, ended)
+    return following if mask is None else following.masked_fill(~mask, -math.inf)
+
+
+def _process(name: str, q: Tensor, reward: Any, transition: Any, discount: Any) -> tuple[Tensor, Tensor, float]:
+    """(r of q's shape, P, γ), checked."""
+    if q.ndim < 2:
+        raise ValueError(
+            f"{name}: values must be [..., states, actions], got shape {tuple(q.shape)}; call unsqueeze(0) for one state"
+        )
+    r, p = as_scores(name, reward, "reward"), as_scores(name, transition, "transition")
+    *_, states, actions = q.shape
+    if p.shape[-3:] != (states, actions, states) or not _broadcasts(p.shape[:-3], q.shape[:-2]):
+        wanted = (*q.shape[:-2], states, actions, states)
+        raise ValueError(f"{name}: transition must be [..., states, actions, states], {wanted}, got {tuple(p.shape)}")
+    if not _broadcasts(r.shape, q.shape):
+        raise ValueError(f"{name}: reward must broadcast to [..., states, actions], {tuple(q.shape)}, got {tuple(r.shape)}")
+    if not bool(r.detach().isfinite().all()):
+        raise ValueError(f"{name}: reward must be finite; leave illegal actions out by where=")
+    total, least = p.detach().double().sum(-1), p.detach()
+    if not (bool((least >= 0).all()) and bool((total <= 1 + 1e-5).all())):
+        got = float(least.min()) if not bool((least >= 0).all()) else float(total.max())
+        raise ValueError(
+            f"{name}: transition must be probabilities, at least 0 and of sums at most 1 over the last axis, got {got}"
+        )
+    gamma = check_number(name, "discount", discount, lambda gamma: 0 <= gamma < 1, "at least 0 and below 1")
+    return r.to(q.dtype).broadcast_to(q.shape), p.to(q.dtype), gamma
+
+
+def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:
+    own = tuple(shape)
+    return len(own) <= len(wanted) and all(a in (1, b) for a, b in zip(reversed(own), reversed(wanted), strict=False))

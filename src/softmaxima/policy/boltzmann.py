@@ -1,0 +1,259 @@
+r"""Boltzmann policies over any map: π(a|s) = map(x(s)/τ)_a, with log π = −∞ where it is 0.
+
+    H(π) = −Σ_{π>0} π log π        KL(π‖ρ) = Σ_{π>0} π φ(log ρ − log π) + Σ_{π=0} ρ,   φ(t) = eᵗ − 1 − t
+
+∞ where ρ is 0 at an action of π. The terms of that sum are positive, so that two policies that are near each other have a
+divergence with all its digits; Σ π (log π − log ρ), to which it is equal, cancels there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, constraints, register_kl
+from torch.distributions.utils import lazy_property
+
+from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.randomness import Randomness
+from softmaxima.core.rows import without_mask
+from softmaxima.core.series import scaled_expm1_remainder
+from softmaxima.core.tracing import is_concrete
+from softmaxima.maps import MapModule
+from softmaxima.maps.log_softmax import LOG_SOFTMAX
+from softmaxima.sampling import gumbel_max
+from softmaxima.sampling.rows import as_rows, map_params
+
+
+def as_policy_map(name: str, map: AnyMap | MapModule, temperature: Any, params: dict[str, Any]) -> tuple[Map, Any, dict[str, Any]]:
+    """(map, τ, parameters), of a module what it has; the map must give probabilities of actions, one of which is taken."""
+    if isinstance(map, MapModule):
+        if params or not (isinstance(temperature, float) and temperature == 1.0):
+            given = ", ".join(params) or "temperature"
+            raise TypeError(
+                f"{name}: a module has its own temperature and parameters, got {given} beside it; give map={map.map.name!r}"
+            )
+        params = {key: value for key, value in map.options.items() if key != "dim"}
+        map, temperature = map.map, params.pop("temperature")
+    found = find_map(map, name)
+    if found.properties.logarithmic:
+        raise ValueError(f"{name}: map must give probabilities, got {found.name!r}, which gives their logarithms; take softmax")
+    if found.properties.mass not in ("one", "zero or one"):
+        raise ValueError(
+            f"{name}: map must give probabilities that sum to 1, got {found.name!r}, whose mass may be another; for an outcome "
+            "beside the actions add its score to them"
+        )
+    return found, temperature, params
+
+
+class Policy(Distribution):
+    """A distribution over n actions for each state, π(a|s) = map(x/τ)_a, as those of `torch.distributions`.
+
+    Args:
+        scores: x [..., n], a tensor of any batch shape, −∞ where an action is illegal; float64, float32, bfloat16 or float16.
+        map: a name or a function of a map whose probabilities sum to 1 (`"sparsemax"`), or its module, with temperature and
+            parameters that may learn: `sm.Entmax(alpha=sm.Positive(1.5, 1.0, 2.0, "sigmoid"))`.
+        temperature: τ > 0, a number, a tensor that broadcasts to [..., 1] (one a state: `sm.StateTemperature`, or
+            `sm.entropy_temperature` for a given entropy), or a module that says it (`sm.Temperature`, `sm.EntropyTarget`, a
+            schedule).
+        where: boolean, broadcasts to x; False is an illegal action, of probability exactly 0.
+        validate_args: as of every distribution of torch.
+        params: the map's parameters (`alpha=1.3`, `k=3`).
+
+    `sample`, `log_prob`, `entropy`, `mode`, `probs`, `logits` (log π), `enumerate_support` and `expand` are those of
+    `torch.distributions.Categorical`, with `kl_divergence` to another policy or a Categorical on either side. log π of softmax is
+    computed as such, exact for probabilities that no dtype has; of other maps it is −∞ where they give exactly 0, with a gradient
+    of 0. Entropy has finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
+
+    Raises:
+        TypeError or ValueError for anything else; `sample` and `mode` for a state without a legal action, whose place they say.
+
+    Cost: the map in float64, when it is first needed. Source: Boltzmann policies as of Sutton & Barto (2018), section 2.8; with
+    sparsemax Lee, Choi & Oh (2018), arXiv:1709.06293.
+
+    >>> import torch, softmaxima as sm
+    >>> policy = sm.policy.Policy(torch.tensor([[2.0, 1.0, -1.0], [0.0, 0.0, 0.0]]), "sparsemax", temperature=2.0)
+    >>> policy.probs
+    tensor([[0.7500, 0.2500, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    >>> policy.entropy(), policy.log_prob(torch.tensor([2, 0]))
+    (tensor([0.5623, 1.0986]), tensor([   -inf, -1.0986]))
+    >>> policy.sample((2,), generator=0).shape
+    torch.Size([2, 2])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"scores": constraints.independent(constraints.real, 1)}  # pyright: ignore[reportIncompatibleMethodOverride]
+    has_enumerate_support = True
+
+    def __init__(
+        self,
+        scores: Tensor,
+        map: AnyMap | MapModule = "softmax",
+        *,
+        temperature: float | Tensor = 1.0,
+        where: Tensor | None = None,
+        validate_args: bool | None = None,
+        **params: Any,
+    ) -> None:
+        name = type(self).__name__
+        found, temperature, params = as_policy_map(name, map, temperature, params)
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"{name}: scores must be a torch.Tensor, got {type(scores).__name__}; call torch.as_tensor()")
+        if scores.ndim == 0:
+            raise ValueError(f"{name}: scores must have an axis of actions, got a tensor of shape (); give scores [..., actions]")
+        rows = as_rows(name, scores, -1, temperature, where, None)
+        self._params = map_params(name, found, params, rows)
+        self.map, self.scores, self._rows = found, scores, rows
+        super().__init__(scores.shape[:-1], validate_args=validate_args)
+
+    @property
+    def num_actions(self) -> int:
+        return self.scores.shape[-1]
+
+    @property
+    def support(self) -> Any:
+        """The actions, 0 … n − 1."""
+        return constraints.integer_interval(0, self.num_actions - 1)
+
+    # In float64.
+
+    @lazy_property
+    def _p(self) -> Tensor:
+        return self.map(self._rows.x, temperature=self._rows.tau, **self._params)
+
+    @lazy_property
+    def _log_p(self) -> Tensor:
+        if self.map.name == "softmax":
+            return LOG_SOFTMAX(self._rows.x, temperature=self._rows.tau)
+        return log_of(self._p)
+
+    @property
+    def probs(self) -> Tensor:
+        """π [..., n]; zeros where no action is legal."""
+        return self._p.to(self.scores.dtype)
+
+    @property
+    def logits(self) -> Tensor:
+        """log π [..., n]."""
+        return self._log_p.to(self.scores.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable action of each state, of equal ones the first."""
+        self._check_possible("mode")
+        return self._log_p.argmax(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """NaN: actions have names, and no mean; as of Categorical."""
+        return self.scores.new_full(self.batch_shape, math.nan)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean
+
+    def sample(self, sample_shape: Any = torch.Size(), *, generator: Randomness = None) -> Tensor:  # noqa: B008 - as torch's
+        """Actions [*sample_shape, ...], int64, by a torch.Generator, a NumPy one or a seed; None is torch's default generator."""
+        shape = torch.Size(sample_shape)
+        self._check_possible("sample")
+        if not shape.numel():
+            return torch.empty(self._extended_shape(shape), dtype=torch.long, device=self.scores.device)
+        drawn = gumbel_max(self._log_p.detach(), samples=shape.numel(), generator=generator)
+        return drawn.reshape(self._extended_shape(shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log π of actions of a shape that broadcasts with that of the states; −∞ where π is 0."""
+        if self._validate_args:
+            self._validate_sample(value)
+        place, log_p = torch.broadcast_tensors(value.long().unsqueeze(-1), self._log_p)
+        return log_p.gather(-1, place[..., :1]).squeeze(-1).to(self.scores.dtype)
+
+    def entropy(self) -> Tensor:
+        """H(π) of each state in nats; 0 where no action is legal."""
+        h = 0.0 - (self._p * without_mask(self._log_p)).sum(-1)
+        return _not_negative(h).to(self.scores.dtype)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """[n, 1, …], or [n, ...]: each action in each state."""
+        actions = torch.arange(self.num_actions, device=self.scores.device).reshape(-1, *(1,) * len(self.batch_shape))
+        return actions.expand(-1, *self.batch_shape) if expand else actions
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Policy:
+        new: Any = self._get_checked_instance(Policy, _instance)
+        shape = (*batch_shape, self.num_actions)
+        new.map, new.scores = self.map, self.scores.expand(shape)
+        new._p, new._log_p = self._p.expand(shape), self._log_p.expand(shape)
+        Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(map={self.map.name}, actions={self.num_actions}, batch_shape={tuple(self.batch_shape)})"
+
+    def _check_possible(self, method: str) -> None:
+        if not is_concrete(self.scores):
+            return
+        total = self._p.detach().sum(-1)
+        if bool((wrong := ~(total > 0)).any()):
+            place = tuple(wrong.nonzero()[0].tolist())
+            is_nan = bool(total[place].isnan())
+            what = "has probabilities that are NaN" if is_nan else "has no legal action"
+            repair = "scores must be below +∞ and not NaN" if is_nan else "allow one by where=, or leave the state out"
+            of = f"state {place}" if place else "the state"
+            raise ValueError(f"{type(self).__name__}.{method}: {of} {what}; {repair}")
+
+
+def log_of(p: Tensor) -> Tensor:
+    """log p, and −∞ without a gradient where p is 0."""
+    none = p <= 0
+    return p.masked_fill(none, 1.0).log().masked_fill(none, -math.inf)
+
+
+def _not_negative(value: Tensor) -> Tensor:
+    """What rounding alone may have taken below 0, with its gradient."""
+    return value + (value.detach().clamp_min(0.0) - value.detach())
+
+
+def divergence(p: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p‖q) of rows [..., n] in float64."""
+    taken = ~(p <= 0)
+    lacking = log_q == -math.inf
+    both = taken & ~lacking
+    q = log_q.exp()
+    t = torch.where(both, log_q, 0.0) - torch.where(both, log_p, 0.0)
+    near = t.abs() < 0.5
+    small = t.clamp(-0.5, 0.5)
+    of_both = p * torch.where(near, small * small * scaled_expm1_remainder(small, torch.zeros_like(small)), -1.0 - t)
+    terms = torch.where(both, of_both + torch.where(near, 0.0, q), torch.where(taken.any(-1, keepdim=True), q, 0.0))
+    return terms.sum(-1).masked_fill((taken & lacking).any(-1), math.inf)
+
+
+def _shared(name: str, p: int, q: int) -> None:
+    if p != q:
+        raise ValueError(f"{name}: both policies must be over the same actions, got {p} and {q}")
+
+
+@register_kl(Policy, Policy)
+def _kl_of_policies(p: Policy, q: Policy) -> Tensor:
+    _shared("kl_divergence", p.num_actions, q.num_actions)
+    return divergence(p._p, p._log_p, q._log_p).to(torch.promote_types(p.scores.dtype, q.scores.dtype))
+
+
+@register_kl(Policy, Categorical)
+def _kl_to_categorical(p: Policy, q: Categorical) -> Tensor:
+    _shared("kl_divergence", p.num_actions, q.param_shape[-1])
+    return divergence(p._p, p._log_p, _log_p_of(q)).to(p.scores.dtype)
+
+
+@register_kl(Categorical, Policy)
+def _kl_of_categorical(p: Categorical, q: Policy) -> Tensor:
+    _shared("kl_divergence", p.param_shape[-1], q.num_actions)
+    log_p = _log_p_of(p)
+    return divergence(log_p.exp(), log_p, q._log_p).to(q.scores.dtype)
+
+
+def _log_p_of(given: Categorical) -> Tensor:
+    """Of its parameter, for its logits of probabilities are never −∞."""
+    return log_of(given.probs.double()) if "probs" in given.__dict__ else LOG_SOFTMAX(given.logits.double())

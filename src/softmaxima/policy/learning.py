@@ -1,0 +1,120 @@
+r"""Temperatures that are learnt with a policy: one that holds an entropy, and what a step of learning makes of τ.
+
+Of a map with regulariser Ω the dual of "the mean of −Ω(π) is at least h" is, for each state,
+
+    D(τ) = τ Ω*(q/τ) − τ h        ∂D/∂τ = −Ω(π) − h        convex in τ
+
+whose descent raises τ where π is less random than h, and lowers it where it is more. −Ω is Shannon's entropy for softmax, and
+Tsallis' for sparsemax and entmax: ½(1 − Σπ²) and (1 − Σπ^α)/(α(α − 1)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import check_value
+from softmaxima.core.contract import AnyMap
+from softmaxima.core.numbers import check_positive
+from softmaxima.policy.value import soft_value
+from softmaxima.temperature import Positive, Temperature
+
+ENTROPY = (lambda h: (h > 0) & (h < math.inf)), "positive and finite"
+
+
+class AdaptiveTemperature(nn.Module):
+    """A temperature that is learnt so that a policy of any map keeps its entropy: SAC's, for −Ω of the map.
+
+    Args:
+        entropy: h > 0, of −Ω(π), in nats for softmax; below that of the uniform policy, or τ grows without end. A number, or a
+            tensor that broadcasts to [..., 1].
+        temperature: τ at first, a number, or a `Positive` that is learnt, of one number or of a shape that broadcasts to [..., 1]
+            for a τ of each task or learner.
+        map, params: a map with a regulariser, and its parameters.
+
+    `module()` is τ, which policies and maps take as `temperature=`. Minimise `loss(q)` beside whatever else is learnt; its gradient
+    is by τ alone. Of softmax and one τ it is `sm.EntropyTarget`, which can also set τ to what a batch needs; the exact τ of each
+    state is `sm.entropy_temperature`.
+
+    Raises TypeError or ValueError for anything else. Cost: of `loss` that of `soft_value`. Source: Haarnoja et al. (2018),
+    arXiv:1812.05905, for softmax.
+
+    >>> import torch, softmaxima as sm
+    >>> q = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    >>> tau = sm.policy.AdaptiveTemperature(0.25, map="sparsemax")
+    >>> optimiser = torch.optim.Adam(tau.parameters(), 0.05)
+    >>> for _ in range(200):
+    ...     optimiser.zero_grad(); tau.loss(q).backward(); optimiser.step()
+    >>> p = sm.sparsemax(q, temperature=tau()).detach()
+    >>> round(float((1 - p.square().sum(-1)).mean() / 2), 3)
+    0.25
+    """
+
+    entropy: Tensor
+
+    def __init__(
+        self, entropy: float | Tensor, temperature: float | Positive = 1.0, map: AnyMap = "softmax", **params: Any
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.register_buffer("entropy", torch.as_tensor(check_value(name, "entropy", entropy, *ENTROPY)))
+        self.temperature = temperature if isinstance(temperature, Positive) else Temperature(temperature)
+        self.map, self.params = map, params
+        soft_value(torch.zeros(1), map=map, **params)  # refuses what it cannot take at once
+
+    def forward(self) -> Tensor:
+        return self.temperature()
+
+    def loss(self, q: Tensor, *, where: Tensor | None = None) -> Tensor:
+        """The mean of D(τ) over states with a legal action, of values q [..., n]."""
+        tau = self.temperature()
+        value = soft_value(q.detach(), tau, map=self.map, where=where, **self.params)
+        each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
+        legal = value.detach() > -math.inf
+        return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
+
+    def extra_repr(self) -> str:
+        h = self.entropy
+        return f"entropy={f'{h.item():.6g}' if h.numel() == 1 else tuple(h.shape)}, map={self.map}"
+
+
+def look_ahead(loss: Tensor, parameters: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
+    """Parameters after one step of gradient descent, θ′ = θ − η ∂L/∂θ, which keeps how they depend on all that L depends on.
+
+    What a loss makes of θ′ has then a gradient by a temperature that L was computed with, dL′(θ′)/dτ = −η ⟨∇L′(θ′), ∂²L/∂θ∂τ⟩:
+    the temperature is meta-learnt.
+
+    Args:
+        loss: L, a tensor of one number.
+        parameters: θ by their names, `dict(network.named_parameters())`; those that L does not depend on stay as they are.
+        rate: η > 0.
+
+    Returns θ′ as `torch.func.functional_call(network, θ′, …)` takes it. Raises TypeError or ValueError for anything else. Cost: two
+    backward passes. Source: Xu, van Hasselt & Silver (2018), arXiv:1805.09801.
+
+    >>> import torch, softmaxima as sm
+    >>> network, tau = torch.nn.Linear(3, 2), sm.Temperature(1.0)
+    >>> state, action, gain = torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor([1.0, -1.0, 2.0])
+    >>> inner = -(gain * sm.policy.Policy(network(state), temperature=tau).log_prob(action)).mean()
+    >>> after = sm.policy.look_ahead(inner, dict(network.named_parameters()), 0.1)
+    >>> scores = torch.func.functional_call(network, after, state)
+    >>> (-(gain * sm.policy.Policy(scores).log_prob(action)).mean()).backward()
+    >>> tau.rho.grad is not None
+    True
+    """
+    name = "look_ahead"
+    rate = check_positive(name, "rate", rate)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"{name}: loss must be a tensor of one number with a gradient, got {got}; call .mean() of what requires grad"
+        )
+    slopes = torch.autograd.grad(loss.sum(), list(parameters.values()), create_graph=True, allow_unused=True)
+    return {
+        key: value if slope is None else value - rate * slope
+        for (key, value), slope in zip(parameters.items(), slopes, strict=True)
+    }

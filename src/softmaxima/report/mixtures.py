@@ -1,0 +1,82 @@
+"""What ways of choosing a map gain over softmax, in a sentence and tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from softmaxima.experiments.differences import Difference
+from softmaxima.experiments.mixtures import FOLDS, MAPS, STEPS, WAYS, Chosen, gain, overall, verdict
+from softmaxima.report.markdown import table
+
+CAPTION = (
+    f"Accuracy of softmax in %, the mean over {FOLDS} folds, and what each way gains over it in points, and in nats of log loss "
+    "(above 0: better), with intervals that hold at once over the tables of a column at 95 % (corrected resampled t; Bonferroni), "
+    "and in the last line over the ways (t over tables); ↑ and ↓ where they leave out 0, = where softmax was taken in all folds. "
+    f"Each way chooses on the rows that a fold trains on alone. The mixture is of {', '.join(MAPS)}; {STEPS} steps of a network of "
+    "128 hidden units for all."
+)
+
+COLOURS = ("#7F7F7F", "#0072B2", "#E69F00", "#009E73")  # of the ways
+MEASURES = (("accuracy", 100, "gain in accuracy, points"), ("log-loss", 1, "gain in log loss, nats"))
+
+
+def sentence(found: Sequence[Chosen]) -> str:
+    """The verdict on the claim."""
+    return f"{verdict(found)}."
+
+
+def markdown(found: Sequence[Chosen]) -> str:
+    """The gains, and what was chosen."""
+    tables = tuple(dict.fromkeys(each.table for each in found))
+    accuracy = {each.table: 100 * fmean(each.reached["accuracy"]) for each in found if each.way == "softmax"}
+
+    def cell(d: dict[str, Difference]) -> str:
+        if all(own.low == own.high == 0 for own in d.values()):
+            return "="
+        lines = []
+        for measure, scale, _ in MEASURES:
+            own = d[measure]
+            mark = " ↑" if own.better else " ↓" if own.worse else ""
+            digits = 1 if scale == 100 else 3
+            ends = " to ".join(f"{scale * end:+.{digits}f}" for end in (own.low, own.high))
+            lines.append(f"{scale * own.mean:+.{digits}f} ({ends}){mark}")
+        return "<br>".join(lines)
+
+    both = tuple(measure for measure, *_ in MEASURES)
+    rows = [
+        [name, f"{accuracy[name]:.1f}", *(cell({m: gain(found, name, way, m) for m in both}) for way in WAYS)] for name in tables
+    ]
+    rows.append(["all", f"{fmean(accuracy.values()):.1f}", *(cell({m: overall(found, way, m) for m in both}) for way in WAYS)])
+    choices = {(each.table, each.way): Counter(each.choices).most_common() for each in found}
+    chosen = [[name, *(", ".join(f"{what} {n}" for what, n in choices[name, way]) for way in WAYS)] for name in tables]
+    return f"{table(['', 'softmax', *WAYS], rows)}\n\nWhat was chosen, in how many folds:\n\n{table(['', *WAYS], chosen)}"
+
+
+def picture(found: Sequence[Chosen]) -> go.Figure:
+    """The mean gain of each way on each table, and on all with its interval; a panel a measure."""
+    tables = tuple(dict.fromkeys(each.table for each in found))
+    plot = make_subplots(1, len(MEASURES), shared_yaxes=True, horizontal_spacing=0.03)
+    for column, (measure, scale, title) in enumerate(MEASURES, 1):
+        for k, (way, colour) in enumerate(zip(WAYS, COLOURS, strict=True)):
+            total = overall(found, way, measure)
+            means = [*(gain(found, name, way, measure).mean for name in tables), total.mean]
+            reach = [*[0.0] * len(tables), total.high - total.mean]
+            plot.add_scatter(
+                x=[scale * mean for mean in means], y=[place + 0.16 * (k - 1.5) for place in range(len(means))], mode="markers",
+                error_x={"array": [scale * each for each in reach], "thickness": 1.5}, name=way, legendgroup=way,
+                marker={"size": 8, "color": colour}, showlegend=column == 1, row=1, col=column,
+            )  # fmt: skip
+        plot.add_vline(0, line={"color": "#7f7f7f", "width": 1}, row=1, col=column)  # pyright: ignore[reportArgumentType]
+        plot.update_xaxes(title=title, gridcolor="#e6e6e6", showgrid=True, row=1, col=column)
+    names = [*tables, "all"]
+    plot.update_yaxes(tickvals=list(range(len(names))), ticktext=names, autorange="reversed")
+    plot.update_layout(
+        template="simple_white", width=1100, height=520, margin={"l": 150, "r": 20, "t": 20, "b": 50},
+        font={"family": "Helvetica, Arial, sans-serif", "size": 12},
+    )  # fmt: skip
+    return plot
