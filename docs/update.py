@@ -68,19 +68,15 @@ from softmaxima.experiments import (
     calibration_peers,
     confirmation,
     estimators,
-    gradient_estimators,
-    lse_bounds,
-    neighbours,
-    robustness_study,
     federated_top,
     gradient_estimators,
     lse_bounds,
-    neighbours,
-    private_sums,
-    shared_sums,
     mixtures,
     neighbours,
     policies,
+    private_sums,
+    robustness_study,
+    shared_sums,
 )
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings

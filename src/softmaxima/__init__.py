@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from softmaxima import losses as losses
     from softmaxima import lse as lse
     from softmaxima import maps as maps
-    from softmaxima import robust as robust
-    from softmaxima import privacy as privacy
     from softmaxima import mixture as mixture
     from softmaxima import policy as policy
+    from softmaxima import privacy as privacy
+    from softmaxima import robust as robust
     from softmaxima import sampling as sampling
     from softmaxima import secure as secure
     from softmaxima import segments as segments
