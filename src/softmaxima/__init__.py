@@ -94,15 +94,8 @@ else:
         """,
         "integrations": "AttentionReplacement Classifier TemperatureCalibrator replace_attention",
     }
-    _APART = ("distributed", "dask", "graph", "robust")  # rooms by their own names, beside what is here
     # Rooms by their own names: other forms of what is here, and of other libraries.
-    _APART = ("distributed", "dask", "graph", "privacy", "secure", "federated")
-    _APART = (
-        "distributed",
-        "dask",
-        "graph",
-        "policy",
-    )  # rooms by their own names: other forms of what is here, and of other libraries
+    _APART = ("distributed", "dask", "robust", "policy", "graph", "privacy", "secure", "federated")
     _NAMES = {name: room for room, names in _ROOMS.items() for name in names.split()}
     _RENAMED = {"normalize": "proportional", "Normalize": "Proportional"}
 
