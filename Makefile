@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks bench-graph graph bench-dask test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
+.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks bench-graph graph-study bench-dask test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -16,7 +16,7 @@ help:
 	@echo "make bench-attention  measure attention beside torch's, for benchmarks/attention-cpu.json and docs/attention.md"
 	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
 	@echo "make bench-graph  measure maps over the edges of a graph beside torch_geometric, for benchmarks/graph-cpu.json and docs/graph.md"
-	@echo "make graph      train graph networks with every aggregation, for docs/graph.md, in 10 minutes"
+	@echo "make graph-study  train graph networks with every aggregation, for docs/graph.md, in 6 minutes of two cores"
 	@echo "make bench-ranks  measure losses whose classes several processes share, for benchmarks/ranks-cpu.json and docs/distributed.md"
 	@echo "make bench-dask  measure logsumexp of Dask arrays beside plain Dask, for benchmarks/dask.json and docs/dask.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
@@ -64,8 +64,8 @@ bench-graph: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-graph --json benchmarks/graph-cpu.json
 	$(BIN)/python docs/update.py graph
 
-graph: $(INSTALLED)-test
-	$(BIN)/python docs/update.py neighbours
+graph-study: $(INSTALLED)-test
+	$(BIN)/python docs/update.py graph-study
 
 bench-ranks: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-ranks --json benchmarks/ranks-cpu.json

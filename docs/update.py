@@ -8,7 +8,7 @@ gpu          what `softmaxima bench --device cuda` and `bench-attention` left in
 heads        what `softmaxima bench-heads` left in benchmarks/; a table of docs/heads.md                make bench-heads
 ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulated; docs/ranks.png and tables  make bench-ranks
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
-neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
+graph-study  trains graph networks with every aggregation; docs/graph-study.json, a picture, a table         make graph-study
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -38,7 +38,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from softmaxima.bench.machine import commit, machine
 from softmaxima.bench.ranks import read as read_ranks
 from softmaxima.bench.results import read
 from softmaxima.cli.terminal import progress_bar
-from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, lse_bounds, neighbours
+from softmaxima.experiments import calibration_peers, confirmation, estimators, gradient_estimators, graph_study, lse_bounds
 from softmaxima.experiments.attention import Study, compare_attention, offered, total_steps
 from softmaxima.experiments.attention_plan import Settings as AttentionSettings
 from softmaxima.experiments.attention_saved import as_json as attention_json
@@ -91,9 +91,9 @@ from softmaxima.report import chunked as chunked_report
 from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import graph as graph_report
+from softmaxima.report import graph_study as graph_study_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
-from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import ranks as ranks_report
 from softmaxima.report import sampling as sampling_report
@@ -227,22 +227,25 @@ def graph_blocks() -> Blocks:
     return {"bench-graph": f"{picture}\n\n{graph_report.markdown(benchmark)}"}
 
 
-def neighbours_blocks() -> Blocks:
+def graph_study_blocks() -> Blocks:
     """Train networks with every aggregation on every task, and show what they reach."""
-    with one_thread(), progress_bar() as progress:
-        task = progress.add_task("", total=len(neighbours.TASKS) * len(neighbours.names()))
-        found = neighbours.run(starting=lambda what: progress.update(task, advance=1, description=what))
-    neighbours.write(found, made_on(), DOCS / "graph-study.json")
-    return show_neighbours(found)
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(graph_study.TASKS) * len(graph_study.names()))
+        done = lambda what: progress.update(task, advance=1, description=what)
+        found = graph_study.run(processes=os.cpu_count() or 1, done=done)
+    seeds = range(len(found[0].accuracies))
+    ceilings = {task: [graph_study.ceiling(task, seed) for seed in seeds] for task in graph_study.TASKS}
+    graph_study.write(found, ceilings, {**made_on(), "threads": 1}, DOCS / "graph-study.json")
+    return show_graph_study(found, ceilings)
 
 
-def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
+def show_graph_study(found: Sequence[graph_study.Trained], ceilings: Mapping[str, Sequence[float]]) -> Blocks:
     """The table and the picture of what networks reached."""
-    draw(neighbours_report.picture(found), DOCS / "graph-study.png")
+    draw(graph_study_report.picture(found, ceilings), DOCS / "graph-study.png")
     picture = "![Accuracy of each aggregation on each task, with standard errors](graph-study.png)"
-    note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
-    said = neighbours_report.sentence(found)
-    return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
+    note = caption("make graph-study", f"{graph_study_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
+    said = graph_study_report.sentence(found)
+    return {"graph-study": f"{said}\n\n{picture}\n\n{graph_study_report.markdown_table(found, ceilings)}\n\n{note}"}
 
 
 def ranks_blocks() -> Blocks:
@@ -409,7 +412,7 @@ COMMANDS = {
     "heads": heads_blocks,
     "ranks": ranks_blocks,
     "graph": graph_blocks,
-    "neighbours": neighbours_blocks,
+    "graph-study": graph_study_blocks,
     "compare-attention": compare_attention_blocks,
     "compare-heads": compare_heads_blocks,
     "compare-estimators": compare_estimators_blocks,

@@ -46,14 +46,14 @@ class LogSumExpAggregation(Aggregation):
 
     Called as any `Aggregation` of torch_geometric: (x, index) or (x, ptr=…), and as `aggr=` of its layers. A node without
     neighbours gets 0, as from those, and so does one whose neighbours are all −∞. A score of −∞ leaves a neighbour out. The
-    result has x's dtype; what leads to it has float32 at least, with a gate float64. `reset_parameters`, which layers call when
+    result has x's dtype; what leads to it has float32 at least. `reset_parameters`, which layers call when
     they are made, gives τ the number it had at first, and calls the gate's own.
 
     Raises:
         TypeError or ValueError for a temperature that is not positive, or has other axes than nodes and channels; for a gate
         beside `normalise`, whose weights sum to 1, for one that is no module, and one that makes another shape.
 
-    Cost: as for `segment_logsumexp`; with a gate as for `segment_map` and `segment_logsumexp` of float64. Source: generalised
+    Cost: as for `segment_logsumexp`; with a gate also as for `segment_map`, and for five reads and writes of x. Source: generalised
     aggregation of Li et al. (2020), DeeperGCN, which has softmax and powers.
 
     >>> import torch, softmaxima as sm
@@ -123,14 +123,16 @@ class LogSumExpAggregation(Aggregation):
 def _weighted(x: Tensor, scores: Tensor, tau: Any, axis: int, segments: Segments) -> Tensor:
     """τ log Σ w exp(x/τ), w = softmax(scores): a + τ log Σ exp((x − a + τ log w)/τ), a the largest that has a weight.
 
-    As τ grows it is the mean by w, and of τ log w nothing is left, for which float32 has too few digits.
+    Its error is that of τ log w, in float32 at least.
     """
-    x = x.double()
-    log_weights = segment_map("log_softmax", scores.double(), segments, dim=axis)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    log_weights = segment_map("log_softmax", scores.to(x.dtype), segments, dim=axis)
     there = (x != -math.inf) & (log_weights != -math.inf)
     a = largest_of(x.masked_fill(~there, -math.inf), segments, axis)
     own = tau.index_select(axis, segments.index) if isinstance(tau, Tensor) and tau.shape[axis] != 1 else tau
-    shifted = x.masked_fill(~there, 0.0) - a.index_select(axis, segments.index) + own * log_weights.masked_fill(~there, 0.0)
+    shifted = (
+        x.masked_fill(~there, 0.0) - a.index_select(axis, segments.index) + (own * log_weights.masked_fill(~there, 0.0)).to(x.dtype)
+    )
     return a + _times(tau, segment_logsumexp(shifted, segments, dim=axis, temperature=tau, where=there))
 
 
