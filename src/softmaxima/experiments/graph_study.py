@@ -317,7 +317,8 @@ def accuracies(
         for loss, reached in _train(name, drawn, seeds, rate, count):
             less = loss < least
             least, best, chosen = (
-                torch.where(less, new, old) for new, old in ((loss, least), (reached, best), (torch.tensor(rate).double(), chosen))
+                torch.where(less, new, old)
+                for new, old in ((loss, least), (reached, best), (torch.tensor(rate, dtype=torch.float64), chosen))
             )
     return tuple(best.tolist()), tuple(chosen.tolist())
 

@@ -20,6 +20,7 @@ from softmaxima.segments.grouping import found_segments
 class _Found(NamedTuple):
     segments: Segments
     size: int | None
+    inference: bool  # what was made in inference mode serves no training
 
 
 _last: _Found | None = None  # one at a time, so that no more than a graph stays in memory
@@ -46,11 +47,11 @@ def _segments_of(name: str, index: Any, ptr: Tensor | None, size: int | None, x:
 def _of_index(name: str, index: Any, size: int | None) -> Segments:
     global _last
     index = index.as_tensor() if hasattr(index, "as_tensor") else index  # of torch_geometric.Index what it wraps
-    last = _last
-    if last is None or last.size != size or not _same(last.segments.given, index):
+    last, inference = _last, torch.is_inference_mode_enabled()
+    if last is None or (last.size, last.inference) != (size, inference) or not _same(last.segments.given, index):
         # A copy, as what is compared with must not change with what it is compared to.
         own = index.clone() if isinstance(index, Tensor) else index
-        _last = last = _Found(found_segments(name, own, size, None), size)
+        _last = last = _Found(found_segments(name, own, size, None), size, inference)
     return last.segments
 
 
