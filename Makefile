@@ -16,7 +16,7 @@ help:
 	@echo "make bench-attention  measure attention beside torch's, for benchmarks/attention-cpu.json and docs/attention.md"
 	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
 	@echo "make bench-graph  measure maps over the edges of a graph beside torch_geometric, for benchmarks/graph-cpu.json and docs/graph.md"
-	@echo "make graph-study  train graph networks with every aggregation, for docs/graph.md, in 6 minutes of two cores"
+	@echo "make graph-study  train graph networks with every aggregation, for docs/graph.md, in 9 minutes"
 	@echo "make bench-ranks  measure losses whose classes several processes share, for benchmarks/ranks-cpu.json and docs/distributed.md"
 	@echo "make bench-dask  measure logsumexp of Dask arrays beside plain Dask, for benchmarks/dask.json and docs/dask.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"

@@ -186,7 +186,7 @@ def test_gains_are_paired_and_say_no_more_than_they_know(tmp_path: Path):
     assert "points on sum, not told apart" in said
     ceilings = {"task": [0.9, 0.95, 0.9]}
     assert graph_study_report.markdown_table(found, ceilings).count("\n") == 6
-    assert len(graph_study_report.picture(found, ceilings).data) == 1
+    assert len(graph_study_report.picture(found, ceilings).data) == 2
     path = tmp_path / "study.json"
     graph_study.write(found, ceilings, {"threads": 1}, path)
     assert graph_study.read(path) == (found, ceilings)

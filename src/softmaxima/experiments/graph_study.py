@@ -208,17 +208,20 @@ def aggregations() -> dict[str, Callable[[Graph, int], Any]]:
 
     from softmaxima.graph import LogSumExpAggregation, MapAggregation
 
+    def learnt(graph: Graph) -> Any:
+        return Taus(graph.seeds)
+
     return {
         "mean": lambda graph, wide: MeanAggregation(),
         "sum": lambda graph, wide: SumAggregation(),
         "max": lambda graph, wide: MaxAggregation(),
         "LSE": lambda graph, wide: LogSumExpAggregation(),
-        "LSE, learnt τ": lambda graph, wide: LogSumExpAggregation(Taus(graph.seeds)),
-        "LSE − τ log d, learnt τ": lambda graph, wide: LogSumExpAggregation(Taus(graph.seeds), normalise=True),
-        "LSE, attention-weighted": lambda graph, wide: LogSumExpAggregation(Taus(graph.seeds), gate=Gate(graph, wide)),
-        "softmax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Softmax(temperature=Taus(graph.seeds))),
-        "sparsemax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Sparsemax(temperature=Taus(graph.seeds))),
-        "entmax15-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Entmax15(temperature=Taus(graph.seeds))),
+        "LSE, learnt τ": lambda graph, wide: LogSumExpAggregation(learnt(graph)),
+        "LSE − τ log d, learnt τ": lambda graph, wide: LogSumExpAggregation(learnt(graph), normalise=True),
+        "LSE, attention-weighted": lambda graph, wide: LogSumExpAggregation(learnt(graph), gate=Gate(graph, wide)),
+        "softmax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Softmax(temperature=learnt(graph))),
+        "sparsemax-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Sparsemax(temperature=learnt(graph))),
+        "entmax15-weighted, learnt τ": lambda graph, wide: MapAggregation(sm.Entmax15(temperature=learnt(graph))),
     }
 
 

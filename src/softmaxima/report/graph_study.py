@@ -74,10 +74,14 @@ def picture(found: Sequence[Trained], ceilings: Mapping[str, Sequence[float]]) -
             error_x={"array": [100 * _error(each.accuracies) for each in own], "thickness": 1.5},
             marker={"size": 8, "color": colours}, showlegend=False, row=1, col=column,
         )  # fmt: skip
-        plot.add_vline(100 * fmean(ceilings[task]), line={"dash": "dot", "color": "#7f7f7f"}, row=1, col=column)  # type: ignore[arg-type]
-    plot.update_xaxes(title="accuracy, %", gridcolor="#e6e6e6", showgrid=True)
+        plot.add_scatter(
+            x=[100 * fmean(ceilings[task])] * 2, y=[own[0].aggregation, own[-1].aggregation], mode="lines", name=CEILING,
+            line={"dash": "dot", "color": "#7f7f7f"}, showlegend=column == 1, row=1, col=column,
+        )  # fmt: skip
+    plot.update_xaxes(title="accuracy, %", range=[40, 102], gridcolor="#e6e6e6", showgrid=True)
     plot.update_layout(
-        template="simple_white", width=1000, height=420, margin={"l": 200, "r": 20, "t": 40, "b": 50},
+        template="simple_white", width=1000, height=420, margin={"l": 200, "r": 20, "t": 60, "b": 50},
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.2},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12},
     )  # fmt: skip
     return plot
