@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-p
 # The build's tools stay, so that another extra does not compile everything again.
 BUILD_TOOLS := scikit-build-core ninja cmake
 
-.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks bench-graph graph gallery bench-dask test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy clean
+.PHONY: help compare compare-attention compare-heads compare-estimators bench bench-attention bench-heads bench-ranks bench-graph gallery bench-dask test test-all gpu-test sanitize lint format wheel readme confirmation logsumexp temperature robust private policy graph-study clean
 
 help:
 	@echo "make compare   train every map on the bundled digits and write build/compare/report.html"
@@ -16,11 +16,11 @@ help:
 	@echo "make bench-attention  measure attention beside torch's, for benchmarks/attention-cpu.json and docs/attention.md"
 	@echo "make bench-heads  measure losses of a large layer beside torch's cross-entropy, for benchmarks/heads-cpu*.json and docs/heads.md"
 	@echo "make bench-graph  measure maps over the edges of a graph beside torch_geometric, for benchmarks/graph-cpu.json and docs/graph.md"
-	@echo "make graph      train graph networks with every aggregation, for docs/graph.md, in 10 minutes"
 	@echo "make gallery    run the examples of docs/gallery.md, whose truth is known, in a minute"
 	@echo "make robust     train digits in every way and attack them, for docs/robust.md, in 8 minutes"
 	@echo "make private    measure what privacy, secret shares and clients that send little cost, for docs/private.md, in 4 minutes"
 	@echo "make policy     learn tasks at many temperatures, and mixtures of maps on ten tables, for docs/policy.md and docs/mixture.md"
+	@echo "make graph-study  train graph networks with every aggregation, for docs/graph.md, in 9 minutes"
 	@echo "make bench-ranks  measure losses whose classes several processes share, for benchmarks/ranks-cpu.json and docs/distributed.md"
 	@echo "make bench-dask  measure logsumexp of Dask arrays beside plain Dask, for benchmarks/dask.json and docs/dask.md"
 	@echo "make compare-attention  train a Transformer with every map in softmax's place, for docs/attention.md"
@@ -64,18 +64,15 @@ bench-heads: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-heads --dtype bfloat16 --json benchmarks/heads-cpu-bfloat16.json
 	$(BIN)/python docs/update.py heads
 
-bench-policy: $(INSTALLED)-test
-	$(BIN)/python docs/update.py policies mixture
-
-graph: $(INSTALLED)-test
+bench-graph: $(INSTALLED)-test
 	$(BIN)/softmaxima bench-graph --json benchmarks/graph-cpu.json
 	$(BIN)/python docs/update.py graph
 
 policy: $(INSTALLED)-test
 	$(BIN)/python docs/update.py policies mixture
 
-graph: $(INSTALLED)-test
-	$(BIN)/python docs/update.py neighbours
+graph-study: $(INSTALLED)-test
+	$(BIN)/python docs/update.py graph-study
 
 gallery: $(INSTALLED)-test
 	$(BIN)/python docs/update.py gallery

@@ -10,12 +10,12 @@ ranks        what `softmaxima bench-ranks` left in benchmarks/, and many simulat
 graph        what `softmaxima bench-graph` left in benchmarks/; docs/graph.png and a table               make bench-graph
 policies     learns two tasks of gymnasium at many temperatures; docs/policy.json, a picture and a table   make policy
 mixture      trains mixtures of maps on ten tables beside compare's choice; docs/mixture.json, a picture, two tables  make policy
-neighbours   trains graph networks with every aggregation; docs/graph-study.json, a picture and a table, in 10 minutes  make graph
 gallery      runs the examples of docs/gallery.md; docs/gallery.json, their pictures and tables, in a minute  make gallery
 robustness   trains on digits with every loss and attacks; docs/robust-study.json, a picture, tables, in 8 minutes  make robust
 private      what noise costs; docs/private.json, a picture and tables                                    make private
 shared       what secret shares cost, in 2 minutes; docs/shared.json, a picture and a table              make private
 federated    what clients' largest scores tell; docs/federated.json, a picture and tables                make private
+graph-study  trains graph networks with every aggregation; docs/graph-study.json, a picture, a table         make graph-study
 attention    what `softmaxima bench-attention` left in benchmarks/; docs/attention-speed.png and tables    make bench-attention
 compare-attention  trains as that command does; docs/attention.json, two pictures and tables, in 5 minutes make compare-attention
 compare-heads  trains as that command does; docs/compare-heads.json and tables, in 8 minutes               make compare-heads
@@ -48,7 +48,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,9 @@ from softmaxima.experiments import (
     estimators,
     federated_top,
     gradient_estimators,
+    graph_study,
     lse_bounds,
     mixtures,
-    neighbours,
     policies,
     private_sums,
     robustness_study,
@@ -115,10 +115,10 @@ from softmaxima.report import confirmation as confirmation_report
 from softmaxima.report import estimators as estimators_report
 from softmaxima.report import gallery as gallery_report
 from softmaxima.report import graph as graph_report
+from softmaxima.report import graph_study as graph_study_report
 from softmaxima.report import heads as heads_report
 from softmaxima.report import lse_bounds as bounds_report
 from softmaxima.report import mixtures as mixtures_report
-from softmaxima.report import neighbours as neighbours_report
 from softmaxima.report import policies as policies_report
 from softmaxima.report import precision as precision_report
 from softmaxima.report import private as private_report
@@ -256,22 +256,25 @@ def graph_blocks() -> Blocks:
     return {"bench-graph": f"{picture}\n\n{graph_report.markdown(benchmark)}"}
 
 
-def neighbours_blocks() -> Blocks:
+def graph_study_blocks() -> Blocks:
     """Train networks with every aggregation on every task, and show what they reach."""
-    with one_thread(), progress_bar() as progress:
-        task = progress.add_task("", total=len(neighbours.TASKS) * len(neighbours.names()))
-        found = neighbours.run(starting=lambda what: progress.update(task, advance=1, description=what))
-    neighbours.write(found, made_on(), DOCS / "graph-study.json")
-    return show_neighbours(found)
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(graph_study.TASKS) * len(graph_study.names()))
+        done = lambda what: progress.update(task, advance=1, description=what)
+        found = graph_study.run(processes=os.cpu_count() or 1, done=done)
+    seeds = range(len(found[0].accuracies))
+    ceilings = {task: [graph_study.ceiling(task, seed) for seed in seeds] for task in graph_study.TASKS}
+    graph_study.write(found, ceilings, {**made_on(), "threads": 1}, DOCS / "graph-study.json")
+    return show_graph_study(found, ceilings)
 
 
-def show_neighbours(found: Sequence[neighbours.Trained]) -> Blocks:
+def show_graph_study(found: Sequence[graph_study.Trained], ceilings: Mapping[str, Sequence[float]]) -> Blocks:
     """The table and the picture of what networks reached."""
-    draw(neighbours_report.picture(found), DOCS / "graph-study.png")
+    draw(graph_study_report.picture(found, ceilings), DOCS / "graph-study.png")
     picture = "![Accuracy of each aggregation on each task, with standard errors](graph-study.png)"
-    note = caption("make graph", f"{neighbours_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
-    said = neighbours_report.sentence(found)
-    return {"graph-study": f"{said}\n\n{picture}\n\n{neighbours_report.markdown_table(found)}\n\n{note}"}
+    note = caption("make graph-study", f"{graph_study_report.CAPTION} {len(found[0].accuracies)} seeds.", threads=1)
+    said = graph_study_report.sentence(found)
+    return {"graph-study": f"{said}\n\n{picture}\n\n{graph_study_report.markdown_table(found, ceilings)}\n\n{note}"}
 
 
 def gallery_blocks() -> Blocks:
@@ -572,7 +575,7 @@ COMMANDS = {
     "heads": heads_blocks,
     "ranks": ranks_blocks,
     "graph": graph_blocks,
-    "neighbours": neighbours_blocks,
+    "graph-study": graph_study_blocks,
     "gallery": gallery_blocks,
     "robustness": robustness_blocks,
     "private": private_blocks,

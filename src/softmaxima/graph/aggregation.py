@@ -8,13 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.inits import reset
 
+from softmaxima.core.arguments import as_floating, check_dim
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.modules import held_value
 from softmaxima.core.numbers import TEMPERATURE, check_flag
-from softmaxima.graph.neighbours import held_map, over_neighbours, segments_of
+from softmaxima.core.tracing import is_concrete
+from softmaxima.graph.neighbours import (
+    check_gate,
+    first_numbers,
+    held_map,
+    largest_of,
+    over_neighbours,
+    restore,
+    said_map,
+    scores_of,
+    segments_of,
+)
+from softmaxima.lse.logsumexp import check_real
 from softmaxima.maps import MapModule
-from softmaxima.segments import segment_log_mean_exp, segment_logsumexp, segment_map
+from softmaxima.segments import Segments, segment_log_mean_exp, segment_logsumexp, segment_map
+from softmaxima.segments.arguments import value_of_segments
 
 
 class LogSumExpAggregation(Aggregation):
@@ -30,12 +45,16 @@ class LogSumExpAggregation(Aggregation):
             softmax of those scores over the neighbours, whose sum is 1.
 
     Called as any `Aggregation` of torch_geometric: (x, index) or (x, ptr=…), and as `aggr=` of its layers. A node without
-    neighbours gets 0, as from those.
+    neighbours gets 0, as from those, and so does one whose neighbours are all −∞. A score of −∞ leaves a neighbour out. The
+    result has x's dtype; what leads to it has float32 at least. `reset_parameters`, which layers call when
+    they are made, gives τ the number it had at first, and calls the gate's own.
 
     Raises:
-        TypeError or ValueError for a temperature that is not positive, and for a gate beside `normalise`, whose weights sum to 1.
+        TypeError or ValueError for a temperature that is not positive, or has other axes than nodes and channels; for a gate
+        beside `normalise`, whose weights sum to 1, for one that is no module, and one that makes another shape.
 
-    Cost: as for `segment_logsumexp`. Source: generalised aggregation of Li et al. (2020), DeeperGCN, which has softmax and powers.
+    Cost: as for `segment_logsumexp`; with a gate also as for `segment_map`, and for five reads and writes of x. Source: generalised
+    aggregation of Li et al. (2020), DeeperGCN, which has softmax and powers.
 
     >>> import torch, softmaxima as sm
     >>> mean_like = sm.graph.LogSumExpAggregation(temperature=100.0, normalise=True)
@@ -56,7 +75,13 @@ class LogSumExpAggregation(Aggregation):
             self.register_buffer("temperature", held)
         else:
             self.temperature = held
-        self.gate = gate
+        self.gate = check_gate(name, gate)
+        self._first = first_numbers(self, "temperature")
+
+    def reset_parameters(self) -> None:
+        """τ as it was at first, and the gate as it resets itself."""
+        restore(self._first, self)
+        reset(self.gate)
 
     def forward(
         self,
@@ -68,23 +93,52 @@ class LogSumExpAggregation(Aggregation):
         max_num_elements: int | None = None,
     ) -> Tensor:
         """The value of each node, [nodes, channels] of x [edges, channels]."""
-        segments = segments_of(index, ptr, dim_size)
-        tau = self.temperature() if isinstance(self.temperature, nn.Module) else self.temperature
-        if self.gate is not None:
-            # Weights that are a softmax have a logarithm, and Σ w exp(z) is Σ exp(z + log w).
-            log_weights = segment_map("log_softmax", self.gate(x), segments, dim=dim)
-            of_nodes = isinstance(tau, Tensor) and tau.ndim == x.ndim and tau.shape[dim] > 1
-            own = tau.index_select(dim, segments.index) if of_nodes else tau
-            value = segment_logsumexp(x / own + log_weights, segments, dim=dim)
-        else:
-            value = (segment_log_mean_exp if self.normalise else segment_logsumexp)(x, segments, dim=dim, temperature=tau)
-        # Where nothing is, so is its slope.
-        return tau * value.masked_fill(value == -math.inf, 0.0)
+        name = type(self).__name__
+        x = as_floating(name, x)
+        check_real(name, x, "take x.real or x.abs()")
+        axis, segments = check_dim(name, dim, x.ndim), segments_of(name, index, ptr, dim_size, x, dim)
+        tau = value_of_segments(name, "temperature", self.temperature, x, axis, len(segments), *TEMPERATURE)
+        scores = None if self.gate is None else scores_of(name, self.gate, x, dim)
+        value = self._sum(x, tau, axis, segments) if scores is None else _weighted(x, scores, tau, axis, segments)
+        return value.to(x.dtype)
+
+    def _sum(self, x: Tensor, tau: Any, axis: int, segments: Segments) -> Tensor:
+        sum_of = segment_log_mean_exp if self.normalise else segment_logsumexp
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        # x/τ may be too large for the dtype, where τ log Σ exp(x/τ) is not: it is a + τ log Σ exp((x − a)/τ), a the largest.
+        # Where looking for that would wait for a device, it is taken to be so.
+        if is_concrete(x):
+            value = sum_of(x, segments, dim=axis, temperature=tau)
+            if not bool((value.movedim(axis, -1).isinf() & (segments.lengths > 0)).any()):
+                return _times(tau, value)
+        a = largest_of(x, segments, axis)
+        return a + _times(tau, sum_of(x - a.index_select(axis, segments.index), segments, dim=axis, temperature=tau))
 
     def __repr__(self) -> str:
         held = self.temperature
         said = "learnt" if isinstance(held, (nn.Module, nn.Parameter)) else f"{held}"
         return f"{type(self).__name__}(temperature={said}, normalise={self.normalise}, gate={self.gate})"
+
+
+def _weighted(x: Tensor, scores: Tensor, tau: Any, axis: int, segments: Segments) -> Tensor:
+    """τ log Σ w exp(x/τ), w = softmax(scores): a + τ log Σ exp((x − a + τ log w)/τ), a the largest that has a weight.
+
+    Its error is that of τ log w, in float32 at least.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    log_weights = segment_map("log_softmax", scores.to(x.dtype), segments, dim=axis)
+    there = (x != -math.inf) & (log_weights != -math.inf)
+    a = largest_of(x.masked_fill(~there, -math.inf), segments, axis)
+    own = tau.index_select(axis, segments.index) if isinstance(tau, Tensor) and tau.shape[axis] != 1 else tau
+    shifted = (
+        x.masked_fill(~there, 0.0) - a.index_select(axis, segments.index) + (own * log_weights.masked_fill(~there, 0.0)).to(x.dtype)
+    )
+    return a + _times(tau, segment_logsumexp(shifted, segments, dim=axis, temperature=tau, where=there))
+
+
+def _times(tau: Any, value: Tensor) -> Tensor:
+    """τ times the value; 0 where nothing is, and so is its slope."""
+    return tau * value.masked_fill(value == -math.inf, 0.0)
 
 
 class MapAggregation(Aggregation):
@@ -96,12 +150,14 @@ class MapAggregation(Aggregation):
         gate: a network from x [edges, channels] to the scores s, [edges, 1] or of x's shape. Without it s = x, channel by channel,
             which with softmax is `SoftmaxAggregation` of torch_geometric, and tends to the largest as τ → 0.
 
-    Called as any `Aggregation` of torch_geometric. A node without neighbours gets 0.
+    Called as any `Aggregation` of torch_geometric. A node without neighbours gets 0. What has no weight has no say, whatever it is,
+    ∞ and NaN too. `reset_parameters` gives what learns of the map the numbers it had at first, and calls the gate's own. The
+    result has x's dtype; sums of narrower ones than float32 are taken in that.
 
     Raises:
-        TypeError or ValueError for what is no map.
+        TypeError or ValueError for what is no map, and a gate that is no module, or makes another shape.
 
-    Cost: as for `segment_map`, and a read and two writes of x.
+    Cost: as for `segment_map`, and two reads and three writes of x.
 
     >>> import torch, softmaxima as sm
     >>> aggregate = sm.graph.MapAggregation("sparsemax")
@@ -112,7 +168,13 @@ class MapAggregation(Aggregation):
     def __init__(self, map: AnyMap | MapModule = "softmax", gate: nn.Module | None = None) -> None:
         super().__init__()
         self.map = held_map(map)
-        self.gate = gate
+        self.gate = check_gate(type(self).__name__, gate)
+        self._first = first_numbers(self, "map")
+
+    def reset_parameters(self) -> None:
+        """What learns of the map as it was at first, and the gate as it resets itself."""
+        restore(self._first, self)
+        reset(self.gate)
 
     def forward(
         self,
@@ -124,11 +186,17 @@ class MapAggregation(Aggregation):
         max_num_elements: int | None = None,
     ) -> Tensor:
         """The value of each node, [nodes, channels] of x [edges, channels]."""
-        segments = segments_of(index, ptr, dim_size)
-        p = over_neighbours(self.map, x if self.gate is None else self.gate(x), segments, dim)
+        name = type(self).__name__
+        x = as_floating(name, x)
+        axis, segments = check_dim(name, dim, x.ndim), segments_of(name, index, ptr, dim_size, x, dim)
+        p = over_neighbours(self.map, x if self.gate is None else scores_of(name, self.gate, x, dim), segments, axis)
+        # 0 · ∞ is 0 here, and a finite number keeps its slope: a map may be rising where it is 0.
+        sent = x.masked_fill((p == 0) & ~x.isfinite(), 0.0)
+        wide = torch.promote_types(x.dtype, torch.float32)
         shape = list(x.shape)
-        shape[dim] = len(segments)
-        return torch.zeros(shape, dtype=x.dtype, device=x.device).index_add(dim, segments.index, p * x)
+        shape[axis] = len(segments)
+        total = torch.zeros(shape, dtype=wide, device=x.device)
+        return total.index_add(axis, segments.index, p.to(wide) * sent.to(wide)).to(x.dtype)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(map={self.map}, gate={self.gate})"
+        return f"{type(self).__name__}(map={said_map(self.map)}, gate={self.gate})"

@@ -7,26 +7,51 @@ parent, for torch_geometric knows the sources of classes by their names.)
 
 from __future__ import annotations
 
+import dis
+import functools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
 
 from softmaxima.core.contract import AnyMap
-from softmaxima.graph.neighbours import held_map, over_neighbours, segments_of
+from softmaxima.graph.neighbours import first_numbers, held_map, over_neighbours, restore, said_map, segments_of
 from softmaxima.maps import MapModule
 
 
-def _with_map(method: Callable[..., Tensor], held: MapModule) -> Callable[..., Tensor]:
+def _with_map(name: str, method: Callable[..., Tensor], held: MapModule) -> Callable[..., Tensor]:
     """The method, with the map where it calls softmax."""
 
     def softmax(scores: Tensor, index: Tensor, ptr: Tensor | None = None, size: int | None = None) -> Tensor:
-        return over_neighbours(held, scores, segments_of(index, ptr, size), 0)
+        return over_neighbours(held, scores, segments_of(name, index, ptr, size, scores, 0), 0)
 
     globals_of = {**method.__globals__, "softmax": softmax}  # type: ignore[attr-defined]
     return FunctionType(method.__code__, globals_of, method.__name__, method.__defaults__, method.__closure__)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _check_calls_softmax(name: str, method: Callable[..., Tensor]) -> None:
+    """Raise where a method has no softmax of its module's that a map could take the place of."""
+    code = getattr(method, "__code__", None)
+    if code is None or not any(i.opname == "LOAD_GLOBAL" and i.argval == "softmax" for i in dis.get_instructions(code)):
+        raise ImportError(
+            f"{name}: torch_geometric {torch_geometric.__version__} takes no softmax from its module in {method.__qualname__}, in "
+            "whose place a map could be; use another version, such as 2.8.1",
+            name="torch_geometric",
+        )
+
+
+def _repr(layer: Any, of_parent: str) -> str:
+    return f"{of_parent[:-1]}, map={said_map(layer.map)})"
+
+
+def _restore_map(layer: Any) -> None:
+    """As it was at first; the parent's constructor resets before there is a map."""
+    if "_first" in layer.__dict__:
+        restore(layer._first, layer)
 
 
 class MapGATConv(pyg.GATConv):
@@ -38,7 +63,10 @@ class MapGATConv(pyg.GATConv):
         options, more: those of torch_geometric's.
 
     Raises:
-        TypeError or ValueError for what is no map, and what torch_geometric raises.
+        TypeError or ValueError for what is no map, ImportError where torch_geometric's own layer calls no softmax that a map could
+        take the place of, and what torch_geometric raises.
+
+    `reset_parameters` gives what learns of the map the numbers it had at first.
 
     Cost: as for `segment_map` of [edges, heads]. Source: Veličković et al. (2018).
 
@@ -49,8 +77,18 @@ class MapGATConv(pyg.GATConv):
     """
 
     def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
+        _check_calls_softmax(type(self).__name__, pyg.GATConv.edge_update)
         super().__init__(*options, **more)
         self.map = held_map(map)
+        self._first = first_numbers(self, "map")
+
+    def reset_parameters(self) -> None:
+        """As the parent's, and what learns of the map as it was at first."""
+        super().reset_parameters()
+        _restore_map(self)
+
+    def __repr__(self) -> str:
+        return _repr(self, super().__repr__())
 
     def edge_update(
         self,
@@ -62,7 +100,9 @@ class MapGATConv(pyg.GATConv):
         dim_size: int | None,
     ) -> Tensor:
         """The weight of each edge."""
-        return _with_map(pyg.GATConv.edge_update, self.map)(self, alpha_j, alpha_i, edge_attr, index, ptr, dim_size)
+        return _with_map(type(self).__name__, pyg.GATConv.edge_update, self.map)(
+            self, alpha_j, alpha_i, edge_attr, index, ptr, dim_size
+        )
 
 
 class MapGATv2Conv(pyg.GATv2Conv):
@@ -77,14 +117,24 @@ class MapGATv2Conv(pyg.GATv2Conv):
     """
 
     def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
+        _check_calls_softmax(type(self).__name__, pyg.GATv2Conv.edge_update)
         super().__init__(*options, **more)
         self.map = held_map(map)
+        self._first = first_numbers(self, "map")
+
+    def reset_parameters(self) -> None:
+        """As the parent's, and what learns of the map as it was at first."""
+        super().reset_parameters()
+        _restore_map(self)
+
+    def __repr__(self) -> str:
+        return _repr(self, super().__repr__())
 
     def edge_update(
         self, x_j: Tensor, x_i: Tensor, edge_attr: Tensor | None, index: Tensor, ptr: Tensor | None, dim_size: int | None
     ) -> Tensor:
         """The weight of each edge."""
-        return _with_map(pyg.GATv2Conv.edge_update, self.map)(self, x_j, x_i, edge_attr, index, ptr, dim_size)
+        return _with_map(type(self).__name__, pyg.GATv2Conv.edge_update, self.map)(self, x_j, x_i, edge_attr, index, ptr, dim_size)
 
 
 class MapTransformerConv(pyg.TransformerConv):
@@ -99,8 +149,18 @@ class MapTransformerConv(pyg.TransformerConv):
     """
 
     def __init__(self, *options: Any, map: AnyMap | MapModule = "softmax", **more: Any) -> None:
+        _check_calls_softmax(type(self).__name__, pyg.TransformerConv.message)
         super().__init__(*options, **more)
         self.map = held_map(map)
+        self._first = first_numbers(self, "map")
+
+    def reset_parameters(self) -> None:
+        """As the parent's, and what learns of the map as it was at first."""
+        super().reset_parameters()
+        _restore_map(self)
+
+    def __repr__(self) -> str:
+        return _repr(self, super().__repr__())
 
     def message(
         self,
@@ -113,4 +173,6 @@ class MapTransformerConv(pyg.TransformerConv):
         size_i: int | None,
     ) -> Tensor:
         """What each edge sends."""
-        return _with_map(pyg.TransformerConv.message, self.map)(self, query_i, key_j, value_j, edge_attr, index, ptr, size_i)
+        return _with_map(type(self).__name__, pyg.TransformerConv.message, self.map)(
+            self, query_i, key_j, value_j, edge_attr, index, ptr, size_i
+        )

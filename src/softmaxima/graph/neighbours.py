@@ -1,12 +1,66 @@
-"""A map, as layers of a graph hold it, over the neighbours of each node."""
+"""A map, as layers of a graph hold it, over the neighbours of each node, who are found once for all layers of one graph."""
 
 from __future__ import annotations
 
-from torch import Tensor
+import math
+from typing import Any, NamedTuple
 
-from softmaxima.core.contract import AnyMap
+import torch
+from torch import Tensor, nn
+
+from softmaxima.core.arguments import check_dim
+from softmaxima.core.contract import AnyMap, Map
+from softmaxima.core.numbers import described
+from softmaxima.core.tracing import outside_compilers
 from softmaxima.maps import MapModule
 from softmaxima.segments import Segments, segment_map
+from softmaxima.segments.grouping import found_segments
+
+
+class _Found(NamedTuple):
+    segments: Segments
+    size: int | None
+    inference: bool  # what was made in inference mode serves no training
+
+
+_last: _Found | None = None  # one at a time, so that no more than a graph stays in memory
+
+
+def segments_of(name: str, index: Tensor | None, ptr: Tensor | None, size: int | None, x: Tensor, dim: int) -> Segments:
+    """The neighbours of each node, as torch_geometric says them, along `dim` of x, which has a place for each edge.
+
+    Layers put an index together anew in each call, with the same numbers in it. So the last that was found is held, with a copy of
+    its index, and serves again where the numbers are those: a read of both, in the place of putting edges in order.
+    """
+    return outside_compilers(_segments_of, "what finds the neighbours of nodes")(name, index, ptr, size, x, dim)
+
+
+def _segments_of(name: str, index: Any, ptr: Tensor | None, size: int | None, x: Tensor, dim: int) -> Segments:
+    found = _of_index(name, index, size) if ptr is None else found_segments(name, None, size, ptr)
+    edges = x.shape[check_dim(name, dim, x.ndim)]
+    if found.elements != edges:
+        what = "ptr ends at" if ptr is not None else "index has"
+        raise ValueError(f"{name}: {what} {found.elements}, and x of shape {tuple(x.shape)} has {edges} edges along dim {dim}")
+    return found
+
+
+def _of_index(name: str, index: Any, size: int | None) -> Segments:
+    global _last
+    index = index.as_tensor() if hasattr(index, "as_tensor") else index  # of torch_geometric.Index what it wraps
+    last, inference = _last, torch.is_inference_mode_enabled()
+    if last is None or (last.size, last.inference) != (size, inference) or not _same(last.segments.given, index):
+        # A copy, as what is compared with must not change with what it is compared to.
+        own = index.clone() if isinstance(index, Tensor) else index
+        _last = last = _Found(found_segments(name, own, size, None), size, inference)
+    return last.segments
+
+
+def _same(a: Tensor, b: Any) -> bool:
+    alike = isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and not b.is_meta
+    return alike and torch.equal(a, b)
+
+
+# What layers hold ---------------------------------------------------------------------------------------------------------------
 
 
 def held_map(map: AnyMap | MapModule) -> MapModule:
@@ -14,12 +68,64 @@ def held_map(map: AnyMap | MapModule) -> MapModule:
     return map if isinstance(map, MapModule) else MapModule(map, 0)
 
 
-def segments_of(index: Tensor | None, ptr: Tensor | None, size: int | None) -> Segments:
-    """The neighbours of each node, as torch_geometric says them."""
-    return Segments.from_ptr(ptr) if ptr is not None else Segments(index, size)  # type: ignore[type-var]
+def said_map(held: MapModule) -> str:
+    """Its name and what it holds, but for dim, which has no meaning here."""
+    own = {name: getattr(held, name) for name in held._option_names if name != "dim"}
+    said = {name: "learnt" if isinstance(value, (nn.Module, nn.Parameter)) else _brief(value) for name, value in own.items()}
+    return f"{held.map.name}({', '.join(f'{name}={value}' for name, value in said.items())})"
+
+
+def _brief(value: Any) -> str:
+    return f"Tensor{tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def check_gate(name: str, gate: Any) -> nn.Module | None:
+    """A network of scores, or None."""
+    if isinstance(gate, MapModule) or isinstance(getattr(gate, "map", None), Map) or isinstance(gate, Map):
+        raise TypeError(f"{name}: gate must be a network that makes scores, got the map {type(gate).__name__}; give map= for it")
+    if gate is not None and not isinstance(gate, nn.Module):
+        wanted = "a torch.nn.Module, such as torch.nn.Linear(channels, 1)"
+        raise TypeError(f"{name}: gate must be {wanted}, got {described(gate, wanted)}")
+    return gate
+
+
+def scores_of(name: str, gate: nn.Module, x: Tensor, dim: int) -> Tensor:
+    """What the gate makes of x, with an axis for each of its."""
+    scores, axis = gate(x), check_dim(name, dim, x.ndim)
+    one = tuple(size if a == axis else 1 for a, size in enumerate(x.shape))
+    got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    fits = isinstance(got, tuple) and len(got) == x.ndim and all(a in pair for a, *pair in zip(got, one, x.shape, strict=True))
+    if not fits:
+        raise ValueError(
+            f"{name}: gate must give scores of shape {one} or of x's, {tuple(x.shape)}, got {got}; "
+            f"a network that ends in torch.nn.Linear(…, 1) does"
+        )
+    return scores
+
+
+def first_numbers(layer: nn.Module, held: str) -> dict[str, Tensor]:
+    """A copy of all that learns of what a layer holds by this name."""
+    return {name: p.detach().clone() for name, p in layer.named_parameters() if name.split(".")[0] == held}
+
+
+def restore(numbers: dict[str, Tensor], layer: nn.Module) -> None:
+    """Put them back."""
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name in numbers:
+                parameter.copy_(numbers[name])
 
 
 def over_neighbours(held: MapModule, x: Tensor, segments: Segments, dim: int) -> Tensor:
     """The map of the scores of each node's neighbours."""
     options = {name: value for name, value in held.options.items() if name != "dim"}
     return segment_map(held.map, x, segments, dim=dim, **options)
+
+
+def largest_of(x: Tensor, segments: Segments, axis: int) -> Tensor:
+    """The largest of each node, by which scores may be shifted: 0 where that is not finite, or nothing is."""
+    shape = list(x.shape)
+    shape[axis] = len(segments)
+    each = segments.index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
+    tops = x.new_full(shape, -math.inf).scatter_reduce(axis, each, x.detach(), "amax")
+    return tops.masked_fill(~tops.isfinite(), 0.0)
