@@ -5,7 +5,7 @@ r"""Click rates from a log that kept every click and few of the others: what men
 A view without a click from source s, the web or a phone, is kept with probability r_s, so that the log-odds of what is in the
 log are too large by −log r_s. Models are trained on the log as it is; the same, corrected by the one rate at which views are kept
 over all; with −log r_s added to the scores in training, so that x itself has the log-odds of a click; and that, over a temperature,
-or with a scale and a bias for each class, which are found on a day of which all was kept: these two see views that the others do not.
+or with a scale and a bias for each class, which are found on a day of which all was kept, by views that the others do not see.
 
 The truth is known, for the clicks are drawn from it: P of every view. Calibration error is |mean p − mean P| in twenty groups of
 views of like p, and regret what p costs in log loss. Of a hundred items for a user the ten with the largest p are taken; and the
