@@ -9,8 +9,8 @@ steps (`by_halves`), or one place after the other (`in_order`),
 
 with LSE for max_Ω of softmax. Any other map gives a chain of its own (Mensch & Blondel 2018, arXiv:1802.03676): the slope is then
 how often each tag is passed by a walk that goes back by that map's probabilities, exactly 0 for many tags of a sparse one. With max
-itself it is Viterbi's algorithm, whose walk is the best sequence, or one of several. Only with softmax is max_Ω associative, so that
-only its chain can be taken by halves.
+itself it is Viterbi's algorithm, whose walk is the best sequence, or one of several. Only with softmax is max_Ω associative, so
+that only its chain can be taken by halves.
 
 The truth is known: sentences come from a hidden Markov model, whose own tags P(y_t | words) err least of all taggers.
 

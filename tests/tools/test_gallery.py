@@ -291,7 +291,7 @@ def test_effective_chains_are_those_of_the_definition():
 
 def test_an_interval_needs_two_chains():
     names = example("partition_function")
-    with pytest.raises(ValueError, match="^estimate: .*at least 2 chains, got 1"):
+    with pytest.raises(ValueError, match=r"^estimate: .*at least 2 chains, got 1"):
         names["estimate"](names["machine"](), torch.zeros(3, 1, dtype=torch.float64))
 
 
@@ -364,7 +364,7 @@ def test_bits_that_are_no_blocks_are_refused(length: int):
     for code in (*codes, (0,) * (width + 1), (2,) * width if width else (1,)):
         with pytest.raises(ValueError, match=f"^decode: .*no block of {length} symbols"):
             names["decode"](code, length)
-    with pytest.raises(ValueError, match="^encode: symbols must be 0, 1 or 2, got 3"):
+    with pytest.raises(ValueError, match=r"^encode: symbols must be 0, 1 or 2, got 3"):
         names["encode"]([0, 3])
 
 

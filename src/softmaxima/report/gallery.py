@@ -125,8 +125,8 @@ CAPTIONS = {
     "maximum_entropy": "Left: dice of mean 4.5. Middle: weights of one table of counts ± 1.96 standard errors, against the true "
     "ones. Right: the duality gap at each of Newton's steps, from where it is known.",
     "tagging": "How likely each tag is at each place of one sentence, white being exactly 0; crosses are the tags that there were. "
-    "In the table, means ± standard errors over sentences, paired, of one language and one training set; times are of log Z and its "
-    "slope, the least of five turns.",
+    "In the table, means ± standard errors over sentences, paired, of one language and one training set; times are of log Z and "
+    "its slope, the least of five turns.",
     "partition_function": "log Ẑ − log Z of every run, by the number of steps; lines are medians, boxes hold half of the runs.",
     "ising_torus": "Energy and heat capacity a spin of tori, and of the infinite lattice; dotted: the critical point. "
     "Right: (log Z a spin − Onsager) · 6L²/π at the critical point, of tori with 1024 rows.",
