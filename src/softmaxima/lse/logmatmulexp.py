@@ -108,7 +108,7 @@ def _by_product(x: Tensor, y: Tensor) -> Tensor:
     """The same, as one product and the terms of those entries that it does not know."""
     if 0 in (*x.shape, *y.shape):
         return _by_terms(x, y)
-    z, known, tiny = _Product.apply(x, y) if may_differentiate((x, y)) else _product(x, y)  # type: ignore[misc]
+    z, known, tiny = _Product.apply(x, y) if may_differentiate((x, y)) else _product(x, y)[:3]  # type: ignore[misc]
     if bool(known.all()):
         return z
     others = ~known
@@ -120,33 +120,35 @@ def _by_product(x: Tensor, y: Tensor) -> Tensor:
     return z.index_put((*batch, i, j), row_logsumexp(rows[(*batch, i)] + columns[(*batch, j)], 1.0, None))
 
 
-def _product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(z, whether that is known, whether the sum is too small to be); [..., n, m]. Where the sum is too small, z is a + b."""
+def _product(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """(z, whether that is known, whether the sum is too small to be; E, F, a + b). Where the sum is too small, z is a + b."""
     (scaled_x, a), (scaled_y, b) = _below_largest(x, -1), _below_largest(y, -2)
-    sums, top = scaled_x.exp() @ scaled_y.exp(), a + b
+    e, f, top = scaled_x.exp(), scaled_y.exp(), a + b
+    sums = e @ f  # [..., n, m]
     tiny = ~(sums > SMALLEST)
     z = sums.masked_fill(tiny, 1.0).log() + top
-    return z, ~tiny & (z.abs() >= NEAR * (1 + top.abs())), tiny
+    return z, ~tiny & (z.abs() >= NEAR * (1 + top.abs())), tiny, e, f, top
 
 
 class _Product(torch.autograd.Function):
     """`_product`, whose derivatives divide by no power of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        z, known, tiny = _product(x, y)
-        ctx.save_for_backward(x, y, z)
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z, known, tiny, *parts = _product(x, y)
+        ctx.save_for_backward(x, y, z, *parts)
         ctx.mark_non_differentiable(known, tiny)
         return z, known, tiny
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:
-        g, (x, y, z) = grad_outputs[0], ctx.saved_tensors
-        (scaled_x, a), (scaled_y, b) = _below_largest(x, -1), _below_largest(y, -2)
+        g, (x, y, z, e, f, top) = grad_outputs[0], ctx.saved_tensors
+        if torch.is_grad_enabled():  # E and F as functions of x and y
+            e, f = _below_largest(x, -1)[0].exp(), _below_largest(y, -2)[0].exp()
         with torch.no_grad():  # a large g R overflows
             height = g.abs()
             height = torch.where(height < math.inf, height, 1.0).amax((-2, -1), keepdim=True).clamp_min(1.0)
-        slope, e, f = g / height * (a + b - z).exp(), scaled_x.exp(), scaled_y.exp()
+        slope = g / height * (top - z).exp()
         by_x, by_y = e * (slope @ f.mT), f * (e.mT @ slope)
         return (height * by_x).sum_to_size(x.shape), (height * by_y).sum_to_size(y.shape)
 
