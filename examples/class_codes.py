@@ -35,13 +35,23 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor]  # x and y to learn from, x and y 
 
 
 def encode(symbols: Sequence[int]) -> list[int]:
-    """The ⌈K log₂ 3⌉ bits of a block of K symbols 0, 1, 2: the number whose digits of base 3 they are."""
-    number = int("".join(map(str, symbols)), 3)
-    return [int(bit) for bit in f"{number:0{bits(len(symbols))}b}"]
+    """The ⌈K log₂ 3⌉ bits of a block of K symbols 0, 1, 2: the number whose digits of base 3 they are.
+
+    A block of one has the codes 00, 01 and 10, where `THREE` leaves out 00: which of four is left out matters to neither.
+    """
+    number = 0
+    for symbol in symbols:
+        if symbol not in (0, 1, 2):
+            raise ValueError(f"encode: symbols must be 0, 1 or 2, got {symbol!r}")
+        number = 3 * number + symbol
+    return [number >> place & 1 for place in reversed(range(bits(len(symbols))))]
 
 
 def decode(code: Sequence[int], length: int) -> list[int]:
-    number, symbols = int("".join(map(str, code)), 2), []
+    """The block of that many symbols."""
+    number, symbols = sum(bit << place for place, bit in enumerate(reversed(code))), []
+    if len(code) != bits(length) or any(bit not in (0, 1) for bit in code) or number >= 3**length:
+        raise ValueError(f"decode: {list(code)} is the code of no block of {length} symbols")
     for _ in range(length):
         number, symbol = divmod(number, 3)
         symbols.append(symbol)

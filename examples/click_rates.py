@@ -5,7 +5,7 @@ r"""Click rates from a log that kept every click and few of the others: what men
 A view without a click from source s, the web or a phone, is kept with probability r_s, so that the log-odds of what is in the
 log are too large by −log r_s. Models are trained on the log as it is; the same, corrected by the one rate at which views are kept
 over all; with −log r_s added to the scores in training, so that x itself has the log-odds of a click; and that, over a temperature,
-or with a scale and a bias for each class, which are found on a day of which all was kept.
+or with a scale and a bias for each class, which are found on a day of which all was kept, by views that the others do not see.
 
 The truth is known, for the clicks are drawn from it: P of every view. Calibration error is |mean p − mean P| in twenty groups of
 views of like p, and regret what p costs in log loss. Of a hundred items for a user the ten with the largest p are taken; and the
@@ -29,6 +29,7 @@ import softmaxima as sm
 ITEMS, FEATURES, CHOICE, SHOWN, GROUPS = 500, 10, 100, 10, 20
 KEPT = torch.tensor([0.5, 0.02])  # r of the two sources
 MODELS = ("as logged", "one rate", "rate of each source", "and a temperature", "and a scale and bias")
+SCALES = {"regret": 1000, "charged": 1}  # and 100 of all else
 Rate = Callable[[Tensor, Tensor], Tensor]  # of features and items
 
 
@@ -85,8 +86,13 @@ def trained(log: tuple[Tensor, Tensor, Tensor], offset: Tensor | float, steps: i
     return model.requires_grad_(False)
 
 
+def day(views: int) -> int:
+    """How many views of which all are kept a log of so many comes with."""
+    return views // 4
+
+
 def learnt(seed: int, views: int) -> tuple[World, dict[str, Rate], float]:
-    """The truth, p of each model, and the temperature of the last."""
+    """The truth, p of each model, and the temperature of the last but one."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     truth = world(generator)
@@ -96,8 +102,8 @@ def learnt(seed: int, views: int) -> tuple[World, dict[str, Rate], float]:
     plain, corrected = trained(log, 0.0), trained(log, -KEPT[source[kept]].log())
     one_rate = (kept & ~clicked).sum() / (~clicked).sum()
     two = lambda log_odds: torch.stack((torch.zeros_like(log_odds), log_odds), -1)  # whose softmax is σ
-    day, on_day, _, label = truth.views(views // 4, generator)  # all of which is kept
-    found = two(corrected(day, on_day)), label.long()
+    x, item, _, clicked = truth.views(day(views), generator)  # all of which are kept
+    found = two(corrected(x, item)), clicked.long()
     tempered, scaled = sm.calibrate_temperature(*found), sm.calibrate_scaling(*found, "vector")
     rates: tuple[Rate, ...] = (
         lambda x, item: torch.sigmoid(plain(x, item)),
@@ -159,13 +165,17 @@ def main(seeds: int = 5, views: int = 50_000) -> dict[str, Any]:
             groups[name] = [means.tolist() for means in made.groups()]  # of the last seed
     results = {name: {key: [run[key] for run in each] for key in each[0]} for name, each in runs.items()}
     print(f"{views} views, of those without a click {KEPT[0]:.0%} and {KEPT[1]:.0%} kept")
-    print(f"means and standard errors of {seeds} seeds, in %, the regret in hundredths of a nat")
+    print(f"the last two also see {day(views)} other views, all of which are kept")
+    print(
+        f"means and standard errors of {seeds} seeds, in %; the regret in thousandths of a nat, charged as a multiple of its worth"
+    )
     print(f"{'trained':20}" + "".join(f"{key:>19}" for key in results[MODELS[0]]))
     for name, columns in results.items():
-        cells = (f"{100 * fmean(values):.2f} ± {100 * stdev(values) / seeds**0.5:.2f}" for values in columns.values())
+        scaled = ([SCALES.get(key, 100) * value for value in values] for key, values in columns.items())
+        cells = (f"{fmean(values):.2f} ± {stdev(values) / seeds**0.5:.2f}" for values in scaled)
         print(f"{name:20}" + "".join(f"{cell:>19}" for cell in cells))
     print(f"the temperature: {fmean(temperatures):.3f}")
-    return {"seeds": seeds, "views": views, "temperatures": temperatures, "models": results, "groups": groups}
+    return {"seeds": seeds, "views": views, "kept": day(views), "temperatures": temperatures, "models": results, "groups": groups}
 
 
 if __name__ == "__main__":

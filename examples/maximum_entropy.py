@@ -3,7 +3,8 @@ r"""The distribution of most entropy among those with given means: Jaynes' dice,
     p_w(s) = exp⟨w, f(s)⟩ / Z          log Z = LSE_s ⟨w, f(s)⟩          w minimises D(w) = log Z − ⟨w, f̂⟩
 
 The slope of D is expected − observed features, E_p f − f̂, and its second derivative their covariance C: both are what autograd
-makes of one logsumexp. Newton's direction d = C⁻¹(f̂ − E_p f) also gives a distribution that has the means f̂ exactly,
+makes of one logsumexp. Newton's direction d = C⁻¹(f̂ − E_p f) also gives q, of sum 1 and with the means f̂ exactly, which is a
+distribution once none of it is negative,
 
     q(s) = p_w(s) (1 + ⟨d, f(s) − E_p f⟩),          D(w) ≥ H(best) ≥ H(q)  wherever q ≥ 0
 

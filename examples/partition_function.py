@@ -88,6 +88,8 @@ class Found:
 def estimate(model: Machine, log_w: Tensor) -> Found:
     """Of log w [..., chains]."""
     chains = log_w.shape[-1]
+    if chains < 2:
+        raise ValueError(f"estimate: an interval needs at least 2 chains, got {chains}; sm.log_mean_exp gives the estimate alone")
     base = (len(model.visible) + len(model.hidden)) * LOG_2
     value = base + sm.log_mean_exp(log_w)
     effective = (2 * sm.logsumexp(log_w) - sm.logsumexp(log_w, temperature=0.5)).exp()  # LSE(2 log w) is that at τ = ½

@@ -8,8 +8,9 @@ steps (`by_halves`), or one place after the other (`in_order`),
     v_t(s) = max_Ω { v_{t−1}(r) + A(r, s) : r } + u_t(s)            max_Ω(x) = max_p ⟨p, x⟩ − Ω(p), whose slope is the map
 
 with LSE for max_Ω of softmax. Any other map gives a chain of its own (Mensch & Blondel 2018, arXiv:1802.03676): the slope is then
-how often each tag is passed by a walk that goes back by that map's probabilities, exactly 0 for many tags of a sparse one. Only
-with softmax is max_Ω associative, so that only its chain can be taken by halves.
+how often each tag is passed by a walk that goes back by that map's probabilities, exactly 0 for many tags of a sparse one. With max
+itself it is Viterbi's algorithm, whose walk is the best sequence, or one of several. Only with softmax is max_Ω associative, so
+that only its chain can be taken by halves.
 
 The truth is known: sentences come from a hidden Markov model, whose own tags P(y_t | words) err least of all taggers.
 
@@ -18,6 +19,7 @@ The truth is known: sentences come from a hidden Markov model, whose own tags P(
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +34,14 @@ TAGS, WORDS, LENGTH = 5, 20, 24
 
 
 def max_omega(x: Tensor, map: str) -> Tensor:
-    """max_Ω of x [batch, n, …] over axis 1: LSE, or of any map by its Fenchel–Young loss, which of label 0 is max_Ω(x) − x_0."""
+    """max_Ω of x [batch, n, …] over axis 1: LSE, or of any map by its Fenchel–Young loss, which of a label y is max_Ω(x) − x_y."""
     if map == "softmax":
         return sm.logsumexp(x, 1)
-    label = torch.zeros(len(x), *x.shape[2:], dtype=torch.int64)
-    return sm.fenchel_young_loss(x, label, map=map, reduction="none") + x[:, 0]
+    top, label = x.detach().max(1)
+    nothing = top == -math.inf  # no tag leads here
+    x = x.masked_fill(nothing.unsqueeze(1), 0.0)
+    value = sm.fenchel_young_loss(x, label, map=map, reduction="none") + x.gather(1, label.unsqueeze(1)).squeeze(1)
+    return value.masked_fill(nothing, -math.inf)
 
 
 def in_order(unary: Tensor, transitions: Tensor, map: str = "softmax") -> Tensor:
@@ -64,9 +69,17 @@ def marginals(unary: Tensor, transitions: Tensor, map: str = "softmax") -> Tenso
     return torch.autograd.grad(value.sum(), u)[0]
 
 
-def best(unary: Tensor, transitions: Tensor, temperature: float = 1e-4) -> Tensor:
-    """[batch, T], the sequence of the largest score: the tags of slope 1 as τ → 0."""
-    return marginals(unary / temperature, transitions / temperature).argmax(-1)
+def best(unary: Tensor, transitions: Tensor) -> Tensor:
+    """[batch, T], the sequence of the largest score, or one of several: Viterbi's, from left to right and back."""
+    v, pointers = unary[:, 0], []
+    for t in range(1, unary.shape[1]):
+        reached, origin = (v.unsqueeze(-1) + transitions).max(1)
+        pointers.append(origin)
+        v = reached + unary[:, t]
+    tags = [v.argmax(-1, keepdim=True)]
+    for origin in reversed(pointers):
+        tags.append(origin.gather(1, tags[-1]))
+    return torch.cat(tags[::-1], 1)
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,36 @@ def forward_backward(unary: Tensor, transitions: Tensor) -> Tensor:
     return product / product.sum(-1, keepdim=True)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_no_sequence_is_better_than_the_best_where_several_are(seed: int):
+    """Of whole scores, many are tied."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = lambda *shape: torch.randint(-1, 2, shape, generator=generator).double()
+    unary, transitions = whole(20, 5, 3), whole(3, 3)
+    transitions[0, 1] = -math.inf
+    found = example("tagging")["best"](unary, transitions)
+    every = torch.cartesian_prod(*[torch.arange(3)] * 5)
+    score = lambda u, y: u.gather(-1, y.unsqueeze(-1)).sum((-2, -1)) + transitions[y[..., :-1], y[..., 1:]].sum(-1)
+    largest = torch.stack([score(u.expand(len(every), -1, -1), every).max() for u in unary])
+    assert torch.equal(score(unary, found), largest)
+
+
+@pytest.mark.parametrize("map", ["softmax", "entmax15", "sparsemax"])
+def test_a_forbidden_transition_is_one_of_very_low_score(map: str):
+    names = example("tagging")
+    unary, transitions = normal(2, 6, 4), normal(4, 4, seed=1)
+    transitions[0, 1:] = -math.inf
+    transitions[:, 2] = -math.inf  # nothing leads to tag 2
+    found = names["in_order"](unary, transitions, map), names["marginals"](unary, transitions, map)
+    low = transitions.clamp_min(-1e4)
+    torch.testing.assert_close(found[0], names["in_order"](unary, low, map))
+    torch.testing.assert_close(found[1], names["marginals"](unary, low, map))
+    learning = transitions.requires_grad_()
+    (slope,) = torch.autograd.grad(names["in_order"](unary, learning, map).sum(), learning)
+    assert bool((slope[0, 1:] == 0).all())
+    assert bool(slope.isfinite().all())
+
+
 @pytest.mark.parametrize("length", [7, 32, 33])
 def test_halves_are_forward_and_backward(length: int):
     unary, transitions = normal(1, length, 4), normal(4, 4, seed=1)
@@ -259,6 +289,12 @@ def test_effective_chains_are_those_of_the_definition():
     torch.testing.assert_close(torch.expm1(found.upper - found.value), 1.96 * share)
 
 
+def test_an_interval_needs_two_chains():
+    names = example("partition_function")
+    with pytest.raises(ValueError, match=r"^estimate: .*at least 2 chains, got 1"):
+        names["estimate"](names["machine"](), torch.zeros(3, 1, dtype=torch.float64))
+
+
 # The Ising model on a torus -------------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +354,21 @@ def test_the_central_charge_is_one_half():
 # Codes of classes -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 5])
+def test_bits_that_are_no_blocks_are_refused(length: int):
+    names = example("class_codes")
+    width = names["bits"](length)
+    codes = set(itertools.product((0, 1), repeat=width)) - {
+        tuple(names["encode"](block)) for block in itertools.product(range(3), repeat=length)
+    }
+    for code in (*codes, (0,) * (width + 1), (2,) * width if width else (1,)):
+        with pytest.raises(ValueError, match=f"^decode: .*no block of {length} symbols"):
+            names["decode"](code, length)
+    with pytest.raises(ValueError, match=r"^encode: symbols must be 0, 1 or 2, got 3"):
+        names["encode"]([0, 3])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 5, 8])
 def test_blocks_of_symbols_come_back_from_their_bits(length: int):
     names = example("class_codes")
     blocks = list(itertools.product(range(3), repeat=length))

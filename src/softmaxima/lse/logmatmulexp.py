@@ -1,9 +1,22 @@
 r"""logmatmulexp: z_ij = log Σ_k exp(x_ik + y_kj), the product of matrices that are known by the logarithms of their entries.
 
-    z_ij = a_i + b_j + log Σ_k exp(x_ik − a_i) exp(y_kj − b_j)        a_i = max_k x_ik,  b_j = max_k y_kj
+    z_ij = a_i + b_j + log Σ_k E_ik F_kj        E = exp(x − a),  a_i = max_k x_ik,  F = exp(y − b),  b_j = max_k y_kj
 
-The sum is a matrix product of numbers in [0, 1]. Where the large entries of a row and of a column do not meet, all its terms may be
-too small for float64: an entry whose sum is below 1e-150 is the logsumexp of its own k terms.
+Reference: `_by_terms`, the logsumexp of each entry's own k terms.
+
+Forward: the sum is a matrix product of numbers in [0, 1]. It does not know an entry whose terms are all too small for float64,
+because the large ones of its row and column do not meet, nor the digits of one near 0, where log Σ cancels against a + b or Σ is 1
+but for little. Those are taken by terms.
+
+Sensitivity: with g = ∂/∂z, and R = exp(a + b − z) = 1/Σ,
+
+    ∂/∂x = E ∘ ((g ∘ R) Fᵀ)        ∂/∂y = F ∘ (Eᵀ (g ∘ R))
+
+which has one R at a time in derivatives of every order, for R is a function of z.
+
+Cost: 2nkm operations and nk + km exponentials, the gradient twice as much; k exponentials and numbers of memory for each entry by
+terms. Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038, of the shift; chains by halves: Hassan, Särkkä &
+García-Fernández (2021), doi:10.1109/TSP.2021.3103338.
 """
 
 from __future__ import annotations
@@ -15,10 +28,11 @@ import torch
 from torch import Tensor
 
 from softmaxima.core.arguments import Array, as_scores, check_device, like_input
-from softmaxima.core.tracing import is_eager, sizes, transforming
+from softmaxima.core.tracing import is_eager, may_differentiate, sizes, transforming
 from softmaxima.lse.logsumexp import row_logsumexp
 
-SMALLEST = 1e-150  # what is lost of a sum are terms below 1e-308, and 1/Σ, of which gradients are made, is a number
+SMALLEST = 1e-100  # of a sum that is known: terms below 1e-308 are nothing beside it, and R times a slope up to 1e208 is a number
+NEAR = 2.0**-6  # of 1 + |a + b|: a smaller |z| has lost more than 6 of its 52 bits
 
 
 def logmatmulexp(x: Array, y: Array) -> Array:
@@ -36,11 +50,16 @@ def logmatmulexp(x: Array, y: Array) -> Array:
     Raises:
         TypeError for another dtype or for an array with a tensor, ValueError for numbers and shapes that do not go together.
 
+    Results near 0 keep their digits, as those of `logsumexp` do. +∞ against −∞ is NaN, as ∞ · 0 is, and so is all of a sum with it.
+
     The gradient by x_ik is Σ_j g_ij p_k(i, j), p(i, j) being the softmax of the terms of z_ij; it is zero for entries of −∞. Cost:
-    a matrix product, the exponential of each entry and the logarithm of each result, and twice as much for the gradient; with
-    forbidden pairs another product. Entries whose terms are all far below the largest of their row and column take k exponentials
-    and numbers of memory each. Under `torch.compile` and `torch.func` all do. On a GPU the call waits for the product, to see
-    whether there are any.
+    a matrix product in float64, whatever the dtype, the exponential of each entry and the logarithm of each result, and twice as
+    much for the gradient; with forbidden pairs another product. Entries whose terms are all far below the largest of their row and
+    column, by 230 nats, and those near 0 take k exponentials and k float64 numbers of memory each: where scores spread over
+    many hundreds of nats those are most, and the call is no faster than the definition, `logsumexp(x[..., None] + y, -2)`, and
+    takes as much memory. Under `torch.compile` and `torch.func` all do. On a GPU the call waits for the product, to see whether
+    there are any. Blanchard, Higham & Higham (2021), doi:10.1093/imanum/draa038; of chains Hassan, Särkkä & García-Fernández
+    (2021), doi:10.1109/TSP.2021.3103338.
 
     >>> import numpy as np, softmaxima as sm
     >>> log_p = np.log(np.array([[0.9, 0.1], [0.5, 0.5]]))
@@ -87,20 +106,51 @@ def _by_terms(x: Tensor, y: Tensor) -> Tensor:
 
 def _by_product(x: Tensor, y: Tensor) -> Tensor:
     """The same, as one product and the terms of those entries that it does not know."""
-    if x.shape[-1] == 0:
+    if 0 in (*x.shape, *y.shape):
         return _by_terms(x, y)
-    scaled_x, a = _below_largest(x, -1)
-    scaled_y, b = _below_largest(y, -2)
-    sums = scaled_x.exp() @ scaled_y.exp()  # [..., n, m]
-    known = sums.detach() > SMALLEST
-    z = torch.where(known, sums, 1.0).log() + (a + b)
+    z, known, tiny = _Product.apply(x, y) if may_differentiate((x, y)) else _product(x, y)[:3]  # type: ignore[misc]
     if bool(known.all()):
         return z
-    possible = _any_term(x.detach(), y.detach())
-    z = z.masked_fill(~possible, -math.inf)
-    *batch, i, j = (possible & ~known).nonzero(as_tuple=True)
+    others = ~known
+    if bool(tiny.any()):
+        possible = _any_term(x.detach(), y.detach())
+        z, others = z.masked_fill(~possible, -math.inf), others & possible
+    *batch, i, j = others.nonzero(as_tuple=True)
     rows, columns = (v.expand(*known.shape[:-2], *v.shape[-2:]) for v in (x, y.mT))
     return z.index_put((*batch, i, j), row_logsumexp(rows[(*batch, i)] + columns[(*batch, j)], 1.0, None))
+
+
+def _product(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """(z, whether that is known, whether the sum is too small to be; E, F, a + b). Where the sum is too small, z is a + b."""
+    (scaled_x, a), (scaled_y, b) = _below_largest(x, -1), _below_largest(y, -2)
+    e, f, top = scaled_x.exp(), scaled_y.exp(), a + b
+    sums = e @ f  # [..., n, m]
+    tiny = ~(sums > SMALLEST)
+    z = sums.masked_fill(tiny, 1.0).log() + top
+    return z, ~tiny & (z.abs() >= NEAR * (1 + top.abs())), tiny, e, f, top
+
+
+class _Product(torch.autograd.Function):
+    """`_product`, whose derivatives divide by no power of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z, known, tiny, *parts = _product(x, y)
+        ctx.save_for_backward(x, y, z, *parts)
+        ctx.mark_non_differentiable(known, tiny)
+        return z, known, tiny
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:
+        g, (x, y, z, e, f, top) = grad_outputs[0], ctx.saved_tensors
+        if torch.is_grad_enabled():  # E and F as functions of x and y
+            e, f = _below_largest(x, -1)[0].exp(), _below_largest(y, -2)[0].exp()
+        with torch.no_grad():  # a large g R overflows
+            height = g.abs()
+            height = torch.where(height < math.inf, height, 1.0).amax((-2, -1), keepdim=True).clamp_min(1.0)
+        slope = g / height * (top - z).exp()
+        by_x, by_y = e * (slope @ f.mT), f * (e.mT @ slope)
+        return (height * by_x).sum_to_size(x.shape), (height * by_y).sum_to_size(y.shape)
 
 
 def _any_term(x: Tensor, y: Tensor) -> Tensor:

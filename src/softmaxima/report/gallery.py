@@ -97,10 +97,19 @@ def class_codes(found: Found) -> str:
 
 def click_rates(found: Found) -> str:
     """A line a model."""
-    head = ["trained", "calibration error, %", "regret, 10⁻³ nats", "ten best, %", "auction, %", "charged / worth"]
+    head = [
+        "trained",
+        "views of which all are kept",
+        "calibration error, %",
+        "regret, 10⁻³ nats",
+        "ten best, %",
+        "auction, %",
+        "charged / worth",
+    ]
     keys = (("calibration error", 100), ("regret", 1000), ("ten best", 100), ("auction", 100), ("charged", 1))
-    rows = [[name, *(_mean(each[key], scale, 2) for key, scale in keys)] for name, each in found["models"].items()]
-    return table(head, [*rows, ["the truth", "0", "0", "100", "100", "1"]])
+    seen = dict.fromkeys(found["models"], 0) | dict.fromkeys(("and a temperature", "and a scale and bias"), found["kept"])
+    rows = [[name, str(seen[name]), *(_mean(each[key], scale, 2) for key, scale in keys)] for name, each in found["models"].items()]
+    return table(head, [*rows, ["the truth", "", "0", "0", "100", "100", "1"]])
 
 
 def _mean(values: Sequence[float], scale: float, digits: int) -> str:
@@ -116,7 +125,8 @@ CAPTIONS = {
     "maximum_entropy": "Left: dice of mean 4.5. Middle: weights of one table of counts ± 1.96 standard errors, against the true "
     "ones. Right: the duality gap at each of Newton's steps, from where it is known.",
     "tagging": "How likely each tag is at each place of one sentence, white being exactly 0; crosses are the tags that there were. "
-    "In the table, means ± standard errors over sentences, paired; times are of log Z and its slope, the least of five turns.",
+    "In the table, means ± standard errors over sentences, paired, of one language and one training set; times are of log Z and "
+    "its slope, the least of five turns.",
     "partition_function": "log Ẑ − log Z of every run, by the number of steps; lines are medians, boxes hold half of the runs.",
     "ising_torus": "Energy and heat capacity a spin of tori, and of the infinite lattice; dotted: the critical point. "
     "Right: (log Z a spin − Onsager) · 6L²/π at the critical point, of tori with 1024 rows.",
@@ -124,5 +134,6 @@ CAPTIONS = {
     "Right: bits a symbol in blocks of K symbols of three. In the table, means ± standard errors over seeds; the gain is on the "
     "nearest code, in points, paired by seed.",
     "click_rates": "Left: mean rate and mean p of twenty groups of views of like p, of the last seed. Right: what is lost of the "
-    "best possible by choices that p makes. In the table, means ± standard errors over seeds.",
+    "best possible by choices that p makes. In the table, means ± standard errors over seeds; the last two models have also seen "
+    "views of which all are kept, beside the log.",
 }
