@@ -116,7 +116,7 @@ endif
 
 sanitize: $(INSTALLED)-test
 	cmake -S tests/kernels/native -B build/sanitize -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	cmake --build build/sanitize --target fuzz --parallel
+	cmake --build build/sanitize --target fuzz --parallel 4
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/fuzz
 
 CSRC := $(wildcard csrc/*.* csrc/python/*.* tests/kernels/native/*.cpp)
