@@ -13,7 +13,6 @@ score of the probabilities that come out, one scale for all maps, to which ε gi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,12 +106,20 @@ class MixtureOfMaps(nn.Module):
     @property
     def weights(self) -> Tensor:
         """w [K], in the order of `maps`."""
+        return self._weights(self.g.dtype)
+
+    def _weights(self, dtype: torch.dtype) -> Tensor:
         tau: Any = self.gate_temperature
-        return GATES[self.gate](self.g, temperature=tau() if isinstance(tau, nn.Module) else tau)
+        g = self.g.to(torch.promote_types(self.g.dtype, dtype))
+        return GATES[self.gate](g, temperature=tau() if isinstance(tau, nn.Module) else tau)
 
     def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        p = [map(x, where=where) for map in self.maps]
-        mixed = sum(w * each.to(torch.promote_types(w.dtype, each.dtype)) for w, each in zip(self.weights, p, strict=True))
+        return self._mixed([map(x, where=where) for map in self.maps])
+
+    def _mixed(self, p: Sequence[Tensor]) -> Tensor:
+        """Σ w p in p's dtype, added up in no less than the weights have."""
+        weights = self._weights(p[0].dtype)
+        mixed = sum(w * each.to(weights.dtype) for w, each in zip(weights, p, strict=True))
         return mixed.to(p[0].dtype)  # type: ignore[union-attr]
 
     def loss(self, x: Tensor, target: Tensor, *, eps: float = 1e-6, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
@@ -121,7 +128,7 @@ class MixtureOfMaps(nn.Module):
         Args:
             x: scores with the classes along `dim`.
             target: classes, int64, of x's shape without `dim`, or probabilities of x's shape.
-            eps: ε > 0: a target whose probability is exactly 0 costs log(1/ε + n).
+            eps: ε from 0 to 1, without 0: a target whose probability is exactly 0 costs log(1/ε + n).
             ignore_index: a class whose rows count for nothing.
             reduction: "mean" over the rows that count, "sum" or "none".
 
@@ -131,24 +138,26 @@ class MixtureOfMaps(nn.Module):
         name = f"{type(self).__name__}.loss"
         scores = as_scores(name, x)
         dim = check_dim(name, self.dim, scores.ndim)
-        eps = check_number(name, "eps", eps, lambda eps: 0 < eps < math.inf, "a positive finite number")
+        eps = check_number(name, "eps", eps, lambda eps: 0 < eps <= 1, "a number above 0, and at most 1")
         ignored = check_int(name, "ignore_index", ignore_index)
         check_choice(name, "reduction", reduction, ("mean", "sum", "none"))
         y, counts = _targets(name, scores, target, dim, ignored)
-        p = self(scores.detach())
-        wide = torch.promote_types(p.dtype, torch.float32)
-        p, y, n = p.to(wide), y.to(wide), scores.shape[dim]
+        # What is left out is not read, be it NaN; and rounding comes last, for log p of a p that was rounded is of another p.
+        wide = torch.where(counts.unsqueeze(dim), scores, 0.0).to(torch.promote_types(scores.dtype, torch.float32))
+        p, y, n = self(wide.detach()), y.to(wide.dtype), scores.shape[dim]
         value = -(y * log_share(p, n, eps)).sum(dim)
-        pull = ((p.detach() - y) * without_mask(scores).to(wide)).sum(dim)
-        rows = torch.where(counts, value + (pull - pull.detach()), 0.0).to(p.dtype)
-        if reduction == "none":
-            return rows
-        return rows.sum() / counts.sum() if reduction == "mean" else rows.sum()
+        pull = ((p.detach() - y) * without_mask(wide)).sum(dim)
+        rows = torch.where(counts, value + (pull - pull.detach()), 0.0)
+        if reduction == "mean":
+            rows = rows.sum() / counts.sum()
+        return (rows.sum() if reduction == "sum" else rows).to(scores.dtype)
 
     def prune(self) -> MapModule:
         """The module of the map with the largest weight, of equal ones the first."""
-        found = self.maps[int(self.weights.argmax())]
-        assert isinstance(found, MapModule)
+        weights = self.weights
+        if not bool(weights.isfinite().all()):
+            raise ValueError(f"{type(self).__name__}.prune: weights must be numbers, got {weights.tolist()}; training has diverged")
+        found: Any = self.maps[int(weights.argmax())]
         return found
 
     def extra_repr(self) -> str:
@@ -166,6 +175,8 @@ def _targets(name: str, x: Tensor, target: Any, dim: int, ignored: int) -> tuple
             raise ValueError(
                 f"{name}: probabilities must have the shape of the scores, {tuple(x.shape)}, got {tuple(target.shape)}"
             )
+        if is_concrete(target) and not bool((target >= 0).all()):
+            raise ValueError(f"{name}: probabilities of the target must be at least 0, got {float(target.min())}")
         return target, torch.ones(rows, dtype=torch.bool, device=x.device)
     if target.shape != rows or target.dtype == torch.bool:
         raise ValueError(f"{name}: target must be int64 of shape {rows}, got {target.dtype} of shape {tuple(target.shape)}")

@@ -167,10 +167,49 @@ def test_sparse_gates_reach_zero_and_state_goes_on():
         (lambda: mixture().loss(normal(2, 3), torch.tensor([0])), r"target must be int64 of shape \(2,\)"),
         (lambda: mixture().loss(normal(2, 3), torch.ones(3)), "the shape of the scores"),
         (lambda: mixture().loss(normal(2, 3), [0, 1]), "target must be a tensor"),  # type: ignore[arg-type]
-        (lambda: mixture().loss(normal(2, 3), torch.tensor([0, 1]), eps=0.0), "eps must be a positive"),
+        (lambda: mixture().loss(normal(2, 3), torch.tensor([0, 1]), eps=0.0), "eps must be a number above 0, and at most 1, got 0.0"),
         (lambda: mixture().loss(normal(2, 3), torch.tensor([0, 1]), reduction="max"), "reduction must be one of"),
     ],
 )
 def test_wrong_use_raises(call: Any, said: str):
     with pytest.raises((TypeError, ValueError), match=said):
         call()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_the_loss_of_narrow_scores_has_their_digits(kind: torch.dtype):
+    mixture, target = sm.MixtureOfMaps([sm.Softmax()]), torch.tensor([0])
+    x = torch.tensor([[7.0, 0.0, 1.0]], dtype=kind).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    own, expected = mixture.loss(x, target), mixture.loss(wide, target)
+    torch.testing.assert_close(own.double(), expected, rtol=2 * torch.finfo(kind).eps, atol=0)
+    slopes = torch.autograd.grad(own, x)[0], torch.autograd.grad(expected, wide)[0]
+    torch.testing.assert_close(slopes[0].double(), slopes[1], rtol=2 * torch.finfo(kind).eps, atol=1e-6)
+
+
+def test_a_row_that_is_ignored_is_not_read():
+    mixture, target = sm.MixtureOfMaps(["softmax", "sparsemax"]), torch.tensor([0, -100])
+    x = torch.tensor([[1.0, 0.0], [math.nan, 1.0]]).requires_grad_()
+    slopes = torch.autograd.grad(mixture.loss(x, target), [x, mixture.g])
+    own = x.detach()[:1].requires_grad_()
+    expected = torch.autograd.grad(mixture.loss(own, target[:1]), [own, mixture.g])
+    torch.testing.assert_close(slopes[0], torch.cat((expected[0], torch.zeros(1, 2))))
+    torch.testing.assert_close(slopes[1], expected[1])
+
+
+def test_wide_scores_have_wide_weights():
+    mixture = sm.MixtureOfMaps(["softmax", "sparsemax", "entmax"])
+    mixture.g.data = torch.tensor([0.3, -0.4, 1.1])
+    p = mixture(normal(50, 7))
+    torch.testing.assert_close(p.sum(-1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def test_what_is_no_target_and_no_weight_is_refused():
+    mixture = sm.MixtureOfMaps(["softmax", "sparsemax"])
+    with pytest.raises(ValueError, match="probabilities of the target must be at least 0, got -1"):
+        mixture.loss(torch.zeros(1, 2), -torch.ones(1, 2))
+    with pytest.raises(ValueError, match="eps must be a number above 0, and at most 1, got 1e"):
+        mixture.loss(torch.zeros(1, 2), torch.tensor([0]), eps=1e308)
+    mixture.g.data.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"weights must be numbers, got .nan, nan.; training has diverged"):
+        mixture.prune()

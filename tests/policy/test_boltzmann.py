@@ -223,10 +223,11 @@ def test_a_state_without_a_legal_action_is_named():
         (lambda: Policy(torch.zeros(2, 3), temperature=torch.ones(2)), "reshape"),
         (lambda: Policy(torch.zeros(3), where=torch.ones(3)), "where must be boolean"),
         (lambda: Policy(torch.zeros(3), sm.Sparsemax(), temperature=2.0), "a module has its own temperature"),
-        (lambda: Policy(torch.tensor([0.0, math.nan])), "scores"),
-        (lambda: Policy(torch.zeros(3)).log_prob(torch.tensor(3)), "support"),
+        (lambda: Policy(torch.tensor([0.0, math.nan]), validate_args=True), "scores"),
+        (lambda: Policy(torch.zeros(3), validate_args=True).log_prob(torch.tensor(3)), "support"),
         (lambda: kl_divergence(Policy(torch.zeros(3)), Policy(torch.zeros(4))), "the same actions, got 3 and 4"),
         (lambda: Policy(torch.zeros(3)).sample(generator=-1), "generator"),
+        (lambda: Policy(torch.zeros(2, 2), sm.Softmax(dim=0)), "actions are along the last axis, got a module of dim=0"),
     ],
 )
 def test_wrong_use_raises(arguments: Any, said: str):
@@ -271,3 +272,15 @@ def test_transforms_see_through_a_policy(name: str):
     leaf = x.clone().requires_grad_()
     entropy(leaf).sum().backward()
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(entropy))(x), leaf.grad)
+
+
+def test_a_divergence_to_logits_is_of_logits_whoever_has_asked_for_probabilities():
+    for policy in (Policy(torch.zeros(2, dtype=torch.float64)), Policy(torch.zeros(2))):
+        far = Categorical(logits=torch.tensor([0.0, -200.0], dtype=torch.float64))
+        before = kl_divergence(policy, far)
+        far.sample()
+        assert kl_divergence(policy, far) == before
+        assert before.item() == pytest.approx(100 - math.log(2), rel=1e-12)
+        assert before.dtype == torch.float64
+    lacking = Categorical(probs=torch.tensor([1.0, 0.0]))
+    assert kl_divergence(Policy(torch.zeros(2)), lacking) == math.inf

@@ -249,3 +249,51 @@ def test_a_meta_gradient_is_the_slope_of_what_a_step_reaches():
 def test_wrong_use_raises_before_any_work(call: Any, said: str):
     with pytest.raises((TypeError, ValueError), match=said):
         call()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_narrow_rewards_have_the_values_of_wide_ones(kind: torch.dtype):
+    transition = torch.tensor([[[0.1, 0.9]], [[0.7, 0.3]]], dtype=torch.float64)
+    solution = sm.policy.soft_value_iteration(torch.ones(2, 1, dtype=kind), transition, 0.99)
+    torch.testing.assert_close(solution.value, torch.full((2,), 100.0, dtype=kind))
+    backed = sm.policy.soft_bellman(torch.full((2, 1), 100.0, dtype=kind), torch.ones(2, 1, dtype=kind), transition, 0.99)
+    torch.testing.assert_close(backed, torch.full((2, 1), 100.0, dtype=kind))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_state_that_is_never_reached_has_no_say(value: float):
+    q = torch.tensor([[value, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    stays = torch.eye(2, dtype=torch.float64).unsqueeze(1).expand(2, 2, 2)
+    backed = sm.policy.soft_bellman(q, torch.zeros(2, 2, dtype=torch.float64), stays, 0.9)
+    assert not backed[0].isfinite().any()
+    torch.testing.assert_close(backed[1], (0.9 * q[1].logsumexp(0)).expand(2))
+
+
+def test_mellowmax_of_any_omega_is_within_its_values():
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        for omega in (1e-30, 1e-8, 1.0, 1000.0, 1e30):
+            q = torch.tensor([1.0, 2.0, 4.0], dtype=dtype)
+            assert q.mean() * (1 - 1e-3) <= sm.policy.mellowmax(q, omega) <= q.max()
+    assert sm.policy.mellowmax(torch.tensor([100.0, 99.0], dtype=torch.float16), 1000.0) == 100
+
+
+def test_one_state_without_a_number_leaves_the_others_their_temperature():
+    q = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [math.inf, 0.0]])
+    tau = sm.policy.AdaptiveTemperature(0.3)
+    tau.loss(q).backward()
+    found = [parameter.grad for parameter in tau.parameters()]
+    tau.zero_grad()
+    tau.loss(q[:1]).backward()
+    for one, parameter in zip(found, tau.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
+
+
+def test_what_does_not_learn_stays_as_it_is():
+    network = torch.nn.Linear(2, 2)
+    network.bias.requires_grad_(False)
+    after = sm.policy.look_ahead(network(torch.ones(2)).sum(), dict(network.named_parameters()), 0.5)
+    assert after["bias"] is network.bias
+    torch.testing.assert_close(after["weight"], network.weight - 0.5)
+    assert sm.policy.look_ahead(network(torch.ones(2)).sum(), {}, 0.5) == {}
+    with pytest.raises(TypeError, match=r"^look_ahead: parameters must be tensors by their names, got list"):
+        sm.policy.look_ahead(network(torch.ones(2)).sum(), list(network.parameters()), 0.5)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores, check_where, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_count, check_number, check_positive
+from softmaxima.core.tracing import is_concrete
 from softmaxima.policy.boltzmann import Policy
 from softmaxima.policy.value import soft_value
 
@@ -58,7 +59,7 @@ def soft_bellman(
         q: values [..., states, actions].
         reward: r, which broadcasts to q.
         transition: P [..., states, actions, states] ≥ 0, whose sums over the last axis are at most 1; what they lack of 1 ends the
-            episode.
+            episode; sums above 1 by a rounding, up to 1e-5, are divided out.
         discount: γ, from 0 to 1, without 1.
         temperature, map, where, params: as for `soft_value`, of which V is made. A state without a legal action
             is an end, of value 0.
@@ -81,7 +82,7 @@ def soft_bellman(
     scores = as_scores(name, q, "q")
     r, p, gamma = _process(name, scores, reward, transition, discount)
     mask = check_where(name, where, scores)
-    value = soft_value(scores, temperature, map=map, where=mask, **params)  # pyright: ignore[reportArgumentType]
+    value = soft_value(scores.double(), temperature, map=map, where=mask, **params)  # pyright: ignore[reportArgumentType]
     return like_input(_backed_up(value, r, p, gamma, mask).to(scores.dtype), q)
 
 
@@ -123,7 +124,7 @@ def soft_value_iteration(
     mask = check_where(name, where, scores)
     tolerance = check_positive(name, "tolerance", tolerance)
     limit = check_count(name, "max_iterations", max_iterations)
-    r, p = r.detach().double(), p.detach().double()
+    r, p = r.detach(), p.detach()
     q, error, done = torch.zeros_like(r), math.inf, 0
     if mask is not None:
         q = q.masked_fill(~mask, -math.inf)
@@ -144,9 +145,14 @@ def soft_value_iteration(
 
 
 def _backed_up(value: Tensor, reward: Tensor, transition: Tensor, gamma: float, mask: Tensor | None) -> Tensor:
-    """r + γ P V, V being 0 where nothing is legal."""
-    ended = value.masked_fill(value == -math.inf, 0.0).to(transition.dtype)
-    following = reward + gamma * torch.einsum("...sat,...t->...sa", transition, ended)
+    """r + γ P V, V being 0 where nothing is legal; what a state never comes to has no say, be it NaN or ∞."""
+    ended = value.masked_fill(value == -math.inf, 0.0)
+    finite = ended.isfinite()
+    following = torch.einsum("...sat,...t->...sa", transition, ended.masked_fill(~finite, 0.0))
+    if is_concrete(finite) and not bool(finite.all()):
+        others = ended.masked_fill(finite, 0.0)[..., None, None, :]
+        following = following + torch.where(transition > 0, transition * others, 0.0).sum(-1)
+    following = reward + gamma * following
     return following if mask is None else following.masked_fill(~mask, -math.inf)
 
 
@@ -172,7 +178,7 @@ def _process(name: str, q: Tensor, reward: Any, transition: Any, discount: Any) 
             f"{name}: transition must be probabilities, at least 0 and of sums at most 1 over the last axis, got {got}"
         )
     gamma = check_number(name, "discount", discount, lambda gamma: 0 <= gamma < 1, "at least 0 and below 1")
-    return r.to(q.dtype).broadcast_to(q.shape), p.to(q.dtype), gamma
+    return r.double().broadcast_to(q.shape), p.double() / total.clamp(min=1.0).unsqueeze(-1), gamma
 
 
 def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:

@@ -2,8 +2,8 @@ r"""Boltzmann policies over any map: π(a|s) = map(x(s)/τ)_a, with log π = −
 
     H(π) = −Σ_{π>0} π log π        KL(π‖ρ) = Σ_{π>0} π φ(log ρ − log π) + Σ_{π=0} ρ,   φ(t) = eᵗ − 1 − t
 
-∞ where ρ is 0 at an action of π. The terms of that sum are positive, so that two policies that are near each other have a
-divergence with all its digits; Σ π (log π − log ρ), to which it is equal, cancels there.
+∞ where ρ is 0 at an action of π. The terms of that sum are positive, so that of two policies that are near each other only
+what log ρ − log π itself has lost is lost; Σ π (log π − log ρ), to which it is equal, cancels there.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def as_policy_map(name: str, map: AnyMap | MapModule, temperature: Any, params: 
             raise TypeError(
                 f"{name}: a module has its own temperature and parameters, got {given} beside it; give map={map.map.name!r}"
             )
+        if map.dim != -1:
+            raise ValueError(f"{name}: actions are along the last axis, got a module of dim={map.dim}; give dim=-1 to it")
         params = {key: value for key, value in map.options.items() if key != "dim"}
         map, temperature = map.map, params.pop("temperature")
     found = find_map(map, name)
@@ -111,6 +113,10 @@ class Policy(Distribution):
     @property
     def num_actions(self) -> int:
         return self.scores.shape[-1]
+
+    @property
+    def param_shape(self) -> torch.Size:
+        return self.scores.shape
 
     @property
     def support(self) -> Any:
@@ -244,16 +250,17 @@ def _kl_of_policies(p: Policy, q: Policy) -> Tensor:
 @register_kl(Policy, Categorical)
 def _kl_to_categorical(p: Policy, q: Categorical) -> Tensor:
     _shared("kl_divergence", p.num_actions, q.param_shape[-1])
-    return divergence(p._p, p._log_p, _log_p_of(q)).to(p.scores.dtype)
+    return divergence(p._p, p._log_p, _log_p_of(q)).to(torch.promote_types(p.scores.dtype, q._param.dtype))
 
 
 @register_kl(Categorical, Policy)
 def _kl_of_categorical(p: Categorical, q: Policy) -> Tensor:
     _shared("kl_divergence", p.param_shape[-1], q.num_actions)
     log_p = _log_p_of(p)
-    return divergence(log_p.exp(), log_p, q._log_p).to(q.scores.dtype)
+    return divergence(log_p.exp(), log_p, q._log_p).to(torch.promote_types(p._param.dtype, q.scores.dtype))
 
 
 def _log_p_of(given: Categorical) -> Tensor:
-    """Of its parameter, for its logits of probabilities are never −∞."""
-    return log_of(given.probs.double()) if "probs" in given.__dict__ else LOG_SOFTMAX(given.logits.double())
+    """Of the parameter that it has: logits made of probabilities are never −∞, and probabilities made of logits may be 0."""
+    of_probs = given._param is given.__dict__.get("probs")
+    return log_of(given.probs.double()) if of_probs else LOG_SOFTMAX(given.logits.double())

@@ -70,11 +70,13 @@ class AdaptiveTemperature(nn.Module):
         return self.temperature()
 
     def loss(self, q: Tensor, *, where: Tensor | None = None) -> Tensor:
-        """The mean of D(τ) over states with a legal action, of values q [..., n]."""
+        """The mean of D(τ) over states with a legal action, of values q [..., n]; states of NaN or +∞ are left out."""
         tau = self.temperature()
-        value = soft_value(q.detach(), tau, map=self.map, where=where, **self.params)
+        q = q.detach()
+        known = ((q == q) & (q < math.inf)).all(-1, keepdim=True)  # a state of NaN or +∞ has no entropy to hold
+        value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, where=where, **self.params)
         each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
-        legal = value.detach() > -math.inf
+        legal = (value.detach() > -math.inf) & known.squeeze(-1)
         return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
 
     def extra_repr(self) -> str:
@@ -113,8 +115,11 @@ def look_ahead(loss: Tensor, parameters: Mapping[str, Tensor], rate: float) -> d
         raise ValueError(
             f"{name}: loss must be a tensor of one number with a gradient, got {got}; call .mean() of what requires grad"
         )
-    slopes = torch.autograd.grad(loss.sum(), list(parameters.values()), create_graph=True, allow_unused=True)
-    return {
-        key: value if slope is None else value - rate * slope
-        for (key, value), slope in zip(parameters.items(), slopes, strict=True)
-    }
+    if not isinstance(parameters, Mapping):
+        raise TypeError(
+            f"{name}: parameters must be tensors by their names, got {type(parameters).__name__}; call dict(net.named_parameters())"
+        )
+    learnt = {key: value for key, value in parameters.items() if value.requires_grad}
+    slopes = torch.autograd.grad(loss.sum(), list(learnt.values()), create_graph=True, allow_unused=True) if learnt else ()
+    moved = {key: learnt[key] - rate * slope for key, slope in zip(learnt, slopes, strict=True) if slope is not None}
+    return {**parameters, **moved}

@@ -117,5 +117,5 @@ def mellowmax(q: Array, omega: float = 1.0, dim: int = -1, *, where: Array | Non
     mask = check_where(name, where, scores)
     valid = lambda omega: 0 < omega < math.inf and 0 < 1 / omega < math.inf
     tau = 1 / check_number(name, "omega", omega, valid, "a positive finite number")
-    value = log_mean_exp(scores.reshape(scores.shape or (1,)), axis, temperature=tau, where=mask)
-    return like_input(tau * value, q)
+    value = log_mean_exp(scores.double().reshape(scores.shape or (1,)), axis, temperature=tau, where=mask)
+    return like_input((tau * value).to(scores.dtype), q)
