@@ -127,7 +127,8 @@ X = normal(2, 3)
         (lambda: robust.probability_radius("softmax", X, -1, 0.5), ValueError, r"target must be in \[0, 2\], got -1"),
         (lambda: robust.lipschitz_bound(nn.Conv2d(1, 1, 1)), TypeError, "got Conv2d; bound that layer otherwise, and multiply"),
         (lambda: robust.lipschitz_bound(nn.Dropout()), TypeError, "got Dropout"),
-        (lambda: robust.lipschitz_bound(nn.LeakyReLU(-2.0)), TypeError, "got LeakyReLU"),
+        (lambda: robust.lipschitz_bound(type("Residual", (nn.Linear,), {})(2, 2)), TypeError, "no subclass, got Residual"),
+        (lambda: robust.lipschitz_bound(nn.Softplus()), TypeError, "a softplus that becomes x jumps there"),
     ],
 )
 def test_certificates_that_are_refused(call: Any, error: type[Exception], message: str):
@@ -139,3 +140,25 @@ def test_the_room_is_reached_by_its_name():
     assert sm.robust is robust
     assert all(hasattr(robust, name) for name in robust.__all__)
     assert not {*robust.__all__} & {*getattr(sm, "__all__")}  # noqa: B009
+
+
+def test_slopes_beyond_1_count():
+    assert robust.lipschitz_bound(nn.ELU(alpha=5.0)) == 5
+    assert robust.lipschitz_bound(nn.Sequential(nn.LeakyReLU(-2.0), nn.ELU())) == 2
+
+
+def test_a_radius_is_rounded_down_and_found_at_any_size():
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)).to(kind)
+        wide = robust.certified_radius(x.double())
+        assert (robust.certified_radius(x).double() <= wide).all()
+        for level in (0.2, 0.5):
+            radius = robust.probability_radius("softmax", x, 0, level).double()
+            assert (radius <= robust.probability_radius("softmax", x.double(), 0, level) * (1 + 1e-9)).all()
+        ends, exact = robust.interval("softmax", x, x), x.double().softmax(-1)
+        assert (ends.lower.double() <= exact + 1e-15).all()
+        assert (ends.upper.double() >= exact - 1e-15).all()
+    far = torch.tensor([3e12, 0.0], dtype=torch.float64)
+    assert robust.probability_radius("softmax", far, 0, 0.5).item() == pytest.approx(1.5e12, rel=1e-9)
+    sharp = robust.probability_radius("softmax", torch.tensor([1.0, 0.0], dtype=torch.float64), 0, 0.5, temperature=1e-13)
+    assert sharp.item() == pytest.approx(0.5, rel=1e-9)

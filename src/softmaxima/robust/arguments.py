@@ -1,4 +1,8 @@
-"""What functions of this room are asked for, checked: norms, radii, targets and rows."""
+"""What functions of this room are asked for, checked: norms, radii, targets and rows; and what they give, rounded to the safe side.
+
+All is computed in float64. What is given in a narrower dtype is rounded there to the side on which what it says still holds: radii
+and lower ends down, upper ends up, perturbations towards 0, attacked inputs towards those that were given.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,26 @@ class Rows:
     dim: int
     given: Any  # as the scores came
 
-    def restored(self, value: Tensor) -> Any:
-        """What has the shape of the scores, where they were and of their dtype."""
+    def restored(self, value: Tensor, towards: float) -> Any:
+        """What has the shape of the scores, where they were and of their dtype, rounded to one side."""
         scores = as_scores("", self.given)
         value = value.movedim(-1, self.dim) if value.ndim > 1 else value
-        return like_input(value.reshape(scores.shape).to(scores.dtype), self.given)
+        return like_input(narrowed(value.reshape(scores.shape), scores.dtype, towards), self.given)
 
-    def reduced(self, value: Tensor) -> Any:
-        """One number a row, in the dtype of the scores."""
-        return like_input(value.to(as_scores("", self.given).dtype), self.given)
+    def reduced(self, value: Tensor, towards: float | None = None) -> Any:
+        """One number a row, in the dtype of the scores, rounded to one side or to the nearest."""
+        dtype = as_scores("", self.given).dtype
+        return like_input(value.to(dtype) if towards is None else narrowed(value, dtype, towards), self.given)
+
+
+def narrowed(value: Tensor, dtype: torch.dtype, towards: float) -> Tensor:
+    """The nearest of a dtype that is not further from `towards` (0, ∞ or −∞) than a float64 value is; its slope is 1."""
+    near = value.to(dtype)
+    wide, goal = near.detach().double(), torch.full_like(near, towards, requires_grad=False)
+    past = torch.where(goal.double() <= value, wide > value, wide < value)
+    safe = torch.where(past, torch.nextafter(near.detach(), goal), near.detach())
+    # near + 0 keeps the gradient; an overflow comes back to the largest number, and ∞ − ∞ is none
+    return torch.where(near.isfinite(), near + (safe - near.detach()), safe)
 
 
 def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: Any) -> Rows:
@@ -47,8 +62,14 @@ def prepared(name: str, x: Any, radius: Any, dim: Any, temperature: Any, where: 
     if isinstance(radius, Tensor) and radius.ndim:
         radius = radius.movedim(axis, -1)
     wide = rows.double() if mask is None else rows.double().masked_fill(~mask, -math.inf)
+    tau = tau.double() if isinstance(tau, Tensor) else tau
     radius = torch.as_tensor(radius, dtype=torch.float64, device=wide.device) / tau
     return Rows(wide / tau, radius.expand(*wide.shape[:-1], 1), tau, axis, x)
+
+
+def is_broken(*ends: Tensor) -> Tensor:
+    """Rows [..., 1] that nothing is said of: with NaN or +∞."""
+    return torch.stack([(end.isnan() | (end == math.inf)).any(-1, keepdim=True) for end in ends]).any(0)
 
 
 def check_norm(name: str, norm: Any) -> float:

@@ -84,8 +84,7 @@ def attack(
         target: the right class of each row.
         radius: ε ≥ 0, under `norm` (1, 2 or `math.inf`) of all inputs of a row together.
         loss: "margin" (Carlini & Wagner's), "dlr", "cross_entropy", or a function from (scores, target) to one number a row to
-        raise: an attack
-            that knows of a defence puts that into it.
+            raise: an attack that knows of a defence puts that into it.
         steps, restarts: so many steps from the inputs themselves, and from restarts − 1 random points of the ball.
         step_size: length of a step; 2.5 ε/steps by default.
         limits: the least and the greatest that an input may be; None for any.
@@ -134,7 +133,7 @@ def attack(
             with torch.enable_grad():
                 scores = model(at)
                 value = of(scores, classes)
-            wrong = margins(scores.detach(), classes) < 0
+            wrong = ~(margins(scores.detach(), classes) > 0)  # a tie, or what is no number, is no decision for the class
             better = (wrong & ~misled) | ((wrong == misled) & (value.detach() > best_loss))
             better = better & ~misled if stop else better
             best = torch.where(_like(better, x), at.detach(), best)

@@ -16,15 +16,15 @@ from torch import nn
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, find_map
 from softmaxima.core.numbers import check_number, check_positive
-from softmaxima.robust.arguments import check_classes, check_norm, prepared
+from softmaxima.robust.arguments import check_classes, check_norm, is_broken, prepared
 from softmaxima.robust.intervals import parameters
 from softmaxima.robust.margins import SLOPE, margins
 from softmaxima.robust.probabilities import worst_at
 
-HALVINGS, DOUBLINGS = 60, 40
-NOT_EXPANDING = (
-    nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Hardtanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.Softsign,
-)  # fmt: skip
+HALVINGS, DOUBLINGS = 64, 40
+LARGEST = 1e280  # of scores over the temperature, of which doublings stay finite
+NOT_EXPANDING = (nn.Identity, nn.Flatten, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Sigmoid, nn.Softsign)
+UNSEEN = 40.0  # a threshold from which softplus is its line but for e^−40, less than float64 tells
 
 
 def certified_radius(
@@ -41,7 +41,8 @@ def certified_radius(
         lipschitz: L, for the radius of what the scores are made of: ‖x(a) − x(b)‖ ≤ L ‖a − b‖ in that norm (`lipschitz_bound`).
         dim, where: as for `softmax`.
 
-    Returns one number a row; 0 where the target is not the argmax, ∞ where nothing else is allowed.
+    Returns one number a row, in a dtype narrower than float64 rounded down; 0 where the target is not the argmax, ∞ where nothing
+    else is allowed.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -60,7 +61,7 @@ def certified_radius(
         raise ValueError(f"{name}: there must be a class to certify, got scores with none along dim {rows.dim}; give at least one")
     classes = rows.z.argmax(-1) if target is None else check_classes(name, target, rows.z)
     found = margins(rows.z, classes)
-    return rows.reduced(found.clamp_min(0.0) / slope)  # NaN stays
+    return rows.reduced(found.clamp_min(0.0) / slope, -math.inf)  # NaN stays
 
 
 def probability_radius(
@@ -86,7 +87,8 @@ def probability_radius(
         level: between 0 and 1, both out.
         lipschitz: as for `certified_radius`.
 
-    Returns one number a row; 0 where p_t is below the level as it is, ∞ where nothing brings it there.
+    Returns one number a row, in a dtype narrower than float64 rounded down; 0 where p_t is below the level as it is, ∞ where
+    nothing brings it there, NaN in a row with NaN or +∞.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -107,7 +109,9 @@ def probability_radius(
     values = parameters(name, found, params, scores if scores.ndim else scores.reshape(1), rows.dim)
     z, bound = rows.z.detach(), math.log(level) if found.properties.logarithmic else level
     holds = lambda radius: worst_at(found, z, radius, norm, classes, values)[0] >= bound
-    low, high = torch.zeros_like(rows.radius), torch.ones_like(rows.radius)
+    # Scores bring a probability down over distances like their own size.
+    size = z.masked_fill(~z.isfinite(), 0.0).abs().amax(-1, keepdim=True) if z.shape[-1] else torch.zeros_like(rows.radius)
+    low, high = torch.zeros_like(rows.radius), size.clamp(1.0, LARGEST)
     for _ in range(DOUBLINGS):
         if not bool((kept := holds(high)).any()):
             break
@@ -118,7 +122,7 @@ def probability_radius(
         kept = holds(middle)
         low, high = torch.where(kept, middle, low), torch.where(kept, high, middle)
     radius = torch.where(endless, math.inf, low * rows.tau / lipschitz)
-    return rows.reduced(torch.where(z.isnan().any(-1, keepdim=True), math.nan, radius).squeeze(-1))
+    return rows.reduced(radius.masked_fill(is_broken(z), math.nan).squeeze(-1), -math.inf)
 
 
 @torch.no_grad()
@@ -126,14 +130,16 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
     """A number L with ‖model(a) − model(b)‖ ≤ L ‖a − b‖: the product of the norms of its layers.
 
     Args:
-        model: `nn.Linear`, functions that do not expand (ReLU, tanh, …), and `nn.Sequential` of such.
+        model: `nn.Linear`, functions of known slope (ReLU, tanh, ELU, …), and `nn.Sequential` of such; no subclasses, whose
+            forward pass may be another, and no softplus that becomes x, and so jumps, below 40.
         norm: of inputs and scores, 1 (the largest column sum of |W|), 2 (the largest singular value) or `math.inf` (the largest
         row sum).
 
     Raises:
         TypeError for a layer whose norm is not known here; ValueError for another norm.
 
-    Cost: a read of the weights, and their singular values under ℓ2. As a rule it is far above the least L there is.
+    Cost: a read of the weights, and their singular values under ℓ2. As a rule it is far above the least L there is. It is that of
+    the weights, to the rounding of float64; what a network itself rounds is not in it.
 
     >>> import torch, softmaxima as sm
     >>> layer = torch.nn.Linear(2, 2)
@@ -143,15 +149,25 @@ def lipschitz_bound(model: nn.Module, norm: float = math.inf) -> float:
     """
     name = "lipschitz_bound"
     norm = check_norm(name, norm)
-    if isinstance(model, nn.Sequential):
-        return math.prod(lipschitz_bound(layer, norm) for layer in model)
-    if isinstance(model, nn.Linear):
+    kind: type = type(model)  # a subclass may have a forward pass of its own
+    if kind is nn.Sequential:
+        return math.prod(lipschitz_bound(layer, norm) for layer in model)  # type: ignore[arg-type]
+    if isinstance(model, nn.Linear) and kind is nn.Linear:
         return float(torch.linalg.matrix_norm(model.weight.double(), norm))
-    if isinstance(model, NOT_EXPANDING) and not (isinstance(model, nn.LeakyReLU) and abs(model.negative_slope) > 1):
+    if kind in NOT_EXPANDING or (kind is nn.Dropout and not model.training):
         return 1.0
-    if isinstance(model, nn.Dropout) and not model.training:
-        return 1.0
+    if isinstance(model, nn.LeakyReLU) and kind is nn.LeakyReLU:
+        return max(1.0, abs(model.negative_slope))
+    if isinstance(model, nn.ELU) and kind is nn.ELU:
+        return max(1.0, abs(model.alpha))
+    if isinstance(model, nn.Softplus) and kind is nn.Softplus:
+        if model.threshold >= UNSEEN:
+            return 1.0
+        raise TypeError(
+            f"{name}: a softplus that becomes x jumps there, got nn.Softplus with threshold {model.threshold:g}; "
+            f"give it threshold={UNSEEN:g}"
+        )
     raise TypeError(
-        f"{name}: model must be made of nn.Linear and functions that do not expand, got {type(model).__name__}; "
-        "bound that layer otherwise, and multiply"
+        f"{name}: model must be nn.Linear, functions whose slope is known, or nn.Sequential of these, and no subclass, "
+        f"got {kind.__name__}; bound that layer otherwise, and multiply"
     )

@@ -29,7 +29,7 @@ from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.core.evaluation import check_params
 from softmaxima.core.tracing import is_concrete
 from softmaxima.maps.taylor_softmax import polynomial
-from softmaxima.robust.arguments import prepared
+from softmaxima.robust.arguments import is_broken, prepared
 from softmaxima.robust.corners import corner, rows_of
 from softmaxima.robust.nucleus import of_a_nucleus
 
@@ -62,7 +62,8 @@ def interval(
     """The interval of each p_i = map(x/τ)_i over all x with lower ≤ x ≤ upper, each score for itself.
 
     The tightest one, both ends of which are attained, for every map but `normmax` and top-p, of which it holds and may be wider.
-    (Of `proportional` the function must be one that is known here.) Rounding apart, which is that of the map in float64.
+    (Of `proportional` the function must be one that is known here.) Rounding of the map in float64 apart; in a narrower dtype the
+    ends are rounded outward.
 
     Args:
         map: a registered name, the function of a map or a `Map`.
@@ -70,7 +71,8 @@ def interval(
         dim, temperature, where: as for `softmax`.
         params: parameters of the map.
 
-    Returns (lower, upper), of log p for log_softmax. Both are differentiable by both ends: training on them is certified training.
+    Returns (lower, upper), of log p for log_softmax; NaN in a row with NaN or +∞ in either end. Both are differentiable by both
+    ends: training on them is certified training.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, such as a lower end above its upper end, before any
@@ -104,8 +106,8 @@ def interval(
     high = prepared(name, upper, 0.0, dim, temperature, where).z
     axis_scores = low_scores if low_scores.ndim else low_scores.reshape(1)
     values = parameters(name, found, params, axis_scores, rows.dim)
-    ends = bounds_of(found, rows.z, high, values)
-    return ProbabilityInterval(*(rows.restored(end) for end in ends))
+    least, most = bounds_of(found, rows.z, high, values)
+    return ProbabilityInterval(rows.restored(least, -math.inf), rows.restored(most, math.inf))
 
 
 def parameters(name: str, map: Map, params: Mapping[str, Any], x: Tensor, dim: int) -> dict[str, Any]:
@@ -125,7 +127,8 @@ def bounds_of(map: Map, low: Tensor, high: Tensor, params: Mapping[str, Any]) ->
     block = max(1, min(n, MOST // max(1, rows * n)))
     place = torch.arange(n, device=low.device)
     parts = [bounds_at(map, low, high, part.expand(*low.shape[:-1], -1), params) for part in place.split(block)]
-    lower, upper = (torch.cat([part[end] for part in parts], -1) for end in (0, 1))
+    broken = is_broken(low, high)
+    lower, upper = (torch.cat([part[end] for part in parts], -1).masked_fill(broken, math.nan) for end in (0, 1))
     return lower, upper
 
 

@@ -1,8 +1,8 @@
 r"""The worst case of logsumexp: the most and the least that LSE(x + δ) is where ‖δ‖ ≤ ε.
 
     ℓ∞   LSE ± ε, at δ = ± ε 1
-    ℓ1   most: LSE + log(1 + (e^ε − 1) p_max), all on the largest score; least: at δ = −ε sparsemax(x/ε), the largest scores
-    levelled ℓ2   where δ = ± ε p/‖p‖ with p = softmax(x + δ): the greatest of these points and the only one (`stationary.py`)
+    ℓ1   most: LSE + log(1 + (e^ε − 1) p_max), all on the largest score; least: at δ = −ε sparsemax(x/ε), the largest levelled
+    ℓ2   at δ = ± ε p/‖p‖ with p = softmax(x + δ): most at the best of these points, least at the only one (`stationary.py`)
 
 ∇LSE = p > 0, so that no worst δ has two signs: ε·sign(p − mean p), which is sometimes given for ℓ∞, gains nothing where scores are
 equal.
@@ -21,7 +21,10 @@ from softmaxima.core.numbers import check_flag
 from softmaxima.lse import logsumexp
 from softmaxima.maps import sparsemax
 from softmaxima.robust.arguments import check_norm, prepared
-from softmaxima.robust.stationary import first_order, greatest, least
+from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
+
+# Below these the direction is that of ε → 0, and so the gradient by ε at 0 that from the right.
+NONE = {1.0: 1e-100, 2.0: LEAST_RADIUS}
 
 
 class WorstLogSumExp(NamedTuple):
@@ -82,7 +85,8 @@ def worst_logsumexp(
     value = logsumexp(rows.z + delta)
     value = first_order(name, value) if norm == 2.0 else value
     bound = value.detach() if bound is None else torch.where(bound.isfinite(), torch.maximum(bound, value.detach()), value.detach())
-    return WorstLogSumExp(rows.reduced(value), rows.restored(delta * rows.tau), rows.reduced(bound))
+    outward = -math.inf if smallest else math.inf
+    return WorstLogSumExp(rows.reduced(value), rows.restored(delta * rows.tau, 0.0), rows.reduced(bound, outward))
 
 
 def _direction(z: Tensor, radius: Tensor, norm: float, smallest: bool) -> tuple[Tensor, Tensor | None]:
@@ -95,13 +99,14 @@ def _direction(z: Tensor, radius: Tensor, norm: float, smallest: bool) -> tuple[
     if norm == 1.0 and not smallest:
         largest = torch.zeros_like(z).scatter(-1, z.argmax(-1, keepdim=True), 1.0)
         return torch.where(usable, largest, 0.0), None
-    moved = usable & (radius > 0)
-    safe, r = torch.where(usable, z, 0.0), torch.where(moved, radius, 1.0)
+    safe, r = torch.where(usable, z, 0.0), torch.where(usable, radius, 1.0).clamp_min(NONE[norm])
     if norm == 1.0:
-        return torch.where(moved, -sparsemax(safe, temperature=r), 0.0), None
+        return torch.where(usable, -sparsemax(safe, temperature=r), 0.0), None
     n, shape = z.shape[-1], z.shape
     safe, r = safe.detach().reshape(-1, n), r.detach().reshape(-1, 1)
     if smallest:
-        return torch.where(moved, -(least(safe, r) / r).reshape(shape), 0.0), None
+        return torch.where(usable, -(least(safe, r) / r).reshape(shape), 0.0), None
     delta, bound = greatest(safe, r)
-    return torch.where(moved, (delta / r).reshape(shape), 0.0), torch.where(moved.squeeze(-1), bound.reshape(shape[:-1]), -math.inf)
+    return torch.where(usable, (delta / r).reshape(shape), 0.0), torch.where(
+        usable.squeeze(-1), bound.reshape(shape[:-1]), -math.inf
+    )

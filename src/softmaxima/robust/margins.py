@@ -40,7 +40,7 @@ def worst_margin(
         target: the class t of each row, integers of x's shape without `dim`, or one for all.
         radius, norm, dim, where: as for `worst_logsumexp`.
 
-    Returns one number a row, ∞ where only t is allowed, −∞ where t is masked.
+    Returns one number a row, ∞ where only t is allowed, −∞ where t is masked; in a dtype narrower than float64 rounded down.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -55,4 +55,4 @@ def worst_margin(
     norm = check_norm(name, norm)
     rows = prepared(name, x, radius, dim, 1.0, where)
     classes = check_classes(name, target, rows.z)
-    return rows.reduced(margins(rows.z, classes) - SLOPE[norm] * rows.radius.squeeze(-1))
+    return rows.reduced(margins(rows.z, classes) - SLOPE[norm] * rows.radius.squeeze(-1), -math.inf)

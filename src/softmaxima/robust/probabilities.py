@@ -23,10 +23,10 @@ from torch import Tensor
 from softmaxima.core.arguments import Array, as_scores
 from softmaxima.core.contract import AnyMap, Map, find_map
 from softmaxima.lse import logsumexp
-from softmaxima.robust.arguments import check_norm, prepared
+from softmaxima.robust.arguments import check_norm, is_broken, prepared
 from softmaxima.robust.corners import corner, is_own
 from softmaxima.robust.intervals import bounds_at, parameters
-from softmaxima.robust.stationary import first_order, greatest, least
+from softmaxima.robust.stationary import LEAST_RADIUS, first_order, greatest, least
 
 SINKS = ("elastic_softmax", "eps_softmax")  # whose p_i rises with all scores together
 SOFTMAX = ("softmax", "log_softmax")
@@ -67,7 +67,8 @@ def worst_probabilities(
         x, radius, norm, dim, temperature, where: as for `worst_logsumexp`.
         params: parameters of the map.
 
-    Returns (lower, upper, exact), of log p for log_softmax. −∞ stays a mask, with probability 0.
+    Returns (lower, upper, exact), of log p for log_softmax; in a dtype narrower than float64 rounded outward. −∞ stays a mask, with
+    probability 0; a row with NaN or +∞ is NaN.
 
     Raises:
         TypeError, ValueError or IndexError for arguments that cannot be used, before any work.
@@ -94,7 +95,7 @@ def worst_probabilities(
         worst_at(found, rows.z, rows.radius, norm, classes.expand(*rows.z.shape[:-1], -1), values) for classes in place.split(block)
     ]
     lower, upper = (torch.cat([part[end] for part in parts], -1) for end in (0, 1))
-    return WorstProbabilities(rows.restored(lower), rows.restored(upper), is_exact(found, norm, n, values))
+    return WorstProbabilities(rows.restored(lower, -math.inf), rows.restored(upper, math.inf), is_exact(found, norm, n, values))
 
 
 def is_exact(map: Map, norm: float, n: int, params: Mapping[str, Any]) -> bool:
@@ -113,6 +114,14 @@ def _falls_alone(map: Map) -> bool:
 
 def worst_at(map: Map, z: Tensor, radius: Tensor, norm: float, classes: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """(lower, upper) of some classes of rows over their temperature, [..., m]."""
+    broken = is_broken(z)
+    lower, upper = _worst_at(map, z, radius, norm, classes, params)
+    return lower.masked_fill(broken, math.nan), upper.masked_fill(broken, math.nan)
+
+
+def _worst_at(
+    map: Map, z: Tensor, radius: Tensor, norm: float, classes: Tensor, params: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
     if norm == math.inf or z.shape[-1] <= 1 or not _falls_alone(map):
         return bounds_at(map, z - radius, z + radius, classes, params)
     if norm == 2.0 and map.name in SOFTMAX:
@@ -128,8 +137,8 @@ def _of_softmax(z: Tensor, radius: Tensor, classes: Tensor, largest: bool) -> Te
     others = z.unsqueeze(-2).masked_fill(is_own(classes, z.shape[-1]), -math.inf)  # [..., m, n]
     flat = others.detach().reshape(-1, z.shape[-1])
     r = radius.detach().unsqueeze(-2).expand(*others.shape[:-1], 1).reshape(-1, 1)
-    usable = flat.amax(-1, keepdim=True).isfinite() & (r > 0) if flat.shape[-1] else r > 0
-    safe, safe_r = torch.where(usable, flat, 0.0), torch.where(usable, r, 1.0)
+    usable = flat.amax(-1, keepdim=True).isfinite()
+    safe, safe_r = torch.where(usable, flat, 0.0), torch.where(usable, r, 1.0).clamp_min(LEAST_RADIUS)
     delta = -least(safe, safe_r, opposed=True) if largest else greatest(safe, safe_r, opposed=True)[0]
     direction = torch.where(usable, delta / safe_r, 0.0).reshape(others.shape)
     moved = others + radius.unsqueeze(-2) * direction

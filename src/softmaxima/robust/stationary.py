@@ -34,6 +34,8 @@ NEWTON = 12  # quadratic from the first step on; 8 suffice
 LEVELS = 17  # 32 · 8^16 intervals are as narrow as float64 can tell
 FIRST, SPLIT = 32, 8
 MOST = 2**22  # numbers of the intervals that are looked at together
+LEAST_RADIUS = 1e-290  # below which directions are those of r → 0
+ROUNDING = 1e-14  # by which a length of n numbers may be off, over n: some units in the last place of each, roots of `_lower_root`
 CLOSE = 1e-13  # nats, by which a bound may be above what is attained
 
 
@@ -60,19 +62,22 @@ def least(z: Tensor, radius: Tensor, opposed: bool = False) -> Tensor:
     low, high = smallest + smallest.log(), radius + radius.log()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        small = _size(_omega(z + middle), opposed) < radius**2
+        small = _length(_omega(z + middle), opposed) < radius
         low, high = torch.where(small, middle, low), torch.where(small, high, middle)
     return _scaled(_omega(z + (low + high) / 2), radius, opposed)
 
 
-def _size(delta: Tensor, opposed: bool) -> Tensor:
-    squares = delta.square().sum(-1, keepdim=True)
-    return squares + delta.sum(-1, keepdim=True) ** 2 if opposed else squares
+def _length(delta: Tensor, opposed: bool) -> Tensor:
+    """‖δ‖ of δ ≥ 0, whose squares may be beyond float64."""
+    most = delta.amax(-1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)
+    share = delta / most
+    squares = share.square().sum(-1, keepdim=True)
+    return most * (squares + share.sum(-1, keepdim=True) ** 2 if opposed else squares).sqrt()
 
 
 def _scaled(delta: Tensor, radius: Tensor, opposed: bool) -> Tensor:
     """Of length r: what rounding left of it, and of an interval's middle what lies beside the root."""
-    return delta * (radius / _size(delta, opposed).sqrt())
+    return delta * (radius / _length(delta, opposed))
 
 
 def _value(z: Tensor, delta: Tensor, opposed: bool) -> Tensor:
@@ -83,7 +88,8 @@ def _value(z: Tensor, delta: Tensor, opposed: bool) -> Tensor:
 
 def _curve(gaps: Tensor, top: Tensor, t: Tensor) -> Tensor:
     """δ(t)."""
-    below = _lower_root(gaps + ((t - 1) - torch.log1p(t - 1)))
+    above = torch.where(t < 0.5, (t - 1) - t.log(), (t - 1) - torch.log1p((t - 1).clamp_min(-0.5)))  # t − log t − 1 ≥ 0
+    below = _lower_root(gaps + above)
     return below.scatter(-1, top, t)
 
 
@@ -113,7 +119,7 @@ def _first_root(gaps: Tensor, top: Tensor, radius: Tensor, opposed: bool) -> Ten
     low, high = torch.zeros_like(radius), radius.clamp_max(1.0)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        small = _size(_curve(gaps, top, middle), opposed) < radius**2
+        small = _length(_curve(gaps, top, middle), opposed) < radius
         low, high = torch.where(small, middle, low), torch.where(small, high, middle)
     return high
 
@@ -156,8 +162,8 @@ def _kept(
     a, b = a.unsqueeze(-1), b.unsqueeze(-1)
     first, last = _curve(gaps, top, a), _curve(gaps, top, b)
     smallest, largest = last.scatter(-1, top, a), first.scatter(-1, top, b)
-    slack = 1e-14 * radius**2 * z.shape[-1]
-    may = (_size(smallest, opposed) <= radius**2 + slack) & (_size(largest, opposed) >= radius**2 - slack)
+    slack = ROUNDING * z.shape[-1]
+    may = (_length(smallest, opposed) <= radius * (1 + slack)) & (_length(largest, opposed) >= radius * (1 - slack))
     may = may.squeeze(-1)
     return a[may, 0], b[may, 0], row[may], _value(z[row[may]], largest[may], opposed)
 
