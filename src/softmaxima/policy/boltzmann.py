@@ -250,17 +250,23 @@ def _kl_of_policies(p: Policy, q: Policy) -> Tensor:
 @register_kl(Policy, Categorical)
 def _kl_to_categorical(p: Policy, q: Categorical) -> Tensor:
     _shared("kl_divergence", p.num_actions, q.param_shape[-1])
-    return divergence(p._p, p._log_p, _log_p_of(q)).to(torch.promote_types(p.scores.dtype, q._param.dtype))
+    return divergence(p._p, p._log_p, _log_p_of(q)).to(torch.promote_types(p.scores.dtype, _parameter_of(q).dtype))
 
 
 @register_kl(Categorical, Policy)
 def _kl_of_categorical(p: Categorical, q: Policy) -> Tensor:
     _shared("kl_divergence", p.param_shape[-1], q.num_actions)
     log_p = _log_p_of(p)
-    return divergence(log_p.exp(), log_p, q._log_p).to(torch.promote_types(p._param.dtype, q.scores.dtype))
+    return divergence(log_p.exp(), log_p, q._log_p).to(torch.promote_types(_parameter_of(p).dtype, q.scores.dtype))
+
+
+def _parameter_of(given: Categorical) -> Tensor:
+    """The probabilities or logits that it was made of."""
+    found: Any = given._param
+    return found
 
 
 def _log_p_of(given: Categorical) -> Tensor:
     """Of the parameter that it has: logits made of probabilities are never −∞, and probabilities made of logits may be 0."""
-    of_probs = given._param is given.__dict__.get("probs")
+    of_probs = _parameter_of(given) is given.__dict__.get("probs")
     return log_of(given.probs.double()) if of_probs else LOG_SOFTMAX(given.logits.double())
