@@ -41,7 +41,7 @@ class Budget:
     ValueError: sample: 0.5 of rho was asked for and 0.25 is left of 1.0; nothing was released
     """
 
-    x: Any
+    x: Any = field(repr=False)  # which nobody is to read
     records: Records
     epsilon: float | None = None
     rho: float | None = None
