@@ -114,10 +114,7 @@ class MixtureOfMaps(nn.Module):
         return GATES[self.gate](g, temperature=tau() if isinstance(tau, nn.Module) else tau)
 
     def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        return self._mixed([map(x, where=where) for map in self.maps])
-
-    def _mixed(self, p: Sequence[Tensor]) -> Tensor:
-        """Σ w p in p's dtype, added up in no less than the weights have."""
+        p = [map(x, where=where) for map in self.maps]
         weights = self._weights(p[0].dtype)
         mixed = sum(w * each.to(weights.dtype) for w, each in zip(weights, p, strict=True))
         return mixed.to(p[0].dtype)  # type: ignore[union-attr]

@@ -19,7 +19,6 @@ from softmaxima.graph.neighbours import (
     check_gate,
     first_numbers,
     held_map,
-    largest_of,
     over_neighbours,
     restore,
     said_map,
@@ -30,6 +29,7 @@ from softmaxima.lse.logsumexp import check_real
 from softmaxima.maps import MapModule
 from softmaxima.segments import Segments, segment_log_mean_exp, segment_logsumexp, segment_map
 from softmaxima.segments.arguments import value_of_segments
+from softmaxima.segments.ragged import largest_of
 
 
 class LogSumExpAggregation(Aggregation):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -120,12 +119,3 @@ def over_neighbours(held: MapModule, x: Tensor, segments: Segments, dim: int) ->
     """The map of the scores of each node's neighbours."""
     options = {name: value for name, value in held.options.items() if name != "dim"}
     return segment_map(held.map, x, segments, dim=dim, **options)
-
-
-def largest_of(x: Tensor, segments: Segments, axis: int) -> Tensor:
-    """The largest of each node, by which scores may be shifted: 0 where that is not finite, or nothing is."""
-    shape = list(x.shape)
-    shape[axis] = len(segments)
-    each = segments.index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
-    tops = x.new_full(shape, -math.inf).scatter_reduce(axis, each, x.detach(), "amax")
-    return tops.masked_fill(~tops.isfinite(), 0.0)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softmaxima.kernels.native import Kernel, Theta, in_memory
+from softmaxima.kernels.native import Kernel, Theta, computed_in, in_memory
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,6 @@ class Options:
     left: int | None
     right: int | None
     sinks: float | Tensor | None
-
-
-def computed_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def new_results(q: Tensor, v: Tensor, lse: bool, wide: bool) -> tuple[Tensor, Tensor]:

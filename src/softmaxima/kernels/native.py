@@ -160,6 +160,11 @@ class Layout(NamedTuple):
         return x.new_empty(shape, dtype=dtype).movedim(self.axis, -1)
 
 
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """What kernels hold numbers of this dtype in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def fresh(x: Tensor) -> Tensor:
     """A tensor that nothing was written to, in large pages where it is large (csrc/pages.h)."""
     if (size := x.numel() * x.element_size()) >= LARGE:

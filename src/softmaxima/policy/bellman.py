@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softmaxima.core.arguments import Array, as_scores, check_where, like_input
+from softmaxima.core.arguments import Array, as_scores, broadcasts, check_where, like_input
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_count, check_number, check_positive
 from softmaxima.core.tracing import is_concrete
@@ -164,14 +164,14 @@ def _process(name: str, q: Tensor, reward: Any, transition: Any, discount: Any) 
         )
     r, p = as_scores(name, reward, "reward"), as_scores(name, transition, "transition")
     *_, states, actions = q.shape
-    if p.shape[-3:] != (states, actions, states) or not _broadcasts(p.shape[:-3], q.shape[:-2]):
+    if p.shape[-3:] != (states, actions, states) or not broadcasts(total := p.detach().double().sum(-1), tuple(q.shape)):
         wanted = (*q.shape[:-2], states, actions, states)
         raise ValueError(f"{name}: transition must be [..., states, actions, states], {wanted}, got {tuple(p.shape)}")
-    if not _broadcasts(r.shape, q.shape):
+    if not broadcasts(r, tuple(q.shape)):
         raise ValueError(f"{name}: reward must broadcast to [..., states, actions], {tuple(q.shape)}, got {tuple(r.shape)}")
     if not bool(r.detach().isfinite().all()):
         raise ValueError(f"{name}: reward must be finite; leave illegal actions out by where=")
-    total, least = p.detach().double().sum(-1), p.detach()
+    least = p.detach()
     if not (bool((least >= 0).all()) and bool((total <= 1 + 1e-5).all())):
         got = float(least.min()) if not bool((least >= 0).all()) else float(total.max())
         raise ValueError(
@@ -179,8 +179,3 @@ def _process(name: str, q: Tensor, reward: Any, transition: Any, discount: Any) 
         )
     gamma = check_number(name, "discount", discount, lambda gamma: 0 <= gamma < 1, "at least 0 and below 1")
     return r.double().broadcast_to(q.shape), p.double() / total.clamp(min=1.0).unsqueeze(-1), gamma
-
-
-def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:
-    own = tuple(shape)
-    return len(own) <= len(wanted) and all(a in (1, b) for a, b in zip(reversed(own), reversed(wanted), strict=False))

@@ -89,17 +89,23 @@ def _slope_of_temperature(
     operation: Operation, segments: Segments, axis: int, x: Tensor, tau: Tensor, mask: Tensor | None, slope: Tensor
 ) -> Tensor:
     """∂/∂τ = −⟨∂/∂x, x − A⟩/τ, A a segment's largest score, which keeps digits, where a shift by it changes nothing, else 0."""
-    used, index = slope != 0, segments.index
-    scores, shape = x.double(), list(x.shape)
+    scores, index, shape = x.double(), segments.index, list(x.shape)
     shape[axis] = len(segments)
     if operation.shift_invariant:
-        each = index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
         # Of all, for the slope of a largest score may have rounded to 0.
         allowed = scores if mask is None else scores.masked_fill(~mask, -math.inf)
-        tops = scores.new_full(shape, -math.inf).scatter_reduce_(axis, each, allowed, "amax")
-        scores = scores - tops.masked_fill(~tops.isfinite(), 0.0).index_select(axis, index)
-    moved = scores.new_zeros(shape).index_add_(axis, index, scores.masked_fill(~used, 0.0).mul_(slope))
+        scores = scores - largest_of(allowed, segments, axis).index_select(axis, index)
+    moved = scores.new_zeros(shape).index_add_(axis, index, scores.masked_fill(slope == 0, 0.0).mul_(slope))
     return -(moved / tau).sum_to_size(tau.shape).to(tau.dtype)
+
+
+def largest_of(x: Tensor, segments: Segments, axis: int) -> Tensor:
+    """The largest of each segment, by which scores may be shifted: 0 where that is not finite, or nothing is."""
+    shape = list(x.shape)
+    shape[axis] = len(segments)
+    each = segments.index.view(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
+    tops = x.new_full(shape, -math.inf).scatter_reduce(axis, each, x.detach(), "amax")
+    return tops.masked_fill(~tops.isfinite(), 0.0)
 
 
 def by_rows(

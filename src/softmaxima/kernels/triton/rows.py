@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.native import Layout, Theta, in_memory, mask_blocks, one_stride
+from softmaxima.kernels.native import Layout, Theta, computed_in, in_memory, mask_blocks, one_stride
 
 ON_CHIP = 1 << 15  # numbers of 4 bytes for a row that stay in registers
 PART = 1 << 13  # elements of a long row that a program holds
@@ -452,7 +452,7 @@ class Rows:
 
 def read(x: Tensor | None, like: Tensor, tau: float | Tensor, where: Tensor | None, theta: Theta = ()) -> Rows:
     """The rows of x, of the shape and dtype of `like`. Outer axes may lie in any way; the last is made contiguous."""
-    compute = torch.float64 if like.dtype == torch.float64 else torch.float32
+    compute = computed_in(like.dtype)
     stride, starts = like.shape[-1], None
     if x is not None:
         x = x.resolve_neg()

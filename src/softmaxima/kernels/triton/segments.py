@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softmaxima.kernels.native import Kernel, Theta, in_memory
+from softmaxima.kernels.native import Kernel, Theta, computed_in, in_memory
 from softmaxima.kernels.native_segments import Numbers, shape_of_sums
 from softmaxima.kernels.triton import logsumexp
 from softmaxima.kernels.triton.library import has, module_of, on_device
@@ -108,9 +108,8 @@ def of_sum(name: str) -> Kernels | None:
 
 def fit(kernels: Kernels, segments: Segments, dtype: torch.dtype) -> bool:
     """Whether the longest segment stays on chip, with p and g."""
-    compute = _compute(dtype)
     held = 3 + max(kernels.forward.beside, kernels.derivative.beside)
-    return fits(held, next_power_of_2(segments.longest), compute) if segments.longest else True
+    return fits(held, next_power_of_2(segments.longest), computed_in(dtype)) if segments.longest else True
 
 
 def value(kernels: Kernels, x: Tensor, axis: int, segments: Segments, numbers: Numbers) -> Tensor:
@@ -162,7 +161,7 @@ def _launch(
     shape = shape_of_sums(like, axis, len(segments))
     scores = Scores(
         x=x, stride=0, starts=None, mask=mask, blocks=None, n=0, **numbers_of_rows(numbers.tau, theta, shape, like.device),
-        COMPUTE=tl.constexpr(TRITON_DTYPE[_compute(like.dtype)]),
+        COMPUTE=tl.constexpr(TRITON_DTYPE[computed_in(like.dtype)]),
     )  # fmt: skip
     with on_device(like):
         for width, own in segments.by_width:
@@ -173,7 +172,3 @@ def _launch(
                 scores, f.inputs(p, g), f.outputs(out), places, count, BEGIN=f.begin, FINISH=f.finish, **tile
             )  # fmt: skip
     return out
-
-
-def _compute(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
