@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -182,11 +182,15 @@ X, Y = normal(3, 20), torch.tensor([0, 1, 2])
         (
             lambda: robust.attack(linear(), X, Y, 0.1, loss=lambda s, t: s.sum(), limits=None),
             ValueError,
-            "loss must give one number",
+            "loss must give one",
         ),
         (lambda: robust.attack(linear(), X, Y, 0.1, loss=lambda s, t: s[:, 0] * math.nan, limits=None), ValueError, "loss is NaN"),
         (lambda: robust.attack(linear(), X * math.nan, Y, 0.1, limits=None), ValueError, "inputs must be finite, got 60"),
-        (lambda: robust.attack(3, X, Y, 0.1, limits=None), TypeError, "model must be a function from inputs to scores, got int"),
+        (
+            lambda: robust.attack(cast(Any, 3), X, Y, 0.1, limits=None),
+            TypeError,
+            "model must be a function from inputs to scores, got int",
+        ),
         (lambda: robust.fit_detector(X[:, :1]), ValueError, "the margin of ordinary rows must be finite, got 3 of 3 rows"),
         (lambda: robust.fit_detector(X - math.inf, "energy"), ValueError, "the energy of ordinary rows must be finite"),
         (lambda: robust.worst_margin(X[:, :0], Y * 0, 0.1), ValueError, "there must be a class for target to name"),

@@ -119,9 +119,7 @@ def attack(
     if x.ndim < 2:
         raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
     if not callable(model):
-        raise TypeError(
-            f"{name}: model must be a function from inputs to scores, got {type(model).__name__}; pass the network itself"
-        )
+        raise TypeError(f"{name}: model must be a function from inputs to scores, got {type(model).__name__}; pass a network")
     if not bool(x.isfinite().all()):
         raise ValueError(f"{name}: inputs must be finite, got {int((~x.isfinite()).sum())} that are not; leave those rows out")
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
@@ -170,9 +168,7 @@ def _slope(name: str, value: Tensor, at: Tensor, wrong: Tensor) -> Tensor:
     if slope is None:
         raise ValueError(f"{name}: model must give scores with a gradient by its inputs, got none; do not detach them")
     if bool((slope.isnan().flatten(1).any(1) & ~wrong).any()):
-        raise ValueError(
-            f"{name}: the gradient is NaN where the scores are not, so that the attack is blind; mend the model's slope"
-        )
+        raise ValueError(f"{name}: the gradient is NaN where the scores are not, so that the attack is blind; mend it")
     return slope.nan_to_num(0.0).double()
 
 
