@@ -137,7 +137,7 @@ def test_second_derivatives_that_would_be_wrong_are_refused(name: str):
 @norms
 @pytest.mark.parametrize("smallest", [False, True])
 def test_directions_and_slopes_at_radii_of_any_size(norm: float, smallest: bool):
-    """At ε → 0 the direction is that of steepest change, and at 0 the derivative by ε that from the right; far out δ stays of length ε."""
+    """At ε → 0 the direction of steepest change, at 0 the derivative by ε from the right; far out δ of length ε."""
     x = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
     p, sign = x.softmax(0), -1.0 if smallest else 1.0
     slope = sign * {1.0: p.max(), 2.0: p.norm(), math.inf: torch.tensor(1.0, dtype=torch.float64)}[norm]
