@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -104,6 +104,31 @@ def test_a_radius_of_nothing_moves_nothing():
     assert torch.equal(found.misled, linear()(x).argmax(-1) != 0)
 
 
+@norms
+def test_what_a_narrow_dtype_rounds_stays_in_the_ball_and_the_limits(norm: float, dtype: torch.dtype):
+    x = normal(40, 20, scale=3.0).sigmoid().to(dtype)
+    low, high = float(x.min()), float(x.max())
+    model = linear().to(dtype)
+    for eps in (0.1, 1e-3):
+        found = robust.attack(
+            model, x, torch.zeros(40, dtype=torch.int64), eps, norm, steps=5, restarts=2, limits=(low, high), generator=0
+        ).inputs.double()
+        assert (torch.linalg.vector_norm(found - x.double(), norm, -1) <= eps * (1 + 1e-15)).all()
+        assert ((found >= low) & (found <= high)).all()
+
+
+def test_a_broken_model_does_not_seem_to_withstand():
+    x, target = normal(8, 20), torch.zeros(8, dtype=torch.int64)
+    broken = lambda value: lambda x: (0 * x).sum(1, keepdim=True) + torch.full((1, 4), value, dtype=torch.float64)
+    for value in (0.0, math.nan, math.inf):
+        assert robust.attack(broken(value), x, target, 0.1, limits=None, steps=3).misled.all()
+    blind = lambda x: (x - x).abs().sqrt().sum(1, keepdim=True) + torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    stopping = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64).expand(8, 3)
+    for model, message in ((blind, "the gradient is NaN"), (lambda x: stopping, "a gradient by its inputs, got none")):
+        with pytest.raises(ValueError, match=message):
+            robust.attack(model, x, target, 0.1, limits=None)
+
+
 # Detectors ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +179,21 @@ X, Y = normal(3, 20), torch.tensor([0, 1, 2])
         (lambda: robust.attack(lambda x: x.sum(), X, Y, 0.1, limits=None), ValueError, r"model must give scores \[3, classes\]"),
         (lambda: robust.attack(linear(classes=2), X, Y * 0, 0.1, loss="dlr", limits=None), ValueError, "at least 3 classes, got 2"),
         (lambda: robust.attack(linear(), X.long(), Y, 0.1), TypeError, "inputs must be float64"),
+        (
+            lambda: robust.attack(linear(), X, Y, 0.1, loss=lambda s, t: s.sum(), limits=None),
+            ValueError,
+            "loss must give one",
+        ),
+        (lambda: robust.attack(linear(), X, Y, 0.1, loss=lambda s, t: s[:, 0] * math.nan, limits=None), ValueError, "loss is NaN"),
+        (lambda: robust.attack(linear(), X * math.nan, Y, 0.1, limits=None), ValueError, "inputs must be finite, got 60"),
+        (
+            lambda: robust.attack(cast(Any, 3), X, Y, 0.1, limits=None),
+            TypeError,
+            "model must be a function from inputs to scores, got int",
+        ),
+        (lambda: robust.fit_detector(X[:, :1]), ValueError, "the margin of ordinary rows must be finite, got 3 of 3 rows"),
+        (lambda: robust.fit_detector(X - math.inf, "energy"), ValueError, "the energy of ordinary rows must be finite"),
+        (lambda: robust.worst_margin(X[:, :0], Y * 0, 0.1), ValueError, "there must be a class for target to name"),
         (lambda: robust.Detector("max", 0.0), ValueError, "statistic must be one of margin, entropy, energy"),
         (lambda: robust.Detector("margin", math.nan), ValueError, "threshold must be a number, got nan"),
         (lambda: robust.Detector("margin", 0.0, 0.0), ValueError, "temperature must be positive"),

@@ -134,6 +134,44 @@ def test_second_derivatives_that_would_be_wrong_are_refused(name: str):
         torch.autograd.grad(value, x, create_graph=True)
 
 
+@norms
+@pytest.mark.parametrize("smallest", [False, True])
+def test_directions_and_slopes_at_radii_of_any_size(norm: float, smallest: bool):
+    """At ε → 0 the direction of steepest change, at 0 the derivative by ε from the right; far out δ of length ε."""
+    x = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
+    p, sign = x.softmax(0), -1.0 if smallest else 1.0
+    slope = sign * {1.0: p.max(), 2.0: p.norm(), math.inf: torch.tensor(1.0, dtype=torch.float64)}[norm]
+    for eps in (0.0, 1e-300, 1e-100, 1e-16):
+        radius = torch.tensor(eps, dtype=torch.float64, requires_grad=True)
+        worst = robust.worst_logsumexp(x, radius, norm, smallest=smallest)
+        torch.testing.assert_close(torch.autograd.grad(worst.value, radius)[0], slope, rtol=1e-12, atol=0)
+        if norm == 2.0 and eps:
+            torch.testing.assert_close(worst.perturbation / eps, sign * p / p.norm(), rtol=1e-10, atol=0)
+    for eps in (1e100, 1e155, 1e300):
+        delta = robust.worst_logsumexp(x, eps, norm, smallest=smallest).perturbation / eps
+        assert float(torch.linalg.vector_norm(delta, norm)) == pytest.approx(1.0, rel=1e-12)
+
+
+@norms
+def test_what_is_said_of_narrow_scores_is_rounded_outward(norm: float, dtype: torch.dtype):
+    x, eps = normal(60, 5, dtype=dtype), 0.3
+    wide = robust.worst_logsumexp(x.double(), eps, norm)
+    narrow = robust.worst_logsumexp(x, eps, norm)
+    assert (narrow.bound.double() >= wide.bound).all()
+    assert (torch.linalg.vector_norm(narrow.perturbation.double(), norm, -1) <= eps * (1 + 1e-14)).all()
+    assert (robust.worst_margin(x, 0, eps, norm).double() <= robust.worst_margin(x.double(), 0, eps, norm)).all()
+    ends, exact = (robust.worst_probabilities("entmax15", each, eps, norm) for each in (x, x.double()))
+    assert (ends.lower.double() <= exact.lower).all()
+    assert (ends.upper.double() >= exact.upper).all()
+
+
+def test_nothing_is_said_of_rows_with_infinity():
+    for norm in NORMS:
+        worst = robust.worst_probabilities("softmax", torch.tensor([math.inf, 0.0]), 0.5, norm)
+        assert worst.lower.isnan().all()
+        assert worst.upper.isnan().all()
+
+
 def test_many_rows_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch):
     x = normal(40, 9)
     whole = robust.worst_logsumexp(x, 3.0, 2)

@@ -92,6 +92,8 @@ def check_classes(name: str, target: Any, z: Tensor, what: str = "target") -> Te
         raise ValueError(
             f"{name}: {what} must be one class a row, of shape {tuple(z.shape[:-1])}, got {tuple(classes.shape)}; reshape it"
         )
+    if z.shape[-1] == 0:
+        raise ValueError(f"{name}: there must be a class for {what} to name, got scores without any; give at least one")
     if is_concrete(classes) and classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < z.shape[-1]:
         wrong = classes[(classes < 0) | (classes >= z.shape[-1])]
         raise ValueError(f"{name}: {what} must be in [0, {z.shape[-1] - 1}], got {int(wrong[0])}; number the classes from 0")

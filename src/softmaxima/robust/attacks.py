@@ -8,7 +8,8 @@ The losses are of logits and not of probabilities: a softmax that saturates, as 
     dlr             the margin over x₍₁₎ − x₍₃₎, whatever the scale of scores
     cross_entropy   LSE(x) − x_t
 
-Π is onto the ball, and then onto the limits of inputs. Onto that of ℓ1 it is sparsemax: ε sparsemax(|δ|/ε) with the signs of δ.
+Π is onto the ball, and then onto the limits of inputs, in float64, and what a narrower dtype rounds is rounded towards the inputs
+that were given, so that it stays in the ball. Onto that of ℓ1 it is sparsemax: ε sparsemax(|δ|/ε) with the signs of δ.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from softmaxima.robust.arguments import RADIUS, check_classes, check_norm
 from softmaxima.robust.margins import margins
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+INSIDE = 1 - 1e-14  # of a radius, so that the rounding of a length does not leave the ball
 SPARSITY = 20  # an ascent under ℓ1 moves one in so many inputs
 
 
@@ -94,8 +96,11 @@ def attack(
 
     Returns (inputs, misled): of each row the point that misled the model with the greatest loss, or else that of the greatest loss.
 
+    A row is misled where the right score is not above all others: a tie misleads, and so do scores that are NaN.
+
     Raises:
-        TypeError or ValueError for arguments that cannot be used, before any step.
+        TypeError or ValueError for arguments that cannot be used, before any step; ValueError for a model without a gradient by its
+        inputs, and for a gradient or a loss that is NaN where the scores are not, for such a model would seem to withstand.
 
     Cost: a forward and a backward pass a step.
 
@@ -113,6 +118,10 @@ def attack(
     norm, radius = check_norm(name, norm), check_number(name, "radius", radius, *RADIUS)
     if x.ndim < 2:
         raise ValueError(f"{name}: inputs must be [rows, …], got shape {tuple(x.shape)}; call .unsqueeze(0) for a single row")
+    if not callable(model):
+        raise TypeError(f"{name}: model must be a function from inputs to scores, got {type(model).__name__}; pass a network")
+    if not bool(x.isfinite().all()):
+        raise ValueError(f"{name}: inputs must be finite, got {int((~x.isfinite()).sum())} that are not; leave those rows out")
     of = loss if callable(loss) else ATTACK_LOSSES[check_choice(name, "loss", loss, tuple(ATTACK_LOSSES))]
     steps, restarts = check_count(name, "steps", steps), check_count(name, "restarts", restarts)
     step = 2.5 * radius / steps if step_size is None else check_positive(name, "step_size", step_size)
@@ -133,16 +142,34 @@ def attack(
             with torch.enable_grad():
                 scores = model(at)
                 value = of(scores, classes)
+            if value.shape != classes.shape:
+                raise ValueError(
+                    f"{name}: loss must give one number a row, {tuple(classes.shape)}, got shape {tuple(value.shape)}; "
+                    "do not reduce it"
+                )
             wrong = ~(margins(scores.detach(), classes) > 0)  # a tie, or what is no number, is no decision for the class
             better = (wrong & ~misled) | ((wrong == misled) & (value.detach() > best_loss))
             better = better & ~misled if stop else better
             best = torch.where(_like(better, x), at.detach(), best)
-            best_loss, misled = torch.where(better, value.detach(), best_loss), misled | wrong
+            best_loss, misled = torch.where(better, value.detach().to(best_loss), best_loss), misled | wrong
+            if bool((value.detach().isnan() & ~wrong).any()):
+                raise ValueError(f"{name}: loss is NaN where the scores are not, so that the attack is blind; give another loss")
             if number < steps:
-                (slope,) = torch.autograd.grad(value.sum(), at)
-                at = _project(x, at.detach() + step * _direction(slope, norm) - x, radius, norm, low, high)
+                slope = _slope(name, value, at, wrong)
+                delta = at.detach().double() - x.double() + step * _direction(slope, norm)
+                at = _project(x, delta, radius, norm, low, high)
                 advanced()
     return Attacked(best, misled)
+
+
+def _slope(name: str, value: Tensor, at: Tensor, wrong: Tensor) -> Tensor:
+    """The gradient in float64; 0 where it is NaN in rows that are misled."""
+    slope = torch.autograd.grad(value.sum(), at, allow_unused=True)[0] if value.requires_grad else None
+    if slope is None:
+        raise ValueError(f"{name}: model must give scores with a gradient by its inputs, got none; do not detach them")
+    if bool((slope.isnan().flatten(1).any(1) & ~wrong).any()):
+        raise ValueError(f"{name}: the gradient is NaN where the scores are not, so that the attack is blind; mend it")
+    return slope.nan_to_num(0.0).double()
 
 
 def _limits(name: str, limits: Any, x: Tensor) -> tuple[float, float]:
@@ -169,6 +196,7 @@ def _direction(slope: Tensor, norm: float) -> Tensor:
         return slope.sign()
     flat = slope.flatten(1)
     if norm == 2.0:
+        flat = flat / flat.abs().amax(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)  # squares of it are in range
         return (flat / flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)).reshape(slope.shape)
     few = max(1, flat.shape[1] // SPARSITY)
     places = flat.abs().topk(few, 1).indices
@@ -176,7 +204,7 @@ def _direction(slope: Tensor, norm: float) -> Tensor:
 
 
 def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, high: float) -> Tensor:
-    """x + δ in the ball and the limits. Limits only shorten δ, for x is within them."""
+    """x + δ in the ball and the limits, δ of float64. Limits only shorten δ, for x is within them, and so does rounding."""
     if radius == 0:
         return x
     if norm == math.inf:
@@ -184,18 +212,21 @@ def _project(x: Tensor, delta: Tensor, radius: float, norm: float, low: float, h
     else:
         flat = delta.flatten(1)
         if norm == 2.0:
-            flat = flat * (radius / flat.norm(dim=1, keepdim=True).clamp_min(radius))
+            flat = flat * (INSIDE * radius / flat.norm(dim=1, keepdim=True).clamp_min(radius))
         else:
+            radius = INSIDE * radius
             outside = flat.abs().sum(1, keepdim=True) > radius
             flat = torch.where(outside, flat.sign() * radius * sparsemax(flat.abs(), temperature=radius), flat)
         delta = flat.reshape(x.shape)
-    return (x + delta).clamp(low, high)
+    wide = x.double()
+    near = (wide + delta).clamp(low, high).to(x)
+    return torch.where((near.double() - wide).abs() > delta.abs(), torch.nextafter(near, x), near)
 
 
 def _drawn(x: Tensor, radius: float, norm: float, rng: torch.Generator | None) -> Tensor:
     """Points of the ball: uniform under ℓ∞; under the others in a random direction, at a random distance."""
     if norm == math.inf:
-        return (radius * (2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1)).to(x)
+        return (radius * (2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1)).to(x.device)
     flat = torch.randn(x.shape, generator=rng, dtype=torch.float64).flatten(1)
     length = radius * torch.rand(len(x), 1, generator=rng, dtype=torch.float64)
-    return (flat * length / flat.norm(p=norm, dim=1, keepdim=True)).reshape(x.shape).to(x)
+    return (flat * length / flat.norm(p=norm, dim=1, keepdim=True)).reshape(x.shape).to(x.device)

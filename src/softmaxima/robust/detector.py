@@ -90,7 +90,7 @@ def fit_detector(
         temperature: τ of the entropy and the energy.
 
     Raises:
-        TypeError, ValueError or IndexError for arguments that cannot be used, such as no rows at all.
+        TypeError, ValueError or IndexError for arguments that cannot be used, such as no rows at all, or rows with a single class.
 
     Cost: a sort of one number a row.
 
@@ -106,4 +106,10 @@ def fit_detector(
         raise ValueError(f"fit_detector: there must be ordinary rows to go by, got scores of shape {tuple(x.shape)}; give some")
     if bool(values.isnan().any()):
         raise ValueError("fit_detector: scores of ordinary rows must not be NaN, got some; leave those rows out")
-    return Detector(statistic, float(values.quantile(share)), temperature)
+    threshold = float(values.sort().values[int(share * values.numel())])  # so many are below
+    if not math.isfinite(threshold):
+        raise ValueError(
+            f"fit_detector: the {statistic} of ordinary rows must be finite, got {int((~values.isfinite()).sum())} of "
+            f"{values.numel()} rows where it is not; leave out rows with fewer than two allowed classes"
+        )
+    return Detector(statistic, threshold, temperature)
