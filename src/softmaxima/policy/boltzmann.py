@@ -111,9 +111,7 @@ class Policy(Distribution):
         rows = as_rows(name, scores, -1, temperature, where, None)
         self._params = map_params(name, found, params, rows)
         self.map, self.scores, self._rows = found, scores, rows
-        super().__init__(
-            scores.shape[:-1], validate_args=validate_args if scores.numel() else False
-        )  # torch's checks need a number
+        super().__init__(scores.shape[:-1], validate_args=validate_args if scores.numel() else False)  # torch checks no empty ones
 
     @property
     def num_actions(self) -> int:
