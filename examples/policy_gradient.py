@@ -57,8 +57,10 @@ def train(options: Options) -> list[float]:
     made: Any = gymnasium.make_vec("CartPole-v1", options.copies, vectorization_mode="vector_entry_point")
     actions = int(made.single_action_space.n)
     actor, critic = (nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, n)) for n in (actions, 1))
-    omega: Any = sm.find_map(options.map).regulariser
-    most = -float(omega(torch.full((actions,), 1 / actions)))
+    found = sm.find_map(options.map)
+    if found.regulariser is None:
+        raise SystemExit(f"policy_gradient: --map must have a regulariser, whose entropy is held, got {found.name}; take sparsemax")
+    most = -float(found.regulariser(torch.full((actions,), 1 / actions), **found.complete({})))
     held = sm.policy.AdaptiveTemperature(options.entropy * most, sm.Temperature(1.0, 0.01, 100.0), map=options.map)
     optimiser = torch.optim.Adam([*actor.parameters(), *critic.parameters()], options.rate)
     own = torch.optim.Adam(held.parameters(), 0.05)
@@ -86,7 +88,7 @@ def train(options: Options) -> list[float]:
             value = SCALE * critic(torch.cat((batch["state"], state[None]))).squeeze(-1)
             gain = advantages(batch["reward"], batch["ended"], batch["begins"], value, options)
             aim, counts = gain + value[:-1], ~batch["begins"]
-            gain = (gain - gain[counts].mean()) / (gain[counts].std() + 1e-8)
+            gain = (gain - gain[counts].mean()) / (gain[counts].std(correction=0) + 1e-8)
         left = 1 - update / options.updates
         optimiser.param_groups[0]["lr"] = options.rate * left
         for _ in range(options.epochs):

@@ -13,6 +13,7 @@ score of the probabilities that come out, one scale for all maps, to which ε gi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ class MixtureOfMaps(nn.Module):
         self.dim = check_axis(name, dim)
         self.gate = check_choice(name, "gate", gate, tuple(GATES))
         held = held_value(name, "gate_temperature", gate_temperature, *TEMPERATURE)
+        if isinstance(held, Tensor) and held.numel() != 1:
+            raise ValueError(f"{name}: gate_temperature must be one number, got shape {tuple(held.shape)}; it is of all weights")
         if isinstance(held, Tensor) and not isinstance(held, nn.Parameter):
             self.register_buffer("gate_temperature", held)
         else:
@@ -114,7 +117,11 @@ class MixtureOfMaps(nn.Module):
         return GATES[self.gate](g, temperature=tau() if isinstance(tau, nn.Module) else tau)
 
     def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        p = [map(x, where=where) for map in self.maps]
+        _check_tensor(type(self).__name__, x)
+        return self._mixed([map(x, where=where) for map in self.maps])
+
+    def _mixed(self, p: Sequence[Tensor]) -> Tensor:
+        """Σ w p in p's dtype, added up in no less than the weights have."""
         weights = self._weights(p[0].dtype)
         mixed = sum(w * each.to(weights.dtype) for w, each in zip(weights, p, strict=True))
         return mixed.to(p[0].dtype)  # type: ignore[union-attr]
@@ -133,7 +140,10 @@ class MixtureOfMaps(nn.Module):
         not derived. Cost: that of all maps once, and a read.
         """
         name = f"{type(self).__name__}.loss"
+        _check_tensor(name, x)
         scores = as_scores(name, x)
+        if not scores.ndim:
+            raise ValueError(f"{name}: scores must have an axis of classes, got a tensor of shape (); give scores [..., classes]")
         dim = check_dim(name, self.dim, scores.ndim)
         eps = check_number(name, "eps", eps, lambda eps: 0 < eps <= 1, "a number above 0, and at most 1")
         ignored = check_int(name, "ignore_index", ignore_index)
@@ -162,6 +172,11 @@ class MixtureOfMaps(nn.Module):
         return f"weights={own}, dim={self.dim}, gate={self.gate}"
 
 
+def _check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: scores must be a torch.Tensor, got {type(x).__name__}; call torch.as_tensor()")
+
+
 def _targets(name: str, x: Tensor, target: Any, dim: int, ignored: int) -> tuple[Tensor, Tensor]:
     """(y of x's shape, which rows count)."""
     if not isinstance(target, Tensor):
@@ -172,8 +187,9 @@ def _targets(name: str, x: Tensor, target: Any, dim: int, ignored: int) -> tuple
             raise ValueError(
                 f"{name}: probabilities must have the shape of the scores, {tuple(x.shape)}, got {tuple(target.shape)}"
             )
-        if is_concrete(target) and not bool((target >= 0).all()):
-            raise ValueError(f"{name}: probabilities of the target must be at least 0, got {float(target.min())}")
+        if is_concrete(target) and bool((wrong := ~((target >= 0) & (target < math.inf))).any()):
+            got = float(target[wrong][0])
+            raise ValueError(f"{name}: probabilities of the target must be at least 0 and finite, got {got}")
         return target, torch.ones(rows, dtype=torch.bool, device=x.device)
     if target.shape != rows or target.dtype == torch.bool:
         raise ValueError(f"{name}: target must be int64 of shape {rows}, got {target.dtype} of shape {tuple(target.shape)}")

@@ -206,10 +206,23 @@ def test_wide_scores_have_wide_weights():
 
 def test_what_is_no_target_and_no_weight_is_refused():
     mixture = sm.MixtureOfMaps(["softmax", "sparsemax"])
-    with pytest.raises(ValueError, match="probabilities of the target must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="probabilities of the target must be at least 0 and finite, got -1"):
         mixture.loss(torch.zeros(1, 2), -torch.ones(1, 2))
     with pytest.raises(ValueError, match="eps must be a number above 0, and at most 1, got 1e"):
         mixture.loss(torch.zeros(1, 2), torch.tensor([0]), eps=1e308)
     mixture.g.data.fill_(math.nan)
     with pytest.raises(ValueError, match=r"weights must be numbers, got .nan, nan.; training has diverged"):
         mixture.prune()
+
+
+def test_scores_are_tensors_with_an_axis_and_the_gate_has_one_temperature():
+    mixture = sm.MixtureOfMaps(["softmax", "sparsemax"])
+    for call in (lambda x: mixture(x), lambda x: mixture.loss(x, torch.tensor([0]))):
+        with pytest.raises(TypeError, match=r"scores must be a torch\.Tensor, got list"):
+            call([[1.0, 2.0]])
+    with pytest.raises(ValueError, match="an axis of classes"):
+        mixture.loss(torch.tensor(1.0), torch.tensor(0))
+    with pytest.raises(ValueError, match="gate_temperature must be one number"):
+        sm.MixtureOfMaps(["softmax", "sparsemax"], gate_temperature=torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match="at least 0 and finite, got inf"):
+        mixture.loss(torch.zeros(1, 2), torch.tensor([[math.inf, 0.0]]))

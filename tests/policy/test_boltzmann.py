@@ -284,3 +284,13 @@ def test_a_divergence_to_logits_is_of_logits_whoever_has_asked_for_probabilities
         assert before.dtype == torch.float64
     lacking = Categorical(probs=torch.tensor([1.0, 0.0]))
     assert kl_divergence(Policy(torch.zeros(2)), lacking) == math.inf
+
+
+def test_shapes_of_draws_are_checked_and_no_states_have_none():
+    policy = Policy(torch.zeros(2, 3))
+    for shape in ((-1,), (2, -1), (1.5,), 3, "3"):
+        with pytest.raises((TypeError, ValueError), match=r"^Policy\.sample: .*sample_shape must be"):
+            policy.sample(shape)
+    empty = Policy(torch.zeros(0, 3))
+    assert empty.sample((4,)).shape == (4, 0)
+    assert empty.mode.shape == empty.entropy().shape == (0,)

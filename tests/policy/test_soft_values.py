@@ -297,3 +297,32 @@ def test_what_does_not_learn_stays_as_it_is():
     assert sm.policy.look_ahead(network(torch.ones(2)).sum(), {}, 0.5) == {}
     with pytest.raises(TypeError, match=r"^look_ahead: parameters must be tensors by their names, got list"):
         sm.policy.look_ahead(network(torch.ones(2)).sum(), list(network.parameters()), 0.5)  # type: ignore[arg-type]
+
+
+def test_what_is_illegal_is_not_read_by_an_adaptive_temperature():
+    q, where = torch.tensor([[0.0, 1.0, math.nan], [1.0, 0.0, 2.0]]), torch.tensor([[True, True, False], [True] * 3])
+    slopes = []
+    for values in (q, q.nan_to_num(7.0)):
+        tau = AdaptiveTemperature(0.3)
+        tau.loss(values, where=where).backward()
+        slopes.append(tau.temperature.rho.grad)
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=0, atol=0)
+    with pytest.raises(TypeError, match=r"AdaptiveTemperature\.loss: scores must be a torch\.Tensor"):
+        AdaptiveTemperature(0.3).loss([1.0, 2.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"entropy must broadcast to the states, \(2, 1\), got shape \(3,\)"):
+        AdaptiveTemperature(torch.tensor([0.3, 0.4, 0.5])).loss(torch.zeros(2, 3))
+
+
+def test_values_that_are_no_numbers_are_the_same_in_transforms_and_have_no_slope_where_nobody_comes():
+    transition = torch.full((2, 2, 2), 0.5, dtype=torch.float64)
+    q = torch.tensor([[[math.nan, 0.0], [1.0, 0.0]], [[1.0, 0.0], [math.inf, 0.0]]], dtype=torch.float64)
+    backed = lambda q: soft_bellman(q, torch.zeros(2, 2, dtype=torch.float64), transition, 0.9)
+    torch.testing.assert_close(torch.func.vmap(backed)(q), backed(q), equal_nan=True)
+    stays = torch.eye(2, dtype=torch.float64).unsqueeze(1).repeat(1, 2, 1).requires_grad_()
+    far = torch.tensor([[math.inf, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    soft_bellman(far, torch.zeros(2, 2, dtype=torch.float64), stays, 0.9)[1].sum().backward()
+    assert torch.as_tensor(stays.grad)[1].isfinite().all()
+
+
+def test_no_states_are_solved_at_once():
+    assert soft_value_iteration(torch.zeros(0, 2, 3), torch.zeros(0, 2, 3, 2), 0.9).value.shape == (0, 2)

@@ -149,9 +149,9 @@ def _backed_up(value: Tensor, reward: Tensor, transition: Tensor, gamma: float, 
     ended = value.masked_fill(value == -math.inf, 0.0)
     finite = ended.isfinite()
     following = torch.einsum("...sat,...t->...sa", transition, ended.masked_fill(~finite, 0.0))
-    if is_concrete(finite) and not bool(finite.all()):
+    if not (is_concrete(finite) and bool(finite.all())):
         others = ended.masked_fill(finite, 0.0)[..., None, None, :]
-        following = following + torch.where(transition > 0, transition * others, 0.0).sum(-1)
+        following = following + (transition * torch.where(transition > 0, others, 0.0)).sum(-1)  # no slope is 0 · ∞
     following = reward + gamma * following
     return following if mask is None else following.masked_fill(~mask, -math.inf)
 

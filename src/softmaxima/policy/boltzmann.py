@@ -9,6 +9,7 @@ what log ρ − log π itself has lost is lost; Σ π (log π − log ρ), to wh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributions import Categorical, Distribution, constraints, register
 from torch.distributions.utils import lazy_property
 
 from softmaxima.core.contract import AnyMap, Map, find_map
+from softmaxima.core.numbers import check_count
 from softmaxima.core.randomness import Randomness
 from softmaxima.core.rows import without_mask
 from softmaxima.core.series import scaled_expm1_remainder
@@ -66,7 +68,8 @@ class Policy(Distribution):
 
     `sample`, `log_prob`, `entropy`, `mode`, `probs`, `logits` (log π), `enumerate_support` and `expand` are those of
     `torch.distributions.Categorical`, with `kl_divergence` to another policy or a Categorical on either side. log π of softmax is
-    computed as such, exact for probabilities that no dtype has; of other maps it is −∞ where they give exactly 0, with a gradient
+    computed as such, exact for probabilities that no dtype has; of other maps it is −∞ where they give 0 in float64
+    (of entmax at α = 1 and topk_softmax too, from some 745 below the largest x/τ), with a gradient
     of 0. Entropy has finite gradients at exact zeros. In nats. All is computed in float64, and given in the dtype of x.
 
     Raises:
@@ -108,7 +111,7 @@ class Policy(Distribution):
         rows = as_rows(name, scores, -1, temperature, where, None)
         self._params = map_params(name, found, params, rows)
         self.map, self.scores, self._rows = found, scores, rows
-        super().__init__(scores.shape[:-1], validate_args=validate_args)
+        super().__init__(scores.shape[:-1], validate_args=validate_args if scores.numel() else False)  # torch checks no empty ones
 
     @property
     def num_actions(self) -> int:
@@ -162,9 +165,12 @@ class Policy(Distribution):
 
     def sample(self, sample_shape: Any = torch.Size(), *, generator: Randomness = None) -> Tensor:  # noqa: B008 - as torch's
         """Actions [*sample_shape, ...], int64, by a torch.Generator, a NumPy one or a seed; None is torch's default generator."""
-        shape = torch.Size(sample_shape)
+        name = f"{type(self).__name__}.sample"
+        if not isinstance(sample_shape, Sequence) or isinstance(sample_shape, str):
+            raise TypeError(f"{name}: sample_shape must be a tuple of sizes, got {sample_shape!r}; give (5,) for five")
+        shape = torch.Size([check_count(name, "a size of sample_shape", size, 0) for size in sample_shape])
         self._check_possible("sample")
-        if not shape.numel():
+        if not self._extended_shape(shape).numel():
             return torch.empty(self._extended_shape(shape), dtype=torch.long, device=self.scores.device)
         drawn = gumbel_max(self._log_p.detach(), samples=shape.numel(), generator=generator)
         return drawn.reshape(self._extended_shape(shape))

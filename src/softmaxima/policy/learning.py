@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softmaxima.core.arguments import check_value
+from softmaxima.core.arguments import as_scores, broadcasts, check_value, check_where
 from softmaxima.core.contract import AnyMap
 from softmaxima.core.numbers import check_positive
+from softmaxima.core.tracing import sizes
 from softmaxima.policy.value import soft_value
 from softmaxima.temperature import Positive, Temperature
 
@@ -71,10 +72,15 @@ class AdaptiveTemperature(nn.Module):
 
     def loss(self, q: Tensor, *, where: Tensor | None = None) -> Tensor:
         """The mean of D(τ) over states with a legal action, of values q [..., n]; states of NaN or +∞ are left out."""
-        tau = self.temperature()
-        q = q.detach()
+        name, tau = f"{type(self).__name__}.loss", self.temperature()
+        q = as_scores(name, q).detach()
+        mask = check_where(name, where, q)
+        q = q if mask is None else q.masked_fill(~mask, -math.inf)
         known = ((q == q) & (q < math.inf)).all(-1, keepdim=True)  # a state of NaN or +∞ has no entropy to hold
-        value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, where=where, **self.params)
+        shape = (*sizes(q)[:-1], 1)
+        if not broadcasts(self.entropy, shape):
+            raise ValueError(f"{name}: entropy must broadcast to the states, {shape}, got shape {sizes(self.entropy)}")
+        value = soft_value(q.masked_fill(~known, 0.0), tau, map=self.map, **self.params)
         each = value - (tau * self.entropy).broadcast_to(*value.shape, 1).squeeze(-1)
         legal = (value.detach() > -math.inf) & known.squeeze(-1)
         return torch.where(legal, each, 0.0).sum() / legal.sum().clamp_min(1)
@@ -119,6 +125,8 @@ def look_ahead(loss: Tensor, parameters: Mapping[str, Tensor], rate: float) -> d
         raise TypeError(
             f"{name}: parameters must be tensors by their names, got {type(parameters).__name__}; call dict(net.named_parameters())"
         )
+    if wrong := [key for key, value in parameters.items() if not isinstance(value, Tensor)]:
+        raise TypeError(f"{name}: parameters must be tensors by their names, and {wrong[0]} is none")
     learnt = {key: value for key, value in parameters.items() if value.requires_grad}
     slopes = torch.autograd.grad(loss.sum(), list(learnt.values()), create_graph=True, allow_unused=True) if learnt else ()
     moved = {key: learnt[key] - rate * slope for key, slope in zip(learnt, slopes, strict=True) if slope is not None}
