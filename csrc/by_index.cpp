@@ -2,8 +2,10 @@
 // exp(z) where all scores of a window are near 0, and their sums are in double. Doubles, whose sums need more than a double, and maps
 // with a threshold go by rows (segments.cpp).
 
+#include <algorithm>
+
 #include "exponential.h"
-#include "windows.h"
+#include "rows.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
@@ -33,23 +35,6 @@ template <class V>
 V* room(Array<V>& array, int64_t count) {
     return array.at_least(count > 0 ? count : 1);
 }
-
-// What the calling thread moves elements to.
-template <class T>
-struct Moved {
-    Array<T> x, p, g, out;
-    Array<uint8_t> mask;
-
-    static Moved& of_this_thread() {
-        static thread_local Moved moved;
-        return moved;
-    }
-
-    void release_if_large() {
-        for (Array<T>* array : {&x, &p, &g, &out}) array->release_if_large();
-        mask.release_if_large();
-    }
-};
 
 // Segments [first, last), and the elements [begin, end) of them.
 struct Window {
@@ -275,45 +260,24 @@ struct ByIndex {
     }
 };
 
-// body(the segments, a window, memory) for all windows, of elements that are moved there and back. `sums` tells whether it gives one number a
-// segment, or takes g as such.
+// body(the segments, a window, memory) for all windows. `sums` tells whether it gives one number a segment, or takes g as such.
 template <class T, class Body>
 bool for_each_window(const SoftmaximaIndexed& call, bool sums, const Body& body) {
     const int64_t size = call.elements * call.inner, rows = call.segments * call.inner;
-    const bool of_rows = sums && !call.g;
     const int team = team_size(call.threads, NANOSECONDS * double(call.elements + call.segments) * double(call.inner));
-    Moved<T>& moved = Moved<T>::of_this_thread();
     bool done = true;
     const auto part = [](auto* array, int64_t begin) { return array ? array + begin : nullptr; };
     for (int64_t outer = 0; outer < call.outer; ++outer) {
-        ByIndex<T> segments{call,
-                            call.inner,
-                            part(static_cast<const T*>(call.x), outer * size),
-                            part(static_cast<const T*>(call.p), outer * size),
-                            part(static_cast<const T*>(call.g), outer * (sums ? rows : size)),
-                            part(call.mask, outer * size),
-                            part(call.taus, outer * rows),
-                            static_cast<T*>(call.out) + outer * (of_rows ? rows : size)};
-        T* out = segments.out;
-        const auto move = [&](auto& array, auto*& from) {
-            if (!from) return;
-            auto* to = array.at_least(size);
-            done = to && done;
-            if (to) move_to(call.places, from, call.elements, call.inner, team, to);
-            from = to;
-        };
-        if (call.places) {
-            move(moved.x, segments.x);
-            move(moved.p, segments.p);
-            if (!sums) move(moved.g, segments.g);
-            move(moved.mask, segments.mask);
-            if (!of_rows) segments.out = moved.out.at_least(size);
-            if (!done || !segments.out) return false;
-        }
+        const ByIndex<T> segments{call,
+                                  call.inner,
+                                  part(static_cast<const T*>(call.x), outer * size),
+                                  part(static_cast<const T*>(call.p), outer * size),
+                                  part(static_cast<const T*>(call.g), outer * (sums ? rows : size)),
+                                  part(call.mask, outer * size),
+                                  part(call.taus, outer * rows),
+                                  static_cast<T*>(call.out) + outer * (sums && !call.g ? rows : size)};
         done = segments.for_each_window(team, body) && done;
-        if (segments.out != out) move_back(call.places, segments.out, call.elements, call.inner, team, out);
     }
-    moved.release_if_large();
     return done;
 }
 

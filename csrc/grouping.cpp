@@ -1,17 +1,45 @@
 // Which elements belong together: an index is looked at, and its elements are put in order of their segments.
-// windows.h says how elements are moved there.
+//
+// Elements that are anywhere are moved in two steps. First to windows of segments, among whose elements order stays: of a few hundred places that
+// are written to one after the other the cache holds the lines, of a million it does not. What is left to do is within a window.
 
 #include <algorithm>
 
-#include "windows.h"
+#include "rows.h"
 
 namespace SOFTMAXIMA_ISA {
 namespace {
 
+constexpr double NANOSECONDS = 3;  // that a number takes, roughly
+
+// Elements [inner] to their places.
+template <class V>
+void move_to(const int32_t* places, const V* from, int64_t elements, int64_t inner, int team, V* to) {
+    if (inner == 1) {
+#pragma omp parallel for num_threads(team)
+        for (int64_t k = 0; k < elements; ++k) to[places[k]] = from[k];
+    } else {
+#pragma omp parallel for num_threads(team)
+        for (int64_t k = 0; k < elements; ++k) std::copy_n(from + k * inner, inner, to + int64_t(places[k]) * inner);
+    }
+}
+
+// And back.
+template <class V>
+void move_back(const int32_t* places, const V* from, int64_t elements, int64_t inner, int team, V* to) {
+    if (inner == 1) {
+#pragma omp parallel for num_threads(team)
+        for (int64_t k = 0; k < elements; ++k) to[k] = from[places[k]];
+    } else {
+#pragma omp parallel for num_threads(team)
+        for (int64_t k = 0; k < elements; ++k) std::copy_n(from + int64_t(places[k]) * inner, inner, to + k * inner);
+    }
+}
+
 template <class V>
 void move_all(const SoftmaximaMove& call) {
     const int64_t size = call.elements * call.inner;
-    const int team = team_size(call.threads, MOVE_NANOSECONDS * double(size));
+    const int team = team_size(call.threads, NANOSECONDS * double(size));
     const auto* from = static_cast<const V*>(call.source);
     auto* to = static_cast<V*>(call.to);
     for (int64_t outer = 0; outer < call.outer; ++outer) {
@@ -24,6 +52,7 @@ void move_all(const SoftmaximaMove& call) {
 }
 
 }  // namespace
+
 int index_range(const SoftmaximaIndex* call) {
     const int64_t *index = call->index, elements = call->elements;
     const int team = team_size(call->threads, double(elements));

@@ -255,13 +255,12 @@ struct SoftmaximaMove {
     void* to;
 };
 
-// softmax or logsumexp of segments, of dtype 1 to 3, or, where g is given, its derivative.
+// softmax or logsumexp of segments, of dtype 1 to 3, whose elements are in order or in windows, or, where g is given, its derivative.
 struct SoftmaximaIndexed {
     int64_t dtype, outer, elements, inner, segments;
     int64_t threads;
     const int64_t* starts;   // [segments + 1], of elements in order; or null, and
-    const int32_t* places;   // as above
-    const int32_t* numbers;  // likewise
+    const int32_t* numbers;  // as above
     const int64_t* bounds;
     int64_t windows, shift;
     const void* x;        // null for the derivative of softmax
@@ -291,7 +290,7 @@ struct SoftmaximaElementwise {
 };
 }
 
-#define SOFTMAXIMA_INTERFACE 13
+#define SOFTMAXIMA_INTERFACE 14
 
 // A kernel is a function of its structure in the namespace SOFTMAXIMA_ISA, whose file is compiled once for each instruction set.
 //   SOFTMAXIMA_KERNEL(name, Forward)

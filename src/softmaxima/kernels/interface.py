@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-INTERFACE = 13  # the version that csrc/kernels.h states
+INTERFACE = 14  # the version that csrc/kernels.h states
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 
 # The structures of csrc/kernels.h: fields of 8 bytes, an address as an int.
@@ -271,7 +271,6 @@ class Indexed(NamedTuple):
     segments: int
     threads: int
     starts: int
-    places: int
     numbers: int
     bounds: int
     windows: int

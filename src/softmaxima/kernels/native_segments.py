@@ -193,7 +193,6 @@ def _by_index(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numb
         tau, taus = one_per_row(_per_row(numbers.tau, like), _rows_of(like, axis, lay))
         fields = Indexed(
             **_places(like, axis, lay),
-            places=0 if windows is None else windows.places.data_ptr(),
             numbers=0 if windows is None else windows.numbers.data_ptr(),
             bounds=0 if windows is None else windows.bounds.data_ptr(),
             windows=0 if windows is None else len(windows.bounds) - 1,
@@ -208,7 +207,7 @@ def _by_index(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numb
         )
         run(find_function(str(kernels.by_index)), INDEXED(*fields))
 
-    return _filled(like, axis, lay, numbers.mask, kernels.sums, arrays, call)
+    return _in_places(like, axis, lay, numbers.mask, kernels.sums, arrays, call)
 
 
 def _by_rows(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numbers, **arrays: Tensor | None) -> Tensor:
@@ -237,30 +236,28 @@ def _by_rows(kernels: Kernels, like: Tensor, axis: int, lay: Lay, numbers: Numbe
     return _in_places(like, axis, lay, numbers.mask, kernels.sums, arrays, call)
 
 
-def _filled(
-    like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
-) -> Tensor:
-    """What call(arrays, mask, out) writes: of `sums` out has segments, unless there is a g, which then has."""
-    shape = shape_of_sums(like, axis, lay.segments) if sums and "g" not in arrays else like.shape
-    out = fresh(torch.empty(shape, dtype=like.dtype, device="cpu"))
-    if like.numel() == 0:
-        return out.fill_(-math.inf)  # sums of nothing
-    if out.numel():
-        call(arrays, None if where is None else where.expand(like.shape).contiguous(), out)
-    return out
-
-
 def _in_places(
     like: Tensor, axis: int, lay: Lay, where: Tensor | None, sums: bool, arrays: dict[str, Tensor | None], call: Any
 ) -> Tensor:
-    """The same of arrays whose elements are at the places of the partition."""
-    if lay.partition is None or like.numel() == 0:
-        return _filled(like, axis, lay, where, sums, arrays, call)
+    """What call(arrays, mask, out) writes, of arrays whose elements are at the places of the partition.
+
+    Of `sums` out has segments, unless there is a g, which then has.
+    """
+    gives_rows, backward = sums and "g" not in arrays, sums and "g" in arrays
+    shape = shape_of_sums(like, axis, lay.segments) if gives_rows else like.shape
+    out = fresh(torch.empty(shape, dtype=like.dtype, device="cpu"))
+    if like.numel() == 0:
+        return out.fill_(-math.inf)  # sums of nothing
+    if out.numel() == 0:
+        return out
+    mask = None if where is None else where.expand(like.shape).contiguous()
+    if lay.partition is None:
+        call(arrays, mask, out)
+        return out
     move = functools.partial(_moved, axis=axis, places=lay.partition.places)
-    mask = None if where is None else move(where.expand(like.shape).contiguous())
-    arrays = {name: array if array is None or (sums and name == "g") else move(array) for name, array in arrays.items()}
-    out = _filled(like, axis, lay, mask, sums, arrays, call)
-    return out if sums and "g" not in arrays else move(out, back=True)
+    moved = {name: v if v is None or (backward and name == "g") else move(v) for name, v in arrays.items()}
+    call(moved, None if mask is None else move(mask), out)
+    return out if gives_rows else move(out, back=True)
 
 
 def shape_of_sums(x: Tensor, axis: int, segments: int) -> tuple[int, ...]:

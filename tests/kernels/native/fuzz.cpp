@@ -845,7 +845,6 @@ void call_indexed(const Kernels& kernels, const Kernel<SoftmaximaIndexed>& kerne
                                         problem.segments,
                                         threads,
                                         problem.in_order ? problem.starts.data() : nullptr,
-                                        problem.in_order ? nullptr : problem.places.data(),
                                         problem.in_order ? nullptr : problem.numbers.data(),
                                         problem.in_order ? nullptr : problem.bounds.data(),
                                         problem.windows,
