@@ -131,7 +131,7 @@ class FixedPoint:
             r = Decimal("1.5") / h
             q = r - (r * r - 1).sqrt()
             chebyshev = [(h / (2 * q)).ln(), *(-2 * (-q) ** j / j for j in range(1, degree + 1))]
-            powers = np.polynomial.chebyshev.cheb2poly(np.array(chebyshev, object))
+            powers: Any = np.polynomial.chebyshev.cheb2poly(np.array(chebyshev, object))
             return np.array([float(c / h**j) for j, c in enumerate(powers)])
 
     @property
