@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from dataclasses import replace
@@ -151,6 +152,25 @@ def test_a_summary_travels(rows: Any, k: int, whole: bool, tau: float):
         assert federated.merge(came).estimate == federated.merge(told).estimate
 
 
+anything = st.one_of(st.floats(), st.integers(-3, 5), st.sampled_from([10**400, None, True, "", "é", [], [None], {}]))
+
+
+@given(st.sampled_from(["top", "items", "n", "state", "floor", "temperature", "kind"]), st.integers(0, 5), anything, st.booleans())
+def test_whatever_comes_as_json_is_a_summary_or_refused_in_a_sentence(what: str, place: int, value: Any, inside: bool):
+    content = json.loads(federated.summarise(np.array([1.0, 1.0, 0.5, -2.0]), 2, floor=-3.0).to_json())
+    if inside and isinstance(content[what], list):
+        content[what][place % len(content[what])] = value
+    else:
+        content[what] = value
+    found = said = None
+    try:
+        found = federated.merge([federated.Summary.from_json(json.dumps(content))]).estimate
+    except (TypeError, ValueError) as error:
+        said = str(error)
+    assert found is None or found.lower <= found.value <= found.upper
+    assert said is None or (said.startswith(("from_json: ", "Summary: ")) and "\n" not in said)
+
+
 def test_a_client_that_sends_its_sum_alone_hides_no_larger_score_than_its_maximum():
     rows = [np.array([5.0, 1.0, 4.0]), np.array([2.0, 0.0])]
     found = federated.merge([federated.summarise(rows[0], 2), federated.summarise(rows[1])])
@@ -244,7 +264,7 @@ ROW = np.array([0.5, 1.0])
 TOLD = federated.summarise(ROW, 1)
 PART = federated.summarise(ROW, 1, whole=False, floor=0.0)
 FALSE: list[tuple[Any, dict[str, Any], str]] = [
-    (TOLD, {"n": -1}, "n must be an int of at least 0"),
+    (TOLD, {"n": -1}, "n must be an int from 0"),
     (TOLD, {"n": 2.0}, "n must be an int"),
     (TOLD, {"n": 0}, "n must be at least 1"),
     (TOLD, {"top": np.array([math.nan])}, "top must be finite"),

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.arguments import Array, as_scores
-from softmaxima.core.numbers import InputError, check_count, check_flag, check_number, check_one_temperature, described
+from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature, described
 from softmaxima.streams import LogSumExpState
 from softmaxima.streams._scaled import Scaled
 
 KIND = "softmaxima summary 1"
+MOST = 2**53  # scores of a client
 RELATIVE = 2.0**-40  # more than sums of exponentials are off by rounding
 
 
@@ -82,7 +83,7 @@ class Summary:
 
     @staticmethod
     def from_json(text: str | bytes) -> Summary:
-        """The summary that was made JSON. Raises ValueError for what is none.
+        """The summary that was made JSON. Raises TypeError or ValueError for what is none.
 
         >>> import numpy as np, softmaxima as sm
         >>> told = sm.federated.summarise(np.array([0.5, 2.0]), k=1)
@@ -99,7 +100,7 @@ class Summary:
             n, temperature = content["n"], content["temperature"]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise InputError("from_json: text must be what to_json() of a Summary gave, and is not; have it sent again") from None
-        return Summary(top, items if len(top) else items.astype(np.int64), n, state, floor, temperature)
+        return Summary(top, items if items.size else items.astype(np.int64), n, state, floor, temperature)
 
     @property
     def left_out(self) -> int:
@@ -183,7 +184,7 @@ def rounding(state: LogSumExpState) -> float:
 def check_summary(name: str, told: Summary) -> None:
     """Raise unless scores could have been told so."""
     top, items, state = told.top, told.items, told.state
-    n = check_count(name, "n", told.n, 0)
+    n = check_int(name, "n", told.n, lambda number: 0 <= number <= MOST, "an int from 0 to 2⁵³")
     check_one_temperature(name, told.temperature)
     floor = check_number(name, "floor", told.floor, lambda number: number < math.inf, "a number below +inf")
     if not isinstance(top, np.ndarray) or top.dtype != np.float64 or top.ndim != 1:
@@ -206,23 +207,26 @@ def check_summary(name: str, told: Summary) -> None:
 
 def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
     """Whether (M, m, r) may be of n scores above −∞ whose k largest are these."""
-    if state.shape != () or not n <= int(state.n):
+    if state.shape != () or not n <= int(state.n) <= MOST:
         return False
-    maximum, count, rest = float(state.maximum), int(state.count), float(state.rest.relative_to(state.maximum))
+    maximum, count = float(state.maximum), int(state.count)
+    with np.errstate(over="ignore"):  # of a sum that is not of this maximum
+        rest = float(state.rest.relative_to(state.maximum))
     if not n:
         return (maximum, count, rest) == (-math.inf, 0, 0.0)
     if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= (n - count) * (1 + RELATIVE)):
         return False
-    if not len(top):
-        return True
+    if not len(top) or top[0] != maximum:
+        return not len(top)
     terms = np.exp(top - maximum)
     least = float(terms.sum())
-    return bool(
-        top[0] == maximum and least * (1 - RELATIVE) <= count + rest <= (least + (n - len(top)) * float(terms[-1])) * (1 + RELATIVE)
-    )
+    most = least + (n - len(top)) * float(terms[-1])
+    return least * (1 - RELATIVE) <= count + rest <= most * (1 + RELATIVE)
 
 
 def _state(n: int, count: int, maximum: float | None, *rest: float) -> LogSumExpState:
+    if not all(map(math.isfinite, rest)):
+        raise ValueError
     high, low, exponent = (np.array(float(number)) for number in rest)
     n, count = (check_count("from_json", "state", number, 0) for number in (n, count))
     return LogSumExpState(
