@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -14,7 +19,7 @@ from hypothesis import strategies as st
 
 import softmaxima as sm
 from conftest import at_most, exhaustively
-from softmaxima.secure import functions
+from softmaxima.secure import evaluation, functions
 from softmaxima.secure.evaluation import together
 from softmaxima.secure.fixed_point import FixedPoint
 from softmaxima.secure.library import runtime
@@ -22,9 +27,12 @@ from softmaxima.secure.library import runtime
 secure: Any = sm.secure
 
 
-def reference(what: str, x: np.ndarray) -> Any:
-    lse = np.logaddexp.reduce(x)
-    return {"logsumexp": lse, "softmax": np.exp(x - lse)}[what]
+def reference(what: str, x: np.ndarray, tau: float = 1.0) -> Any:
+    """In 60 digits, of real x/τ."""
+    with mpmath.workdps(60):
+        z = [mpmath.mpf(number) / mpmath.mpf(tau) for number in x.tolist()]
+        lse = mpmath.log(mpmath.fsum(mpmath.exp(one) for one in z))
+        return lse if what == "logsumexp" else np.array([mpmath.exp(one - lse) for one in z])
 
 
 @st.composite
@@ -46,11 +54,31 @@ def opened(what: str, x: np.ndarray, format: FixedPoint) -> Any:
 @at_most(60)
 def test_no_result_is_further_off_than_stated(drawn: tuple[FixedPoint, np.ndarray]):
     format, x = drawn
-    slack = 1e-12 * (1 + max(map(abs, format.bounds)))  # of the reference
-    assert abs(opened("logsumexp", x, format)[0] - reference("logsumexp", x)) <= format.error + slack
+    assert_within(format, x)
+
+
+def assert_within(format: FixedPoint, x: np.ndarray) -> None:
+    assert abs(opened("logsumexp", x, format)[0] - reference("logsumexp", x)) <= format.error
     p = opened("softmax", x, format)
-    assert np.abs(p - reference("softmax", x)).max() <= format.softmax_error + slack
-    assert x[int(opened("argmax", x, format))] >= x.max() - format.spacing
+    assert np.abs(p - reference("softmax", x)).max() <= format.softmax_error
+    assert abs(p.sum() - 1) <= format.n * (format.softmax_error + 2.0**-53)
+    index = int(opened("argmax", x, format))
+    assert x[index] >= x.max() - format.spacing
+    multiples = [round(mpmath.ldexp(number, format.bits)) for number in x.tolist()]
+    assert index == multiples.index(max(multiples))  # the first of equals
+
+
+BITS = range(12, 65)
+
+
+@pytest.mark.parametrize("bits", [bits if bits in (20, 54) else exhaustively(bits) for bits in BITS])
+def test_the_stated_error_holds_at_every_number_of_bits(bits: int):
+    """Also where constants and results, which are float64, are coarser than shares."""
+    rng = np.random.default_rng(bits)
+    for bounds in ((-1.0, 1.0), (1000.0, 1000.5)):
+        x = rng.uniform(*bounds, 3)
+        x[:2] = bounds[1] - 0.1  # ties
+        assert_within(FixedPoint(3, bounds, bits), x)
 
 
 @pytest.mark.parametrize("n", [2, 40, exhaustively(1000)])
@@ -63,13 +91,16 @@ def test_the_stated_error_is_near_what_is_seen_of_equal_scores(n: int):
 
 
 def test_series_are_within_what_they_leave_out():
-    for bits in (12, 24, 32, 48):
+    for bits in (12, 24, 32, 48, 64):
         format = FixedPoint(4, (-1.0, 1.0), bits)
-        z, t = np.linspace(-0.5, 0.5, 1001), np.linspace(-17 / 32, 17 / 32, 1001)
-        exponential = np.polynomial.polynomial.polyval(z, format.exponential_series)
-        logarithm = np.polynomial.polynomial.polyval(t, format.logarithm_series)
-        assert np.abs(exponential - np.exp(z - 0.5)).max() <= format.spacing / 2 + 1e-15
-        assert np.abs(logarithm - np.log(1.5 + t)).max() <= format.spacing / 2 + 1e-14
+        allowed = format.spacing / 2 + 2.0**-52  # of constants in float64
+        with mpmath.workdps(40):
+            for k in range(-50, 51):
+                z, t = mpmath.mpf(k) / 100, mpmath.mpf(k) / 100 * 17 / 16
+                exponential = mpmath.polyval([mpmath.mpf(c) for c in format.exponential_series[::-1].tolist()], z)
+                logarithm = mpmath.polyval([mpmath.mpf(c) for c in format.logarithm_series[::-1].tolist()], t)
+                assert abs(exponential - mpmath.exp(z - mpmath.mpf(1) / 2)) <= allowed
+                assert abs(logarithm - mpmath.log(t + mpmath.mpf(3) / 2)) <= allowed
     assert len(FixedPoint(4, (-1.0, 1.0), 12).exponential_series) < len(FixedPoint(4, (-1.0, 1.0), 48).exponential_series)
 
 
@@ -107,6 +138,35 @@ def test_rows_of_tensors_with_a_temperature():
     assert (found.parties, found.bytes, found.rounds) == (1, 0, 0)
 
 
+def test_a_temperature_rounds_scores_and_the_error_says_so():
+    x = np.array([0.1, 0.7, 1.0]) * 1000
+    for what in ("logsumexp", "softmax"):
+        found = secure.evaluate(what, [x], bounds=(0, 2000), temperature=0.7, bits=48)
+        assert np.max(np.abs(found.value - reference(what, x, 0.7))) <= found.error
+
+
+LOOPS = """
+import asyncio, threading, numpy as np, softmaxima as sm
+def evaluate():
+    return sm.secure.evaluate("argmax", [np.array([0.5, 1.0])], bounds=(-4, 4)).value
+async def within():
+    return evaluate()
+found = [asyncio.run(within()), asyncio.run(within()), evaluate()]
+threads = [threading.Thread(target=lambda: found.append(evaluate())) for _ in range(3)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+assert found == [1] * 6, found
+"""
+
+
+def test_one_party_computes_within_a_loop_after_it_and_in_threads():
+    exec(LOOPS, {})
+
+
+@pytest.mark.exhaustive
+def test_so_it_does_where_mpyc_is_first_loaded_within_a_loop():
+    subprocess.run([sys.executable, "-c", LOOPS], check=True, timeout=60)
+
+
 # Parties ------------------------------------------------------------------------------------------------------------------------
 
 ROWS = [np.array([0.5, -1.0]), np.array([]), np.array([2.0])]
@@ -114,11 +174,12 @@ ROWS = [np.array([0.5, -1.0]), np.array([]), np.array([2.0])]
 
 @pytest.mark.parametrize("what", ["logsumexp", exhaustively("softmax"), exhaustively("argmax")])
 def test_three_parties_find_what_one_finds(what: str):
-    found, x = secure.evaluate(what, ROWS, bounds=(-4, 4), bits=20), np.concatenate(ROWS)
+    bounds, numbers = (np.float32(-4), np.int64(4)), {"bits": np.int64(20), "timeout": np.float32(60), "latency": np.float16(0)}
+    found, x = secure.evaluate(what, ROWS, bounds=bounds, **numbers), np.concatenate(ROWS)
     if what == "argmax":
         assert found.value == 2
     else:
-        assert np.abs(found.value - reference(what, x)).max() <= found.error
+        assert np.max(np.abs(found.value - reference(what, x))) <= found.error
     assert found.parties == 3
     assert found.bytes > 10_000
     assert found.rounds > 10
@@ -135,8 +196,74 @@ def test_a_party_that_is_missing_is_named_and_nothing_is_released():
 def test_a_party_that_fails_is_named_and_nothing_is_released():
     order = {"what": "logsumexp", "counts": [1, 1, 1], "bounds": [-4, 4], "bits": 20, "timeout": 5.0, "latency": 0}
     orders = [order | {"scores": [1.0]}, order | {"scores": [1.0]}, order | {"scores": [1.0], "bits": 4}]
-    with pytest.raises(ConnectionError, match="party 2 of 3 did not take part"):
+    with pytest.raises(ConnectionError, match="party 2 of 3 failed within"):
         together(orders, 5.0)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The parties that were started."""
+    found, start = [], subprocess.Popen
+
+    def starts(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        found.append(start(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(evaluation.subprocess, "Popen", starts)
+    return found
+
+
+ORDER = {"what": "logsumexp", "counts": [1, 1, 1], "bounds": [-4, 4], "bits": 20, "scores": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("party", "seconds"), [(1, 1.5), *(exhaustively(party, seconds) for party in range(3) for seconds in (0.0, 0.5, 2.0, 5.0))]
+)
+def test_a_party_that_is_killed_is_named_and_nothing_is_released(party: int, seconds: float, started: list[Any]):
+    def kill() -> None:
+        while len(started) < 3:
+            time.sleep(0.01)
+        time.sleep(seconds)
+        started[party].kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    begun = time.monotonic()
+    with pytest.raises(ConnectionError, match=f"party {party} of 3 was ended by SIGKILL within 20 s; nothing was released"):
+        together([ORDER | {"timeout": 20.0, "latency": 0.2}] * 3, 20.0)
+    killing.join()
+    assert time.monotonic() - begun < 15
+    assert all(process.returncode is not None for process in started)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("party", range(3))
+def test_a_party_that_is_stopped_is_named_and_nothing_is_released(party: int, started: list[Any]):
+    def stop() -> None:
+        while len(started) < 3:
+            time.sleep(0.01)
+        time.sleep(2.0)
+        started[party].send_signal(signal.SIGSTOP)
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(ConnectionError, match=f"party {party} of 3 did not take part within 5 s"):
+        together([ORDER | {"timeout": 5.0, "latency": 0.2}] * 3, 5.0)
+
+
+@pytest.mark.exhaustive
+def test_parties_that_are_slow_are_not_blamed():
+    with pytest.raises(ConnectionError, match=r"pass a longer timeout than 4 s|of 3 did not take part"):
+        together([ORDER | {"timeout": 4.0, "latency": 1.0}] * 3, 4.0)
+
+
+def test_an_interruption_leaves_no_party_behind(started: list[Any], monkeypatch: pytest.MonkeyPatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        together([ORDER | {"timeout": 20.0, "latency": 0.0}] * 3, 20.0)
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 3
 
 
 @pytest.mark.exhaustive
@@ -168,8 +295,11 @@ WRONG: list[tuple[Any, Any, str]] = [
     (lambda: secure.evaluate("softmax", [np.array([math.nan])], bounds=(0, 1)), ValueError, "some of party 0 are not"),
     (lambda: secure.evaluate("softmax", [ROW, ROW, np.array([-math.inf])], bounds=(0, 1)), ValueError, "some of party 2 are not"),
     (lambda: secure.evaluate("softmax", [ROW, ROW, ROW * 2], bounds=(0, 1)), ValueError, "some of party 2 do not"),
-    (lambda: secure.evaluate("softmax", [ROW], bounds=(1, 0)), ValueError, "bounds must be finite with a < b"),
-    (lambda: secure.evaluate("softmax", [ROW], bounds=(0, math.inf)), ValueError, "bounds must be finite"),
+    (lambda: secure.evaluate("softmax", [ROW], bounds=(1, 0)), ValueError, "bounds must be within ±2³² with a < b"),
+    (lambda: secure.evaluate("softmax", [ROW], bounds=(0, math.inf)), ValueError, "bounds must be within"),
+    (lambda: secure.evaluate("softmax", [ROW], bounds=(-1e308, 1e308)), ValueError, "bounds must be within"),
+    (lambda: secure.evaluate("softmax", [ROW], bounds=(0, 1), bits=65), ValueError, "bits must be an int from 12 to 64"),
+    (lambda: secure.evaluate("softmax", [ROW * 1e9], bounds=(0, 1), temperature=1e-305), ValueError, "of party 0 do not"),
     (lambda: secure.evaluate("softmax", [ROW], bounds=3), TypeError, "bounds must be a pair"),
     (lambda: secure.evaluate("softmax", [ROW], bounds=(0, 1), bits=4), ValueError, "bits must be an int from 12"),
     (lambda: secure.evaluate("softmax", [ROW], bounds=(0, 1), temperature=0), ValueError, "temperature must be"),

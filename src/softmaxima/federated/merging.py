@@ -2,8 +2,8 @@ r"""What a server makes of summaries, whatever was left out:
 
     log(Σ_sent eˣ + Σ_c n_c e^{floor_c}) ≤ LSE ≤ log(Σ_sent eˣ + Σ_c n_c e^{cap_c})
 
-over clients c that left n_c scores out. Where all sent (M, m, r) nothing is left out, and both are the value. The k largest of all
-are among the k largest of each.
+over clients c that left n_c scores out. Where all sent (M, m, r) nothing is left out, and both are the value. Either end is moved
+outwards by what rounding may have done. The k largest of all are among the k largest of each.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from softmaxima.core.numbers import InputError, check_count
-from softmaxima.federated.summaries import Summary
+from softmaxima.core.numbers import InputError, check_count, described
+from softmaxima.federated.summaries import Summary, check_summary, rounding
 from softmaxima.lse import Estimate
 from softmaxima.streams import LogSumExpState
-
-ROUNDING = 2.0**-50  # of the largest of the sums and the logarithm, what their roundings may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +26,7 @@ class Merged:
     """What is known of the scores of all clients.
 
     estimate: log Σ exp(x/τ) with an interval that holds it, `deterministic`; an `Estimate`. Its `evaluations` are the scores whose
-        exponentials are in it, and its value the middle of the interval.
+        exponentials are in it, and its value is the middle of the interval, which of whole sums has the width of their rounding.
     top: the largest scores of all clients, in falling order; as many as are known to be the largest, k or fewer.
     items: (client, name) of each.
     n: how many scores there are.
@@ -56,7 +54,10 @@ def merge(summaries: Sequence[Summary], k: int | None = None) -> Merged:
         k: how many of the largest to give; all that are known without it.
 
     Raises:
-        TypeError or ValueError for what are no summaries, none, and more of the largest than were sent.
+        TypeError or ValueError for what are no summaries or none, for one that no scores have (its client is named), for other τ
+        than one, and for more of the largest than are known.
+
+    In another order of clients the estimate is the same to 1 ulp, and equals among the largest stand in the order of clients.
 
     Cost: of the numbers that were sent, in one round.
 
@@ -67,45 +68,76 @@ def merge(summaries: Sequence[Summary], k: int | None = None) -> Merged:
     (4.365, 4.408, 'deterministic')
     """
     name = "merge"
-    if not isinstance(summaries, (list, tuple)) or not all(isinstance(each, Summary) for each in summaries):
-        raise TypeError(f"{name}: summaries must be a list of Summary, one of each client, got {type(summaries).__name__}")
+    if not isinstance(summaries, (list, tuple)):
+        raise TypeError(f"{name}: summaries must be a list of Summary, got {described(summaries, 'one of each client')}")
+    for client, each in enumerate(summaries):
+        if not isinstance(each, Summary):
+            got = described(each, "what summarise() gives")
+            raise TypeError(f"{name}: summaries must be a list of Summary, got {got} from client {client}")
+        check_summary(f"{name}: client {client}", each)  # one that was unpickled was not looked at
     if not summaries:
         raise ValueError(f"{name}: summaries must be of at least one client, got none")
+    _check_temperatures(name, summaries)
     top, items = _largest(summaries)
     if k is not None:
         check_count(name, "k", k, 0)
         if k > len(top):
+            client = max(range(len(summaries)), key=lambda client: _unsent(summaries[client]))
+            sent = f"client {client} sent {len(summaries[client].top)} of its {summaries[client].n}"
             raise InputError.of_argument(
-                name, "k", f"must be at most {len(top)}, which are known to be the largest, got {k}; send more"
+                name, "k", f"must be at most {len(top)}, which are known to be the largest, got {k}; {sent}: more are needed"
             )
         top, items = top[:k], items[:k]
     estimate = _estimate(summaries)
     return Merged(estimate, top, items, sum(each.n for each in summaries), sum(each.numbers for each in summaries))
 
 
+def _check_temperatures(name: str, summaries: Sequence[Summary]) -> None:
+    first = summaries[0].temperature
+    others = [client for client, each in enumerate(summaries) if each.temperature != first]
+    if others:
+        raise InputError.of_argument(
+            name,
+            "summaries",
+            f"must be of one temperature, got {first} of client 0 and {summaries[others[0]].temperature} of client {others[0]}"
+            f"{f' ({len(others)} of {len(summaries)} differ from the first)' * (len(others) > 1)}; summarise all with the same",
+        )
+
+
 def _estimate(summaries: Sequence[Summary]) -> Estimate:
     sent = LogSumExpState(squares=None)
     for each in summaries:
         sent = sent.merge(each.state or LogSumExpState(squares=None).update(each.top))
-    known = float(sent.value)
+    least = most = sent
+    for each in summaries:
+        if each.left_out:
+            least, most = least.merge(_alike(each.floor, each.left_out)), most.merge(_alike(each.cap, each.left_out))
+    known, lower, upper = float(sent.value), float(least.value) - rounding(least), float(most.value) + rounding(most)
     seen = sum(each.n - each.left_out for each in summaries)
-    partial = [each for each in summaries if each.left_out]
-    if not partial:
-        return Estimate(known, known, known, seen, "deterministic")
-    counts = np.log([each.left_out for each in partial])
-    ends = (
-        float(np.logaddexp.reduce([known, *(counts + [getattr(each, bound) for each in partial])])) for bound in ("floor", "cap")
-    )
-    lower, upper = (end - sign * ROUNDING * (abs(end) + 40) for sign, end in zip((1, -1), ends, strict=True))
-    value = (lower + upper) / 2 if math.isfinite(upper - lower) else max(known, lower)
+    if most is sent:
+        return Estimate(known, lower, upper, seen, "deterministic")
+    value = lower / 2 + upper / 2 if math.isfinite(upper - lower) else max(known, lower)
     return Estimate(value, lower, upper, seen, "deterministic")
+
+
+def _alike(z: float, count: int) -> LogSumExpState:
+    """The state of as many scores that all are z."""
+    return LogSumExpState(np.array(z), np.array(count if z > -math.inf else 0), squares=None, n=np.array(count))
 
 
 def _largest(summaries: Sequence[Summary]) -> tuple[np.ndarray, list[tuple[int, Any]]]:
     """The largest scores and whose they are, down to the last that no client may have one above which it did not send."""
     scores = np.concatenate([each.top for each in summaries])
     items = [(client, item) for client, each in enumerate(summaries) for item in each.items.tolist()]
-    unsent = [float(each.top[-1]) if len(each.top) else math.inf for each in summaries if len(each.top) < each.n]
-    edge = max(unsent, default=-math.inf)
+    edge = max(map(_unsent, summaries))
     order = [int(place) for place in np.argsort(-scores, kind="stable") if scores[place] >= edge]
     return scores[order], [items[place] for place in order]
+
+
+def _unsent(told: Summary) -> float:
+    """What no score that is not in its top exceeds."""
+    if len(told.top) == told.n:
+        return -math.inf
+    if len(told.top):
+        return float(told.top[-1])
+    return math.inf if told.state is None else float(told.state.maximum)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from softmaxima.core.numbers import check_choice, check_confidence, check_one_temperature, described
+from softmaxima.federated.summaries import rounding
 
 if TYPE_CHECKING:
     from softmaxima.privacy import Entries, Release
@@ -28,7 +31,8 @@ def private_logsumexp(
 
     Noise is added by the clients, each to its own sum before it sends it, so that the server is told nothing else; or once by
     the server, which is trusted with all sums, and of all n scores needs about as many times less as there are clients. A record
-    is with one client, so that ε of each is ε of all.
+    is with one client, so that ε of each is ε of all. Of entries with `relation="replace"` it is public how many scores each client
+    has; with "add-remove" each has at least `least`.
 
     Args:
         clients: of each client its scores [n_i], NumPy's or torch's.
@@ -52,6 +56,7 @@ def private_logsumexp(
     (True, 0.0057)
     """
     from softmaxima import privacy
+    from softmaxima.privacy.measurements import check_cost
     from softmaxima.privacy.records import read_row
 
     name = "private_logsumexp"
@@ -59,13 +64,15 @@ def private_logsumexp(
     check_choice(name, "noise", noise, ("client", "server"))
     if not isinstance(records, privacy.Entries):
         raise TypeError(f"{name}: records must be sm.privacy.Entries(bounds=…), got {described(records, 'these')}")
-    confidence = check_confidence(name, confidence)
-    options = {"epsilon": epsilon, "temperature": temperature}
+    confidence, temperature = check_confidence(name, confidence), check_one_temperature(name, temperature)
+    options = {"epsilon": check_cost(name, epsilon, 0.0, None).epsilon, "temperature": temperature}
     if noise == "server":
-        return privacy.logsumexp(np.concatenate(rows), records, confidence=confidence, **options)
-    each = 1 - (1 - confidence) / len(rows)
-    for row in rows:  # all are looked at before one is told
+        row = np.concatenate(rows)
         read_row(name, row, records)
+        return privacy.logsumexp(row, records, confidence=confidence, **options)
+    each = 1 - (1 - confidence) / len(rows)
+    for client, row in enumerate(rows):  # all are looked at before one is told
+        read_row(f"{name}: client {client}", row, records)
     told = [privacy.logsumexp(row, records, confidence=each, **options) for row in rows]
     value, lower, upper = (float(np.logaddexp.reduce([getattr(one, what) for one in told])) for what in ("value", "lower", "upper"))
     widest = max(told, key=lambda one: one.scale)
@@ -79,10 +86,11 @@ def secure_logsumexp(
 ) -> Opened:
     """log Σ exp(x/τ) over at least three clients, each a party that shares its own sum and shows it to none.
 
-    Each sums its scores by itself, so that what is computed on shares is the logsumexp of one number a client.
+    Each sums its scores by itself, so that what is computed on shares is the logsumexp of one number a client. Public are the
+    bounds, τ, bits and the largest n_i; all are told the sum, from which each knows that of the others together.
 
     Args:
-        clients: of each client its scores [n_i], NumPy's or torch's, at least one.
+        clients: of each client its scores [n_i], NumPy's or torch's, at least one. One client alone has nobody to hide from.
         bounds: (a, b), public, which hold x/τ.
         bits, timeout: as of `sm.secure.evaluate`, which runs the parties on this machine.
         temperature: τ > 0, the same for all.
@@ -100,16 +108,36 @@ def secure_logsumexp(
 
     name = "secure_logsumexp"
     rows, temperature = _clients(name, clients), check_one_temperature(name, temperature)
-    low, high = secure.FixedPoint(1, bounds, bits).bounds
+    if len(rows) == 2:
+        raise ValueError(f"{name}: clients must be one or at least three, for two cannot hide from each other, got 2")
+    with _speaking_as(name):
+        low, high = secure.FixedPoint(1, bounds, bits).bounds
     largest = max(map(len, rows))
     for client, row in enumerate(rows):
         if not len(row):
             raise ValueError(f"{name}: a client must have at least one score, got none from client {client}; leave it out")
-        if ((row / temperature < low) | (row / temperature > high)).any():
-            raise ValueError(f"{name}: scores must lie in the bounds [{low}, {high}], and some of client {client} do not")
-    sums = [np.array([float(LogSumExpState(squares=None).update(row, temperature=temperature).value)]) for row in rows]
-    wide = low, high + math.log(largest) + 2.0**-20  # what rounding may add
-    return secure.evaluate("logsumexp", sums, bounds=wide, bits=bits, timeout=timeout)
+        with np.errstate(over="ignore"):
+            z = row / temperature
+        if ((z < low) | (z > high)).any():
+            raise ValueError(
+                f"{name}: scores must lie in the bounds [{low}, {high}], and some of client {client} do not; declare wider bounds"
+            )
+    states = [LogSumExpState(squares=None).update(row, temperature=temperature) for row in rows]
+    wide = low, high + math.log(largest)
+    sums = [np.array([float(state.value)]).clip(*wide) for state in states]  # which rounding may have moved out
+    with _speaking_as(name):
+        found = secure.evaluate("logsumexp", sums, bounds=wide, bits=bits, timeout=timeout)
+    return replace(found, error=found.error + max(map(rounding, states)))
+
+
+@contextmanager
+def _speaking_as(name: str) -> Iterator[None]:
+    """Errors of what is called within begin with this name."""
+    try:
+        yield
+    except (TypeError, ValueError, ConnectionError) as error:
+        error.args = (f"{name}: {str(error).partition(': ')[2]}",)
+        raise
 
 
 def _clients(name: str, clients: Any) -> list[np.ndarray]:

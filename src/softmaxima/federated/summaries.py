@@ -6,6 +6,7 @@ The k largest and the count c of the others: each of these is in [floor, cap], t
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +14,29 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.arguments import Array, as_scores
-from softmaxima.core.numbers import InputError, check_count, check_flag, check_number, check_one_temperature
+from softmaxima.core.numbers import InputError, check_count, check_flag, check_int, check_number, check_one_temperature, described
 from softmaxima.streams import LogSumExpState
+from softmaxima.streams._scaled import Scaled
+
+KIND = "softmaxima summary 1"
+MOST = 2**53  # scores of a client
+RELATIVE = 2.0**-40  # more than sums of exponentials are off by rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What one client tells. It can be pickled, and is sent by whatever sends.
+    """What one client tells. It is sent by whatever sends: as JSON, or as a pickle to those who may run programs of its sender.
 
     top: the k largest x/τ in falling order, float64 [k], fewer where there are fewer; −∞ is left out.
     items: which they are: the client's names for them, or their places.
     n: how many scores above −∞ the client has.
-    state: (M, m, r) of all of them, a `LogSumExpState`, or None where only the largest are told.
-    floor: below which no score is, −∞ where nothing is known.
+    state: (M, m, r) of all of them, a `LogSumExpState` whose r has 106 bits, or None where only the largest are told.
+    floor: below which none of those n is, −∞ where nothing is known.
+    temperature: τ, which all clients must have alike.
+
+    Raises:
+        TypeError or ValueError for what no scores have: a top that is not in order or not finite, an n below the length of top, a
+        floor above it, a state of other scores.
 
     >>> import numpy as np, softmaxima as sm
     >>> told = sm.federated.summarise(np.array([0.0, 3.0, 1.0, 2.0]), k=2)
@@ -38,6 +49,58 @@ class Summary:
     n: int
     state: LogSumExpState | None
     floor: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        check_summary("Summary", self)
+        for what, kind in (("n", int), ("floor", float), ("temperature", float)):
+            object.__setattr__(self, what, kind(getattr(self, what)))
+
+    def to_json(self) -> str:
+        """The summary as JSON, which rounds nothing. Raises TypeError for items other than numbers and strings.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> sm.federated.summarise(np.array([0.5, 2.0]), k=1, whole=False).to_json()
+        '{"kind": "softmaxima summary 1", "top": [2.0], "items": [1], "n": 2, "state": null, "floor": null, "temperature": 1.0}'
+        """
+        state = None
+        if self.state is not None:
+            numbers = (float(number) for number in (self.state.maximum, *self.state.rest.scaled))
+            state = [int(self.state.n), int(self.state.count), *(number if math.isfinite(number) else None for number in numbers)]
+        content = {
+            "kind": KIND,
+            "top": self.top.tolist(),
+            "items": self.items.tolist(),
+            "n": self.n,
+            "state": state,
+            "floor": self.floor if self.floor > -math.inf else None,
+            "temperature": self.temperature,
+        }
+        try:
+            return json.dumps(content)
+        except TypeError:
+            raise TypeError(f"to_json: items must be numbers or strings, got {self.items.dtype}; name them so") from None
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Summary:
+        """The summary that was made JSON. Raises TypeError or ValueError for what is none.
+
+        >>> import numpy as np, softmaxima as sm
+        >>> told = sm.federated.summarise(np.array([0.5, 2.0]), k=1)
+        >>> sm.federated.Summary.from_json(told.to_json()).top
+        array([2.])
+        """
+        try:
+            content = json.loads(text)
+            if content["kind"] != KIND:
+                raise ValueError
+            top, items = np.array(content["top"], np.float64), np.array(content["items"])
+            state = None if content["state"] is None else _state(*content["state"])
+            floor = -math.inf if content["floor"] is None else content["floor"]
+            n, temperature = content["n"], content["temperature"]
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise InputError("from_json: text must be what to_json() of a Summary gave, and is not; have it sent again") from None
+        return Summary(top, items if items.size else items.astype(np.int64), n, state, floor, temperature)
 
     @property
     def left_out(self) -> int:
@@ -68,11 +131,11 @@ def summarise(
         items: [n] names of the scores, which no other client has; their places without.
         whole: whether to send the sum of exponentials of all scores, in three numbers. Without it only the k largest are told, and
             the number of the others, so that merging gives an interval.
-        floor: a number that no x/τ is below, which narrows that interval.
+        floor: a number that no x/τ above −∞ is below, which narrows that interval.
         temperature: τ > 0, the same for all clients.
 
     Raises:
-        TypeError or ValueError before any work: also for NaN, +∞, and scores below the floor.
+        TypeError or ValueError before any work: also for NaN, +∞, an x/τ beyond float64, and scores below the floor.
 
     Cost: one read of x for the sum, and one for the largest.
 
@@ -93,12 +156,83 @@ def summarise(
     places = np.arange(len(scores)) if items is None else np.asarray(items)
     if places.shape != scores.shape:
         raise ValueError(f"{name}: items must name each of the {len(scores)} scores, got shape {places.shape}")
-    z = scores / tau
-    if (z < floor).any():
+    with np.errstate(over="ignore"):
+        z = scores / tau
+    if (np.isinf(z) & np.isfinite(scores)).any():
+        raise InputError.of_argument(
+            name, "scores", f"over the temperature {tau} must be within float64, and some are not; nothing was sent"
+        )
+    if (z[z > -math.inf] < floor).any():
         raise ValueError(
             f"{name}: scores must be at least the floor {floor}, and some are not; declare a lower one. Nothing was sent"
         )
     state = LogSumExpState(squares=None).update(scores, temperature=tau) if whole else None
     order = np.argsort(-z, kind="stable")[:k]
     order = order[z[order] > -math.inf]
-    return Summary(z[order], places[order], int((z > -math.inf).sum()), state, floor)
+    return Summary(z[order], places[order], int((z > -math.inf).sum()), state, floor, tau)
+
+
+def rounding(state: LogSumExpState) -> float:
+    """What the value of a state may be off by rounding, that of x/τ among it: of float64 2 ulp of |M| + log n, and τ's half of one.
+
+    x/τ is off by 2⁻⁵³ of itself, which moves the value by 2⁻⁵³ Σ p_i |x_i/τ| ≤ 2⁻⁵³ (|M| + log n).
+    """
+    maximum = abs(float(state.maximum))
+    return 2.0**-50 * (maximum + math.log(max(int(state.n), 1)) + 1) if maximum < math.inf else 0.0
+
+
+def check_summary(name: str, told: Summary) -> None:
+    """Raise unless scores could have been told so."""
+    top, items, state = told.top, told.items, told.state
+    n = check_int(name, "n", told.n, lambda number: 0 <= number <= MOST, "an int from 0 to 2⁵³")
+    check_one_temperature(name, told.temperature)
+    floor = check_number(name, "floor", told.floor, lambda number: number < math.inf, "a number below +inf")
+    if not isinstance(top, np.ndarray) or top.dtype != np.float64 or top.ndim != 1:
+        raise TypeError(f"{name}: top must be a float64 array [k], got {described(top, 'one')}")
+    if not np.isfinite(top).all() or (top[1:] > top[:-1]).any():
+        raise InputError.of_argument(name, "top", "must be finite and in falling order, and is not; call summarise() for scores")
+    if not isinstance(items, np.ndarray) or items.shape != top.shape:
+        raise InputError.of_argument(name, "items", f"must be an array of {len(top)}, one for each of top, got {described(items)}")
+    if n < len(top):
+        raise InputError.of_argument(name, "n", f"must be at least {len(top)}, the number of top, got {n}")
+    if len(top) and floor > top[-1]:
+        raise InputError.of_argument(name, "floor", f"must be at most {top[-1]}, the smallest of top, got {floor}")
+    if state is not None and not isinstance(state, LogSumExpState):
+        raise TypeError(f"{name}: state must be a LogSumExpState or None, got {described(state, 'one')}")
+    if state is not None and not _can_be_of(state, top, n):
+        raise InputError.of_argument(
+            name, "state", f"must be of {n} scores that have top as their largest, and is not; call summarise() for scores"
+        )
+
+
+def _can_be_of(state: LogSumExpState, top: np.ndarray, n: int) -> bool:
+    """Whether (M, m, r) may be of n scores above −∞ whose k largest are these."""
+    if state.shape != () or not n <= int(state.n) <= MOST:
+        return False
+    maximum, count = float(state.maximum), int(state.count)
+    with np.errstate(over="ignore"):  # of a sum that is not of this maximum
+        rest = float(state.rest.relative_to(state.maximum))
+    if not n:
+        return (maximum, count, rest) == (-math.inf, 0, 0.0)
+    if not (math.isfinite(maximum) and 1 <= count <= n and 0 <= rest <= (n - count) * (1 + RELATIVE)):
+        return False
+    if not len(top) or top[0] != maximum:
+        return not len(top)
+    terms = np.exp(top - maximum)
+    least = float(terms.sum())
+    most = least + (n - len(top)) * float(terms[-1])
+    return least * (1 - RELATIVE) <= count + rest <= most * (1 + RELATIVE)
+
+
+def _state(n: int, count: int, maximum: float | None, *rest: float) -> LogSumExpState:
+    if not all(map(math.isfinite, rest)):
+        raise ValueError
+    high, low, exponent = (np.array(float(number)) for number in rest)
+    n, count = (check_count("from_json", "state", number, 0) for number in (n, count))
+    return LogSumExpState(
+        np.array(-math.inf if maximum is None else float(maximum)),
+        np.array(count),
+        Scaled(high, low, exponent),
+        None,
+        np.array(n),
+    )

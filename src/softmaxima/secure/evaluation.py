@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from softmaxima.core.numbers import InputError, check_choice, check_number, check_one_temperature, check_positive
-from softmaxima.secure.fixed_point import FixedPoint
+from softmaxima.secure.fixed_point import CONSTANT, FixedPoint
 from softmaxima.secure.functions import FUNCTIONS
-from softmaxima.secure.library import runtime
+from softmaxima.secure.library import ONE_AT_A_TIME, apart, runtime
+
+GRACE = 5.0  # seconds for the others to tell, after one told that it cannot go on
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Opened:
     """What all parties were told, and what it took.
 
     value: a float of logsumexp, an array [n] of softmax, an int of argmax.
-    error: what value may be off at most; of argmax, how far its score may be below the largest.
+    error: what value may be off at most; of argmax, how far its x/τ may be below the largest.
     parties: how many there were.
     bytes: that all of them sent to one another.
     seconds: from the first share to the result, of the slowest.
@@ -61,17 +63,19 @@ def evaluate(
     """logsumexp, softmax or argmax of scores that are shared among parties on this machine, to see what it takes.
 
     Each party gets its scores, makes shares of them for the others (Shamir's, of which fewer than half of the parties learn
-    nothing), computes on shares, and all of them open the result, and nothing else. Between machines the same functions run in a
-    program on mpyc: see `logsumexp`.
+    nothing), computes on shares, and all of them open the result, and nothing else. What the result itself tells each learns: of
+    softmax everyone's scores but for a constant, of argmax whose score is the largest. Between machines the same functions run in
+    a program on mpyc: see `logsumexp`.
 
     Args:
-        what: "logsumexp", "softmax" or "argmax".
+        what: "logsumexp", "softmax" or "argmax", which of equals is the first.
         scores: of each party a row [n_i], NumPy's or torch's, none of −∞. One party computes alone, in this process, to try
             things; two could not hide from each other, and are refused.
         bounds: (a, b), public, which hold x/τ of all.
         bits: fractional bits f.
         temperature: τ > 0, public.
-        timeout: seconds after which parties that did not come, or went away, are given up; nothing is released then.
+        timeout: seconds after which parties give up, and nothing is released: those that did not come or do not answer are
+            named. One that goes away is named at once.
         latency: seconds by which each message is late, as in a network.
 
     Raises:
@@ -87,7 +91,7 @@ def evaluate(
     name = "evaluate"
     check_choice(name, "what", what, tuple(FUNCTIONS))
     tau, timeout = check_one_temperature(name, temperature), check_positive(name, "timeout", timeout)
-    check_number(name, "latency", latency, lambda seconds: 0 <= seconds < 60, "a number of seconds from 0 to 60")
+    latency = check_number(name, "latency", latency, lambda seconds: 0 <= seconds < 60, "a number of seconds from 0 to 60")
     if not isinstance(scores, (list, tuple)) or len(scores) in (0, 2):
         got = type(scores).__name__ if not isinstance(scores, (list, tuple)) else f"{len(scores)} of them"
         raise ValueError(f"{name}: scores must be a list of one row for each party, one party or at least three, got {got}")
@@ -103,14 +107,20 @@ def evaluate(
                 f"{name}: scores must lie in the bounds [{low}, {high}], and some of party {party} do not; declare wider bounds"
             )
     counts = [len(row) for row in rows]
-    order = {"what": what, "counts": counts, "bounds": format.bounds, "bits": bits, "timeout": timeout, "latency": latency}
+    order = {"what": what, "counts": counts, "bounds": format.bounds, "bits": format.bits, "timeout": timeout, "latency": latency}
     orders = [order | {"scores": row.tolist()} for row in rows]
-    told = [_alone(orders[0], format)] if len(rows) == 1 else together(orders, timeout)
+    if len(rows) == 1:
+        with ONE_AT_A_TIME:
+            told = [apart(lambda: _alone(orders[0], format))]
+    else:
+        told = together(orders, timeout)
     value = np.asarray(told[0]["value"])
     opened = value if what == "softmax" else int(value) if what == "argmax" else float(value.reshape(()))
     error = {"logsumexp": format.error, "softmax": format.softmax_error, "argmax": format.spacing}[what]
+    if tau != 1:
+        error += 2 * CONSTANT * max(map(abs, format.bounds))  # of x/τ, of either of two scores
     seconds, rounds = (max(one[what] for one in told) for what in ("seconds", "rounds"))
-    return Opened(opened, error, len(rows), sum(one["bytes"] for one in told), seconds, rounds)
+    return Opened(opened, float(error), len(rows), sum(one["bytes"] for one in told), seconds, rounds)
 
 
 def _row(name: str, party: int, row: Any, tau: float) -> np.ndarray:
@@ -126,7 +136,8 @@ def _row(name: str, party: int, row: Any, tau: float) -> np.ndarray:
             "scores",
             f"must be finite, and some of party {party} are not; that a score is left out would show in their number",
         )
-    return scores / tau
+    with np.errstate(over="ignore"):
+        return scores / tau
 
 
 def _alone(order: dict[str, Any], format: FixedPoint) -> dict[str, Any]:
@@ -143,36 +154,53 @@ def _alone(order: dict[str, Any], format: FixedPoint) -> dict[str, Any]:
 
 def together(orders: Sequence[dict[str, Any]], timeout: float, absent: Collection[int] = ()) -> list[dict[str, Any]]:
     """What each party tells; all are ended before it returns. Those that are absent are never started."""
-    base, count = _free_ports(len(orders)), len(orders)
     processes, answers = {}, {}
     with contextlib.ExitStack() as open_until_then:
-        for party, order in enumerate(orders):
-            if party in absent:
-                continue
-            command = [sys.executable, "-m", "softmaxima.secure.party", f"-M{count}", f"-I{party}", f"-B{base}", "--no-log"]
-            answers[party] = open_until_then.enter_context(tempfile.TemporaryFile("w+"))
-            processes[party] = process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=answers[party], stderr=subprocess.DEVNULL, text=True
-            )
-            open_until_then.callback(_end, process)
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(order))
-            process.stdin.close()
+        sockets = [open_until_then.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in orders]
+        addresses = [f"-P127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+        for party, (order, own) in enumerate(zip(orders, sockets, strict=True)):
+            if party not in absent:
+                command = [sys.executable, "-m", "softmaxima.secure.party", *addresses, f"-I{party}", "--no-log", "--no-uvloop"]
+                answers[party] = open_until_then.enter_context(tempfile.TemporaryFile("w+"))
+                processes[party] = process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=answers[party],
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    pass_fds=[own.fileno()],
+                )
+                open_until_then.callback(_end, process)
+                assert process.stdin is not None
+                with contextlib.suppress(BrokenPipeError), process.stdin as orders_of_party:  # it may be gone
+                    orders_of_party.write(json.dumps(order | {"socket": own.fileno()}))
+            own.close()  # so that nobody is reached where a party is gone
         deadline = time.monotonic() + timeout + 20  # a party gives up by itself, and says who is missing
-        while any(process.poll() is None for process in processes.values()) and time.monotonic() < deadline:
-            if any(process.returncode for process in processes.values()):
+        while None in (codes := [process.poll() for process in processes.values()]) and time.monotonic() < deadline:
+            if any(codes):
                 break
+            if any(code == 0 and "value" not in _told(answers[party]) for party, code in zip(processes, codes, strict=True)):
+                deadline = min(deadline, time.monotonic() + GRACE)
             time.sleep(0.02)
-        failed = [party for party, process in processes.items() if process.poll()]
-        late = [party for party, process in processes.items() if process.poll() is None]
+        status = {party: process.poll() for party, process in processes.items()}
         told = {party: _told(file) for party, file in answers.items()}
-    # Who tells that another is missing is not, though it may be gone by the time a third one looks.
-    here = {party for party, one in told.items() if one}
-    missing = sorted({*absent, *failed, *(gone for one in told.values() for gone in one.get("missing", ()) if gone not in here)})
-    if missing or late or any("value" not in one for one in told.values()):
-        which = f"part{'ies' if len(missing) > 1 else 'y'} {', '.join(map(str, missing))}" if missing else "a party"
-        raise ConnectionError(f"evaluate: {which} of {count} did not take part within {timeout:g} s; nothing was released")
-    return list(told.values())
+    if all("value" in told.get(party, ()) for party in range(len(orders))):
+        return list(told.values())
+    raise ConnectionError(f"evaluate: {_which(told, status, len(orders))} {timeout:g} s; nothing was released")
+
+
+def _which(told: dict[int, dict[str, Any]], status: dict[int, int | None], count: int) -> str:
+    """Who is to blame, as the beginning of a sentence. Who tells that another is missing is not, though it may be gone after."""
+    failed = {party: code for party, code in status.items() if code}
+    if failed:
+        ends = {party: f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed" for party, code in failed.items()}
+        return f"{', '.join(f'party {party} of {count} {end}' for party, end in ends.items())} within"
+    named = {gone for one in told.values() for gone in one.get("missing", ())}
+    gone = sorted((named | set(range(count)) - set(status)) - {party for party, one in told.items() if one})
+    gone = gone or [party for party, code in status.items() if code is None]
+    if not gone:
+        return f"{count} parties were not done, so pass a longer timeout than"
+    return f"part{'ies' if len(gone) > 1 else 'y'} {', '.join(map(str, gone))} of {count} did not take part within"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -181,22 +209,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _told(file: Any) -> dict[str, Any]:
+    """The one message of a party, or nothing where none is there as a whole."""
     file.seek(0)
-    lines = file.read().splitlines()
-    return json.loads(lines[-1]) if lines else {}
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
-    while True:
-        base, bound = random.randrange(20_000, 60_000), []
-        try:
-            for port in range(base, base + count):
-                bound.append(socket.socket())
-                bound[-1].bind(("", port))
-            return base
-        except OSError:
-            continue
-        finally:
-            for one in bound:
-                one.close()
+    text = file.read()
+    return json.loads(text) if text.endswith("\n") else {}

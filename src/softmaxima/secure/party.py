@@ -1,12 +1,17 @@
-"""One party of an evaluation, a process of its own: its scores come on standard input, what was opened goes to standard output.
+"""One party of an evaluation, a process of its own: its order comes on standard input, one message goes to standard output.
 
-python -m softmaxima.secure.party -M3 -I0 -B11365
+The order has its scores and the socket that it listens on; the message is what was opened, or which parties are missing. A party
+that fails by itself gives none, and an exit status.
+
+python -m softmaxima.secure.party -P127.0.0.1:11365 -P127.0.0.1:11366 -P127.0.0.1:11367 -I0 --no-log --no-uvloop
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import sys
 import time
 from typing import Any
@@ -30,13 +35,18 @@ def shared(mpc: Any, own: list[float], counts: list[int], format: FixedPoint) ->
     return rows[0] if len(rows) == 1 else mpc.np_concatenate(rows)
 
 
-class Rounds:
-    """The longest chain of messages of which each was sent after the one before had come: a logical clock that goes with them."""
+class Messages:
+    """What goes between parties: how many rounds it takes, and who went away before the end.
+
+    longest: the longest chain of messages of which each was sent after the one before had come, by a logical clock that goes with
+        them.
+    """
 
     def __init__(self, mpc: Any, latency: float) -> None:
         from mpyc.asyncoro import MessageExchanger
 
         self.longest, self.messages = 0, 0
+        self.over, self.lost = False, set()
         send, receive, received = MessageExchanger.send, MessageExchanger.receive, MessageExchanger.data_received
 
         def sent(exchanger: Any, pc: int, payload: bytes) -> None:
@@ -55,6 +65,16 @@ class Rounds:
         exchanger.send, exchanger.receive = sent, awaited
         if latency:
             exchanger.data_received = lambda self, data: mpc._loop.call_later(latency, received, self, data)
+        ended = MessageExchanger.connection_lost
+
+        def lost(exchanger: Any, error: Exception | None) -> None:
+            if self.over:
+                ended(exchanger, None)
+            elif exchanger.peer_pid is not None:  # a stranger may look at the port
+                self.lost.add(exchanger.peer_pid)
+                mpc._loop.stop()
+
+        exchanger.connection_lost = lost
 
     def come(self, payload: bytes) -> bytes:
         """What was sent, now that it is here."""
@@ -62,7 +82,7 @@ class Rounds:
         return payload[BYTES:]
 
 
-async def take_part(mpc: Any, order: dict[str, Any], rounds: Rounds) -> dict[str, Any]:
+async def take_part(mpc: Any, order: dict[str, Any], messages: Messages) -> dict[str, Any]:
     """Share, compute and open with the others."""
     format = FixedPoint(sum(order["counts"]), tuple(order["bounds"]), order["bits"])
     await mpc.start()
@@ -70,21 +90,38 @@ async def take_part(mpc: Any, order: dict[str, Any], rounds: Rounds) -> dict[str
     x = shared(mpc, order["scores"], order["counts"], format)
     opened = await mpc.output(FUNCTIONS[order["what"]](x, format))
     seconds = time.perf_counter() - begun
-    sent = sum(peer.protocol.nbytes_sent for peer in mpc.parties if peer.pid != mpc.pid) - BYTES * rounds.messages
-    taken = rounds.longest
+    sent = sum(peer.protocol.nbytes_sent for peer in mpc.parties if peer.pid != mpc.pid) - BYTES * messages.messages
+    taken, messages.over = messages.longest, True
     await mpc.shutdown()
     return {"value": np.asarray(opened).tolist(), "bytes": sent, "seconds": seconds, "rounds": taken}
 
 
+def missing(mpc: Any, messages: Messages) -> list[int]:
+    """Who went away; without any, those who did not come, and those of whom a message is awaited."""
+    others = [peer for peer in mpc.parties if peer.pid != mpc.pid]
+    awaited = [
+        peer.pid
+        for peer in others
+        if peer.protocol is None or any(isinstance(message, asyncio.Future) for message in peer.protocol.buffers.values())
+    ]
+    return sorted(messages.lost) or awaited
+
+
 def main() -> None:
-    order = json.loads(sys.stdin.read())
-    mpc = loaded()
-    rounds = Rounds(mpc, order["latency"])
-    try:
-        found = mpc.run(asyncio.wait_for(take_part(mpc, order, rounds), order["timeout"]))
-    except TimeoutError:
-        found = {"missing": [peer.pid for peer in mpc.parties if peer.pid != mpc.pid and peer.protocol is None]}
-    sys.stdout.write(json.dumps(found) + "\n")
+    with os.fdopen(os.dup(1), "w") as told:
+        os.dup2(2, 1)  # mpyc prints there
+        order = json.loads(sys.stdin.read())
+        mpc = loaded()
+        listen, messages = mpc._loop.create_server, Messages(mpc, order["latency"])
+        own = socket.socket(fileno=order["socket"])
+        mpc._loop.create_server = lambda factory, **options: listen(factory, sock=own)
+        try:
+            found = mpc.run(asyncio.wait_for(take_part(mpc, order, messages), order["timeout"]))
+        except (TimeoutError, RuntimeError):  # the latter of a loop that was stopped
+            if not messages.lost and isinstance(sys.exception(), RuntimeError):
+                raise
+            found = {"missing": missing(mpc, messages)}
+        told.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
