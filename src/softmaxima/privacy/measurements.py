@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from softmaxima.core.numbers import check_number, check_positive
+from softmaxima.core.numbers import InputError, check_number, check_positive
 from softmaxima.privacy.library import NUMBER, dp
-from softmaxima.privacy.records import Records, sensitivity_of
+from softmaxima.privacy.records import Records, Scores, sensitivity_of
 from softmaxima.streams import LogSumExpState
 
 
@@ -31,6 +33,10 @@ class Cost:
         """As OpenDP says it."""
         return self.rho if self.rho is not None else (self.epsilon, self.delta) if self.delta else self.epsilon
 
+    def __str__(self) -> str:
+        given = ("epsilon", self.epsilon), ("delta", self.delta or None), ("rho", self.rho)
+        return " and ".join(f"{what}={value}" for what, value in given if value is not None)
+
 
 def check_cost(name: str, epsilon: Any, delta: Any, rho: Any) -> Cost:
     """One of ε, with or without δ, and ρ."""
@@ -45,14 +51,33 @@ def check_cost(name: str, epsilon: Any, delta: Any, rho: Any) -> Cost:
     return Cost(check_positive(name, "epsilon", epsilon), delta)
 
 
+@contextmanager
+def within_float64(name: str, asked: Cost | str, records: Records) -> Iterator[None]:
+    """Where a measurement is made, which nothing of the data but n goes into: what OpenDP refuses is told as what was asked."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (dp.OpenDPException, ArithmeticError, ValueError):
+        moved = f", by {records.change} each" if isinstance(records, Scores) else ""
+        said = f"no noise that float64 holds keeps the promise of {asked} for scores in {list(records.bounds)}{moved}"
+        raise InputError(f"{name}: {said}; ask for a number nearer 1, or scale the scores and what is declared of them") from None
+
+
 def sum_of(records: Records, n: int, temperature: float) -> Any:
-    """OpenDP's transformation of n scores into log Σ exp(x/τ), with its sensitivity."""
-    one = sensitivity_of(records, n, temperature) / records.distance
+    """OpenDP's transformation of n scores into log Σ exp(x/τ), with its sensitivity.
+
+    Inputs k times as far apart as neighbours, k ≥ 1, move it by k times as much at most; nearer ones by no more than neighbours.
+    """
+    one = sensitivity_of("logsumexp", records, n, temperature)
 
     def value(scores: Any) -> float:
         return float(LogSumExpState(squares=None).update(np.asarray(scores, np.float64), temperature=temperature).value)
 
-    return dp.t.make_user_transformation(*records.space(n), *NUMBER, value, lambda distance: distance * one)
+    def moved(distance: float) -> float:
+        return one * max(1.0, distance / records.distance)
+
+    return dp.t.make_user_transformation(*records.space(n), *NUMBER, value, moved)
 
 
 def noisy_sum(records: Records, n: int, temperature: float, cost: Cost) -> tuple[Any, float]:
