@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from softmaxima.core.numbers import InputError, check_number, check_positive
 from softmaxima.privacy.library import NUMBER, dp
 from softmaxima.privacy.records import Records, Scores, sensitivity_of
 from softmaxima.streams import LogSumExpState
+
+CLOSE = 2.0**-40  # to the formula of a scale, relative: more than OpenDP rounds by
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,12 @@ def noisy_sum(records: Records, n: int, temperature: float, cost: Cost) -> tuple
         approximate = cost.measure == "epsilon, delta"
         return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(measurement), cost.delta) if approximate else measurement
 
-    scale = dp.binary_search_param(
-        lambda scale: spending(noise(scale)), d_in=exact.map(records.distance), d_out=cost.amount, T=float
-    )
+    moved = exact.map(records.distance)
+    if cost.delta:  # of a number that moves by 1
+        near = moved * dp.binary_search_param(lambda scale: spending(noise(scale)), d_in=1.0, d_out=cost.amount, T=float)
+    else:
+        near = moved / cost.amount if cost.rho is None else moved / math.sqrt(2 * cost.amount)
+    scale = _least(lambda scale: spending(noise(scale)), moved, cost.amount, near)
     return spending(exact >> noise(scale)), scale
 
 
@@ -108,6 +114,11 @@ def noisy_choice(records: Records, n: int, scale: float, measure: Literal["epsil
 def scale_of_choice(records: Records, n: int, cost: Cost) -> float:
     """The least scale that costs no more."""
     measure = "rho" if cost.rho is not None else "epsilon"
-    return dp.binary_search_param(
-        lambda scale: noisy_choice(records, n, scale, measure), d_in=records.distance, d_out=cost.amount, T=float
-    )
+    moved = records.distance if isinstance(records, Scores) and records.monotone else 2 * records.distance
+    near = moved / cost.amount if cost.rho is None else moved / math.sqrt(8 * cost.amount)
+    return _least(lambda scale: noisy_choice(records, n, scale, measure), records.distance, cost.amount, near)
+
+
+def _least(made: Callable[[float], Any], moved: float, amount: Any, near: float) -> float:
+    """The least scale for which OpenDP says no more, close to what the formula says: from 1 its search does not go far enough."""
+    return dp.binary_search_param(made, d_in=moved, d_out=amount, bounds=(near * (1 - CLOSE), near * (1 + CLOSE)), T=float)

@@ -64,7 +64,8 @@ class Scores:
         monotone: whether one record moves all scores the same way, as it does with counts when records are added or taken away.
             Then an index costs half as much.
         clip: moves scores into the bounds, which moves none by more than before. Without it a score beyond them is refused,
-            and nothing is released; but that it was refused says of the data that such a score was there.
+            and nothing is released; but that it was refused says of the data that such a score was there. With it −∞ is a, so
+            that a masked score is one like others, and may be chosen; which are masked is to be public, and they left out.
 
     Raises:
         TypeError or ValueError for bounds that are not finite and in order, and a change that is not positive.

